@@ -1,0 +1,108 @@
+"""One family of errors: what failed, where, what was expected, and what to do next.
+
+Nothing else is imported here, so that every module may raise these without a cycle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class WeftError(Exception):
+    """The base of every error that Weft raises on purpose.
+
+    `what` says what failed and where; `hint` says what to do about it. No secret may be in either:
+    texts that come from a driver go through `weft.settings.redact` first.
+    """
+
+    def __init__(self, what: str, *, hint: str | None = None) -> None:
+        self.what = what
+        self.hint = hint
+        super().__init__(what if hint is None else f"{what}\n  {hint}")
+
+
+class DeclarationError(WeftError, ValueError):
+    """A decorator or a configuration file declares something that cannot be."""
+
+
+class SettingsError(WeftError, ValueError):
+    """A setting, a connection's field or an environment variable is missing or malformed."""
+
+
+class NotFoundError(WeftError, LookupError):
+    """A name that nothing declares. The hint carries the nearest valid name."""
+
+
+class MissingExtraError(WeftError, ImportError):
+    """A package that an optional system needs is not installed."""
+
+
+class ConnectionFailedError(WeftError, ConnectionError):
+    """An outside system could not be reached, or went away in the middle of an operation.
+
+    A publish that ends so was not acknowledged: the event may or may not have been stored.
+    """
+
+
+class BusyError(ConnectionFailedError):
+    """The database is there but somebody else holds it (a lock that was not given up in time)."""
+
+
+class StorageError(WeftError, OSError):
+    """The database cannot store more: the disk is full, or it is read-only."""
+
+
+class SchemaError(WeftError, ValueError):
+    """An event does not fit its stream. Names the event's index, the field and the value."""
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        index: int | None = None,
+        field: str | None = None,
+        value: object = None,
+        hint: str | None = None,
+    ) -> None:
+        self.index = index
+        self.field = field
+        self.value = value
+        super().__init__(what, hint=hint)
+
+
+class LeaseLostError(WeftError):
+    """An ack or nack of events that the caller no longer holds. They are, or were, delivered again."""
+
+    def __init__(self, what: str, *, rowids: tuple[int, ...] = (), hint: str | None = None) -> None:
+        self.rowids = rowids
+        super().__init__(what, hint=hint)
+
+
+class EventsLostError(WeftError):
+    """Retention removed events before this reader saw them. Raised once; reading goes on after it."""
+
+    def __init__(self, what: str, *, lost: int, hint: str | None = None) -> None:
+        self.lost = lost
+        super().__init__(what, hint=hint)
+
+
+def nearest(name: str, candidates: Iterable[str]) -> str | None:
+    """The candidate that looks most like `name`, if any comes close."""
+    found = get_close_matches(name, list(candidates), n=1, cutoff=0.6)
+    return found[0] if found else None
+
+
+def unknown(kind: str, name: str, candidates: Iterable[str], *, otherwise: str | None = None) -> NotFoundError:
+    """A `NotFoundError` for `name` that names the nearest candidate, or lists the few there are."""
+    names = sorted(candidates)
+    close = nearest(name, names)
+    if close is not None:
+        hint = f"Did you mean {close!r}?"
+    elif names:
+        hint = f"Known: {', '.join(names[:20])}{' …' if len(names) > 20 else ''}."
+    else:
+        hint = otherwise or f"No {kind} is declared."
+    if otherwise and names:
+        hint = f"{hint} {otherwise}"
+    return NotFoundError(f"There is no {kind} named {name!r}.", hint=hint)
