@@ -1,0 +1,52 @@
+# Every target does its own set-up: a virtual environment in .venv with the packages of the lock, and for the tests the
+# database servers. A second run finds all of it in place and starts at once.
+
+SHELL := /bin/bash
+PYTHON ?= python3
+ARGS ?=
+export PYTHON
+
+.PHONY: help demo test bench faults lint lock clean
+.DEFAULT_GOAL := help
+
+help: ## show this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+
+demo: ## the main job end to end, on the embedded default (no root, no server)
+	@tools/setup-venv run
+	.venv/bin/python examples/demo.py
+
+test: ## lint, types and all tests (ARGS="-k consume" narrows them)
+	@tools/setup-venv dev
+	@tools/setup-servers
+	@$(MAKE) --no-print-directory lint
+	.venv/bin/python -m pytest $(ARGS)
+
+bench: ## measure speed, each number as a ratio to a yardstick of the same run
+	@tools/setup-venv dev
+	@tools/setup-servers
+	.venv/bin/python -m bench $(ARGS)
+
+faults: ## the fault tests with their full counts (the tests run a tenth of them)
+	@tools/setup-venv dev
+	@tools/setup-servers
+	.venv/bin/python -m pytest tests/faults --full --timeout=14400 $(ARGS)
+
+lint: ## ruff and mypy
+	@tools/setup-venv dev
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+
+# The dev lock is compiled under the other one, so that both name the same versions and share one .venv.
+COMPILE = .venv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" $(if $(UPGRADE),--upgrade)
+
+lock: ## pin the packages that pyproject.toml asks for (UPGRADE=1: the newest ones)
+	@tools/setup-venv dev
+	$(COMPILE) --all-extras --group build pyproject.toml -o requirements.lock
+	$(COMPILE) --all-extras --group dev --constraints requirements.lock pyproject.toml -o requirements-dev.lock
+
+clean: ## remove the virtual environment, caches and build results
+	rm -rf .venv .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build
+	find src tests tools bench examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
