@@ -1,0 +1,114 @@
+"""Weft: durable streams of events on the database you already have, and the tables made from them.
+
+Every public name is imported when it is first used, so that `import weft` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from weft.errors import BusyError as BusyError
+    from weft.errors import ConnectionFailedError as ConnectionFailedError
+    from weft.errors import DeclarationError as DeclarationError
+    from weft.errors import EventsLostError as EventsLostError
+    from weft.errors import LeaseLostError as LeaseLostError
+    from weft.errors import MissingExtraError as MissingExtraError
+    from weft.errors import NotFoundError as NotFoundError
+    from weft.errors import SchemaError as SchemaError
+    from weft.errors import SettingsError as SettingsError
+    from weft.errors import StorageError as StorageError
+    from weft.errors import WeftError as WeftError
+    from weft.project import connect as connect
+    from weft.project import connection as connection
+    from weft.project import get_connection as get_connection
+    from weft.project import register_connection as register_connection
+    from weft.project import registered_connections as registered_connections
+    from weft.streams import ack as ack
+    from weft.streams import ack_sync as ack_sync
+    from weft.streams import consume as consume
+    from weft.streams import consume_sync as consume_sync
+    from weft.streams import groups as groups
+    from weft.streams import groups_sync as groups_sync
+    from weft.streams import nack as nack
+    from weft.streams import nack_sync as nack_sync
+    from weft.streams import publish as publish
+    from weft.streams import publish_sync as publish_sync
+    from weft.streams import reset as reset
+    from weft.streams import reset_sync as reset_sync
+    from weft.streams import stream as stream
+    from weft.streams import subscribe as subscribe
+    from weft.streams import trim as trim
+    from weft.streams import trim_sync as trim_sync
+    from weft.systems.mysql.connection import MySQLConnection as MySQLConnection
+    from weft.systems.postgres.connection import PostgresConnection as PostgresConnection
+    from weft.systems.sqlite.connection import SQLiteConnection as SQLiteConnection
+
+    __version__: str
+
+_NAMES_OF_MODULES = {
+    "weft.errors": (
+        "BusyError",
+        "ConnectionFailedError",
+        "DeclarationError",
+        "EventsLostError",
+        "LeaseLostError",
+        "MissingExtraError",
+        "NotFoundError",
+        "SchemaError",
+        "SettingsError",
+        "StorageError",
+        "WeftError",
+    ),
+    "weft.project": ("connect", "connection", "get_connection", "register_connection", "registered_connections"),
+    "weft.streams": (
+        "ack",
+        "ack_sync",
+        "consume",
+        "consume_sync",
+        "groups",
+        "groups_sync",
+        "nack",
+        "nack_sync",
+        "publish",
+        "publish_sync",
+        "reset",
+        "reset_sync",
+        "stream",
+        "subscribe",
+        "trim",
+        "trim_sync",
+    ),
+    "weft.systems.mysql.connection": ("MySQLConnection",),
+    "weft.systems.postgres.connection": ("PostgresConnection",),
+    "weft.systems.sqlite.connection": ("SQLiteConnection",),
+}
+_MODULE_OF = {name: module for module, names in _NAMES_OF_MODULES.items() for name in names}
+# Reached as attributes too, without an import of their own: `weft.testing.…`.
+_SUBMODULES = ("errors", "project", "settings", "streams", "systems", "testing")
+
+__all__ = sorted(_MODULE_OF)
+
+
+def __getattr__(name: str) -> object:
+    value: object
+    if name in _MODULE_OF:
+        value = getattr(import_module(_MODULE_OF[name]), name)
+    elif name in _SUBMODULES:
+        return import_module(f"weft.{name}")
+    elif name == "weft":  # `from weft import weft`, for `@weft.stream` in the manner of the namespace object of others
+        value = sys.modules[__name__]
+    elif name == "__version__":
+        from importlib.metadata import version
+
+        value = version("weft")
+    else:
+        raise AttributeError(f"module 'weft' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_SUBMODULES, "__version__"})

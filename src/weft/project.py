@@ -1,0 +1,314 @@
+"""What the decorators declared, and where a connection's name leads: one registry for everything."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from threading import RLock
+from typing import Any
+
+from weft import settings
+from weft.errors import DeclarationError, NotFoundError, SettingsError, WeftError, nearest, unknown
+from weft.systems.base import Connection, system_for, system_for_url
+
+DEFAULT = "default"
+_ENVIRONMENT = "WEFT_DSN"
+
+
+@dataclass(frozen=True)
+class ConnectionInfo:
+    """Where a connection's name leads, fit to show: `target` and `problem` hold no secret."""
+
+    name: str
+    kind: str | None
+    target: str
+    source: str
+    shadows: tuple[str, ...] = ()
+    problem: str | None = None
+
+
+class Project:
+    """The connections and streams that a project's modules declare, and the folder that it lives in."""
+
+    def __init__(self, root: str | os.PathLike[str] | None = None) -> None:
+        self.connections: dict[str, Connection] = {}
+        self.streams: dict[str, object] = {}
+        self._root = Path(root) if root is not None else None
+        self._lock = RLock()
+
+    @property
+    def root(self) -> Path:
+        """The project's folder: the working directory, unless another was given."""
+        return self._root or Path.cwd()
+
+    # Connections
+
+    def register(self, connection: Connection, *, replace: bool = False) -> Connection:
+        """Make `connection` known under its name."""
+        if not isinstance(connection, Connection):
+            raise DeclarationError(f"A connection is needed, not a {type(connection).__name__}.")
+        if connection.name is None:
+            raise DeclarationError(
+                f"{connection!r} cannot be registered: it has no name.", hint='Give it one with name="…".'
+            )
+        _check_name(connection.name)
+        with self._lock:
+            present = self.connections.get(connection.name)
+            if present is not None and present != connection and not replace:
+                raise DeclarationError(
+                    f"Another connection is registered as {connection.name!r} already: {present!r}.",
+                    hint="Choose another name, or register_connection(…, replace=True).",
+                )
+            self.connections[connection.name] = connection
+        return connection
+
+    def connection(self, name: str | Connection | None = None) -> Connection:
+        """The connection that `name` leads to (`default` when none is given); a connection stands for itself.
+
+        The first of these wins: `WEFT_DSN_<NAME>`, `WEFT_DSN` (for `default`), `weft.toml` in the project's folder,
+        `~/.weft/connections.toml`, what was registered in code, and for `default` SQLite at `.weft/weft.db`.
+        """
+        if isinstance(name, Connection):
+            return name
+        name = DEFAULT if name is None else name
+        if not isinstance(name, str):
+            raise DeclarationError(f"A connection or its name is needed, not a {type(name).__name__}.")
+        for _, define in self._definitions(name):
+            return define()
+        if "://" in name:
+            raise NotFoundError(
+                f"{settings.redact_url(name)!r} is a URL, where the name of a connection was expected.",
+                hint="Pass weft.connect(url=…) instead.",
+            )
+        raise unknown("connection", name, self._names(), otherwise=f"Define it with: weft connections set {name}=DSN")
+
+    def where(self, name: str) -> ConnectionInfo:
+        """Where `name` leads, which source says so, and which sources that one shadows."""
+        found = list(self._definitions(name))
+        if not found:
+            self.connection(name)  # raises, naming the nearest
+        source, define = found[0]
+        shadows = tuple(other for other, _ in found[1:])
+        try:
+            connection = define()
+        except WeftError as error:
+            return ConnectionInfo(name, None, "", source, shadows, problem=error.what)
+        return ConnectionInfo(name, connection.kind, connection.target, source, shadows)
+
+    def describe_connections(self) -> list[ConnectionInfo]:
+        """Every name that leads to a connection."""
+        return [self.where(name) for name in self._names()]
+
+    def _definitions(self, name: str) -> Iterator[tuple[str, Callable[[], Connection]]]:
+        """Each source that defines `name`, the one that wins first."""
+
+        def built(fields: Mapping[str, Any], where: str) -> Callable[[], Connection]:
+            return lambda: build_connection(name, fields, where)
+
+        for variable in _variables(name):
+            if variable in os.environ:
+                yield f"env {variable}", built({"url": os.environ[variable]}, variable)
+        for source, file in self._files():
+            fields = file.get("connections", {}).get(name)
+            if fields is not None:
+                yield source, built(fields, f"{source}, [connections.{name}]")
+        registered = self.connections.get(name)
+        if registered is not None:
+            yield "code", lambda: registered
+        if name == DEFAULT:
+            yield (
+                "built in",
+                lambda: build_connection(
+                    name,
+                    {"kind": "sqlite", "path": os.path.join(self.root, ".weft", "weft.db")},
+                    "the built-in default",
+                ),
+            )
+
+    def _names(self) -> list[str]:
+        names = {DEFAULT, *self.connections}
+        for _, file in self._files():
+            names |= set(file.get("connections", {}))
+        known_variables = {variable for name in names for variable in _variables(name)}
+        for variable in os.environ:
+            if variable.startswith(_ENVIRONMENT + "_") and variable not in known_variables:
+                names.add(variable.removeprefix(_ENVIRONMENT + "_").lower())
+        return sorted(names)
+
+    def _files(self) -> tuple[tuple[str, dict[str, Any]], ...]:
+        return (
+            (settings.PROJECT_FILE, settings.read_project_file(self.root)),
+            (settings.USER_FILE, settings.read_user_file()),
+        )
+
+    # Modules
+
+    def load_modules(self, names: Iterable[str] = ()) -> None:
+        """Import the modules that `weft.toml` lists, then `names`, so that they declare what they hold."""
+        folder = str(self.root)
+        with self._lock:
+            if folder not in sys.path:
+                sys.path.insert(0, folder)
+        listed = settings.read_project_file(self.root).get("modules", [])
+        for name in dict.fromkeys([*listed, *names]):
+            _import(name, self.root)
+
+
+def _variables(name: str) -> tuple[str, ...]:
+    """The environment variables that define `name`, the one that wins first."""
+    own = f"{_ENVIRONMENT}_{re.sub(r'[^A-Za-z0-9]', '_', name).upper()}"
+    return (own, _ENVIRONMENT) if name == DEFAULT else (own,)
+
+
+def _check_name(name: str) -> None:
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
+        raise DeclarationError(
+            f"{settings.redact_url(name)!r} is no name for a connection.",
+            hint="A name has letters, digits, underscores, dashes and dots.",
+        )
+
+
+def build_connection(name: str | None, fields: Mapping[str, Any], where: str) -> Connection:
+    """A connection from loose fields: `kind` picks its class, or the scheme of `url` where there is no kind."""
+    given = dict(fields)
+    kind, url = given.pop("kind", None), given.get("url")
+    try:
+        if name is not None:
+            _check_name(name)
+        if url is not None and not isinstance(url, str):
+            raise DeclarationError(f"url must be a string, not {type(url).__name__}.")
+        if kind is not None:
+            if not isinstance(kind, str):
+                raise DeclarationError(f"kind must be a string, not {type(kind).__name__}.")
+            system = system_for(kind)
+        elif url:
+            system = system_for_url(_with_scheme(url, name))
+        else:
+            problem = "url is empty" if url == "" else "url or kind is missing"
+            raise DeclarationError(f"{problem}.", hint='For example url = "postgres://user:${PASSWORD}@host/database".')
+        return system.load_connection().from_fields(given, name=name)
+    except (DeclarationError, SettingsError, NotFoundError) as error:
+        raise type(error)(f"{where}: {error.what}", hint=error.hint) from None
+
+
+def _with_scheme(url: str, name: str | None) -> str:
+    """`url`, with references substituted when its scheme is in one of them."""
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", url) or not settings.has_references(url):
+        return url
+    try:
+        return settings.interpolate(url, f"the url of the connection {name!r}" if name else "the url")
+    except SettingsError as error:
+        raise SettingsError(
+            error.what, hint=f"{error.hint} Or state the kind too: then it is needed at use only."
+        ) from None
+
+
+def _import(name: str, folder: Path) -> None:
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (name == error.name or name.startswith(error.name + ".")):
+            raise _import_failed(name, error) from error
+        files = [each.stem for each in folder.glob("*.py")]
+        close = nearest(name, files)
+        raise NotFoundError(
+            f"There is no module {name!r} to import.",
+            hint=f"Did you mean {close!r}?" if close else f"Looked for in {folder} and among installed packages.",
+        ) from None
+    except (Exception, SystemExit) as error:
+        raise _import_failed(name, error) from error
+
+
+def _import_failed(name: str, error: BaseException) -> DeclarationError:
+    """Says where in the user's own code an import failed: the innermost line that is not ours or Python's."""
+    own = str(Path(__file__).parent)
+    place = ""
+    if isinstance(error, SyntaxError) and error.filename:
+        place = f" ({_short(error.filename)}, line {error.lineno})"
+        text = f"SyntaxError: {error.msg}"
+    else:
+        text = error.what if isinstance(error, WeftError) else f"{type(error).__name__}: {error}"
+        for frame in reversed(traceback.extract_tb(error.__traceback__)):
+            if not frame.filename.startswith((own, "<frozen", importlib.__file__)):
+                place = f" ({_short(frame.filename)}, line {frame.lineno})"
+                break
+    return DeclarationError(
+        f"The module {name!r} cannot be imported: {text}{place}",
+        hint=error.hint if isinstance(error, WeftError) else None,
+    )
+
+
+def _short(file: str) -> str:
+    relative = os.path.relpath(file)
+    return file if relative.startswith("..") else relative
+
+
+_active = Project()
+
+
+def current() -> Project:
+    """The project in use."""
+    return _active
+
+
+@contextmanager
+def use(project: Project) -> Iterator[Project]:
+    """Make `project` the one in use, for the whole process, until the block ends."""
+    global _active
+    before, _active = _active, project
+    try:
+        yield project
+    finally:
+        _active = before
+
+
+def register_connection(connection: Connection, *, replace: bool = False) -> Connection:
+    """Make a typed connection known under its name, and give it back.
+
+    Registering an equal one again changes nothing; a different one of the same name needs `replace=True`.
+    """
+    return current().register(connection, replace=replace)
+
+
+def get_connection(name: str) -> Connection:
+    """The connection that `name` leads to, through environment, files and code."""
+    return current().connection(name)
+
+
+def registered_connections() -> dict[str, Connection]:
+    """What was registered in code, by name."""
+    return dict(current().connections)
+
+
+def connect(url: str | None = None, *, name: str | None = None, kind: str | None = None, **fields: Any) -> Connection:
+    """A connection from a URL, or from a kind and its fields; registered when it has a name."""
+    given = {"url": url, "kind": kind, **fields}
+    made = build_connection(name, {key: value for key, value in given.items() if value is not None}, "connect(…)")
+    return made if name is None else register_connection(made)
+
+
+def connection(cls: type) -> Connection:
+    """Declare a connection as a class whose body lists its fields; registered under the class's name.
+
+        @weft.connection
+        class warehouse:
+            kind = "postgres"
+            url = "${WAREHOUSE_DSN}"
+
+    The name `warehouse` is then the typed connection itself.
+    """
+    body = {
+        key: value
+        for each in reversed(cls.__mro__[:-1])
+        for key, value in vars(each).items()
+        if not key.startswith("_")
+    }
+    name = body.pop("name", cls.__name__)
+    return register_connection(build_connection(name, body, f"@connection class {cls.__name__}"))

@@ -1,0 +1,205 @@
+"""Configuration files, `${VAR}` references, and keeping secrets out of what people read.
+
+Two files are read: `weft.toml` in the project's folder and `~/.weft/connections.toml` for what a user has everywhere.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, quote_plus, unquote
+
+from weft.errors import SettingsError, nearest
+
+PROJECT_FILE = "weft.toml"
+USER_FILE = "~/.weft/connections.toml"
+HIDDEN = "***"
+
+_PROJECT_KEYS = ("modules", "connections", "spark")
+_USER_KEYS = ("connections",)
+
+
+# Files
+
+
+def project_file(folder: Path) -> Path:
+    """Where the settings of the project in `folder` are kept."""
+    return folder / PROJECT_FILE
+
+
+def user_file() -> Path:
+    """Where the user's own connections are kept."""
+    return Path(USER_FILE).expanduser()
+
+
+def read_project_file(folder: Path) -> dict[str, Any]:
+    """The contents of `weft.toml` in `folder`; empty when there is none."""
+    settings = _read(project_file(folder), PROJECT_FILE, _PROJECT_KEYS)
+    modules = settings.get("modules", [])
+    if not isinstance(modules, list) or not all(isinstance(module, str) for module in modules):
+        raise SettingsError(
+            f"{PROJECT_FILE}: modules must be a list of module names.", hint='For example modules = ["my_streams"].'
+        )
+    return settings
+
+
+def read_user_file() -> dict[str, Any]:
+    """The contents of `~/.weft/connections.toml`; empty when there is none."""
+    return _read(user_file(), USER_FILE, _USER_KEYS)
+
+
+# A connection is looked up on many calls: parse a file again only when it changed.
+_parsed: dict[Path, tuple[tuple[int, int, int], dict[str, Any]]] = {}
+
+
+def _read(path: Path, shown: str, allowed: tuple[str, ...]) -> dict[str, Any]:
+    try:
+        status = path.stat()
+        version = (status.st_mtime_ns, status.st_size, status.st_ino)
+        known = _parsed.get(path)
+        if known is not None and known[0] == version:
+            return known[1]
+        text = path.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:
+        raise SettingsError(f"{shown} cannot be read: {error.strerror}.", hint=f"The file is {path}.") from None
+    except UnicodeDecodeError:
+        raise SettingsError(f"{shown} is not UTF-8 text.", hint=f"The file is {path}.") from None
+    settings = parse_toml(text, shown)
+    for key in settings:
+        if key not in allowed:
+            close = nearest(key, allowed)
+            hint = f"Did you mean {close!r}?" if close else f"Known keys: {', '.join(allowed)}."
+            raise SettingsError(f"{shown}: unknown key {key!r}.", hint=hint)
+    connections = settings.get("connections", {})
+    if not isinstance(connections, dict):
+        raise SettingsError(f"{shown}: connections must be tables.", hint="Write [connections.NAME] and url = … below.")
+    for name, fields in connections.items():
+        if not isinstance(fields, dict):
+            # The value is not shown: it may well be a DSN with a password.
+            raise SettingsError(
+                f"{shown}: connections.{name} must be a table.",
+                hint=f"Write [connections.{name}] and url = … below it.",
+            )
+    _parsed[path] = (version, settings)
+    return settings
+
+
+def parse_toml(text: str, shown: str) -> dict[str, Any]:
+    """Parse TOML; an error names the file and the line but quotes nothing of it."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{shown} is not valid TOML: {error}.", hint="Correct the file at that line.") from None
+
+
+# References
+
+_REFERENCE = re.compile(r"\$(\$\{)|\$\{([^}]*)(\}?)")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def has_references(text: str) -> bool:
+    """Whether `text` holds a `${VAR}` (or the start of one) that is substituted at use."""
+    return any(not match[1] for match in _REFERENCE.finditer(text))
+
+
+def interpolate(text: str, where: str) -> str:
+    """Put the environment's values in the place of each `${VAR}`; `$${` stands for a literal `${`.
+
+    `where` says in an error whose text it is. Values are not searched for references again.
+    """
+
+    def value(match: re.Match[str]) -> str:
+        if match[1]:
+            return "${"
+        name = match[2]
+        if not match[3] or not _VARIABLE.fullmatch(name):
+            raise SettingsError(
+                f"A ${{…}} reference is malformed in {where}.",
+                hint="Write ${NAME} with letters, digits and underscores, or $${ for the two characters themselves.",
+            )
+        if name not in os.environ:
+            raise SettingsError(
+                f"The environment variable {name} is not set, and {where} needs it.",
+                hint=f"Set it with export {name}=…",
+            )
+        return os.environ[name]
+
+    return _REFERENCE.sub(value, text)
+
+
+# Secrets
+
+_SECRET_NAME = re.compile(r"passw|pwd|passphrase|secret|token|(api|access|private)_?key|credential|signature", re.I)
+_PARAMETER = re.compile(r"([^&;=?\s]+)=([^&;#\s]*)")
+_KEYWORD = re.compile(r"(\w+)\s*=\s*('(?:[^'\\]|\\.)*'|\S+)")
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a field or parameter of this name usually carries a secret."""
+    return _SECRET_NAME.search(name) is not None
+
+
+def redact_url(url: str, *, keep_references: bool = True) -> str:
+    """`url` with its password and its secret parameters as `***`, fit to show to a person.
+
+    A secret that is written as a `${VAR}` reference stays: it says where the value comes from, not what it is.
+    """
+    shown, end = [], 0
+    for start, stop in _secret_spans(url):
+        if keep_references and re.fullmatch(r"\$\{[^}]*\}", url[start:stop]):
+            continue
+        shown += [url[end:start], HIDDEN]
+        end = stop
+    return "".join([*shown, url[end:]])
+
+
+def url_secrets(url: str) -> set[str]:
+    """The secret values in `url`, each as it is written and percent-decoded."""
+    written = {url[start:stop] for start, stop in _secret_spans(url)}
+    return written | {unquote(secret) for secret in written}
+
+
+def _secret_spans(url: str) -> Iterator[tuple[int, int]]:
+    """Where the secrets are in `url`. When a URL is ambiguous, too much is a secret rather than too little."""
+    scheme = re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", url)
+    start = scheme.end() if scheme else 0
+    question = url.find("?", start)
+    path_end = question if question >= 0 else len(url)
+    # A password may hold an unescaped "/", "?", "#" or "@" by mistake: look for the last "@" that can end it.
+    at = url.rfind("@", start, path_end)
+    if at < 0 and question >= 0:
+        port_and_parameters = re.match(r"[^/:]*:?\d*(/[^?]*)?\?[^@]*=", url[start:])
+        at = -1 if port_and_parameters else url.rfind("@")
+    colon = url.find(":", start, at) if at >= 0 else -1
+    parameters_from = path_end
+    if colon >= 0 and "/" not in url[start:colon]:
+        if colon + 1 < at:
+            yield colon + 1, at
+        parameters_from = max(path_end, at)
+    found = _PARAMETER if scheme else _KEYWORD
+    for parameter in found.finditer(url, parameters_from if scheme else max(at, 0)):
+        if is_secret_name(parameter[1]) and parameter[2]:
+            yield parameter.span(2)
+
+
+def redact(text: str, secrets: Iterable[str]) -> str:
+    """`text`, which came from a driver, without any of `secrets`, however they are quoted in it."""
+    spellings: tuple[Callable[[str], str], ...] = (
+        str,
+        lambda secret: quote(secret, safe=""),
+        quote,
+        quote_plus,
+        lambda secret: repr(secret)[1:-1],
+    )
+    forms = {spell(secret) for secret in secrets if secret for spell in spellings}
+    # The longest first, so that a secret that is part of another leaves no remainder of it.
+    for form in sorted(forms, key=len, reverse=True):
+        text = text.replace(form, HIDDEN)
+    return text

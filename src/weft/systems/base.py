@@ -1,0 +1,367 @@
+"""What every outside system has: a kind, a typed connection, and the parts of Weft that it can carry."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+import re
+import time
+import types
+import typing
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, ClassVar, Self
+
+from weft import settings
+from weft.errors import (
+    ConnectionFailedError,
+    DeclarationError,
+    MissingExtraError,
+    NotFoundError,
+    SettingsError,
+    WeftError,
+    nearest,
+)
+
+ENTRY_POINTS = "weft.systems"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Connection:
+    """A named, typed handle to an outside system.
+
+    Frozen and hashable. `${VAR}` references stay as written until `resolved()`; what `repr` shows holds no secret.
+    A subclass is a frozen dataclass that marks its fields with `metadata={"secret": True}` or `{"url": True}`.
+    """
+
+    kind: ClassVar[str]
+    _is_resolved: ClassVar[bool] = False
+
+    name: str | None = None
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        # Set here because @dataclass would otherwise give a subclass a repr that shows its secrets.
+        cls.__repr__ = Connection.__repr__  # type: ignore[method-assign]
+
+    def __new__(cls, *args: object, **fields: object) -> Self:
+        # Before __init__, which would answer an unknown field with a bare TypeError.
+        cls.refuse_unknown(fields)
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        hints = typing.get_type_hints(type(self))
+        for each in dataclasses.fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, os.PathLike):
+                value = os.fspath(value)
+                object.__setattr__(self, each.name, value)
+            if not _fits(value, hints[each.name]):
+                raise DeclarationError(
+                    f"{type(self).__name__}: {each.name} must be {_type_name(hints[each.name])}, "
+                    f"not {type(value).__name__}."
+                )
+        self.validate()
+
+    def __repr__(self) -> str:
+        given = [
+            f"{each.name}={self._shown(each)!r}"
+            for each in dataclasses.fields(self)
+            if getattr(self, each.name) is not None
+        ]
+        return f"{type(self).__name__}({', '.join(given)})"
+
+    @classmethod
+    def refuse_unknown(cls, fields: typing.Iterable[str]) -> None:
+        """Raise for a field that this kind of connection does not have, naming the nearest one that it has."""
+        known = [each.name for each in dataclasses.fields(cls)]
+        for name in fields:
+            if name not in known:
+                close = nearest(name, known)
+                hint = f"Did you mean {close!r}?" if close else f"Its fields: {', '.join(known)}."
+                raise DeclarationError(f"A {cls.kind} connection has no field {name!r}.", hint=hint)
+
+    @classmethod
+    def from_fields(cls, fields: typing.Mapping[str, Any], *, name: str | None) -> Self:
+        """A connection from fields that were read from a file or a class body."""
+        cls.refuse_unknown(fields)
+        for each in dataclasses.fields(cls):
+            if each.default is dataclasses.MISSING and each.name not in fields:
+                raise DeclarationError(f"A {cls.kind} connection needs the field {each.name!r}.")
+        return cls(**{**fields, "name": name})
+
+    def validate(self) -> None:
+        """Check what can be known without opening the connection; called at declaration and again once resolved."""
+        for each in dataclasses.fields(self):
+            value = getattr(self, each.name)
+            if each.metadata.get("url") and value is not None:
+                self._check_scheme(each.name, value)
+
+    def _check_scheme(self, field_name: str, url: str) -> None:
+        schemes = system_for(self.kind).schemes
+        scheme = url_scheme(url)
+        if scheme in schemes or (scheme is None and not self._is_resolved and settings.has_references(url)):
+            return
+        found = f"begins with {scheme}://" if scheme else "is no URL"
+        raise DeclarationError(
+            f"The {field_name} of {self.label} {found}; a {self.kind} connection needs "
+            f"{' or '.join(f'{each}://' for each in schemes)}."
+        )
+
+    def resolved(self) -> Self:
+        """A copy in which each `${VAR}` has its value from the environment. This is what a system opens."""
+        if self._is_resolved:
+            return self
+        copy = object.__new__(type(self))
+        for each in dataclasses.fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, str) and each.name != "name":
+                value = settings.interpolate(value, f"the {each.name} of {self.label}")
+            object.__setattr__(copy, each.name, value)
+        object.__setattr__(copy, "_is_resolved", True)
+        copy.validate()
+        return copy
+
+    def secrets(self) -> set[str]:
+        """The secret values of this connection once resolved, for `weft.settings.redact`."""
+        resolved, found = self.resolved(), set()
+        for each in dataclasses.fields(self):
+            value = getattr(resolved, each.name)
+            if value is None:
+                continue
+            if each.metadata.get("url"):
+                found |= settings.url_secrets(value)
+            elif each.metadata.get("secret"):
+                found.add(str(value))
+        return found
+
+    @property
+    def target(self) -> str:
+        """What it points at, in one line without secrets."""
+        shown = {each.name: (each, self._shown(each)) for each in dataclasses.fields(self) if each.name != "name"}
+        for each, text in shown.values():
+            if each.metadata.get("url") and text is not None:
+                return str(text)
+        return " ".join(f"{name}={text}" for name, (_, text) in shown.items() if text is not None)
+
+    def check(self) -> dict[str, Any]:
+        """Open the connection, run a trivial query, and say what answered: server, database, latency_ms."""
+        raise NotImplementedError
+
+    def failed(self, error: BaseException, *, hint: str | None = None) -> ConnectionFailedError:
+        """The error to raise for a driver's `error` in opening this connection, without its secrets.
+
+        Raise it `from None`: a chained driver error would show its own text.
+        """
+        text = " ".join(settings.redact(str(error), self.secrets()).split())
+        return ConnectionFailedError(f"Cannot open {self.label} ({self.target}): {text}", hint=hint)
+
+    @property
+    def label(self) -> str:
+        """How errors call this connection."""
+        return f"the connection {self.name!r}" if self.name else f"a {self.kind} connection"
+
+    def _shown(self, each: dataclasses.Field[Any]) -> object:
+        value = getattr(self, each.name)
+        if value is None:
+            return None
+        if each.metadata.get("url"):
+            return settings.redact_url(value, keep_references=not self._is_resolved)
+        if each.metadata.get("secret"):
+            is_reference = isinstance(value, str) and re.fullmatch(r"\$\{[^}]*\}", value)
+            return value if is_reference and not self._is_resolved else settings.HIDDEN
+        return value
+
+
+def url_field() -> Any:
+    """A dataclass field that holds a URL: shown without its password, its scheme checked against the kind."""
+    return field(metadata={"url": True})
+
+
+@contextmanager
+def measured(report: dict[str, Any]) -> Iterator[None]:
+    """Put the time that the block took into `report` as `latency_ms`."""
+    start = time.perf_counter()
+    yield
+    report["latency_ms"] = round((time.perf_counter() - start) * 1000, 2)
+
+
+def _fits(value: object, hint: Any) -> bool:
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, each) for each in typing.get_args(hint))
+    if origin is typing.Literal:
+        return value in typing.get_args(hint)
+    if hint is typing.Any:
+        return True
+    if isinstance(value, bool):
+        return hint is bool
+    if hint is float:
+        return isinstance(value, int | float)
+    return isinstance(value, hint if origin is None else origin)
+
+
+def _type_name(hint: Any) -> str:
+    return hint.__name__ if isinstance(hint, type) else str(hint).replace(" | None", "")
+
+
+@dataclass(frozen=True)
+class System:
+    """A kind of outside system. Its classes are named as `module:Class` and imported when first needed."""
+
+    kind: str
+    connection: str
+    schemes: tuple[str, ...] = ()
+    log: str | None = None
+    extra: str | None = None
+    describes: str = ""
+
+    def load_connection(self) -> type[Connection]:
+        """The class of this system's connections."""
+        loaded: type[Connection] = self._load(self.connection)
+        return loaded
+
+    def load_log(self) -> type[Any]:
+        """The class that keeps streams on this system."""
+        if self.log is None:
+            able = ", ".join(each.kind for each in systems().values() if each.log)
+            raise DeclarationError(f"A {self.kind} connection cannot hold a stream.", hint=f"These can: {able}.")
+        loaded: type[Any] = self._load(self.log)
+        return loaded
+
+    def _load(self, reference: str) -> Any:
+        module, _, name = reference.partition(":")
+        return getattr(require(module, self), name)
+
+
+def require(module: str, system: System | str) -> types.ModuleType:
+    """Import `module`, which a system needs; when a package is not installed, say which extra brings it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        system = system_for(system) if isinstance(system, str) else system
+        if isinstance(error, WeftError) or system.extra is None or (error.name or "").partition(".")[0] == "weft":
+            raise
+        raise MissingExtraError(
+            f"The {system.kind} system needs a package that is not installed: {error}.",
+            hint=f"pip install 'weft[{system.extra}]'",
+        ) from error
+
+
+_BUILT_IN = {
+    system.kind: system
+    for system in (
+        System(
+            kind="sqlite",
+            connection="weft.systems.sqlite.connection:SQLiteConnection",
+            schemes=("sqlite",),
+            log="weft.systems.sqlite.log:SQLiteLog",
+            describes="SQLite: a file in the project, no server",
+        ),
+        System(
+            kind="postgres",
+            connection="weft.systems.postgres.connection:PostgresConnection",
+            schemes=("postgres", "postgresql"),
+            log="weft.systems.postgres.log:PostgresLog",
+            extra="postgres",
+            describes="PostgreSQL",
+        ),
+        System(
+            kind="mysql",
+            connection="weft.systems.mysql.connection:MySQLConnection",
+            schemes=("mysql", "mariadb"),
+            log="weft.systems.mysql.log:MySQLLog",
+            extra="mysql",
+            describes="MySQL and MariaDB",
+        ),
+    )
+}
+
+
+def systems() -> dict[str, System]:
+    """Every system by its kind: the built-in ones, then those of installed packages."""
+    return {**_BUILT_IN, **_third_party()[0]}
+
+
+def system_for(kind: str) -> System:
+    """The system of this kind."""
+    if kind in _BUILT_IN:
+        return _BUILT_IN[kind]
+    found, broken = _third_party()
+    if kind in found:
+        return found[kind]
+    if kind in broken:
+        raise SettingsError(broken[kind], hint="Update or remove that package.")
+    raise _no_system(f"There is no kind of connection named {kind!r}.", kind, "kinds", systems())
+
+
+def system_for_url(url: str) -> System:
+    """The system whose URLs begin as `url` does."""
+    scheme = url_scheme(url)
+    if scheme is None:
+        # Not quoted: what was given in the place of a URL may be a secret.
+        raise SettingsError(
+            "A connection's URL must begin with a scheme such as postgres://.",
+            hint=f"Known schemes: {_list_schemes()}. A file is sqlite:///relative/path or sqlite:////absolute/path.",
+        )
+    for known in (_BUILT_IN, systems()):
+        for system in known.values():
+            if scheme in system.schemes:
+                return system
+    raise _no_system(
+        f"No kind of connection has URLs that begin with {scheme}://.",
+        scheme,
+        "schemes",
+        [each for system in systems().values() for each in system.schemes],
+    )
+
+
+def url_scheme(url: str) -> str | None:
+    """The scheme that `url` begins with, in lower case."""
+    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", url)
+    return match[1].lower() if match else None
+
+
+def _list_schemes() -> str:
+    return ", ".join(f"{each}://" for system in systems().values() for each in system.schemes)
+
+
+def _no_system(what: str, name: str, noun: str, known: typing.Iterable[str]) -> NotFoundError:
+    names = sorted(known)
+    close = nearest(name, names)
+    hint = f"Known {noun}: {', '.join(names)}."
+    return NotFoundError(what, hint=f"Did you mean {close!r}? {hint}" if close else hint)
+
+
+@cache
+def _third_party() -> tuple[dict[str, System], dict[str, str]]:
+    """The systems of installed packages, and by entry point name what is wrong with those that do not load.
+
+    A broken package is a warning here and an error only for who asks for its kind: it never breaks the others.
+    """
+    from importlib.metadata import entry_points
+
+    found: dict[str, System] = {}
+    broken: dict[str, str] = {}
+    for point in entry_points(group=ENTRY_POINTS):
+        package = point.dist.name if point.dist else "an unnamed package"
+        problem = None
+        try:
+            system = point.load()
+        except Exception as error:  # whatever a stranger's module raises
+            problem = f"does not load: {type(error).__name__}: {error}"
+        else:
+            if not isinstance(system, System):
+                problem = f"is a {type(system).__name__}, not a weft.systems.System"
+            elif system.kind in _BUILT_IN or system.kind in found:
+                problem = f"has the kind {system.kind!r}, which is taken"
+            else:
+                found[system.kind] = system
+        if problem is not None:
+            broken[point.name] = f"The system {point.name!r} of the package {package} {problem}."
+            warnings.warn(broken[point.name], stacklevel=2)
+    return found, broken

@@ -1,0 +1,105 @@
+"""How to reach a MySQL or MariaDB server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+from urllib.parse import unquote, unquote_plus, urlsplit
+
+from weft.errors import SettingsError, nearest
+from weft.systems.base import Connection, measured, require, url_field
+
+
+def _flag(text: str) -> bool:
+    if text.lower() not in ("true", "1", "yes", "false", "0", "no"):
+        raise ValueError("must be true or false")
+    return text.lower() in ("true", "1", "yes")
+
+
+# What may follow the `?` of a URL, each an argument of pymysql.connect, and how its text is read.
+_PARAMETERS: dict[str, Callable[[str], Any]] = {
+    "unix_socket": str,
+    "charset": str,
+    "collation": str,
+    "sql_mode": str,
+    "connect_timeout": float,
+    "read_timeout": float,
+    "write_timeout": float,
+    "ssl_ca": str,
+    "ssl_cert": str,
+    "ssl_key": str,
+    "ssl_key_password": str,
+    "ssl_verify_cert": _flag,
+    "ssl_verify_identity": _flag,
+    "ssl_disabled": _flag,
+    "compress": _flag,
+}
+
+
+@dataclass(frozen=True)
+class MySQLConnection(Connection):
+    """A MySQL or MariaDB database: `MySQLConnection("mysql://user:${PASSWORD}@host:3306/database")`.
+
+    Special characters in the URL are percent-encoded. `?unix_socket=/run/mysqld/mysqld.sock` takes the place of a host.
+    """
+
+    kind: ClassVar[str] = "mysql"
+
+    url: str = url_field()
+
+    def validate(self) -> None:
+        """Once nothing is left to substitute, the URL can be taken apart."""
+        super().validate()
+        if self._is_resolved:
+            self.parameters()
+
+    def parameters(self) -> dict[str, Any]:
+        """The arguments of `pymysql.connect`: host, port, user, password, database, and what follows the `?`."""
+        url = self.resolved().url
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+            database = unquote(parts.path.removeprefix("/"), errors="strict")
+            user, password = (unquote(text or "", errors="strict") for text in (parts.username, parts.password))
+        except ValueError:
+            # Without the cause, which would quote a piece of the URL.
+            raise self._malformed(
+                "its URL cannot be read", "A special character in it must be percent-encoded."
+            ) from None
+        if "/" in database or parts.fragment:
+            raise self._malformed("has more than a database after the host", "Encode / as %2F and # as %23.")
+        arguments: dict[str, Any] = {"host": parts.hostname or "localhost", "port": port or 3306, "charset": "utf8mb4"}
+        arguments |= {"user": user, "password": password} if user or password else {}
+        arguments |= {"database": database} if database else {}
+        for pair in filter(None, parts.query.split("&")):
+            name, _, text = pair.partition("=")
+            if name not in _PARAMETERS:
+                close = nearest(name, _PARAMETERS)
+                hint = f"Did you mean {close!r}?" if close else f"Known parameters: {', '.join(_PARAMETERS)}."
+                raise self._malformed(f"has an unknown parameter {name!r}", hint)
+            try:
+                arguments[name] = _PARAMETERS[name](unquote_plus(text))
+            except ValueError:
+                raise self._malformed(f"has an invalid value of {name!r}", None) from None
+        return arguments
+
+    def check(self) -> dict[str, Any]:
+        """Connect and ask for the server's version."""
+        pymysql = require("pymysql", self.kind)
+        report: dict[str, Any] = {}
+        try:
+            connection = pymysql.connect(**self.parameters())
+            try:
+                with connection.cursor() as cursor, measured(report):
+                    cursor.execute("SELECT VERSION(), DATABASE()")
+                    version, database = cursor.fetchone()
+            finally:
+                connection.close()
+        except (pymysql.Error, OSError) as error:
+            raise self.failed(error, hint="Is the server up, and are user, password and database right?") from None
+        server = "" if "mariadb" in version.lower() else "MySQL "
+        return {"server": f"{server}{version}", "database": database, **report}
+
+    def _malformed(self, what: str, hint: str | None) -> SettingsError:
+        return SettingsError(f"The URL of {self.label} {what}.", hint=hint)

@@ -1,0 +1,39 @@
+"""How to reach a PostgreSQL server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from weft.systems.base import Connection, measured, require, url_field
+
+
+@dataclass(frozen=True)
+class PostgresConnection(Connection):
+    """A PostgreSQL database: `PostgresConnection("postgres://user:${PASSWORD}@host:5432/database")`.
+
+    The URL goes to libpq as it is, so every parameter of libpq is there (`?sslmode=require`, `?host=/run/postgresql`).
+    """
+
+    kind: ClassVar[str] = "postgres"
+
+    url: str = url_field()
+
+    def check(self) -> dict[str, Any]:
+        """Connect and ask for the server's version."""
+        psycopg = require("psycopg", self.kind)
+        url = self.resolved().url
+        report: dict[str, Any] = {}
+        patience = {} if "connect_timeout=" in url else {"connect_timeout": 10}
+        try:
+            with psycopg.connect(url, autocommit=True, **patience) as connection, measured(report):
+                version, database = connection.execute(
+                    "SELECT current_setting('server_version'), current_database()"
+                ).fetchone()
+        except psycopg.Error as error:
+            raise self.failed(
+                error,
+                hint="Is the server up, and are user, password and database right? "
+                "Special characters in a password must be percent-encoded.",
+            ) from None
+        return {"server": f"PostgreSQL {version}", "database": database, **report}
