@@ -1,0 +1,123 @@
+"""Fixtures for all tests: an empty project, a fresh database on each system, and how much to repeat.
+
+def test_something(system):      runs on SQLite, PostgreSQL and MariaDB (-k sqlite: on that one)
+    system.kind                  "sqlite", "postgres" or "mysql"
+    system.url                   an empty database, as for WEFT_DSN
+    system.connection            weft.connect(url=system.url)
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+from hypothesis.database import DirectoryBasedExampleDatabase
+
+import servers
+
+SYSTEMS = ["sqlite", "postgres", "mysql"]
+
+_missing_packages: set[str] = set()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="repeat fault and property tests in full, not a tenth of it")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    hypothesis.settings.register_profile(
+        "weft",
+        max_examples=_share(config, 1000),
+        deadline=None,
+        print_blob=True,
+        # By its full path, because tests change the current folder.
+        database=DirectoryBasedExampleDatabase(config.rootpath / ".hypothesis" / "examples"),
+    )
+    hypothesis.settings.load_profile("weft")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if _missing_packages:
+        packages = " ".join(sorted(_missing_packages, reverse=True))
+        terminalreporter.section("tests were skipped because servers are not installed", yellow=True)
+        terminalreporter.line("To run them too:")
+        terminalreporter.line(f"    sudo apt-get install --no-install-recommends {packages}")
+
+
+def _share(config: pytest.Config, full: int) -> int:
+    return full if config.getoption("--full") else max(1, full // 10)
+
+
+@pytest.fixture(scope="session")
+def count(pytestconfig: pytest.Config) -> Callable[[int], int]:
+    """`count(300)` is 300 with --full (make faults), else 30."""
+    return functools.partial(_share, pytestconfig)
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty project, and the current folder. Nothing of the user's own settings reaches a test."""
+    for name in list(os.environ):
+        if name.startswith("WEFT_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture(scope="session")
+def need_server() -> Callable[[str], None]:
+    """`need_server("postgres")` skips the test when that server is not on this machine."""
+
+    def need(kind: str) -> None:
+        server = servers.KINDS[kind]
+        if server.is_missing():
+            _missing_packages.add(server.package)
+            pytest.skip(str(servers.MissingServerError(server.name, server.package)))
+
+    return need
+
+
+@pytest.fixture(scope="session")
+def shared_server(need_server: Callable[[str], None]) -> Callable[[str], servers.Server]:
+    """`shared_server("postgres")` is the run's server of that kind. A test that kills servers makes its own one."""
+
+    def shared(kind: str) -> servers.Server:
+        need_server(kind)
+        server = servers.shared(kind)
+        server.start()  # nothing, unless a test left it dead
+        return server
+
+    return shared
+
+
+@dataclass
+class System:
+    """A fresh, empty database on one of the systems."""
+
+    kind: str
+    url: str
+
+    @functools.cached_property
+    def connection(self) -> Any:
+        import weft
+
+        return weft.connect(url=self.url)
+
+
+@pytest.fixture(params=SYSTEMS)
+def system(
+    request: pytest.FixtureRequest, tmp_path: Path, shared_server: Callable[[str], servers.Server]
+) -> Iterator[System]:
+    kind = request.param
+    if kind == "sqlite":
+        yield System(kind, f"sqlite:///{tmp_path / 'test.db'}")
+        return
+    with shared_server(kind).database() as url:
+        yield System(kind, url)
