@@ -7,10 +7,21 @@ import sys
 
 import pytest
 
-HEAVY = set(
-    "adbc_driver_manager adbc_driver_postgresql numpy pandas polars psycopg psycopg_binary pyarrow pymysql pyspark"
-    " sqlalchemy starlette uvicorn".split()
-)
+HEAVY = {
+    "adbc_driver_manager",
+    "adbc_driver_postgresql",
+    "numpy",
+    "pandas",
+    "polars",
+    "psycopg",
+    "psycopg_binary",
+    "pyarrow",
+    "pymysql",
+    "pyspark",
+    "sqlalchemy",
+    "starlette",
+    "uvicorn",
+}
 
 IMPORT = "import weft"
 HELP = """
