@@ -58,7 +58,7 @@ class Project:
             raise DeclarationError(
                 f"{connection!r} cannot be registered: it has no name.", hint='Give it one with name="…".'
             )
-        _check_name(connection.name)
+        check_name(connection.name)
         with self._lock:
             present = self.connections.get(connection.name)
             if present is not None and present != connection and not replace:
@@ -167,7 +167,8 @@ def _variables(name: str) -> tuple[str, ...]:
     return (own, _ENVIRONMENT) if name == DEFAULT else (own,)
 
 
-def _check_name(name: str) -> None:
+def check_name(name: str) -> None:
+    """Raise unless `name` can be the name of a connection."""
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
         raise DeclarationError(
             f"{settings.redact_url(name)!r} is no name for a connection.",
@@ -181,7 +182,7 @@ def build_connection(name: str | None, fields: Mapping[str, Any], where: str) ->
     kind, url = given.pop("kind", None), given.get("url")
     try:
         if name is not None:
-            _check_name(name)
+            check_name(name)
         if url is not None and not isinstance(url, str):
             raise DeclarationError(f"url must be a string, not {type(url).__name__}.")
         if kind is not None:

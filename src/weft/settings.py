@@ -5,6 +5,7 @@ Two files are read: `weft.toml` in the project's folder and `~/.weft/connections
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tomllib
@@ -96,6 +97,83 @@ def parse_toml(text: str, shown: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"{shown} is not valid TOML: {error}.", hint="Correct the file at that line.") from None
+
+
+def write_connection(path: Path, name: str, url: str) -> None:
+    """Set `[connections.NAME]` in the file to `url`, leaving everything else in it as it is, comments included.
+
+    The file is replaced in one step, so that a reader or a crash never sees half of it.
+    """
+    path = Path(os.path.realpath(path))  # a link to the file stays a link
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            before = file.read()
+    except FileNotFoundError:
+        before = ""
+    wanted = parse_toml(before, path.name)
+    wanted.setdefault("connections", {})
+    wanted["connections"][name] = {"url": url}
+    after = _with_connection(before, name, url)
+    try:
+        correct = tomllib.loads(after) == wanted
+    except tomllib.TOMLDecodeError:
+        correct = False
+    if not correct:
+        raise SettingsError(
+            f"{path.name} defines its connections in a way that cannot be edited safely.",
+            hint=f"Set {_toml_key(name)} by hand, as a table [connections.{_toml_key(name)}] with url = … below it.",
+        )
+    _replace_file(path, after)
+
+
+def _with_connection(text: str, name: str, url: str) -> str:
+    """`text` with the table of the connection rewritten, or added at the end. The caller checks the result."""
+    newline = "\r\n" if "\r\n" in text else "\n"
+    lines = text.splitlines(keepends=True)
+    setting = f"url = {json.dumps(url, ensure_ascii=False)}"
+    headers = [index for index, line in enumerate(lines) if line.lstrip().startswith("[")]
+    start = next((index for index in headers if _header_is(lines[index], name)), None)
+    if start is None:
+        gap = newline if text and not text.endswith("\n") else ""
+        blank = newline if text.strip() else ""
+        return f"{text}{gap}{blank}[connections.{_toml_key(name)}]{newline}{setting}{newline}"
+    end = next((index for index in headers if index > start), len(lines))
+    body, comment = [], ""
+    for line in lines[start + 1 : end]:
+        if not line.strip() or line.lstrip().startswith("#"):
+            body.append(line)
+        elif remark := re.fullmatch(r"""\s*url\s*=\s*(?:"(?:[^"\\]|\\.)*"|'[^']*')(\s*#.*?)\s*""", line):
+            comment = remark[1]
+    if not lines[start].endswith("\n"):
+        lines[start] += newline
+    return "".join([*lines[: start + 1], setting, comment, newline, *body, *lines[end:]])
+
+
+def _header_is(line: str, name: str) -> bool:
+    try:
+        return tomllib.loads(line) == {"connections": {name: {}}}
+    except tomllib.TOMLDecodeError:
+        return False
+
+
+def _toml_key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name)
+
+
+def _replace_file(path: Path, text: str) -> None:
+    import tempfile  # slow to import, and rarely needed
+
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # made with mode 0600
+    try:
+        with open(handle, "w", encoding="utf-8", newline="") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
 
 
 # References

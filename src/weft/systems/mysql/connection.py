@@ -97,7 +97,10 @@ class MySQLConnection(Connection):
             finally:
                 connection.close()
         except (pymysql.Error, OSError) as error:
-            raise self.failed(error, hint="Is the server up, and are user, password and database right?") from None
+            raise self.failed(
+                error,
+                hint="Check host, port, user, password and database. Special characters in a password are percent-encoded.",
+            ) from None
         server = "" if "mariadb" in version.lower() else "MySQL "
         return {"server": f"{server}{version}", "database": database, **report}
 

@@ -33,7 +33,6 @@ class PostgresConnection(Connection):
         except psycopg.Error as error:
             raise self.failed(
                 error,
-                hint="Is the server up, and are user, password and database right? "
-                "Special characters in a password must be percent-encoded.",
+                hint="Check host, port, user, password and database. Special characters in a password are percent-encoded.",
             ) from None
         return {"server": f"PostgreSQL {version}", "database": database, **report}

@@ -61,7 +61,7 @@ class SQLiteConnection(Connection):
             folder = next(each for each in Path(path).parents if each.exists())
             if not folder.is_dir() or not os.access(folder, os.W_OK):
                 raise self.failed(OSError(f"the file cannot be made in {folder}"), hint="Choose another path.")
-            return report | {"latency_ms": 0.0, "note": "the file is made at first use"}
+            return report | {"latency_ms": None, "note": "the file is made at first use"}
         try:
             with measured(report):
                 # mode=rw: a check must not make the file.

@@ -1,0 +1,83 @@
+"""The command `weft`. Each group of commands is a module of its own, imported only when it is called."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import click
+
+from weft.errors import WeftError, nearest
+
+# name: (module:command, what `weft --help` says of it)
+_COMMANDS = {
+    "init": ("weft.cli.init:init", "Start a project in a folder."),
+    "connections": ("weft.cli.connections:connections", "List, check and set connections."),
+    "streams": ("weft.cli.streams:streams", "Publish to streams, read them, and manage their consumers."),
+}
+
+
+class _Failure(click.ClickException):
+    """An error of ours as a person reads it: what failed, then what to do, and no traceback."""
+
+    def __init__(self, error: WeftError) -> None:
+        super().__init__(error.what)
+        self.hint = error.hint
+
+    def show(self, file: object = None) -> None:
+        click.echo(f"{click.style('error:', fg='red', bold=True)} {self.message}", err=True)
+        if self.hint:
+            click.echo(f"  {self.hint}", err=True)
+
+
+class _LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, _, name = _COMMANDS[cmd_name][0].partition(":")
+        command: click.Command = getattr(import_module(module), name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in _COMMANDS.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in _COMMANDS and not args[0].startswith("-"):
+            close = nearest(args[0], _COMMANDS)
+            ctx.fail(f"No such command {args[0]!r}." + (f" Did you mean {close!r}?" if close else ""))
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except WeftError as error:
+            raise _Failure(error) from error
+        except KeyboardInterrupt:
+            click.echo(err=True)  # ends the line on which the terminal shows ^C
+            ctx.exit(130)
+
+
+def _show_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
+    if asked:
+        import weft
+
+        click.echo(f"weft {weft.__version__}")
+        ctx.exit()
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show the version."
+)
+def cli() -> None:
+    """Durable streams of events on the database you already have."""
+
+
+def main() -> None:
+    """The console command."""
+    cli(prog_name="weft")

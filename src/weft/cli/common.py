@@ -1,0 +1,82 @@
+"""What the commands share: their common options, and how they print."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import click
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def module_option(command: Command) -> Command:
+    """Add `--module M`, given to the command as `modules`."""
+    return click.option(
+        "--module",
+        "modules",
+        multiple=True,
+        metavar="M",
+        help="Import the module M, besides those that weft.toml lists. May be repeated.",
+    )(command)
+
+
+def format_option(command: Command) -> Command:
+    """Add `--format table|json`, given to the command as `output`."""
+    return click.option(
+        "--format",
+        "output",
+        type=click.Choice(["table", "json"]),
+        default="table",
+        show_default=True,
+        help="A table for people, or JSON for scripts.",
+    )(command)
+
+
+def print_json(value: object) -> None:
+    """Print `value` as indented JSON."""
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False, default=_for_json))
+
+
+def _for_json(value: object) -> object:
+    import dataclasses
+
+    from weft.types import to_json
+
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    return to_json(value)
+
+
+def print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[str]) -> None:
+    """Print the `columns` of `rows`: fitted to a terminal, or where there is none as lines that are never wrapped."""
+    titles = [column.replace("_", " ") for column in columns]
+    cells = [[_text(row.get(column)) for column in columns] for row in rows]
+    numeric = [any(rows) and all(isinstance(row.get(column), int | float) for row in rows) for column in columns]
+    if sys.stdout.isatty():
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for title, right in zip(titles, numeric, strict=True):
+            table.add_column(title, justify="right" if right else "left", overflow="fold", header_style="bold")
+        for line in cells:
+            table.add_row(*map(Text, line))
+        Console().print(table)
+        return
+    widths = [max(map(len, column)) for column in zip(titles, *cells, strict=True)]
+    for line in [titles, *cells]:
+        fitted = [
+            text.rjust(width) if right else text.ljust(width)
+            for text, width, right in zip(line, widths, numeric, strict=True)
+        ]
+        click.echo("  ".join(fitted).rstrip())
+
+
+def _text(value: object) -> str:
+    """One line of text; control characters are shown as escapes, so that no event can drive the terminal."""
+    text = "" if value is None else str(value)
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)

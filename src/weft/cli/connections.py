@@ -1,0 +1,98 @@
+"""`weft connections`: where names lead, whether they answer, and setting them."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import click
+
+from weft import settings
+from weft.cli.common import format_option, module_option, print_json, print_table
+from weft.project import build_connection, check_name, current
+from weft.systems.base import url_scheme
+
+
+@click.group()
+def connections() -> None:
+    """List, check and set connections.
+
+    A name leads to the first of: WEFT_DSN_<NAME> (and WEFT_DSN for "default") in the environment, ./weft.toml,
+    ~/.weft/connections.toml, what the project's modules register, and for "default" SQLite at .weft/weft.db.
+    """
+
+
+@connections.command("list")
+@module_option
+@format_option
+def list_(modules: tuple[str, ...], output: str) -> None:
+    """List the connections, and which source defines each."""
+    project = current()
+    project.load_modules(modules)
+    found = project.describe_connections()
+    if output == "json":
+        print_json(found)
+        return
+    rows = [
+        {**dataclasses.asdict(info), "kind": info.kind or "?", "shadows": ", ".join(info.shadows)} for info in found
+    ]
+    columns = ["name", "kind", "target", "source", "shadows"]
+    print_table(rows, columns if any(info.shadows for info in found) else columns[:-1])
+    for info in found:
+        if info.problem:
+            click.echo(f"{click.style('warning:', fg='yellow', bold=True)} {info.name}: {info.problem}", err=True)
+
+
+@connections.command()
+@click.argument("name")
+@module_option
+@format_option
+def check(name: str, modules: tuple[str, ...], output: str) -> None:
+    """Open the connection NAME and run a trivial query."""
+    project = current()
+    project.load_modules(modules)
+    connection = project.connection(name)
+    source = project.where(name).source
+    report = connection.check()
+    if output == "json":
+        print_json({"name": name, "kind": connection.kind, "source": source, **report})
+        return
+    latency = report.pop("latency_ms", None)
+    answer = "can be used" if latency is None else f"answers in {latency} ms"
+    click.echo(f"{click.style('ok:', fg='green', bold=True)} {name} {answer}")
+    for key, value in {**report, "source": source}.items():
+        click.echo(f"  {key + ':':<10}{value}")
+
+
+@connections.command("set")
+@click.argument("definition", metavar="NAME=DSN")
+@click.option("--project", "in_project", is_flag=True, help="Write ./weft.toml, not ~/.weft/connections.toml.")
+def set_(definition: str, in_project: bool) -> None:
+    """Let NAME lead to DSN.
+
+    For example: weft connections set warehouse='postgres://me:${PASSWORD}@host/db'. Each ${VAR} is read from the environment when the connection is used. Quote it, or the shell replaces it now.
+    """
+    name, equals, url = definition.partition("=")
+    if not equals or not url:
+        # Not quoted: what was given may be a DSN without a name.
+        raise click.UsageError("Give NAME=DSN, for example warehouse='postgres://me:${PASSWORD}@host/db'.")
+    check_name(name)
+    if url_scheme(url) or not settings.has_references(url):
+        connection = build_connection(name, {"url": url}, "weft connections set")
+        if not settings.has_references(url):
+            connection.resolved()  # checks the rest of the URL
+    project = current()
+    shown = settings.PROJECT_FILE if in_project else settings.USER_FILE
+    settings.write_connection(settings.project_file(project.root) if in_project else settings.user_file(), name, url)
+    click.echo(f"{name} = {settings.redact_url(url)} in {shown}")
+    if in_project and settings.redact_url(url) != url:
+        variable = f"{re.sub('[^A-Z0-9]', '_', name.upper())}_PASSWORD"
+        click.echo(
+            f"note: a password is now in {shown}, in plain text. Write ${{{variable}}} in its place and keep it in the "
+            "environment.",
+            err=True,
+        )
+    winner = project.where(name).source
+    if winner != shown:
+        click.echo(f"note: {name} is also defined by {winner}, which wins.", err=True)
+    click.echo(f"Try it: weft connections check {name}")

@@ -1,0 +1,79 @@
+"""`weft init`: the files of a new project."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from weft.errors import DeclarationError
+
+_SETTINGS = """\
+# The settings of this project. Commands of weft that are run in this folder read them.
+
+# The modules that declare streams.
+modules = ["my_streams"]
+
+# Streams are kept on the connection "default". Without further settings that is SQLite at .weft/weft.db: nothing to
+# install, nothing to run. To use a server, uncomment this; each ${VAR} is read from the environment at use.
+#
+# [connections.default]
+# url = "postgres://me:${PASSWORD}@localhost:5432/app"
+"""
+
+_STREAMS = '''\
+"""The streams of this project."""
+
+from weft import stream
+
+
+@stream(
+    name="user_events",
+    schema="events",
+    fields={"user_id": "string", "action": "string", "timestamp": "timestamp?"},
+    description="User interaction events",
+    tags=["ingestion", "clickstream"],
+    owner="data-team",
+)
+def user_events():
+    """Never called: it stands for the stream, as in publish(user_events, {...})."""
+'''
+
+_FILES = {"weft.toml": _SETTINGS, "my_streams.py": _STREAMS}
+_IGNORED = ".weft/"
+
+
+@click.command()
+@click.argument("directory", default=".", metavar="[DIR]", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--force", is_flag=True, help="Overwrite weft.toml and my_streams.py where they exist.")
+def init(directory: Path, force: bool) -> None:
+    """Start a project in DIR (here, if none is given): settings, a first stream, and .gitignore."""
+    present = [name for name in _FILES if (directory / name).exists()]
+    if present and not force:
+        raise DeclarationError(
+            f"{' and '.join(str(directory / name) for name in present)} exist already; nothing was written.",
+            hint="Choose another folder, or overwrite with --force.",
+        )
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, text in _FILES.items():
+            (directory / name).write_text(text, encoding="utf-8")
+            click.echo(f"wrote {directory / name}")
+        _ignore(directory / ".gitignore")
+    except OSError as error:
+        raise DeclarationError(f"{error.filename} cannot be written: {error.strerror}.") from None
+    click.echo("\nNext:")
+    if directory.resolve() != Path.cwd():
+        click.echo(f"  cd {directory}")
+    click.echo("""  weft streams publish user_events --data '{"user_id": "u_123", "action": "click"}'""")
+    click.echo("  weft streams tail user_events")
+
+
+def _ignore(file: Path) -> None:
+    """Add the folder of the embedded database to .gitignore, unless it is there."""
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
+    if _IGNORED in text.split():
+        return
+    gap = "\n" if text and not text.endswith("\n") else ""
+    file.write_text(f"{text}{gap}{_IGNORED}\n", encoding="utf-8")
+    click.echo(f"added {_IGNORED} to {file}")
