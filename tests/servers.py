@@ -48,6 +48,7 @@ class Server:
     name: ClassVar[str]
     package: ClassVar[str]
     user: ClassVar[str]  # whom the server runs as when the tests run as root
+    stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
 
     def __init__(self) -> None:
         self.program = self.find(self.programs()[0])
@@ -132,6 +133,7 @@ class Server:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 self.command(),
+                cwd=self.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -159,8 +161,6 @@ class Server:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(STARTUP_SECONDS)
             self.kill()
-
-    stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
 
     def kill(self) -> None:
         """End every process of the server with SIGKILL, as a crash would, and wait until all of them are gone."""
