@@ -6,17 +6,21 @@ import importlib
 import os
 import re
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import RLock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from weft import settings
 from weft.errors import DeclarationError, NotFoundError, SettingsError, WeftError, nearest, unknown
 from weft.systems.base import Connection, system_for, system_for_url
+
+if TYPE_CHECKING:
+    from weft.streams.declare import Stream
 
 DEFAULT = "default"
 _ENVIRONMENT = "WEFT_DSN"
@@ -39,7 +43,11 @@ class Project:
 
     def __init__(self, root: str | os.PathLike[str] | None = None) -> None:
         self.connections: dict[str, Connection] = {}
-        self.streams: dict[str, object] = {}
+        self.streams: dict[str, Stream] = {}
+        self.clock: Callable[[], float] = time.time
+        """What the embedded database takes for the time; a test may put another clock here."""
+        self.opened: dict[Connection, Any] = {}
+        """What `weft.streams` holds open, by connection."""
         self._root = Path(root) if root is not None else None
         self._lock = RLock()
 

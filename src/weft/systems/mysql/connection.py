@@ -99,7 +99,7 @@ class MySQLConnection(Connection):
         except (pymysql.Error, OSError) as error:
             raise self.failed(
                 error,
-                hint="Check host, port, user, password and database. Special characters in a password are percent-encoded.",
+                hint="Check host, port, user, password and database. Encode special characters (%40 for @).",
             ) from None
         server = "" if "mariadb" in version.lower() else "MySQL "
         return {"server": f"{server}{version}", "database": database, **report}

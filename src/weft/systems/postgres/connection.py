@@ -33,6 +33,6 @@ class PostgresConnection(Connection):
         except psycopg.Error as error:
             raise self.failed(
                 error,
-                hint="Check host, port, user, password and database. Special characters in a password are percent-encoded.",
+                hint="Check host, port, user, password and database. Encode special characters (%40 for @).",
             ) from None
         return {"server": f"PostgreSQL {version}", "database": database, **report}

@@ -1,0 +1,365 @@
+"""`@stream`: what a stream is, checked where it is declared."""
+
+from __future__ import annotations
+
+import functools
+import re
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from weft.errors import DeclarationError, nearest
+from weft.project import current
+from weft.systems.base import Connection
+from weft.systems.log import RESERVED_PREFIX
+from weft.types import FieldType
+
+Drift = Literal["evolve", "reject", "quarantine"]
+
+QUARANTINE_SUFFIX = "__quarantine"
+DEAD_LETTER_SUFFIX = "__dead_letter"
+# PostgreSQL cuts names at 63 bytes; the longest suffix and a sequence's name must still fit.
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,46}")
+_FIELD = re.compile(r"[^\W\d][\w .@#$:/-]*")
+_DEFAULT_HORIZON_DAYS = 30.0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Stream:
+    """A declared stream. `publish`, `consume` and the others take it in place of its name."""
+
+    name: str
+    schema: str = "events"
+    connection: str | Connection | None = None
+    cursor: str = "rowid"
+    fields: Mapping[str, FieldType] = field(default_factory=dict)
+    description: str | None = None
+    tags: tuple[str, ...] = ()
+    owner: str | None = None
+    auth: Mapping[str, str] | None = field(default=None, repr=False)
+    rate_limit: Mapping[str, float] | None = None
+    validate_schema: bool = False
+    max_age_days: float | None = None
+    max_rows: int | None = None
+    key_fields: tuple[str, ...] = ()
+    key_horizon_days: float = _DEFAULT_HORIZON_DAYS
+    on_schema_drift: Drift = "evolve"
+    max_deliveries: int | None = None
+    dead_letter: str | None = None
+
+    @property
+    def retention(self) -> dict[str, float]:
+        """The retention policy as it was declared."""
+        policy = {"max_age_days": self.max_age_days, "max_rows": self.max_rows}
+        return {key: value for key, value in policy.items() if value is not None}
+
+    def quarantine(self) -> Stream:
+        """Where events go that do not fit, when `on_schema_drift` is `quarantine`."""
+        return Stream(
+            name=self.name + QUARANTINE_SUFFIX,
+            schema=self.schema,
+            connection=self.connection,
+            fields=_QUARANTINE_FIELDS,
+            description=f"Events that did not fit {self.name}",
+        )
+
+    def dead_letters(self) -> Stream:
+        """Where events go that were delivered `max_deliveries` times. The key keeps a retry after a crash from storing one twice."""
+        return Stream(
+            name=self.dead_letter or self.name + DEAD_LETTER_SUFFIX,
+            schema=self.schema,
+            connection=self.connection,
+            fields=_DEAD_LETTER_FIELDS,
+            description=f"Events of {self.name} that no consumer could process",
+            key_fields=("delivery",),
+        )
+
+
+_QUARANTINE_FIELDS = {
+    "event": FieldType("json"),
+    "field": FieldType("string"),
+    "reason": FieldType("string"),
+}
+_DEAD_LETTER_FIELDS = {
+    "stream": FieldType("string"),
+    "consumer": FieldType("string"),
+    "rowid": FieldType("int64"),
+    "published_at": FieldType("timestamp"),
+    "deliveries": FieldType("int32"),
+    "reason": FieldType("string"),
+    "event": FieldType("json"),
+    "delivery": FieldType("string"),
+}
+
+
+def stream(
+    name: str | Callable[..., Any] | None = None,
+    *,
+    schema: str = "events",
+    connection: str | Connection | None = None,
+    cursor: str = "rowid",
+    fields: Mapping[str, str] | None = None,
+    description: str | None = None,
+    tags: Sequence[str] = (),
+    owner: str | None = None,
+    auth: Mapping[str, str] | None = None,
+    rate_limit: Mapping[str, float] | None = None,
+    validate_schema: bool = False,
+    retention: Mapping[str, float] | None = None,
+    idempotency_key: str | Sequence[str] | Mapping[str, Any] | None = None,
+    on_schema_drift: Drift = "evolve",
+    max_deliveries: int | None = None,
+    dead_letter: str | bool | None = None,
+    **unknown_options: Any,
+) -> Any:
+    """Declare a stream. The decorated function is never called; it gives the stream its name.
+
+        @stream(name="user_events", fields={"user_id": "string", "action": "string"})
+        def user_events():
+            pass
+
+    `fields` maps names to types (`string`, `bool`, `int32`, `int64`, `float32`, `float64`, `decimal(p,s)`, `date`, `timestamp`, `json`, `bytes`,
+    `uuid`; a trailing `?` makes a field optional under `validate_schema`). `retention` takes `max_age_days`, `max_rows` or both. `idempotency_key` is a field, a
+    list of fields, or `{"fields": […], "horizon_days": 30}`. `max_deliveries` moves an event that was delivered so often to the stream `dead_letter`
+    (`<name>__dead_letter` unless named).
+    """
+    if callable(name) and not isinstance(name, str):  # @stream without parentheses
+        return stream()(name)
+    if unknown_options:
+        option = next(iter(unknown_options))
+        close = nearest(option, _OPTIONS)
+        raise DeclarationError(
+            f"@stream has no option {option!r}.",
+            hint=f"Did you mean {close!r}?" if close else f"Options: {', '.join(_OPTIONS)}.",
+        )
+    options: dict[str, Any] = {
+        "schema": schema,
+        "connection": connection,
+        "cursor": cursor,
+        "fields": fields,
+        "description": description,
+        "tags": tags,
+        "owner": owner,
+        "auth": auth,
+        "rate_limit": rate_limit,
+        "validate_schema": validate_schema,
+        "retention": retention,
+        "idempotency_key": idempotency_key,
+        "on_schema_drift": on_schema_drift,
+        "max_deliveries": max_deliveries,
+        "dead_letter": dead_letter,
+    }
+
+    def declare(function: Callable[..., Any]) -> Stream:
+        if not callable(function):
+            raise DeclarationError(f"@stream decorates a function, not a {type(function).__name__}.")
+        declared = make_stream(function.__name__ if name is None else name, **options)
+        functools.update_wrapper(_Wrapping(declared), function, updated=())
+        register(declared, f"{function.__module__}.{function.__qualname__}")
+        return declared
+
+    return declare
+
+
+_OPTIONS = tuple(
+    name
+    for name in stream.__annotations__
+    if name not in ("return", "unknown_options")
+)
+
+
+class _Wrapping:
+    """Lets `functools.update_wrapper` set a function's name and documentation on a frozen stream."""
+
+    def __init__(self, declared: Stream) -> None:
+        object.__setattr__(self, "declared", declared)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        object.__setattr__(self.__dict__["declared"], name, value)
+
+
+def register(declared: Stream, origin: str) -> None:
+    """Put a stream into the project. The same function may declare it again (a reloaded module, a notebook's cell), another may not."""
+    streams = current().streams
+    present = streams.get(declared.name)
+    known = getattr(present, "origin", None)
+    if present is not None and known != origin:
+        raise DeclarationError(
+            f"Stream {declared.name!r} is declared twice: by {known} and by {origin}.",
+            hint="Give one of them another name.",
+        )
+    object.__setattr__(declared, "origin", origin)
+    streams[declared.name] = declared
+
+
+def make_stream(name: str, **options: Any) -> Stream:
+    """A stream from loose options, each checked; errors name the option."""
+    where = f"Stream {name!r}"
+    _check_name(name, "name", where)
+    _check_name(options["schema"], "schema", where)
+    connection = options["connection"]
+    if connection is not None and not isinstance(connection, (str, Connection)):
+        raise DeclarationError(f"{where}: connection must be a name or a connection, not {type(connection).__name__}.")
+    for option in ("description", "owner"):
+        if options[option] is not None and not isinstance(options[option], str):
+            raise DeclarationError(f"{where}: {option} must be a string.")
+    tags = options["tags"]
+    if isinstance(tags, str) or not all(isinstance(tag, str) for tag in tags or ()):
+        raise DeclarationError(f"{where}: tags must be a list of strings.")
+    if not isinstance(options["validate_schema"], bool):
+        raise DeclarationError(f"{where}: validate_schema must be True or False.")
+    fields = _fields(options["fields"], where)
+    if options["validate_schema"] and not fields:
+        raise DeclarationError(f"{where}: validate_schema needs fields to validate against.", hint='Add fields={"id": "int64", …}.')
+    drift = options["on_schema_drift"]
+    if drift not in ("evolve", "reject", "quarantine"):
+        raise DeclarationError(f"{where}: on_schema_drift is {drift!r}; it can be 'evolve', 'reject' or 'quarantine'.")
+    retention = _options(options["retention"], "retention", where, {"max_age_days": float, "max_rows": int})
+    if options["retention"] is not None and not retention:
+        raise DeclarationError(f"{where}: retention needs max_age_days, max_rows or both.")
+    key_fields, horizon = _idempotency(options["idempotency_key"], fields, where)
+    cursor = options["cursor"]
+    if cursor not in ("rowid", "_weft_rowid", "_weft_published_at") and cursor not in fields:
+        raise DeclarationError(f"{where}: cursor is {cursor!r}; it can be 'rowid', '_weft_published_at' or a declared field.")
+    max_deliveries, dead_letter = options["max_deliveries"], options["dead_letter"]
+    if max_deliveries is not None and (type(max_deliveries) is not int or max_deliveries < 1):
+        raise DeclarationError(f"{where}: max_deliveries must be a whole number of at least 1, not {max_deliveries!r}.")
+    if dead_letter not in (None, True, False):
+        _check_name(dead_letter, "dead_letter", where)
+        if dead_letter == name:
+            raise DeclarationError(f"{where}: a stream cannot be its own dead_letter.")
+    if dead_letter and max_deliveries is None:
+        raise DeclarationError(f"{where}: dead_letter needs max_deliveries.", hint="For example max_deliveries=5.")
+    if dead_letter is False and max_deliveries is not None:
+        raise DeclarationError(f"{where}: max_deliveries needs a dead_letter stream; events are never thrown away.")
+    return Stream(
+        name=name,
+        schema=options["schema"],
+        connection=connection,
+        cursor=cursor,
+        fields=fields,
+        description=options["description"],
+        tags=tuple(tags or ()),
+        owner=options["owner"],
+        auth=_auth(options["auth"], where),
+        rate_limit=_rate_limit(options["rate_limit"], where),
+        validate_schema=options["validate_schema"],
+        max_age_days=retention.get("max_age_days"),
+        max_rows=retention.get("max_rows"),
+        key_fields=key_fields,
+        key_horizon_days=horizon,
+        on_schema_drift=drift,
+        max_deliveries=max_deliveries,
+        dead_letter=dead_letter if isinstance(dead_letter, str) else None,
+    )
+
+
+def _check_name(name: object, option: str, where: str) -> None:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise DeclarationError(
+            f"{where}: {option} is {name!r}; a name has up to 47 letters, digits, _ and -, and begins with a letter or _."
+        )
+
+
+def comparable(name: str) -> str:
+    """What SQLite and MySQL compare column names by: no case, and in MySQL no accents either."""
+    return "".join(c for c in unicodedata.normalize("NFKD", name.casefold()) if not unicodedata.combining(c))
+
+
+def can_be_column(name: str) -> bool:
+    """Whether every database takes this as the name of a column."""
+    return (
+        bool(_FIELD.fullmatch(name))
+        and len(name.encode()) <= 63
+        and not name.endswith(" ")
+        and all(ord(c) < 0x10000 for c in name)
+    )
+
+
+def _fields(given: object, where: str) -> dict[str, FieldType]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise DeclarationError(f"{where}: fields must be a dict of names to types, not {type(given).__name__}.")
+    fields: dict[str, FieldType] = {}
+    seen: dict[str, str] = {}
+    for name, kind in given.items():
+        if not isinstance(name, str) or not can_be_column(name):
+            raise DeclarationError(
+                f"{where}: {name!r} cannot be the name of a field: up to 63 bytes of letters, digits, _ and ' .@#$:/-', a letter first."
+            )
+        if name.lower().startswith(RESERVED_PREFIX):
+            raise DeclarationError(f"{where}: field {name!r}: names that begin with {RESERVED_PREFIX} belong to Weft.")
+        same = seen.setdefault(comparable(name), name)
+        if same != name:
+            raise DeclarationError(f"{where}: fields {same!r} and {name!r} are the same column to some databases.")
+        fields[name] = FieldType.parse(kind, field=name)
+    return fields
+
+
+def _options(given: object, option: str, where: str, known: Mapping[str, type]) -> dict[str, Any]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise DeclarationError(f"{where}: {option} must be a dict, not {type(given).__name__}.")
+    for key, value in given.items():
+        kind = known.get(key)
+        if kind is None:
+            close = nearest(str(key), known)
+            raise DeclarationError(
+                f"{where}: {option} has no option {key!r}.",
+                hint=f"Did you mean {close!r}?" if close else f"Options: {', '.join(known)}.",
+            )
+        number = kind in (int, float)
+        fits = type(value) in ((int, float) if kind is float else (kind,))
+        if not fits or (number and not 0 < value < 1e15) or (kind is str and not value):
+            wanted = {int: "a positive whole number", float: "a positive number", str: "a non-empty string"}[kind]
+            raise DeclarationError(f"{where}: {option}[{key!r}] must be {wanted}.")
+    return dict(given)
+
+
+def _auth(given: object, where: str) -> dict[str, str] | None:
+    if given is None:
+        return None
+    kinds = {"bearer": ("token",), "api_key": ("header", "key")}
+    if not isinstance(given, Mapping) or given.get("type") not in kinds:
+        raise DeclarationError(f"{where}: auth needs a type: {' or '.join(map(repr, kinds))}.")
+    wanted = kinds[given["type"]]
+    checked = _options(given, "auth", where, dict.fromkeys(("type", *wanted), str))
+    if given["type"] == "api_key":
+        checked.setdefault("header", "X-API-Key")
+    for key in wanted:
+        if key not in checked:
+            raise DeclarationError(f"{where}: auth of type {given['type']!r} needs {key!r}.")
+    return checked
+
+
+def _rate_limit(given: object, where: str) -> dict[str, float] | None:
+    if given is None:
+        return None
+    checked = _options(given, "rate_limit", where, {"requests_per_second": float, "burst": int})
+    if "requests_per_second" not in checked:
+        raise DeclarationError(f"{where}: rate_limit needs requests_per_second.")
+    return checked
+
+
+def _idempotency(given: object, fields: Mapping[str, FieldType], where: str) -> tuple[tuple[str, ...], float]:
+    horizon = _DEFAULT_HORIZON_DAYS
+    if given is None:
+        return (), horizon
+    if isinstance(given, Mapping):
+        rest = {key: value for key, value in given.items() if key != "fields"}
+        horizon = float(_options(rest, "idempotency_key", where, {"horizon_days": float}).get("horizon_days", horizon))
+        given = given.get("fields")
+    names = (given,) if isinstance(given, str) else given
+    if not isinstance(names, Sequence) or not names or not all(isinstance(name, str) and name for name in names):
+        raise DeclarationError(f"{where}: idempotency_key must be a field, a list of fields or {{'fields': […], 'horizon_days': …}}.")
+    for name in names:
+        if fields and name not in fields:
+            close = nearest(name, fields)
+            raise DeclarationError(
+                f"{where}: idempotency_key {name!r} is not a declared field.",
+                hint=f"Did you mean {close!r}?" if close else f"Fields: {', '.join(fields)}.",
+            )
+    return tuple(names), horizon

@@ -1,0 +1,231 @@
+"""From a caller's dicts to a batch of columns: validation, schema drift and quarantine.
+
+Almost every publish takes the short way: all keys known, every column of one type, checked at the speed of C. What does not fit goes event by
+event through `_by_event`, which finds the culprit's index or a place for its value.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from weft.errors import SchemaError
+from weft.streams.declare import Stream, can_be_column, comparable
+from weft.systems.log import RESERVED_PREFIX, Log
+from weft.types import FieldType, check_column, check_value, dump_json, infer, to_json
+
+# A stream whose events have more keys than this keeps the others in `_weft_extra`: databases limit the columns of a row.
+MAX_INFERRED_COLUMNS = 100
+
+
+@dataclass(slots=True)
+class Encoded:
+    """The columns of the events that fit, and the quarantine's records of those that do not."""
+
+    columns: tuple[str, ...]
+    values: list[list[Any]]
+    count: int
+    extra: list[str | None] | None = None
+    quarantined: list[dict[str, Any]] = field(default_factory=list)
+    kept: list[dict[str, Any]] | None = None
+
+
+def as_events(events: object, stream: Stream) -> list[dict[str, Any]]:
+    """One event or many as a list of dicts."""
+    if isinstance(events, Mapping):
+        events = [events]
+    elif isinstance(events, (str, bytes)) or not hasattr(events, "__iter__"):
+        raise SchemaError(
+            f"publish to {stream.name!r} takes an event (a dict) or a list of events, not {type(events).__name__}."
+        )
+    found: list[dict[str, Any]] = list(events)  # type: ignore[call-overload]
+    if set(map(type, found)) - {dict}:
+        for index, event in enumerate(found):
+            if not isinstance(event, Mapping):
+                raise SchemaError(
+                    f"Event {index} of the publish to {stream.name!r} is {_shown(event)}, not a dict.", index=index, value=event
+                )
+            found[index] = dict(event)
+    return found
+
+
+def encode_quickly(stream: Stream, log: Log, events: list[dict[str, Any]]) -> Encoded | None:
+    """The short way; `None` where some event needs a closer look. Never touches the database."""
+    fields = log.fields()
+    keys: set[str] = set(events[0]) if len(events) == 1 else set().union(*events)
+    if not keys <= fields.keys():
+        return None
+    required = stream.validate_schema
+    columns, values = [], []
+    for name, kind in fields.items():
+        if name in keys:
+            column = [event.get(name) for event in events]
+            checked = check_column(column, kind)
+            if checked is None or (log.forbidden and _has_forbidden(checked, kind, log.forbidden)):
+                return None
+            if required and None in column and not _optional(stream, name):
+                return None
+            columns.append(name)
+            values.append(checked)
+        elif required and name in stream.fields and not _optional(stream, name):
+            return None
+    return Encoded(tuple(columns), values, len(events))
+
+
+def _optional(stream: Stream, name: str) -> bool:
+    declared = stream.fields.get(name)
+    return declared is None or declared.nullable
+
+
+def _has_forbidden(column: list[Any], kind: FieldType, forbidden: str) -> bool:
+    return kind.base == "string" and any(character in text for text in column if text for character in forbidden)
+
+
+def encode(stream: Stream, log: Log, events: list[dict[str, Any]]) -> Encoded:
+    """The long way: may add columns, and raises `SchemaError` for the first event that cannot be stored."""
+    for index, event in enumerate(events):
+        _check_keys(stream, index, event)
+    if not events:
+        return Encoded((), [], 0)
+    # Somebody else may have added the columns meanwhile. A stream that has none yet takes them from its first events.
+    fields = log.fields(fresh=True)
+    if (stream.on_schema_drift == "evolve" or not fields) and not stream.validate_schema:
+        new = _new_fields(fields, events)
+        if new:
+            log.add_fields(new)
+    return encode_quickly(stream, log, events) or _by_event(stream, log, events)
+
+
+def _check_keys(stream: Stream, index: int, event: dict[str, Any]) -> None:
+    for key in event:
+        if type(key) is not str:
+            raise _error(stream, index, str(key), key, "a key must be a string")
+        if key.lower().startswith(RESERVED_PREFIX):
+            raise _error(
+                stream, index, key, event[key], f"keys that begin with {RESERVED_PREFIX} are set by Weft", hint="Leave it out."
+            )
+        if not key.isascii():
+            try:
+                key.encode()
+            except UnicodeEncodeError:
+                raise _error(stream, index, ascii(key), event[key], "the key holds a lone surrogate") from None
+
+
+def _new_fields(fields: dict[str, FieldType], events: list[dict[str, Any]]) -> dict[str, FieldType]:
+    taken = {comparable(name) for name in fields}
+    new: dict[str, FieldType] = {}
+    for key in dict.fromkeys(key for event in events for key in event if key not in fields):
+        if not can_be_column(key) or comparable(key) in taken or len(fields) + len(new) >= MAX_INFERRED_COLUMNS:
+            continue
+        kind = infer([event.get(key) for event in events])
+        if kind is not None:
+            new[key] = kind
+            taken.add(comparable(key))
+    return new
+
+
+def _by_event(stream: Stream, log: Log, events: list[dict[str, Any]]) -> Encoded:
+    fields = log.fields()
+    rows: list[dict[str, Any]] = []
+    extras: list[dict[str, Any]] = []
+    kept: list[dict[str, Any]] = []
+    quarantined: list[dict[str, Any]] = []
+    for index, event in enumerate(events):
+        try:
+            row, extra = _one(stream, log, fields, index, event)
+        except SchemaError as error:
+            if stream.on_schema_drift != "quarantine":
+                raise
+            quarantined.append(_record(stream, index, event, error))
+        else:
+            rows.append(row)
+            extras.append(extra)
+            kept.append(event)
+    columns = tuple(name for name in fields if any(name in row for row in rows))
+    texts: list[str | None] = []
+    for index, extra in enumerate(extras):
+        texts.append(_extra_text(stream, index, extra) if extra else None)
+    return Encoded(
+        columns,
+        [[row.get(name) for row in rows] for name in columns],
+        len(rows),
+        texts if any(texts) else None,
+        quarantined,
+        kept,
+    )
+
+
+def _one(
+    stream: Stream, log: Log, fields: dict[str, FieldType], index: int, event: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    strict = stream.validate_schema or stream.on_schema_drift != "evolve"
+    row: dict[str, Any] = {}
+    extra: dict[str, Any] = {}
+    if stream.validate_schema:
+        for name, kind in stream.fields.items():
+            if not kind.nullable and event.get(name) is None:
+                why = "it is missing" if name not in event else "it is null"
+                raise _error(stream, index, name, None, f"{why}, and the stream's schema requires {kind}")
+    for key, value in event.items():
+        known = fields.get(key)
+        if known is None:
+            if strict:
+                raise _error(stream, index, key, value, "the stream has no such field")
+            extra[key] = value
+            continue
+        try:
+            checked = check_value(value, known)
+        except ValueError as problem:
+            if strict:
+                raise _error(stream, index, key, value, f"it must be {known}, but {problem}") from None
+            extra[key] = value
+            continue
+        if log.forbidden and _has_forbidden([checked], known, log.forbidden):
+            extra[key] = value  # escaped in JSON it can be stored, and comes back the same
+        else:
+            row[key] = checked
+    if extra:
+        _extra_text(stream, index, extra)
+    return row, extra
+
+
+def _extra_text(stream: Stream, index: int, extra: dict[str, Any]) -> str:
+    try:
+        return dump_json(extra)
+    except ValueError:
+        for key, value in extra.items():
+            try:
+                dump_json({key: value})
+            except ValueError as problem:
+                raise _error(stream, index, key, value, f"it does not fit a column, and {problem}") from None
+        raise
+
+
+def _record(stream: Stream, index: int, event: dict[str, Any], error: SchemaError) -> dict[str, Any]:
+    try:
+        as_json = json.loads(json.dumps(event, default=to_json, allow_nan=False))
+        dump_json(as_json)
+    except (ValueError, TypeError, RecursionError) as problem:
+        raise SchemaError(
+            f"{error.what} It cannot be quarantined either: {problem}.", index=index, field=error.field, value=error.value
+        ) from None
+    return {"event": as_json, "field": error.field, "reason": error.what}
+
+
+def _error(
+    stream: Stream, index: int, name: str, value: object, problem: str, *, hint: str | None = None
+) -> SchemaError:
+    return SchemaError(
+        f"Event {index} of the publish to {stream.name!r}, field {name!r} = {_shown(value)}: {problem}.",
+        index=index,
+        field=name,
+        value=value,
+        hint=hint,
+    )
+
+
+def _shown(value: object) -> str:
+    text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}…"

@@ -1,0 +1,218 @@
+"""The log protocol: what a system must do to hold streams.
+
+Everything in `weft.streams` is written once over these two interfaces. `Store` is one database as one process sees it, `Log` is
+one stream in it. All calls block; the asyncio side of `weft.streams` runs them in threads. All may be called from any thread.
+
+Offsets (`_weft_rowid`) are 64-bit integers that only grow and are never used twice. A reader may read up to `head()`: no event at or
+below it will appear later, whatever other writers do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Protocol
+
+from weft.types import FieldType
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ROWID = "_weft_rowid"
+PUBLISHED_AT = "_weft_published_at"
+PUBLISH_ID = "_weft_publish_id"
+EXTRA = "_weft_extra"
+META_TYPES = {
+    ROWID: FieldType("int64"),
+    PUBLISHED_AT: FieldType("timestamp"),
+    PUBLISH_ID: FieldType("string"),
+    EXTRA: FieldType("json"),
+}
+RESERVED_PREFIX = "_weft_"
+
+
+@dataclass(slots=True)
+class Batch:
+    """The events of one publish for one stream, as columns of canonical values. `extra` holds JSON texts or is `None`."""
+
+    log: Log
+    publish_id: str
+    columns: tuple[str, ...]
+    values: list[list[Any]]
+    count: int
+    extra: list[str | None] | None = None
+    keys: list[bytes | None] | None = None
+    """Idempotency keys, one an event; an event whose key was seen within `key_horizon` seconds is not stored again."""
+    key_horizon: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """What became of a batch: the first and last offset it got, and how many events were duplicates."""
+
+    first: int | None
+    last: int | None
+    stored: int
+    deduplicated: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Events as rows of canonical values under `names`; JSON fields are decoded, `_weft_extra` is a dict or `None`."""
+
+    names: tuple[str, ...]
+    rows: list[tuple[Any, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A leased range of offsets, both ends included, that holds `events` events."""
+
+    first: int
+    last: int
+    events: int
+    deliveries: int
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Leased:
+    """The answer to a lease request. `exhausted` spans were delivered too often: the caller moves them to the dead letters."""
+
+    token: str
+    spans: list[Span]
+    exhausted: list[Span]
+    lost: int
+    """Events that retention removed since this consumer was last told. Non-zero only when nothing is leased."""
+    epoch: int
+    """Counts the resets of this consumer: the same offset in another epoch is another delivery."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Offsets whose ack or nack was refused, and why, in words for a person."""
+
+    rowids: list[int]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A member of a group and what it holds."""
+
+    member: str
+    pending: int
+    expires_at: datetime
+    deliveries: int
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A consumer's state: `position` is the last offset delivered, `lag` counts what is not delivered yet, `pending` what is not acked."""
+
+    consumer: str
+    position: int
+    lag: int
+    pending: int
+    lost: int
+    members: list[Member] = field(default_factory=list)
+
+
+class Log(Protocol):
+    """One stream in one database."""
+
+    def fields(self, *, fresh: bool = False) -> dict[str, FieldType]:
+        """The columns that hold users' fields. `fresh` asks the database again: another process may have added some."""
+
+    def add_fields(self, fields: dict[str, FieldType]) -> None:
+        """Add columns. A column that somebody else added meanwhile stays as they made it."""
+
+    @property
+    def forbidden(self) -> str:
+        """Characters that a text column of this database cannot hold; such a text goes to `_weft_extra`, where they are escaped."""
+
+    def head(self) -> int:
+        """The last offset that a reader may see; 0 for an empty stream."""
+
+    def floor(self) -> int:
+        """The last offset that retention removed; 0 when nothing was."""
+
+    def count(self) -> int:
+        """How many events are stored and visible."""
+
+    def read(self, after: int, upto: int, limit: int) -> Page:
+        """Up to `limit` events with `after < offset <= upto`, in order."""
+
+    def read_arrow(self, after: int, upto: int, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """The same range as Arrow record batches, in order and in bounded memory. JSON fields and `_weft_extra` are texts."""
+
+    def first_since(self, moment: datetime) -> int:
+        """The first offset published at or after `moment`; one past the head if there is none."""
+
+    def lease(
+        self, consumer: str, member: str, limit: int, seconds: float, *, max_deliveries: int | None = None
+    ) -> Leased:
+        """Lease up to `limit` events to a member: its own unacknowledged ones first, then those whose lease ran out, then new ones."""
+
+    def ack(self, consumer: str, rowids: Sequence[int], *, token: str | None, member: str | None) -> Refused | None:
+        """Acknowledge offsets, all or none, if the lease that covers them is still the caller's."""
+
+    def nack(
+        self,
+        consumer: str,
+        rowids: Sequence[int],
+        *,
+        token: str | None,
+        member: str | None,
+        delay: float,
+        reason: str | None,
+    ) -> Refused | None:
+        """Give offsets back, to be delivered again after `delay` seconds."""
+
+    def reset(self, consumer: str, position: int) -> None:
+        """Forget every lease of a consumer and let it go on after `position`."""
+
+    def groups(self) -> list[Group]:
+        """Every consumer of this stream."""
+
+    def trim(self, upto: int) -> int:
+        """Remove the events up to and including an offset; consumers that had not seen them are told. Returns how many were removed."""
+
+    def trim_keys(self, before: float) -> None:
+        """Forget idempotency keys seen before a moment (seconds of the store's clock)."""
+
+    def count_after(self, offset: int) -> int:
+        """How many visible events lie after an offset."""
+
+    def nth_last(self, n: int) -> int | None:
+        """The offset of the `n`-th event from the end, or `None` where there are fewer."""
+
+
+class Store(Protocol):
+    """A database that holds streams, as one process sees it."""
+
+    committers: int
+    """How many threads may append at once. More than one only where that is faster and order per stream does not suffer."""
+
+    def open(self, schema: str, name: str, fields: dict[str, FieldType]) -> Log:
+        """The stream's log, created where it is missing. Existing tables are never changed in a way that loses data."""
+
+    def names(self) -> list[tuple[str, str]]:
+        """(schema, name) of every stream stored here, declared or not."""
+
+    def append(self, batches: Sequence[Batch]) -> list[Appended]:
+        """Store batches of any streams in one transaction. When this returns they are durable, when it raises none is stored
+        (or, if the connection broke during the commit, nobody can know)."""
+
+    def appended(self) -> None:
+        """Called after a commit of this process: wake the readers of others where the system has a way to."""
+
+    def changed(self, seen: object, timeout: float) -> object:
+        """Block until something may have been appended since the state `seen` (`None` at first), or until `timeout`; give the new state."""
+
+    def now(self) -> float:
+        """The store's clock, in seconds since 1970."""
+
+    def close(self) -> None:
+        """Give back connections and threads."""

@@ -1,0 +1,346 @@
+"""Consumers' bookkeeping: one row a consumer, one row a leased range. Every function runs inside one transaction.
+
+A consumer's `position` is the last offset that was ever delivered to it: whatever lies at or below it is either acknowledged or covered by a
+row of `leases`. Its row is locked before anything is read, so that two members never decide about the same range at once. Tokens are random: a
+counter could be issued twice after a crash that forgot the bookkeeping.
+"""
+
+from __future__ import annotations
+
+import secrets
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import groupby
+from typing import TYPE_CHECKING, NamedTuple
+
+from weft.systems.log import Group, Leased, Member, Refused, Span
+
+if TYPE_CHECKING:
+    from weft.systems.sql.log import SqlLog
+    from weft.systems.sql.store import Session
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class _Consumer(NamedTuple):
+    position: int
+    untold: int
+    epoch: int
+    now: int
+
+
+class _Lease(NamedTuple):
+    first: int
+    last: int
+    events: int
+    member: str
+    token: str
+    expires: int
+    deliveries: int
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """How a nack gives events back."""
+
+    delay: float
+    reason: str | None
+
+
+_COLUMNS = "first, last, events, member, token, expires, deliveries, reason"
+
+
+def _lock(session: Session, log: SqlLog, consumer: str, *, create: bool) -> _Consumer | None:
+    store = session.store
+    sql = (
+        f"SELECT position, untold, epoch, {store.now_sql} FROM {store.groups} "
+        f"WHERE stream = ? AND consumer = ?{store.for_update}"
+    )
+    row = session.row(sql, (log.number, consumer))
+    if row is None and create:
+        floor = session.row(f"SELECT floor FROM {store.streams} WHERE id = ?", (log.number,))
+        session.run(
+            store.insert_ignore(store.groups, ("stream", "consumer", "position", "lost", "untold", "epoch")),
+            (log.number, consumer, floor[0] if floor else 0, 0, 0, 0),
+        )
+        row = session.row(sql, (log.number, consumer))
+    return None if row is None else _Consumer(int(row[0]), int(row[1]), int(row[2]), int(row[3]))
+
+
+def _insert(session: Session, log: SqlLog, consumer: str, lease: _Lease) -> None:
+    session.run(
+        f"INSERT INTO {session.store.leases} (stream, consumer, {_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (log.number, consumer, *lease),
+    )
+
+
+def _delete(session: Session, log: SqlLog, consumer: str, first: int) -> None:
+    session.run(
+        f"DELETE FROM {session.store.leases} WHERE stream = ? AND consumer = ? AND first = ?", (log.number, consumer, first)
+    )
+
+
+def _lose(session: Session, log: SqlLog, consumer: str, lost: int, *, told: bool) -> None:
+    session.run(
+        f"UPDATE {session.store.groups} SET lost = lost + ?, untold = untold + ? WHERE stream = ? AND consumer = ?",
+        (lost, 0 if told else lost, log.number, consumer),
+    )
+
+
+def lease(
+    session: Session,
+    log: SqlLog,
+    consumer: str,
+    member: str,
+    limit: int,
+    seconds: float,
+    max_deliveries: int | None,
+) -> Leased:
+    """Lease up to `limit` events: the member's own first, then those whose lease ran out, then new ones."""
+    store = session.store
+    state = _lock(session, log, consumer, create=True)
+    assert state is not None
+    token = secrets.token_hex(8)
+    expires = state.now + int(seconds * 1e6)
+    candidates = [
+        _Lease(*row)
+        for row in session.rows(
+            f"SELECT {_COLUMNS} FROM {store.leases} WHERE stream = ? AND consumer = ? AND (member = ? OR expires <= ?) "
+            f"ORDER BY CASE WHEN member = ? THEN 0 ELSE 1 END, first LIMIT ?",
+            (log.number, consumer, member, state.now, member, limit),
+        )
+    ]
+    if candidates:
+        candidates, gone = _without_trimmed(session, log, consumer, candidates)
+        state = state._replace(untold=state.untold + gone)
+    if state.untold:
+        session.run(
+            f"UPDATE {store.groups} SET untold = 0 WHERE stream = ? AND consumer = ?", (log.number, consumer)
+        )
+        return Leased(token, [], [], state.untold, state.epoch)
+
+    spans: list[Span] = []
+    exhausted: list[Span] = []
+    room = limit
+    for held in candidates:
+        if room <= 0:
+            break
+        final = max_deliveries is not None and held.deliveries >= max_deliveries
+        # The last attempt goes alone: when it fails, its neighbours in the range are not dead-lettered with it.
+        alone = not final and max_deliveries is not None and max_deliveries > 1 and held.deliveries == max_deliveries - 1
+        if alone and spans:
+            break
+        taken = _take_over(session, log, consumer, held, 1 if alone else room, member, token, expires, again=not final)
+        room -= taken.events
+        (exhausted if final else spans).append(taken)
+        if alone:
+            room = 0
+    if room > 0:
+        fence = store.fence(session, log)
+        if fence > state.position:
+            first, last, events = log.take(session, state.position + 1, fence, room)
+            if events:
+                _insert(session, log, consumer, _Lease(first, last, events, member, token, expires, 1, None))
+                session.run(
+                    f"UPDATE {store.groups} SET position = ? WHERE stream = ? AND consumer = ?",
+                    (last, log.number, consumer),
+                )
+                spans.append(Span(first, last, events, 1))
+    return Leased(token, spans, exhausted, 0, state.epoch)
+
+
+def _without_trimmed(
+    session: Session, log: SqlLog, consumer: str, candidates: list[_Lease]
+) -> tuple[list[_Lease], int]:
+    """Take out of leases what retention has removed; how many events that were."""
+    row = session.row(f"SELECT floor FROM {session.store.streams} WHERE id = ?", (log.number,))
+    floor = int(row[0]) if row else 0
+    kept, gone = [], 0
+    for held in candidates:
+        if held.first <= floor:
+            events = log.count_between(session, held.first, held.last)
+            gone += held.events - events
+            _delete(session, log, consumer, held.first)
+            if not events:
+                continue
+            held = held._replace(first=floor + 1, events=events)
+            _insert(session, log, consumer, held)
+        kept.append(held)
+    if gone:
+        _lose(session, log, consumer, gone, told=True)
+    return kept, gone
+
+
+def _take_over(
+    session: Session,
+    log: SqlLog,
+    consumer: str,
+    held: _Lease,
+    room: int,
+    member: str,
+    token: str,
+    expires: int,
+    *,
+    again: bool,
+) -> Span:
+    """Make a lease, or the first `room` events of it, the member's."""
+    last, events = held.last, held.events
+    if events > room:
+        _, last, events = log.take(session, held.first, held.last, room)
+        _insert(session, log, consumer, held._replace(first=last + 1, events=held.events - events))
+    deliveries = held.deliveries + (1 if again else 0)
+    session.run(
+        f"UPDATE {session.store.leases} SET last = ?, events = ?, member = ?, token = ?, expires = ?, deliveries = ? "
+        "WHERE stream = ? AND consumer = ? AND first = ?",
+        (last, events, member, token, expires, deliveries, log.number, consumer, held.first),
+    )
+    return Span(held.first, last, events, deliveries, held.reason)
+
+
+def settle(
+    session: Session,
+    log: SqlLog,
+    consumer: str,
+    rowids: Sequence[int],
+    token: str | None,
+    member: str | None,
+    release: Release | None,
+) -> Refused | None:
+    """Acknowledge offsets (or give them back), all or none. `token` fences; without one the member does; without both any live lease will do."""
+    wanted = sorted(set(rowids))
+    if not wanted:
+        return None
+    state = _lock(session, log, consumer, create=False)
+    if state is None:
+        return Refused(wanted, "nothing was ever delivered to this consumer")
+    covering = [
+        _Lease(*row)
+        for row in session.rows(
+            f"SELECT {_COLUMNS} FROM {session.store.leases} "
+            "WHERE stream = ? AND consumer = ? AND last >= ? AND first <= ? ORDER BY first",
+            (log.number, consumer, wanted[0], wanted[-1]),
+        )
+    ]
+    settled: list[tuple[_Lease, list[int]]] = []
+    covered = 0
+    for held in covering:
+        mine = wanted[bisect_left(wanted, held.first) : bisect_right(wanted, held.last)]
+        if mine:
+            covered += len(mine)
+            settled.append((held, mine))
+            why = _not_held(held, token, member, state.now)
+            if why:
+                return Refused(mine, why)
+    if covered < len(wanted):
+        inside = {rowid for _, mine in settled for rowid in mine}
+        outside = [rowid for rowid in wanted if rowid not in inside]
+        if outside[-1] > state.position:
+            return Refused([r for r in outside if r > state.position], "they were not delivered to this consumer yet")
+        if token is not None or member is not None or release is not None:
+            return Refused(outside, "their lease is gone: another member acknowledged them, or the consumer was reset")
+    for held, mine in settled:
+        _settle_lease(session, log, consumer, held, mine, state.now, release)
+    return None
+
+
+def _not_held(held: _Lease, token: str | None, member: str | None, now: int) -> str | None:
+    if not held.token:
+        return "they were given back and wait to be delivered again"
+    if (token is not None and held.token != token) or (token is None and member is not None and held.member != member):
+        return f"their lease ran out, and member {held.member!r} holds them now"
+    if held.expires <= now:
+        return f"their lease ran out {(now - held.expires) / 1e6:.1f} seconds ago"
+    return None
+
+
+def _settle_lease(
+    session: Session, log: SqlLog, consumer: str, held: _Lease, mine: list[int], now: int, release: Release | None
+) -> None:
+    _delete(session, log, consumer, held.first)
+    if release is None and len(mine) == held.events:
+        return
+    stored = [
+        int(row[0])
+        for row in session.rows(
+            f"SELECT {log.rowid} FROM {log.table} WHERE {log.rowid} >= ? AND {log.rowid} <= ? ORDER BY {log.rowid}",
+            (held.first, held.last),
+        )
+    ]
+    chosen = set(mine)
+    for is_mine, run in groupby(stored, key=chosen.__contains__):
+        offsets = list(run)
+        piece = held._replace(first=offsets[0], last=offsets[-1], events=len(offsets))
+        if not is_mine:
+            _insert(session, log, consumer, piece)
+        elif release is not None:
+            given_back = piece._replace(
+                member="", token="", expires=now + int(release.delay * 1e6), reason=release.reason or held.reason
+            )
+            _insert(session, log, consumer, given_back)
+    # What retention removed meanwhile counts as lost, unless it is acknowledged right now.
+    gone = held.events - len(stored)
+    if gone > 0:
+        here = set(stored)
+        acknowledged = sum(1 for rowid in mine if rowid not in here) if release is None else 0
+        if gone > acknowledged:
+            _lose(session, log, consumer, gone - acknowledged, told=False)
+
+
+def reset(session: Session, log: SqlLog, consumer: str, position: int) -> None:
+    """Forget every lease of a consumer and let it go on after `position`."""
+    store = session.store
+    _lock(session, log, consumer, create=True)
+    session.run(f"DELETE FROM {store.leases} WHERE stream = ? AND consumer = ?", (log.number, consumer))
+    session.run(
+        f"UPDATE {store.groups} SET position = ?, untold = 0, epoch = epoch + 1 WHERE stream = ? AND consumer = ?",
+        (position, log.number, consumer),
+    )
+
+
+def lock_all(session: Session, log: SqlLog) -> list[tuple[str, int]]:
+    """Lock every consumer of a stream, in one order; their names and positions."""
+    store = session.store
+    rows = session.rows(
+        f"SELECT consumer, position FROM {store.groups} WHERE stream = ? ORDER BY consumer{store.for_update}",
+        (log.number,),
+    )
+    return [(row[0], int(row[1])) for row in rows]
+
+
+def pass_over(session: Session, log: SqlLog, consumers: list[tuple[str, int]], cut: int) -> None:
+    """Move consumers that have not reached `cut` behind it, and note how many events each lost."""
+    for consumer, position in consumers:
+        if position < cut:
+            _lose(session, log, consumer, log.count_between(session, position + 1, cut), told=False)
+            session.run(
+                f"UPDATE {session.store.groups} SET position = ? WHERE stream = ? AND consumer = ?",
+                (cut, log.number, consumer),
+            )
+
+
+def groups(session: Session, log: SqlLog) -> list[Group]:
+    """Every consumer of a stream with its members."""
+    store = session.store
+    fence = store.fence(session, log)
+    rows = session.rows(
+        f"SELECT consumer, position, lost FROM {store.groups} WHERE stream = ? ORDER BY consumer", (log.number,)
+    )
+    held = session.rows(
+        f"SELECT consumer, member, sum(events), max(expires), max(deliveries) FROM {store.leases} "
+        "WHERE stream = ? GROUP BY consumer, member ORDER BY consumer, member",
+        (log.number,),
+    )
+    found = []
+    for consumer, position, lost in rows:
+        mine = [row for row in held if row[0] == consumer]
+        members = [
+            Member(member, int(events), _EPOCH + timedelta(microseconds=int(expires)), int(deliveries))
+            for _, member, events, expires, deliveries in mine
+            if member
+        ]
+        lag = log.count_between(session, int(position) + 1, fence)
+        found.append(Group(consumer, int(position), lag, sum(int(row[2]) for row in mine), int(lost), members))
+    return found

@@ -1,0 +1,232 @@
+"""One stream in a SQL database: its columns, its range reads and its retention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from weft.systems.log import META_TYPES, PUBLISHED_AT, ROWID, Group, Leased, Page, Refused
+from weft.systems.sql import leases
+from weft.types import FieldType
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from weft.systems.sql.store import Session, SqlStore
+
+# Retention removes this many events a transaction, so that publishers never wait for long behind it.
+_TRIM_STEP = 10_000
+
+
+class SqlLog:
+    """A stream's table and its bookkeeping rows. See `weft.systems.log.Log`."""
+
+    def __init__(self, store: SqlStore, number: int, schema: str, name: str) -> None:
+        self.store = store
+        self.number = number
+        self.schema = schema
+        self.name = name
+        self.table = store.table(schema, name)
+        self.rowid = store.quote(ROWID)
+        self.declared: dict[str, FieldType] = {}
+        self._types: dict[str, FieldType] = {}
+        self._fields: dict[str, FieldType] = {}
+
+    # ------------------------------------------------------------------------------------------------------------- columns
+
+    def types(self, *, fresh: bool = False) -> dict[str, FieldType]:
+        """Every column of the table, in order."""
+        if fresh or not self._types:
+            with self.store.session("read") as session:
+                self._types = self.store.reflect(session, self.schema, self.name) or {}
+            self._fields = {name: kind for name, kind in self._types.items() if name not in META_TYPES}
+        return self._types
+
+    def fields(self, *, fresh: bool = False) -> dict[str, FieldType]:
+        """The columns that hold users' fields."""
+        self.types(fresh=fresh)
+        return self._fields
+
+    def add_fields(self, fields: dict[str, FieldType]) -> None:
+        """Add columns; one that is there already stays as it is."""
+        for name, kind in fields.items():
+            self.store.add_column(self, name, kind)
+        self.types(fresh=True)
+
+    @property
+    def forbidden(self) -> str:
+        """Characters that a text column cannot hold."""
+        return self.store.forbidden
+
+    # ------------------------------------------------------------------------------------------------------------- reading
+
+    def head(self) -> int:
+        """The last offset that a reader may see; never below what retention removed."""
+        with self.store.session("read") as session:
+            fence = self.store.fence(session, self)
+        return fence or self.floor()
+
+    def floor(self) -> int:
+        """The last offset that retention removed."""
+        return int(self._one(f"SELECT floor FROM {self.store.streams} WHERE id = ?", (self.number,)) or 0)
+
+    def count(self) -> int:
+        """How many events are stored and visible."""
+        return self.count_after(0)
+
+    def count_after(self, offset: int) -> int:
+        """How many visible events lie after an offset."""
+        with self.store.session("read") as session:
+            fence = self.store.fence(session, self)
+            row = session.row(
+                f"SELECT count(*) FROM {self.table} WHERE {self.rowid} > ? AND {self.rowid} <= ?", (offset, fence)
+            )
+        return int(row[0]) if row else 0
+
+    def nth_last(self, n: int) -> int | None:
+        """The offset of the n-th event from the end."""
+        found = self._one(f"SELECT {self.rowid} FROM {self.table} ORDER BY {self.rowid} DESC LIMIT 1 OFFSET ?", (n - 1,))
+        return None if found is None else int(found)
+
+    def first_since(self, moment: datetime) -> int:
+        """The first offset published at or after a moment; one past the head if there is none."""
+        kind = META_TYPES[PUBLISHED_AT]
+        found = self._one(
+            f"SELECT {self.rowid} FROM {self.table} WHERE {self.store.quote(PUBLISHED_AT)} >= ? ORDER BY {self.rowid} LIMIT 1",
+            (self.store.bind(moment, kind),),
+        )
+        return self.head() + 1 if found is None else int(found)
+
+    def read(self, after: int, upto: int, limit: int) -> Page:
+        """Up to `limit` events of a range, in order."""
+        with self.store.session("read") as session:
+            cursor = session.run(
+                f"SELECT * FROM {self.table} WHERE {self.rowid} > ? AND {self.rowid} <= ? ORDER BY {self.rowid} LIMIT ?",
+                (after, upto, limit),
+            )
+            names = tuple(column[0] for column in cursor.description)
+            rows = cursor.fetchall()
+        return Page(names, self._decode(names, rows))
+
+    def _decode(self, names: tuple[str, ...], rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+        types = self._types
+        if any(name not in types for name in names):
+            types = self.types(fresh=True)
+        decoders = self.store.decoders
+        todo = [
+            (i, decoders[kind.base])
+            for i, name in enumerate(names)
+            if (kind := types.get(name)) is not None and kind.base in decoders
+        ]
+        if not rows or not todo:
+            return list(rows)
+        columns: list[Sequence[Any]] = list(zip(*rows, strict=True))
+        for i, decode in todo:
+            column = columns[i]
+            if column[0] is not None or any(v is not None for v in column):
+                columns[i] = [None if v is None else decode(v) for v in column]
+        return list(zip(*columns, strict=True))
+
+    def read_arrow(self, after: int, upto: int, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """A range as Arrow record batches, in order and in bounded memory."""
+        types = self.types(fresh=True)
+        wanted = {name: types[name] for name in (columns if columns is not None else types)}
+        return self.store.arrow_batches(self, max(after, self.floor()), min(upto, self.head()), wanted)
+
+    def _one(self, sql: str, parameters: Sequence[Any] = ()) -> Any:
+        with self.store.session("read") as session:
+            row = session.row(sql, parameters)
+        return None if row is None else row[0]
+
+    # ----------------------------------------------------------------------------------------------------------- consumers
+
+    def lease(
+        self, consumer: str, member: str, limit: int, seconds: float, *, max_deliveries: int | None = None
+    ) -> Leased:
+        """Lease events to a member of a consumer."""
+        with self.store.session("keep") as session:
+            return leases.lease(session, self, consumer, member, limit, seconds, max_deliveries)
+
+    def ack(self, consumer: str, rowids: Sequence[int], *, token: str | None, member: str | None) -> Refused | None:
+        """Acknowledge offsets, all or none."""
+        with self.store.session("keep") as session:
+            return leases.settle(session, self, consumer, rowids, token, member, None)
+
+    def nack(
+        self,
+        consumer: str,
+        rowids: Sequence[int],
+        *,
+        token: str | None,
+        member: str | None,
+        delay: float,
+        reason: str | None,
+    ) -> Refused | None:
+        """Give offsets back, all or none."""
+        with self.store.session("keep") as session:
+            return leases.settle(session, self, consumer, rowids, token, member, leases.Release(delay, reason))
+
+    def reset(self, consumer: str, position: int) -> None:
+        """Let a consumer go on after a position."""
+        with self.store.session("keep") as session:
+            leases.reset(session, self, consumer, position)
+
+    def groups(self) -> list[Group]:
+        """Every consumer of this stream."""
+        with self.store.session("read") as session:
+            return leases.groups(session, self)
+
+    # ----------------------------------------------------------------------------------------------------------- retention
+
+    def trim(self, upto: int) -> int:
+        """Remove the events up to an offset, in steps; consumers that had not seen them are told how many they lost."""
+        removed = 0
+        upto = min(upto, self.head())
+        while True:
+            with self.store.session("keep") as session:
+                step, more = self._trim_step(session, upto)
+            removed += step
+            if not more:
+                return removed
+
+    def _trim_step(self, session: Session, upto: int) -> tuple[int, bool]:
+        # Consumers first: a lease being taken right now must not be counted over events that are about to go.
+        behind = leases.lock_all(session, self)
+        row = session.row(
+            f"SELECT count(*), max(r) FROM (SELECT {self.rowid} AS r FROM {self.table} WHERE {self.rowid} <= ? "
+            f"ORDER BY {self.rowid} LIMIT {_TRIM_STEP}) AS oldest",
+            (upto,),
+        )
+        count, cut = (int(row[0]), row[1]) if row else (0, None)
+        if not count or cut is None:
+            return 0, False
+        leases.pass_over(session, self, behind, int(cut))
+        session.run(f"DELETE FROM {self.table} WHERE {self.rowid} <= ?", (cut,))
+        session.run(
+            f"UPDATE {self.store.streams} SET floor = ? WHERE id = ? AND floor < ?", (cut, self.number, cut)
+        )
+        return count, count == _TRIM_STEP
+
+    def trim_keys(self, before: float) -> None:
+        """Forget idempotency keys seen before a moment."""
+        with self.store.session("keep") as session:
+            session.run(
+                f"DELETE FROM {self.store.keys} WHERE stream = ? AND seen < ?", (self.number, int(before * 1e6))
+            )
+
+    def count_between(self, session: Session, first: int, last: int) -> int:
+        """How many events a range holds now."""
+        row = session.row(
+            f"SELECT count(*) FROM {self.table} WHERE {self.rowid} >= ? AND {self.rowid} <= ?", (first, last)
+        )
+        return int(row[0]) if row else 0
+
+    def take(self, session: Session, first: int, last: int, limit: int) -> tuple[int, int, int]:
+        """First offset, last offset and number of the first `limit` events of a range."""
+        row = session.row(
+            f"SELECT min(r), max(r), count(*) FROM (SELECT {self.rowid} AS r FROM {self.table} "
+            f"WHERE {self.rowid} >= ? AND {self.rowid} <= ? ORDER BY {self.rowid} LIMIT ?) AS taken",
+            (first, last, limit),
+        )
+        return (int(row[0]), int(row[1]), int(row[2])) if row and row[2] else (0, 0, 0)

@@ -1,0 +1,300 @@
+"""Streams on SQLite: one writer at a time, so offsets are in commit order by themselves."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from functools import lru_cache
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+from uuid import UUID
+
+from weft.errors import BusyError, ConnectionFailedError, SchemaError, StorageError, WeftError
+from weft.systems.base import Connection
+from weft.systems.log import EXTRA, PUBLISH_ID, PUBLISHED_AT, ROWID, Batch
+from weft.systems.sql.log import SqlLog
+from weft.systems.sql.store import Role, Session, SqlStore
+from weft.systems.sqlite.connection import SQLiteConnection
+from weft.types import FieldType, from_sql
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# How long a writer waits for another process's lock before it gives up with an error.
+LOCK_SECONDS = 30.0
+# SQLite's own busy handler sleeps up to 100 ms between tries, which starves a writer beside a busy one.
+_RETRY_SECONDS = 0.0005
+# Reading `data_version` costs some microseconds: at this pace a waiting process uses 1-3 % of a core and wakes within milliseconds.
+_POLL_SECONDS = 0.003
+
+
+class SqliteStore(SqlStore):
+    """A SQLite file in WAL mode. Publishes run under `synchronous=FULL`, bookkeeping under NORMAL."""
+
+    dialect: ClassVar[str] = "sqlite"
+    for_update: ClassVar[str] = ""
+    now_sql: ClassVar[str] = "weft_now()"
+
+    def __init__(self, connection: Connection, clock: Callable[[], float] = time.time) -> None:
+        super().__init__(connection, clock)
+        assert isinstance(self.connection, SQLiteConnection)
+        self.path = self.connection.path or ":memory:"
+        self.in_memory = self.path == ":memory:"
+        self._memory: sqlite3.Connection | None = None
+        # One writer of this process at a time: the others wait here without asking SQLite again and again.
+        self._writing = threading.Lock()
+        self._watcher: sqlite3.Connection | None = None
+
+    # ------------------------------------------------------------------------------------------------------- connections
+
+    def connect(self, role: Role) -> sqlite3.Connection:
+        """A connection with the durability of its role."""
+        if not self.in_memory:
+            os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
+        driver = sqlite3.connect(
+            self.path, timeout=LOCK_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=256
+        )
+        try:
+            driver.create_function("weft_now", 0, lambda: int(self.clock() * 1e6))
+            driver.execute("PRAGMA journal_mode=WAL")
+            driver.execute(f"PRAGMA synchronous={'FULL' if role == 'publish' else 'NORMAL'}")
+            if role != "read":
+                driver.execute("PRAGMA busy_timeout=0")  # `begin` waits by itself
+        except BaseException:
+            driver.close()
+            raise
+        return driver
+
+    @contextmanager
+    def session(self, role: Role) -> Iterator[Session]:
+        """As for every database; an in-memory one has a single connection, which its users take in turn."""
+        if self.in_memory:
+            with self._lock:
+                if self._memory is None:
+                    self._memory = self.connect("publish")
+                self._idle[role] = [(time.monotonic(), self._memory)]
+                with super().session(role) as session:
+                    yield session
+        elif role == "read":
+            with super().session(role) as session:
+                yield session
+        else:
+            with self._writing, super().session(role) as session:
+                yield session
+
+    def begin(self, driver: sqlite3.Connection, role: Role) -> None:
+        """Take the write lock at once: a lock taken later could fail in the middle of the work."""
+        if role == "read" or driver.in_transaction:
+            return
+        deadline = time.monotonic() + LOCK_SECONDS
+        while True:
+            try:
+                driver.execute("BEGIN IMMEDIATE")
+                return
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                    raise
+            time.sleep(_RETRY_SECONDS)
+
+    def commit(self, driver: sqlite3.Connection, role: Role) -> None:
+        """Commit; in WAL mode nobody can be in the way."""
+        if role != "read":
+            driver.execute("COMMIT")
+
+    def rollback(self, driver: sqlite3.Connection) -> None:
+        """Undo what was open."""
+        if driver.in_transaction:
+            driver.execute("ROLLBACK")
+
+    def execute(self, driver: sqlite3.Connection, sql: str, parameters: Sequence[Any]) -> sqlite3.Cursor:
+        """Run a statement."""
+        return driver.execute(sql, parameters)
+
+    def translate_sql(self, sql: str) -> str:
+        """SQLite's placeholder is ours."""
+        return sql
+
+    def is_driver_error(self, error: BaseException) -> bool:
+        """Whether sqlite3 raised this."""
+        return isinstance(error, sqlite3.Error)
+
+    def explain(self, error: BaseException) -> WeftError:
+        """By SQLite's result code."""
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        where = f"SQLite database {self.path}"
+        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            return BusyError(
+                f"{where} has been locked by another process for {LOCK_SECONDS:.0f} seconds.",
+                hint="Nothing was stored. End the other transaction, then try again.",
+            )
+        if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR):
+            return StorageError(
+                f"{where} cannot be written: {error}.", hint="Nothing was stored. Free disk space or check its permissions."
+            )
+        if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+            return ConnectionFailedError(f"{where} cannot be opened: {error}.", hint="weft connections check shows what is configured.")
+        if code in (sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH):
+            return SchemaError(f"{where} refused a value: {error}.")
+        return WeftError(f"{where}: {error}.")
+
+    def close(self) -> None:
+        """Close every connection."""
+        super().close()
+        for driver in (self._memory, self._watcher):
+            if driver is not None:
+                driver.close()
+        self._memory = self._watcher = None
+
+    # -------------------------------------------------------------------------------------------------------------- tables
+
+    def quote(self, name: str) -> str:
+        """A quoted identifier."""
+        return '"' + name.replace('"', '""') + '"'
+
+    def table(self, schema: str, name: str) -> str:
+        """SQLite has no schemas: the table is called "schema.name"."""
+        return self.quote(f"{schema}.{name}")
+
+    def reflect(self, session: Session, schema: str, name: str) -> dict[str, FieldType] | None:
+        """Columns by PRAGMA table_info: the declared types say it all."""
+        rows = session.rows("SELECT name, type FROM pragma_table_info(?) ORDER BY cid", (f"{schema}.{name}",))
+        return {column: from_sql("sqlite", kind) for column, kind in rows} or None
+
+    def create_catalogue(self, session: Session) -> None:
+        """The four bookkeeping tables."""
+        for statement in (
+            f"CREATE TABLE IF NOT EXISTS {self.streams} (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, "
+            "head INTEGER NOT NULL DEFAULT 0, floor INTEGER NOT NULL DEFAULT 0)",
+            f"CREATE TABLE IF NOT EXISTS {self.groups} (stream INTEGER NOT NULL, consumer TEXT NOT NULL, position INTEGER NOT NULL, "
+            "lost INTEGER NOT NULL, untold INTEGER NOT NULL, epoch INTEGER NOT NULL, PRIMARY KEY (stream, consumer)) WITHOUT ROWID",
+            f"CREATE TABLE IF NOT EXISTS {self.leases} (stream INTEGER NOT NULL, consumer TEXT NOT NULL, first INTEGER NOT NULL, "
+            "last INTEGER NOT NULL, events INTEGER NOT NULL, member TEXT NOT NULL, token TEXT NOT NULL, expires INTEGER NOT NULL, "
+            "deliveries INTEGER NOT NULL, reason TEXT, PRIMARY KEY (stream, consumer, first)) WITHOUT ROWID",
+            f"CREATE TABLE IF NOT EXISTS {self.keys} (stream INTEGER NOT NULL, id BLOB NOT NULL, seen INTEGER NOT NULL, "
+            "PRIMARY KEY (stream, id)) WITHOUT ROWID",
+            f"CREATE INDEX IF NOT EXISTS {self.table('weft', 'keys_seen')} ON {self.keys} (stream, seen)",
+        ):
+            session.run(statement)
+
+    def create_stream(self, session: Session, schema: str, name: str, columns: dict[str, FieldType]) -> None:
+        """The table; AUTOINCREMENT never gives an offset twice, not even after the last events were trimmed."""
+        spelled = ", ".join(
+            f"{self.quote(ROWID)} INTEGER PRIMARY KEY AUTOINCREMENT"
+            if column == ROWID
+            else f"{self.quote(column)} {kind.sql('sqlite')}"
+            for column, kind in columns.items()
+        )
+        session.run(f"CREATE TABLE IF NOT EXISTS {self.table(schema, name)} ({spelled})")
+        session.run(f"INSERT OR IGNORE INTO {self.streams} (name) VALUES (?)", (f"{schema}.{name}",))
+
+    def add_column(self, log: SqlLog, name: str, kind: FieldType) -> None:
+        """ALTER TABLE under the write lock, where nobody else can add the same."""
+        with self.session("publish") as session:
+            if name not in (self.reflect(session, log.schema, log.name) or {}):
+                session.run(f"ALTER TABLE {log.table} ADD COLUMN {self.quote(name)} {kind.sql('sqlite')}")
+
+    def insert_ignore(self, table: str, columns: Sequence[str]) -> str:
+        """INSERT OR IGNORE."""
+        return f"INSERT OR IGNORE INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
+
+    # --------------------------------------------------------------------------------------------------------------- values
+
+    def insert(self, session: Session, log: SqlLog, batches: Sequence[Batch]) -> list[tuple[int, int]]:
+        """One executemany for all; the write lock makes the offsets contiguous."""
+        types, first = log.types(), batches[0]
+        binders = [_BINDERS.get(types[name].base) for name in first.columns]
+        published = iso_timestamp(datetime.fromtimestamp(self.clock(), UTC))
+        driver = cast(sqlite3.Connection, session.driver)
+        driver.executemany(
+            _insert_sql(log.table, first.columns, first.extra is not None),
+            chain.from_iterable(self._rows(batch, binders, published) for batch in batches),
+        )
+        (last,) = driver.execute("SELECT last_insert_rowid()").fetchone()
+        offset = last - sum(batch.count for batch in batches)
+        ranges = []
+        for batch in batches:
+            ranges.append((offset + 1, offset + batch.count))
+            offset += batch.count
+        return ranges
+
+    @staticmethod
+    def _rows(batch: Batch, binders: list[Callable[[Any], Any] | None], published: str) -> Iterator[tuple[Any, ...]]:
+        columns: list[Any] = [
+            values if bind is None else [None if v is None else bind(v) for v in values]
+            for values, bind in zip(batch.values, binders, strict=True)
+        ]
+        if batch.extra is not None:
+            columns.append(batch.extra)
+        return zip(*columns, repeat(published, batch.count), repeat(batch.publish_id), strict=False)
+
+    def bind(self, value: Any, kind: FieldType) -> Any:
+        """One value as sqlite3 takes it."""
+        bind = _BINDERS.get(kind.base)
+        return value if bind is None or value is None else bind(value)
+
+    decoders: ClassVar[dict[str, Callable[[Any], Any]]] = {}
+
+    def arrow_batches(
+        self, log: SqlLog, after: int, upto: int, columns: dict[str, FieldType]
+    ) -> Iterator[pa.RecordBatch]:
+        """Columns are concatenated inside SQLite, in threads."""
+        from weft.systems.sqlite import arrow
+
+        return arrow.batches(self, log, after, upto, columns)
+
+    # ---------------------------------------------------------------------------------------------------------------- waiting
+
+    def now(self) -> float:
+        """This host's clock: a SQLite file lives on one host."""
+        return self.clock()
+
+    def changed(self, seen: object, timeout: float) -> object:
+        """Poll `data_version`, which grows with every commit of another connection. One thread calls this."""
+        deadline = time.monotonic() + timeout
+        if self.in_memory:
+            time.sleep(timeout)
+            return None
+        if self._watcher is None:
+            self._watcher = self.connect("read")
+        while True:
+            (version,) = self._watcher.execute("PRAGMA data_version").fetchone()
+            if version != seen or time.monotonic() >= deadline:
+                return version
+            time.sleep(_POLL_SECONDS)
+
+
+@lru_cache(maxsize=1024)
+def _insert_sql(table: str, columns: tuple[str, ...], with_extra: bool) -> str:
+    names = [*columns, *([EXTRA] if with_extra else []), PUBLISHED_AT, PUBLISH_ID]
+    quoted = ", ".join('"' + name.replace('"', '""') + '"' for name in names)
+    return f"INSERT INTO {table} ({quoted}) VALUES ({', '.join('?' * len(names))})"
+
+
+def iso_timestamp(value: datetime) -> str:
+    """A timestamp as text that sorts by time and that SQLite's date functions read."""
+    return value.isoformat(timespec="microseconds")
+
+
+_BINDERS: dict[str, Callable[[Any], Any]] = {
+    "decimal": str,
+    "date": date.isoformat,
+    "timestamp": iso_timestamp,
+    "uuid": str,
+}
+
+SqliteStore.decoders = {
+    "bool": bool,
+    "decimal": Decimal,
+    "date": date.fromisoformat,
+    # The events of one commit share their time of publication.
+    "timestamp": lru_cache(maxsize=4096)(datetime.fromisoformat),
+    "json": json.loads,
+    "uuid": UUID,
+}
