@@ -10,6 +10,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import weft as weft
+    from weft import errors as errors
+    from weft import project as project
+    from weft import settings as settings
+    from weft import streams as streams
+    from weft import systems as systems
     from weft.errors import BusyError as BusyError
     from weft.errors import ConnectionFailedError as ConnectionFailedError
     from weft.errors import DeclarationError as DeclarationError
@@ -92,22 +98,27 @@ _SUBMODULES = ("errors", "project", "settings", "streams", "systems", "testing")
 __all__ = sorted(_MODULE_OF)
 
 
-def __getattr__(name: str) -> object:
-    value: object
-    if name in _MODULE_OF:
-        value = getattr(import_module(_MODULE_OF[name]), name)
-    elif name in _SUBMODULES:
-        return import_module(f"weft.{name}")
-    elif name == "weft":  # `from weft import weft`, for `@weft.stream` in the manner of the namespace object of others
-        value = sys.modules[__name__]
-    elif name == "__version__":
-        from importlib.metadata import version
+# Hidden from type checkers, which would take any name for an attribute of the package.
+if not TYPE_CHECKING:
 
-        value = version("weft")
-    else:
-        raise AttributeError(f"module 'weft' has no attribute {name!r}")
-    globals()[name] = value
-    return value
+    def __getattr__(name: str) -> object:
+        value: object
+        if name in _MODULE_OF:
+            value = getattr(import_module(_MODULE_OF[name]), name)
+        elif name in _SUBMODULES:
+            return import_module(f"weft.{name}")
+        elif (
+            name == "weft"
+        ):  # `from weft import weft`, for `@weft.stream` in the manner of the namespace object of others
+            value = sys.modules[__name__]
+        elif name == "__version__":
+            from importlib.metadata import version
+
+            value = version("weft")
+        else:
+            raise AttributeError(f"module 'weft' has no attribute {name!r}")
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -215,7 +215,7 @@ def interpolate(text: str, where: str) -> str:
 # Secrets
 
 _SECRET_NAME = re.compile(r"passw|pwd|passphrase|secret|token|(api|access|private)_?key|credential|signature", re.I)
-_PARAMETER = re.compile(r"([^&;=?\s]+)=([^&;#\s]*)")
+_PARAMETER = re.compile(r"([^&=?]+)=([^&]*)")
 _KEYWORD = re.compile(r"(\w+)\s*=\s*('(?:[^'\\]|\\.)*'|\S+)")
 
 
@@ -230,41 +230,39 @@ def redact_url(url: str, *, keep_references: bool = True) -> str:
     A secret that is written as a `${VAR}` reference stays: it says where the value comes from, not what it is.
     """
     shown, end = [], 0
-    for start, stop in _secret_spans(url):
+    for start, stop in sorted(_secret_spans(url)):
         if keep_references and re.fullmatch(r"\$\{[^}]*\}", url[start:stop]):
             continue
-        shown += [url[end:start], HIDDEN]
-        end = stop
+        if start >= end:
+            shown += [url[end:start], HIDDEN]
+        end = max(end, stop)
     return "".join([*shown, url[end:]])
 
 
 def url_secrets(url: str) -> set[str]:
-    """The secret values in `url`, each as it is written and percent-decoded."""
+    """The secret values in `url`, each as it is written and percent-decoded.
+
+    A driver that reads an unescaped password differently may quote only a part of it, so longer parts count as well.
+    """
     written = {url[start:stop] for start, stop in _secret_spans(url)}
-    return written | {unquote(secret) for secret in written}
+    parts = {part for secret in written for part in re.split("[@/?#:]", secret) if len(part) > 2}
+    return written | parts | {unquote(secret) for secret in written}
 
 
 def _secret_spans(url: str) -> Iterator[tuple[int, int]]:
-    """Where the secrets are in `url`. When a URL is ambiguous, too much is a secret rather than too little."""
+    """Where the secrets are in `url`; spans may overlap. In an ambiguous URL too much is secret, not too little."""
     scheme = re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", url)
     start = scheme.end() if scheme else 0
-    question = url.find("?", start)
-    path_end = question if question >= 0 else len(url)
-    # A password may hold an unescaped "/", "?", "#" or "@" by mistake: look for the last "@" that can end it.
-    at = url.rfind("@", start, path_end)
-    if at < 0 and question >= 0:
-        port_and_parameters = re.match(r"[^/:]*:?\d*(/[^?]*)?\?[^@]*=", url[start:])
-        at = -1 if port_and_parameters else url.rfind("@")
-    colon = url.find(":", start, at) if at >= 0 else -1
-    parameters_from = path_end
-    if colon >= 0 and "/" not in url[start:colon]:
-        if colon + 1 < at:
-            yield colon + 1, at
-        parameters_from = max(path_end, at)
-    found = _PARAMETER if scheme else _KEYWORD
-    for parameter in found.finditer(url, parameters_from if scheme else max(at, 0)):
-        if is_secret_name(parameter[1]) and parameter[2]:
-            yield parameter.span(2)
+    # A password may hold an unescaped "/", "?", "#" or "@" by mistake: take everything up to the last "@" for it.
+    at = url.rfind("@", start)
+    colon = url.find(":", start, max(at, start))
+    if 0 <= colon < at - 1 and "/" not in url[start:colon]:
+        yield colon + 1, at
+    # Without a scheme it may be a text of keywords, as libpq takes: host=localhost password=…
+    for pattern in (_PARAMETER,) if scheme else (_PARAMETER, _KEYWORD):
+        for parameter in pattern.finditer(url, start):
+            if is_secret_name(parameter[1]) and parameter[2]:
+                yield parameter.span(2)
 
 
 def redact(text: str, secrets: Iterable[str]) -> str:

@@ -55,19 +55,26 @@ def print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[str]) ->
     titles = [column.replace("_", " ") for column in columns]
     cells = [[_text(row.get(column)) for column in columns] for row in rows]
     numeric = [any(rows) and all(isinstance(row.get(column), int | float) for row in rows) for column in columns]
+    widths = [max(map(len, column)) for column in zip(titles, *cells, strict=True)]
     if sys.stdout.isatty():
         from rich.console import Console
         from rich.table import Table
         from rich.text import Text
 
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for title, right in zip(titles, numeric, strict=True):
-            table.add_column(title, justify="right" if right else "left", overflow="fold", header_style="bold")
+        for title, width, right in zip(titles, widths, numeric, strict=True):
+            # In a narrow terminal only the long columns fold: a name that is broken in two is hard to read.
+            table.add_column(
+                title,
+                justify="right" if right else "left",
+                no_wrap=width <= 12,
+                overflow="fold",
+                header_style="bold",
+            )
         for line in cells:
             table.add_row(*map(Text, line))
         Console().print(table)
         return
-    widths = [max(map(len, column)) for column in zip(titles, *cells, strict=True)]
     for line in [titles, *cells]:
         fitted = [
             text.rjust(width) if right else text.ljust(width)

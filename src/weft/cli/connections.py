@@ -70,7 +70,9 @@ def check(name: str, modules: tuple[str, ...], output: str) -> None:
 def set_(definition: str, in_project: bool) -> None:
     """Let NAME lead to DSN.
 
-    For example: weft connections set warehouse='postgres://me:${PASSWORD}@host/db'. Each ${VAR} is read from the environment when the connection is used. Quote it, or the shell replaces it now.
+    For example: weft connections set warehouse='postgres://me:${PASSWORD}@host/db'
+
+    Each ${VAR} is read from the environment when the connection is used. Quote it, or the shell replaces it now.
     """
     name, equals, url = definition.partition("=")
     if not equals or not url:

@@ -50,8 +50,9 @@ def init(directory: Path, force: bool) -> None:
     """Start a project in DIR (here, if none is given): settings, a first stream, and .gitignore."""
     present = [name for name in _FILES if (directory / name).exists()]
     if present and not force:
+        verb = "exist" if len(present) > 1 else "exists"
         raise DeclarationError(
-            f"{' and '.join(str(directory / name) for name in present)} exist already; nothing was written.",
+            f"{' and '.join(str(directory / name) for name in present)} {verb} already; nothing was written.",
             hint="Choose another folder, or overwrite with --force.",
         )
     try:

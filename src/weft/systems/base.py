@@ -12,7 +12,7 @@ import typing
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, Self
 
@@ -175,11 +175,6 @@ class Connection:
             is_reference = isinstance(value, str) and re.fullmatch(r"\$\{[^}]*\}", value)
             return value if is_reference and not self._is_resolved else settings.HIDDEN
         return value
-
-
-def url_field() -> Any:
-    """A dataclass field that holds a URL: shown without its password, its scheme checked against the kind."""
-    return field(metadata={"url": True})
 
 
 @contextmanager

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 from urllib.parse import unquote, unquote_plus, urlsplit
 
 from weft.errors import SettingsError, nearest
-from weft.systems.base import Connection, measured, require, url_field
+from weft.systems.base import Connection, measured, require
 
 
 def _flag(text: str) -> bool:
@@ -46,7 +46,7 @@ class MySQLConnection(Connection):
 
     kind: ClassVar[str] = "mysql"
 
-    url: str = url_field()
+    url: str = field(metadata={"url": True})
 
     def validate(self) -> None:
         """Once nothing is left to substitute, the URL can be taken apart."""

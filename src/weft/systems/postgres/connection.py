@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from weft.systems.base import Connection, measured, require, url_field
+from weft.systems.base import Connection, measured, require
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class PostgresConnection(Connection):
 
     kind: ClassVar[str] = "postgres"
 
-    url: str = url_field()
+    url: str = field(metadata={"url": True})
 
     def check(self) -> dict[str, Any]:
         """Connect and ask for the server's version."""
