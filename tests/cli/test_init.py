@@ -1,0 +1,64 @@
+"""`weft init` starts a project that works as it is."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.parametrize("folder", [".", "new/project"])
+def test_files(run, folder: str) -> None:
+    done = run("init", folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert tomllib.loads(Path(folder, "weft.toml").read_text()) == {"modules": ["my_streams"]}
+    assert "@stream(" in Path(folder, "my_streams.py").read_text()
+    assert Path(folder, ".gitignore").read_text() == ".weft/\n"
+    assert "weft streams publish user_events --data '{" in done.stdout
+    assert "weft streams tail user_events" in done.stdout
+    assert (f"cd {folder}" in done.stdout) == (folder != ".")
+
+
+def test_commented_connection_is_valid_once_uncommented(run) -> None:
+    run("init")
+    text = Path("weft.toml").read_text()
+    text = text.replace("# [connections", "[connections").replace("# url", "url")
+    assert tomllib.loads(text)["connections"]["default"]["url"].startswith("postgres://")
+
+
+@pytest.mark.parametrize("name", ["weft.toml", "my_streams.py"])
+def test_nothing_is_overwritten_unless_forced(run, name: str) -> None:
+    Path(name).write_text("# mine\n")
+    done = run("init")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: {name} exists already; nothing was written.")
+    assert [each.name for each in Path().iterdir()] == [name]
+    assert Path(name).read_text() == "# mine\n"
+    assert run("init", "--force").returncode == 0
+    assert Path(name).read_text() != "# mine\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("*.pyc", "*.pyc\n.weft/\n"), ("*.pyc\n", "*.pyc\n.weft/\n"), (".weft/\n*.pyc\n", ".weft/\n*.pyc\n")],
+)
+def test_gitignore_is_added_to(run, before: str, after: str) -> None:
+    Path(".gitignore").write_text(before)
+    run("init")
+    assert Path(".gitignore").read_text() == after
+
+
+def test_place_that_cannot_be_written(run) -> None:
+    Path("file").write_text("")
+    done = run("init", "file/project")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: file/project cannot be written: Not a directory.")
+
+
+def test_first_steps_work(run) -> None:
+    run("init")
+    published = run("streams", "publish", "user_events", "--data", '{"user_id": "u_123", "action": "click"}')
+    assert published.returncode == 0, published.stderr
+    listed = run("streams", "list")
+    assert "user_events" in listed.stdout, listed.stderr

@@ -1,0 +1,52 @@
+"""`${VAR}` stands for a value of the environment, and is read when it is used."""
+
+from __future__ import annotations
+
+import pytest
+
+from weft.errors import SettingsError
+from weft.settings import has_references, interpolate
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("${HOST}", "db.example"),
+        ("postgres://${USER_AND_HOST}/x", "postgres://me@db.example/x"),
+        ("${HOST}:${PORT}", "db.example:5432"),
+        ("$${HOST}", "${HOST}"),
+        ("$$${HOST}", "$${HOST}"),
+        ("$HOST $ {HOST} {HOST}", "$HOST $ {HOST} {HOST}"),
+        ("${EMPTY}", ""),
+        ("", ""),
+    ],
+)
+def test_value_takes_the_place_of_the_reference(text: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOST", "db.example")
+    monkeypatch.setenv("PORT", "5432")
+    monkeypatch.setenv("USER_AND_HOST", "me@db.example")
+    monkeypatch.setenv("EMPTY", "")
+    assert interpolate(text, "a test") == value
+
+
+def test_value_is_not_searched_for_references(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PASSWORD", "${HOME}$${x}")
+    assert interpolate("${PASSWORD}", "a test") == "${HOME}$${x}"
+
+
+def test_missing_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NOT_THERE", raising=False)
+    with pytest.raises(SettingsError, match=r"NOT_THERE is not set, and the url of 'x' needs it"):
+        interpolate("postgres://me:${NOT_THERE}@host", "the url of 'x'")
+
+
+@pytest.mark.parametrize("text", ["${}", "${A B}", "${1A}", "${A:-hunter2}", "hunter2${A", "${"])
+def test_malformed_reference_is_refused_without_quoting_the_text(text: str) -> None:
+    with pytest.raises(SettingsError, match="malformed in a test") as caught:
+        interpolate(text, "a test")
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("text", "expected"), [("a${B}", True), ("a${", True), ("a$${B}", False), ("a$B", False)])
+def test_escaped_reference_is_none(text: str, expected: bool) -> None:
+    assert has_references(text) is expected
