@@ -50,7 +50,11 @@ def test_error_is_1_without_a_traceback(run) -> None:
 def test_interrupt_is_130(project: Path) -> None:
     Path("slow.py").write_text("import pathlib, time\npathlib.Path('started').touch()\ntime.sleep(60)\n")
     command = [sys.executable, "-m", "weft", "connections", "list", "--module", "slow"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+
+    def heed_interrupts() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored, where the tests run in a shell's background
+
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=heed_interrupts) as process:
         while not Path("started").exists():
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
