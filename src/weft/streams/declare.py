@@ -54,6 +54,7 @@ class Stream:
         policy = {"max_age_days": self.max_age_days, "max_rows": self.max_rows}
         return {key: value for key, value in policy.items() if value is not None}
 
+    @functools.cached_property
     def quarantine(self) -> Stream:
         """Where events go that do not fit, when `on_schema_drift` is `quarantine`."""
         return Stream(
@@ -64,6 +65,7 @@ class Stream:
             description=f"Events that did not fit {self.name}",
         )
 
+    @functools.cached_property
     def dead_letters(self) -> Stream:
         """Where events go that were delivered `max_deliveries` times. The key keeps a retry after a crash from storing one twice."""
         return Stream(

@@ -59,10 +59,10 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Events as rows of canonical values under `names`; JSON fields are decoded, `_weft_extra` is a dict or `None`."""
+    """Events as columns of canonical values under `names`; JSON fields are decoded, `_weft_extra` holds dicts or `None`."""
 
     names: tuple[str, ...]
-    rows: list[tuple[Any, ...]]
+    columns: list[Sequence[Any]]
 
 
 @dataclass(frozen=True, slots=True)

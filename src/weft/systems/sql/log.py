@@ -109,7 +109,7 @@ class SqlLog:
             rows = cursor.fetchall()
         return Page(names, self._decode(names, rows))
 
-    def _decode(self, names: tuple[str, ...], rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    def _decode(self, names: tuple[str, ...], rows: list[tuple[Any, ...]]) -> list[Sequence[Any]]:
         types = self._types
         if any(name not in types for name in names):
             types = self.types(fresh=True)
@@ -119,14 +119,12 @@ class SqlLog:
             for i, name in enumerate(names)
             if (kind := types.get(name)) is not None and kind.base in decoders
         ]
-        if not rows or not todo:
-            return list(rows)
+        if not rows:
+            return [() for _ in names]
         columns: list[Sequence[Any]] = list(zip(*rows, strict=True))
         for i, decode in todo:
-            column = columns[i]
-            if column[0] is not None or any(v is not None for v in column):
-                columns[i] = [None if v is None else decode(v) for v in column]
-        return list(zip(*columns, strict=True))
+            columns[i] = [None if v is None else decode(v) for v in columns[i]]
+        return columns
 
     def read_arrow(self, after: int, upto: int, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """A range as Arrow record batches, in order and in bounded memory."""

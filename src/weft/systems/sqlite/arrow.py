@@ -133,7 +133,6 @@ def _texts(data: bytes | None, lengths: str, kind: FieldType) -> pa.Array:
     offsets = np.zeros(count + 1, np.int32)
     np.cumsum(sizes, out=offsets[1:])
     binary = kind.base == "bytes"
-    array = (pa.BinaryArray if binary else pa.StringArray).from_buffers(
-        pa.binary() if binary else pa.string(), count, [validity, pa.py_buffer(offsets), pa.py_buffer(data or b"")], nulls
-    )
+    buffers = [validity, pa.py_buffer(offsets), pa.py_buffer(data or b"")]
+    array = pa.Array.from_buffers(pa.binary() if binary else pa.string(), count, buffers, nulls)
     return array if array.type == kind.arrow else array.cast(kind.arrow)

@@ -1,0 +1,355 @@
+"""`consume`, `ack`, `nack`, `reset`, `groups`: reliable batches for named consumers, whose members share the work under leases."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from datetime import datetime
+from itertools import count
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from weft.errors import EventsLostError, LeaseLostError, SchemaError, SettingsError
+from weft.project import current
+from weft.streams.declare import Stream
+from weft.streams.events import Event, Lease, to_events
+from weft.streams.publish import publish_once
+from weft.streams.retention import aware
+from weft.streams.runtime import Opened, in_thread, open_stream, opened
+from weft.systems.base import Connection
+from weft.systems.log import PUBLISHED_AT, RESERVED_PREFIX, ROWID, Leased, Refused, Span
+from weft.types import to_json
+
+_MAX_BATCH = 100_000
+# While a call waits for events it also looks this often for leases that ran out and delays that ended: nobody announces those.
+_LOOK_SECONDS = 0.5
+
+
+def consume_sync(
+    stream: str | Stream,
+    consumer: str,
+    batch_size: int = 100,
+    connection: str | Connection | None = None,
+    member: str | None = None,
+    lease: float = 60,
+    wait: float = 0,
+) -> list[dict[str, Any]]:
+    """Up to `batch_size` events that `consumer` has not acknowledged, leased to this member for `lease` seconds.
+
+    First come this member's own unacknowledged events, then those whose lease ran out, then new ones. Workers that share a consumer's name share its
+    events. `member` names this worker, so that it gets its events back at once after a restart; by default every thread or task is a member of its own.
+    With `wait` the call waits so many seconds for the first event. Raises `EventsLostError` once when retention was faster than this consumer.
+    """
+    ready = opened(stream, connection) or open_stream(stream, connection)
+    member = _checked(ready, consumer, batch_size, member, lease, wait)
+    deadline = time.monotonic() + wait
+    while True:
+        version = ready.hub.watch.version
+        events = _take(ready, consumer, member, batch_size, lease)
+        left = deadline - time.monotonic()
+        if events or left <= 0:
+            return events
+        ready.hub.watch.wait(version, min(left, _LOOK_SECONDS))
+
+
+async def consume(
+    stream: str | Stream,
+    consumer: str,
+    batch_size: int = 100,
+    connection: str | Connection | None = None,
+    member: str | None = None,
+    lease: float = 60,
+    wait: float = 0,
+) -> list[dict[str, Any]]:
+    """`consume_sync` for asyncio; waiting takes no thread."""
+    ready = opened(stream, connection) or await in_thread(open_stream, stream, connection)
+    member = _checked(ready, consumer, batch_size, member, lease, wait)
+    deadline = time.monotonic() + wait
+    while True:
+        version = ready.hub.watch.version
+        events = await in_thread(_take, ready, consumer, member, batch_size, lease)
+        left = deadline - time.monotonic()
+        if events or left <= 0:
+            return events
+        await ready.hub.watch.wait_async(version, min(left, _LOOK_SECONDS))
+
+
+def _checked(ready: Opened, consumer: str, batch_size: int, member: str | None, lease: float, wait: float) -> str:
+    _check_name("consumer", consumer)
+    if member is not None:
+        _check_name("member", member)
+    if type(batch_size) is not int or not 1 <= batch_size <= _MAX_BATCH:
+        raise SettingsError(f"batch_size must be a whole number from 1 to {_MAX_BATCH:,}, not {batch_size!r}.")
+    for name, value, least in (("lease", lease, 0.001), ("wait", wait, 0)):
+        if type(value) not in (int, float) or not least <= value <= 31_536_000:
+            raise SettingsError(f"{name} must be a number of seconds of at least {least}, not {value!r}.")
+    return member or default_member()
+
+
+def _check_name(what: str, name: object) -> None:
+    if not isinstance(name, str) or not 1 <= len(name) <= 200 or not name.isprintable() or name != name.strip():
+        raise SettingsError(f"A {what} has a name of 1 to 200 printable characters, not {name!r}.")
+
+
+_boot = secrets.token_hex(3)
+_numbers = count(1)
+_by_thread = threading.local()
+_by_task: WeakKeyDictionary[asyncio.Task[Any], str] = WeakKeyDictionary()
+
+
+def default_member() -> str:
+    """A name for this task or thread. Never one that another had: two that share a name would be given the same events."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        task = None
+    pid = os.getpid()
+    known = getattr(_by_thread, "name", None) if task is None else _by_task.get(task)
+    if known is not None and known[0] == pid:
+        return str(known[1])
+    name = f"{socket.gethostname()[:80]}:{pid}:{_boot}:{next(_numbers)}"
+    if task is None:
+        _by_thread.name = (pid, name)
+    else:
+        _by_task[task] = (pid, name)  # type: ignore[assignment]
+    return name
+
+
+def _take(ready: Opened, consumer: str, member: str, limit: int, seconds: float) -> list[dict[str, Any]]:
+    log, stream = ready.log, ready.stream
+    while True:
+        leased = log.lease(consumer, member, limit, seconds, max_deliveries=stream.max_deliveries)
+        if leased.lost:
+            raise EventsLostError(
+                f"Consumer {consumer!r} of stream {stream.name!r} lost {leased.lost:,} events: retention removed them before they were consumed.",
+                lost=leased.lost,
+                hint="Consume again to go on with what is left. Keep events longer with retention={…}, or consume faster.",
+            )
+        if leased.exhausted:
+            _bury(ready, consumer, member, leased)
+        if leased.spans:
+            lease = Lease(leased.token)
+            events = [event for span in leased.spans for event in to_events(_read(ready, span), lease)]
+            if events:
+                return events
+        elif not leased.exhausted:
+            return []
+
+
+def _read(ready: Opened, span: Span) -> Any:
+    return ready.log.read(span.first - 1, span.last, span.events)
+
+
+def _bury(ready: Opened, consumer: str, member: str, leased: Leased) -> None:
+    """Move events that were delivered too often to the dead letters: stored there first, then acknowledged here.
+
+    A crash in between repeats the first step, which the key of each record makes harmless.
+    """
+    stream = ready.stream
+    target = current().streams.get(stream.dead_letter or "") or stream.dead_letters
+    lease = Lease(leased.token)
+    records, rowids = [], []
+    for span in leased.exhausted:
+        for event in to_events(_read(ready, span), lease):
+            rowids.append(event[ROWID])
+            body = {key: value for key, value in event.items() if not key.startswith(RESERVED_PREFIX)}
+            records.append(
+                {
+                    "stream": stream.name,
+                    "consumer": consumer,
+                    "rowid": event[ROWID],
+                    "published_at": event[PUBLISHED_AT],
+                    "deliveries": span.deliveries,
+                    "reason": span.reason or f"delivered {span.deliveries} times and never acknowledged",
+                    "event": json.loads(json.dumps(body, default=to_json)),
+                    "delivery": f"{stream.name}/{consumer}/{leased.epoch}/{event[ROWID]}",
+                }
+            )
+    if records:
+        publish_once(target, ready.hub.connection, records, "delivery")
+        ready.log.ack(consumer, rowids, token=leased.token, member=member)
+
+
+# ------------------------------------------------------------------------------------------------------------- ack and nack
+
+
+def ack_sync(
+    stream: str | Stream,
+    consumer: str,
+    events: Mapping[str, Any] | Iterable[Mapping[str, Any]],
+    *,
+    connection: str | Connection | None = None,
+    member: str | None = None,
+) -> int:
+    """Acknowledge events that were consumed: they are not delivered to this consumer again. Any order, any part of a batch.
+
+    Takes the consumed dicts, or dicts that hold `_weft_rowid` alone. Raises `LeaseLostError` for events whose lease ran out or went to another member.
+    Returns how many were acknowledged now.
+    """
+    ready = opened(stream, connection) or open_stream(stream, connection)
+    done = 0
+    refused: list[Refused] = []
+    for lease, rowids in _by_lease(ready, events).items():
+        todo = rowids if lease is None else [rowid for rowid in rowids if rowid not in lease.acked]
+        if not todo:
+            continue
+        refusal = ready.log.ack(consumer, todo, token=None if lease is None else lease.token, member=member)
+        if refusal is not None:
+            refused.append(refusal)
+            continue
+        done += len(todo)
+        if lease is not None:
+            lease.acked.update(todo)
+    _raise(ready, consumer, "ack", refused)
+    return done
+
+
+async def ack(
+    stream: str | Stream,
+    consumer: str,
+    events: Mapping[str, Any] | Iterable[Mapping[str, Any]],
+    *,
+    connection: str | Connection | None = None,
+    member: str | None = None,
+) -> int:
+    """`ack_sync` for asyncio."""
+    return await in_thread(lambda: ack_sync(stream, consumer, events, connection=connection, member=member))
+
+
+def nack_sync(
+    stream: str | Stream,
+    consumer: str,
+    events: Mapping[str, Any] | Iterable[Mapping[str, Any]],
+    *,
+    delay: float = 0,
+    reason: str | None = None,
+    connection: str | Connection | None = None,
+    member: str | None = None,
+) -> int:
+    """Give events back, to be delivered again after `delay` seconds; the `reason` goes with them to the dead letters. Returns how many."""
+    if type(delay) not in (int, float) or not 0 <= delay <= 31_536_000:
+        raise SettingsError(f"delay must be a number of seconds, not {delay!r}.")
+    if reason is not None:
+        reason = str(reason).encode("utf-8", "replace").decode().replace("\x00", "�")[:2000]
+    ready = opened(stream, connection) or open_stream(stream, connection)
+    done = 0
+    refused: list[Refused] = []
+    for lease, rowids in _by_lease(ready, events).items():
+        token = None if lease is None else lease.token
+        refusal = ready.log.nack(consumer, rowids, token=token, member=member, delay=delay, reason=reason)
+        if refusal is None:
+            done += len(rowids)
+        else:
+            refused.append(refusal)
+    _raise(ready, consumer, "nack", refused)
+    return done
+
+
+async def nack(
+    stream: str | Stream,
+    consumer: str,
+    events: Mapping[str, Any] | Iterable[Mapping[str, Any]],
+    *,
+    delay: float = 0,
+    reason: str | None = None,
+    connection: str | Connection | None = None,
+    member: str | None = None,
+) -> int:
+    """`nack_sync` for asyncio."""
+    return await in_thread(
+        lambda: nack_sync(stream, consumer, events, delay=delay, reason=reason, connection=connection, member=member)
+    )
+
+
+def _by_lease(
+    ready: Opened, events: Mapping[str, Any] | Iterable[Mapping[str, Any]]
+) -> dict[Lease | None, list[int]]:
+    found: dict[Lease | None, list[int]] = {}
+    for index, event in enumerate([events] if isinstance(events, Mapping) else events):
+        rowid = event.get(ROWID) if isinstance(event, Mapping) else None
+        if type(rowid) is not int or not 0 < rowid < 2**63:
+            raise SchemaError(
+                f"Event {index} of the ack to {ready.stream.name!r} has no {ROWID}.",
+                index=index,
+                field=ROWID,
+                value=rowid,
+                hint="Pass the events that consume returned.",
+            )
+        found.setdefault(event.lease if isinstance(event, Event) else None, []).append(rowid)
+    return found
+
+
+def _raise(ready: Opened, consumer: str, action: str, refused: list[Refused]) -> None:
+    if not refused:
+        return
+    rowids = sorted(rowid for each in refused for rowid in each.rowids)
+    shown = str(rowids[0]) if len(rowids) == 1 else f"{rowids[0]} to {rowids[-1]}"
+    raise LeaseLostError(
+        f"The {action} of {len(rowids):,} events ({ROWID} {shown}) by consumer {consumer!r} of stream {ready.stream.name!r} was refused: "
+        f"{'; '.join(dict.fromkeys(each.why for each in refused))}.",
+        rowids=tuple(rowids),
+        hint="They are not acknowledged by this call. If processing takes longer than the lease, consume with a longer lease=….",
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------- reset and groups
+
+
+def reset_sync(
+    stream: str | Stream,
+    consumer: str,
+    to: str | int | datetime = "start",
+    *,
+    connection: str | Connection | None = None,
+) -> int:
+    """Move a consumer: to the `"start"`, to the `"end"`, or so that the next event is the first at or after an offset or a moment.
+
+    What its members hold is taken from them: their acks are refused. Returns the position, after which the consumer goes on.
+    """
+    ready = open_stream(stream, connection)
+    _check_name("consumer", consumer)
+    log = ready.log
+    if to == "start":
+        position = log.floor()
+    elif to == "end":
+        position = log.head()
+    elif isinstance(to, datetime):
+        position = log.first_since(aware(to)) - 1
+    elif type(to) is int and to >= 0:
+        # Never past the head: events that are published later must not be skipped.
+        position = min(to - 1, log.head())
+    else:
+        raise SettingsError(f"reset takes 'start', 'end', an offset or a datetime, not {to!r}.")
+    position = max(position, log.floor(), 0)
+    log.reset(consumer, position)
+    ready.hub.watch.bump()
+    return position
+
+
+async def reset(
+    stream: str | Stream,
+    consumer: str,
+    to: str | int | datetime = "start",
+    *,
+    connection: str | Connection | None = None,
+) -> int:
+    """`reset_sync` for asyncio."""
+    return await in_thread(lambda: reset_sync(stream, consumer, to, connection=connection))
+
+
+def groups_sync(stream: str | Stream, *, connection: str | Connection | None = None) -> list[dict[str, Any]]:
+    """The consumers of a stream: `position` (the last offset delivered), `lag` (events not delivered yet), `pending` (delivered, not acknowledged),
+    `lost` (removed by retention before they were consumed) and `members`."""
+    return [asdict(group) for group in open_stream(stream, connection).log.groups()]
+
+
+async def groups(stream: str | Stream, *, connection: str | Connection | None = None) -> list[dict[str, Any]]:
+    """`groups_sync` for asyncio."""
+    return await in_thread(lambda: groups_sync(stream, connection=connection))

@@ -1,0 +1,67 @@
+"""Events as users see them: dicts, and for consumers dicts that know the lease they came under."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from weft.systems.log import EXTRA, Page
+
+
+@dataclass(eq=False, slots=True)
+class Lease:
+    """One delivery: the token that fences its ack, and what of it was acknowledged."""
+
+    token: str
+    acked: set[int] = field(default_factory=set)
+
+
+class Event(dict[str, Any]):
+    """A consumed event: a plain dict that also remembers its lease, so that `ack` can tell whether it is still held."""
+
+    __slots__ = ("lease",)
+    lease: Lease
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (dict(self), self.lease)
+
+
+def _restore(values: dict[str, Any], lease: Lease) -> Event:
+    event = Event(values)
+    event.lease = lease
+    return event
+
+
+def to_dicts(page: Page) -> list[dict[str, Any]]:
+    """A page as plain dicts, the extra keys merged in."""
+    names, columns, extra = _split(page)
+    return _merge([dict(zip(names, values, strict=False)) for values in zip(*columns, strict=False)], extra)
+
+
+def to_events(page: Page, lease: Lease) -> list[dict[str, Any]]:
+    """A page as events of a lease."""
+    names, columns, extra = _split(page)
+    events: list[dict[str, Any]] = []
+    for values in zip(*columns, strict=False):
+        event = Event(zip(names, values, strict=False))
+        event.lease = lease
+        events.append(event)
+    return _merge(events, extra)
+
+
+def _split(page: Page) -> tuple[list[str], list[Any], Any]:
+    names, columns, extra = [], [], ()
+    for name, column in zip(page.names, page.columns, strict=True):
+        if name == EXTRA:
+            extra = column
+        else:
+            names.append(name)
+            columns.append(column)
+    return names, columns, extra
+
+
+def _merge(events: list[dict[str, Any]], extra: Any) -> list[dict[str, Any]]:
+    for event, more in zip(events, extra, strict=False):
+        if more:
+            event.update(more)
+    return events

@@ -1,0 +1,97 @@
+"""Retention: events past a stream's age or number are removed, and consumers that had not seen them are told."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+
+from weft.errors import DeclarationError, WeftError
+from weft.streams.declare import Stream
+from weft.streams.runtime import Opened, in_thread, open_stream
+from weft.systems.base import Connection
+
+_log = logging.getLogger("weft.streams")
+# A publisher looks at most this often whether something is to be removed.
+_INTERVAL_SECONDS = 5.0
+_trimming = threading.Lock()
+
+
+def due(ready: Opened) -> bool:
+    """Whether this process should enforce the stream's retention now."""
+    stream = ready.stream
+    if stream.max_rows is None and stream.max_age_days is None and not stream.key_fields:
+        return False
+    return time.monotonic() - ready.trimmed_at > _INTERVAL_SECONDS
+
+
+def enforce_quietly(ready: Opened) -> None:
+    """Enforce retention beside a publish, which is acknowledged whatever happens here."""
+    with _trimming:
+        if not due(ready):
+            return
+        ready.trimmed_at = time.monotonic()
+    try:
+        enforce(ready)
+    except WeftError as error:
+        _log.warning("retention of stream %s failed, and is tried again later: %s", ready.stream.name, error)
+
+
+def enforce(ready: Opened) -> int:
+    """Remove what the declared policy says; how many events went."""
+    stream, log = ready.stream, ready.log
+    now = ready.hub.store.now()
+    cut = 0
+    if stream.max_age_days is not None:
+        oldest = datetime.fromtimestamp(now, UTC) - timedelta(days=stream.max_age_days)
+        cut = log.first_since(oldest) - 1
+    if stream.max_rows is not None:
+        beyond = log.nth_last(stream.max_rows + 1)
+        cut = max(cut, beyond or 0)
+    if stream.key_fields:
+        log.trim_keys(now - stream.key_horizon_days * 86_400)
+    return log.trim(cut) if cut > 0 else 0
+
+
+def trim_sync(
+    stream: str | Stream,
+    *,
+    before: int | datetime | None = None,
+    max_rows: int | None = None,
+    connection: str | Connection | None = None,
+) -> int:
+    """Remove old events now and return how many: those before an offset or a moment, all but the newest `max_rows`, or, with neither,
+    what the stream's own retention says."""
+    ready = open_stream(stream, connection)
+    if before is None and max_rows is None:
+        if ready.stream.max_rows is None and ready.stream.max_age_days is None:
+            raise DeclarationError(
+                f"Stream {ready.stream.name!r} declares no retention, and no limit was given.",
+                hint="Pass before=… or max_rows=…, or declare retention={…}.",
+            )
+        return enforce(ready)
+    cut = 0
+    if before is not None:
+        cut = (ready.log.first_since(aware(before)) if isinstance(before, datetime) else before) - 1
+    if max_rows is not None:
+        if max_rows < 0:
+            raise DeclarationError("max_rows cannot be negative.")
+        cut = max(cut, ready.log.nth_last(max_rows + 1) or 0)
+    return ready.log.trim(cut) if cut > 0 else 0
+
+
+async def trim(
+    stream: str | Stream,
+    *,
+    before: int | datetime | None = None,
+    max_rows: int | None = None,
+    connection: str | Connection | None = None,
+) -> int:
+    """`trim_sync` for asyncio."""
+    return await in_thread(lambda: trim_sync(stream, before=before, max_rows=max_rows, connection=connection))
+
+
+def aware(moment: datetime) -> datetime:
+    """A moment without a zone is UTC, here as in events."""
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)

@@ -1,0 +1,140 @@
+"""`subscribe`: live events, read from the log at the reader's own pace."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+from weft.errors import EventsLostError, SettingsError
+from weft.streams.declare import Stream
+from weft.streams.events import to_dicts
+from weft.streams.retention import aware
+from weft.streams.runtime import Opened, in_thread, open_stream
+from weft.systems.base import Connection
+from weft.systems.log import ROWID
+
+# At most this many events wait in memory for a slow reader; the others wait in the log.
+_PAGE_EVENTS = 500
+
+
+def subscribe(
+    stream: str | Stream,
+    batch_size: int = 1,
+    timeout: float | None = None,
+    filter_fn: Callable[[dict[str, Any]], Any] | None = None,
+    since: int | datetime | str | None = None,
+    *,
+    connection: str | Connection | None = None,
+) -> Subscription:
+    """Events as they are published, by this process or any other: `async for event in subscribe("user_events")`.
+
+    The subscription begins where the stream ends when this is called, not at the first iteration. `since` begins earlier: after an offset (the last
+    `_weft_rowid` seen), at a moment, or at the `"start"`. With `batch_size` above 1 it yields lists, of fewer events when none came for `timeout`
+    seconds. Only events for which `filter_fn` is true are yielded.
+    """
+    if type(batch_size) is not int or batch_size < 1:
+        raise SettingsError(f"batch_size must be a whole number of at least 1, not {batch_size!r}.")
+    if timeout is not None and (type(timeout) not in (int, float) or timeout < 0):
+        raise SettingsError(f"timeout must be a number of seconds or None, not {timeout!r}.")
+    if filter_fn is not None and not callable(filter_fn):
+        raise SettingsError("filter_fn must be a function of an event.")
+    ready = open_stream(stream, connection)
+    log = ready.log
+    if since is None:
+        position = log.head()
+    elif since == "start":
+        position = log.floor()
+    elif isinstance(since, datetime):
+        position = log.first_since(aware(since)) - 1
+    elif type(since) is int and since >= 0:
+        position = since
+    else:
+        raise SettingsError(f"since takes an offset, a datetime or 'start', not {since!r}.")
+    return Subscription(ready, position, batch_size, timeout, filter_fn)
+
+
+class Subscription:
+    """An async iterator over a stream's events; also an async context manager."""
+
+    def __init__(
+        self,
+        ready: Opened,
+        position: int,
+        batch_size: int,
+        timeout: float | None,
+        filter_fn: Callable[[dict[str, Any]], Any] | None,
+    ) -> None:
+        self._ready = ready
+        self._batch_size = batch_size
+        self._timeout = timeout
+        self._filter = filter_fn
+        self._batch: list[dict[str, Any]] = []
+        self._page: deque[dict[str, Any]] = deque()
+        self._closed = False
+        self.position = position
+        """The offset of the last event taken from the log; `since=` this to go on later."""
+
+    def __aiter__(self) -> Subscription:
+        return self
+
+    async def __aenter__(self) -> Subscription:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """End the iteration."""
+        self._closed = True
+
+    async def __anext__(self) -> Any:
+        quiet_since = time.monotonic()
+        while not self._closed:
+            while self._page and len(self._batch) < self._batch_size:
+                event = self._page.popleft()
+                self.position = event[ROWID]
+                if self._filter is None or self._filter(event):
+                    self._batch.append(event)
+            if len(self._batch) >= self._batch_size:
+                return self._take()
+            version = self._ready.hub.watch.version
+            page = await in_thread(self._read)
+            if page:
+                self._page.extend(page)
+                quiet_since = time.monotonic()
+                continue
+            patience = None
+            if self._batch and self._timeout is not None:
+                patience = quiet_since + self._timeout - time.monotonic()
+                if patience <= 0:
+                    return self._take()
+            await self._ready.hub.watch.wait_async(version, patience)
+        raise StopAsyncIteration
+
+    def _take(self) -> Any:
+        batch, self._batch = self._batch, []
+        return batch[0] if self._batch_size == 1 else batch
+
+    def _read(self) -> list[dict[str, Any]]:
+        log = self._ready.log
+        head = log.head()
+        if head <= self.position:
+            return []
+        events = to_dicts(log.read(self.position, head, _PAGE_EVENTS))
+        first = events[0][ROWID] if events else head + 1
+        if first > self.position + 1:
+            floor = log.floor()
+            if floor > self.position:
+                lost = floor - self.position
+                self.position = floor
+                raise EventsLostError(
+                    f"A subscriber of stream {self._ready.stream.name!r} lost up to {lost:,} events: retention removed them before they were read.",
+                    lost=lost,
+                    hint="Iterate again to go on with what is left.",
+                )
+        return events
+
+
