@@ -1,7 +1,8 @@
 """Field types: what each takes from a caller, and what it is in Arrow and in each SQL dialect. One table.
 
 A type has one *canonical* Python form, which is what a reader gets back: `str`, `bool`, `int`, `float`, `Decimal`,
-`date`, `datetime` (aware, UTC), any JSON value, `bytes`, `UUID`. `check_column` turns what a caller gave into that form or
+`date`, `datetime` (aware, UTC), any JSON value, `bytes`, `UUID`. `check_column` turns what a caller gave into that
+form or
 says why it cannot; nothing is altered on the way except where the type itself says so (a float32 is rounded to 32 bits,
 a timestamp with an offset becomes the same instant in UTC, one without is UTC).
 """
@@ -25,11 +26,13 @@ from weft.errors import DeclarationError, nearest
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Deeper values are refused: Python's own JSON reader gives up near a thousand, PostgreSQL at its stack limit, and a value that one
+# Deeper values are refused: Python's own JSON reader gives up near a thousand, PostgreSQL at its stack limit, and a
+# value that one
 # process can write and another cannot read back would stop every reader of the stream.
 MAX_JSON_DEPTH = 200
 
-# The longest value of one field, as UTF-8 or bytes. Below the smallest limit of the databases (MariaDB's default packet is 16 MiB).
+# The longest value of one field, as UTF-8 or bytes. Below the smallest limit of the databases (MariaDB's default packet
+# is 16 MiB).
 MAX_VALUE_BYTES = 8 * 1024 * 1024
 
 _DECIMAL_INFERRED = (38, 18)
@@ -37,7 +40,8 @@ _DECIMAL_INFERRED = (38, 18)
 
 @dataclass(frozen=True, slots=True)
 class FieldType:
-    """A column type by name: `FieldType.parse("decimal(10,2)")`. A trailing `?` marks a field that may be null or missing."""
+    """A column type by name: `FieldType.parse("decimal(10,2)")`. A trailing `?` marks a field that may be null or
+    missing."""
 
     base: str
     precision: int = 0
@@ -58,14 +62,17 @@ class FieldType:
             close = nearest(base, BASES)
             raise DeclarationError(
                 f"The type{where} is {text!r}, which is not a field type.",
-                hint=(f"Did you mean {close!r}? " if close else "") + f"Types: {', '.join(BASES)}; 'decimal(p,s)'; add '?' for nullable.",
+                hint=(f"Did you mean {close!r}? " if close else "")
+                + f"Types: {', '.join(BASES)}; 'decimal(p,s)'; add '?' for nullable.",
             )
         precision, scale = int(match.group(2) or 0), int(match.group(3) or 0)
         if base == "decimal":
             if match.group(2) is None:
                 precision, scale = _DECIMAL_INFERRED
             if not (1 <= precision <= 38 and scale <= precision):
-                raise DeclarationError(f"The type{where} is {text!r}: a decimal has 1 to 38 digits, and no more decimals than digits.")
+                raise DeclarationError(
+                    f"The type{where} is {text!r}: a decimal has 1 to 38 digits, and no more decimals than digits."
+                )
         elif match.group(2) is not None:
             raise DeclarationError(f"The type{where} is {text!r}: only decimal takes (precision, scale).")
         return FieldType(base, precision, scale, match.group(4) is not None)
@@ -99,7 +106,8 @@ class FieldType:
 
 _DIALECTS = ("sqlite", "postgres", "mysql")
 
-# SQLite: a name that holds TEXT has text affinity, so that '1.10' stays as it is; the rest of the name says what the text means.
+# SQLite: a name that holds TEXT has text affinity, so that '1.10' stays as it is; the rest of the name says what the
+# text means.
 # MySQL: FLOAT prints six digits only, and its JSON refuses depth 32; comments carry what the type cannot say.
 _SQL: dict[str, tuple[str, str, str]] = {
     "string": ("TEXT", "text", "LONGTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"),
@@ -132,7 +140,7 @@ def from_sql(dialect: str, column_type: str, comment: str = "") -> FieldType:
     return FieldType("string")
 
 
-# ---------------------------------------------------------------------------------------------------------------- values
+# --------------------------------------------------------------------------------------------------------------- values
 
 
 def infer(values: Iterable[object]) -> FieldType | None:
@@ -372,7 +380,8 @@ _NONE = type(None)
 def check_column(values: list[Any], kind: FieldType) -> list[Any] | None:
     """The canonical column, or `None` where some value does not fit (then `check_value` tells which).
 
-    The common types are checked a column at a time, at the speed of C: their types by `set(map(type, …))`, then their bounds.
+    The common types are checked a column at a time, at the speed of C: their types by `set(map(type, …))`, then
+    their bounds.
     """
     kinds = set(map(type, values))
     kinds.discard(_NONE)
@@ -408,11 +417,12 @@ def _one_by_one(values: Sequence[Any], kind: FieldType) -> list[Any] | None:
         return None
 
 
-# ------------------------------------------------------------------------------------------------------- JSON in and out
+# ------------------------------------------------------------------------------------------------------ JSON in and out
 
 
 def to_json(value: object) -> object:
-    """What JSON can hold of a canonical value: timestamps and dates as ISO text, decimals and UUIDs as text, bytes as base64."""
+    """What JSON can hold of a canonical value: timestamps and dates as ISO text, decimals and UUIDs as text, bytes as
+    base64."""
     if isinstance(value, (datetime, date)):
         return value.isoformat()
     if isinstance(value, (Decimal, UUID)):
@@ -425,7 +435,8 @@ def to_json(value: object) -> object:
 
 
 def from_json(value: object, kind: FieldType) -> object:
-    """The inverse of `to_json` for one field: text that stands for bytes becomes bytes. The other types are read by `check_value`."""
+    """The inverse of `to_json` for one field: text that stands for bytes becomes bytes. The other types are read by
+    `check_value`."""
     if kind.base == "bytes" and isinstance(value, str):
         import base64
         import binascii

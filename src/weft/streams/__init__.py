@@ -1,6 +1,7 @@
-"""Durable streams: declare, publish, subscribe, consume, acknowledge. Written once over the log protocol of `weft.systems.log`."""
+"""Durable streams: declare, publish, subscribe, consume, acknowledge. Written once over the log protocol of
+`weft.systems.log`."""
 
-from weft.streams.consume import (
+from weft.streams.consuming import (
     ack,
     ack_sync,
     consume,
@@ -13,10 +14,10 @@ from weft.streams.consume import (
     reset_sync,
 )
 from weft.streams.declare import Stream, stream
-from weft.streams.publish import publish, publish_sync
+from weft.streams.publishing import publish, publish_sync
 from weft.streams.retention import trim, trim_sync
 from weft.streams.runtime import close
-from weft.streams.subscribe import Subscription, subscribe
+from weft.streams.subscription import Subscription, subscribe
 
 __all__ = [
     "Stream",

@@ -67,7 +67,8 @@ class Stream:
 
     @functools.cached_property
     def dead_letters(self) -> Stream:
-        """Where events go that were delivered `max_deliveries` times. The key keeps a retry after a crash from storing one twice."""
+        """Where events go that were delivered `max_deliveries` times. The key keeps a retry after a crash from storing
+        one twice."""
         return Stream(
             name=self.dead_letter or self.name + DEAD_LETTER_SUFFIX,
             schema=self.schema,
@@ -121,9 +122,12 @@ def stream(
         def user_events():
             pass
 
-    `fields` maps names to types (`string`, `bool`, `int32`, `int64`, `float32`, `float64`, `decimal(p,s)`, `date`, `timestamp`, `json`, `bytes`,
-    `uuid`; a trailing `?` makes a field optional under `validate_schema`). `retention` takes `max_age_days`, `max_rows` or both. `idempotency_key` is a field, a
-    list of fields, or `{"fields": […], "horizon_days": 30}`. `max_deliveries` moves an event that was delivered so often to the stream `dead_letter`
+    `fields` maps names to types (`string`, `bool`, `int32`, `int64`, `float32`, `float64`, `decimal(p,s)`, `date`,
+    `timestamp`, `json`, `bytes`,
+    `uuid`; a trailing `?` makes a field optional under `validate_schema`). `retention` takes `max_age_days`,
+    `max_rows` or both. `idempotency_key` is a field, a
+    list of fields, or `{"fields": […], "horizon_days": 30}`. `max_deliveries` moves an event that was delivered so
+    often to the stream `dead_letter`
     (`<name>__dead_letter` unless named).
     """
     if callable(name) and not isinstance(name, str):  # @stream without parentheses
@@ -157,32 +161,25 @@ def stream(
         if not callable(function):
             raise DeclarationError(f"@stream decorates a function, not a {type(function).__name__}.")
         declared = make_stream(function.__name__ if name is None else name, **options)
-        functools.update_wrapper(_Wrapping(declared), function, updated=())
+        _look_like(declared, function)
         register(declared, f"{function.__module__}.{function.__qualname__}")
         return declared
 
     return declare
 
 
-_OPTIONS = tuple(
-    name
-    for name in stream.__annotations__
-    if name not in ("return", "unknown_options")
-)
+_OPTIONS = tuple(name for name in stream.__annotations__ if name not in ("return", "unknown_options"))
 
 
-class _Wrapping:
-    """Lets `functools.update_wrapper` set a function's name and documentation on a frozen stream."""
-
-    def __init__(self, declared: Stream) -> None:
-        object.__setattr__(self, "declared", declared)
-
-    def __setattr__(self, name: str, value: object) -> None:
-        object.__setattr__(self.__dict__["declared"], name, value)
+def _look_like(declared: Stream, function: Callable[..., Any]) -> None:
+    """Give a stream the name and documentation of the function it replaces."""
+    for attribute in ("__module__", "__name__", "__qualname__", "__doc__"):
+        object.__setattr__(declared, attribute, getattr(function, attribute, None))
 
 
 def register(declared: Stream, origin: str) -> None:
-    """Put a stream into the project. The same function may declare it again (a reloaded module, a notebook's cell), another may not."""
+    """Put a stream into the project. The same function may declare it again (a reloaded module, a notebook's cell),
+    another may not."""
     streams = current().streams
     present = streams.get(declared.name)
     known = getattr(present, "origin", None)
@@ -213,7 +210,9 @@ def make_stream(name: str, **options: Any) -> Stream:
         raise DeclarationError(f"{where}: validate_schema must be True or False.")
     fields = _fields(options["fields"], where)
     if options["validate_schema"] and not fields:
-        raise DeclarationError(f"{where}: validate_schema needs fields to validate against.", hint='Add fields={"id": "int64", …}.')
+        raise DeclarationError(
+            f"{where}: validate_schema needs fields to validate against.", hint='Add fields={"id": "int64", …}.'
+        )
     drift = options["on_schema_drift"]
     if drift not in ("evolve", "reject", "quarantine"):
         raise DeclarationError(f"{where}: on_schema_drift is {drift!r}; it can be 'evolve', 'reject' or 'quarantine'.")
@@ -223,7 +222,9 @@ def make_stream(name: str, **options: Any) -> Stream:
     key_fields, horizon = _idempotency(options["idempotency_key"], fields, where)
     cursor = options["cursor"]
     if cursor not in ("rowid", "_weft_rowid", "_weft_published_at") and cursor not in fields:
-        raise DeclarationError(f"{where}: cursor is {cursor!r}; it can be 'rowid', '_weft_published_at' or a declared field.")
+        raise DeclarationError(
+            f"{where}: cursor is {cursor!r}; it can be 'rowid', '_weft_published_at' or a declared field."
+        )
     max_deliveries, dead_letter = options["max_deliveries"], options["dead_letter"]
     if max_deliveries is not None and (type(max_deliveries) is not int or max_deliveries < 1):
         raise DeclarationError(f"{where}: max_deliveries must be a whole number of at least 1, not {max_deliveries!r}.")
@@ -260,7 +261,7 @@ def make_stream(name: str, **options: Any) -> Stream:
 def _check_name(name: object, option: str, where: str) -> None:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise DeclarationError(
-            f"{where}: {option} is {name!r}; a name has up to 47 letters, digits, _ and -, and begins with a letter or _."
+            f"{where}: {option} is {name!r}; a name has up to 47 letters, digits, _ and -, and no digit first."
         )
 
 
@@ -289,7 +290,8 @@ def _fields(given: object, where: str) -> dict[str, FieldType]:
     for name, kind in given.items():
         if not isinstance(name, str) or not can_be_column(name):
             raise DeclarationError(
-                f"{where}: {name!r} cannot be the name of a field: up to 63 bytes of letters, digits, _ and ' .@#$:/-', a letter first."
+                f"{where}: {name!r} cannot be the name of a field: "
+                "it may have up to 63 bytes of letters, digits, _ and ' .@#$:/-', and begins with a letter or _."
             )
         if name.lower().startswith(RESERVED_PREFIX):
             raise DeclarationError(f"{where}: field {name!r}: names that begin with {RESERVED_PREFIX} belong to Weft.")
@@ -356,7 +358,9 @@ def _idempotency(given: object, fields: Mapping[str, FieldType], where: str) -> 
         given = given.get("fields")
     names = (given,) if isinstance(given, str) else given
     if not isinstance(names, Sequence) or not names or not all(isinstance(name, str) and name for name in names):
-        raise DeclarationError(f"{where}: idempotency_key must be a field, a list of fields or {{'fields': […], 'horizon_days': …}}.")
+        raise DeclarationError(
+            f"{where}: idempotency_key must be a field, a list of fields or {{'fields': […], 'horizon_days': …}}."
+        )
     for name in names:
         if fields and name not in fields:
             close = nearest(name, fields)

@@ -1,6 +1,7 @@
 """From a caller's dicts to a batch of columns: validation, schema drift and quarantine.
 
-Almost every publish takes the short way: all keys known, every column of one type, checked at the speed of C. What does not fit goes event by
+Almost every publish takes the short way: all keys known, every column of one type, checked at the speed of C. What
+does not fit goes event by
 event through `_by_event`, which finds the culprit's index or a place for its value.
 """
 
@@ -16,7 +17,8 @@ from weft.streams.declare import Stream, can_be_column, comparable
 from weft.systems.log import RESERVED_PREFIX, Log
 from weft.types import FieldType, check_column, check_value, dump_json, infer, to_json
 
-# A stream whose events have more keys than this keeps the others in `_weft_extra`: databases limit the columns of a row.
+# A stream whose events have more keys than this keeps the others in `_weft_extra`: databases limit the columns of a
+# row.
 MAX_INFERRED_COLUMNS = 100
 
 
@@ -40,12 +42,14 @@ def as_events(events: object, stream: Stream) -> list[dict[str, Any]]:
         raise SchemaError(
             f"publish to {stream.name!r} takes an event (a dict) or a list of events, not {type(events).__name__}."
         )
-    found: list[dict[str, Any]] = list(events)  # type: ignore[call-overload]
+    found: list[dict[str, Any]] = list(events)
     if set(map(type, found)) - {dict}:
         for index, event in enumerate(found):
             if not isinstance(event, Mapping):
                 raise SchemaError(
-                    f"Event {index} of the publish to {stream.name!r} is {_shown(event)}, not a dict.", index=index, value=event
+                    f"Event {index} of the publish to {stream.name!r} is {_shown(event)}, not a dict.",
+                    index=index,
+                    value=event,
                 )
             found[index] = dict(event)
     return found
@@ -104,7 +108,12 @@ def _check_keys(stream: Stream, index: int, event: dict[str, Any]) -> None:
             raise _error(stream, index, str(key), key, "a key must be a string")
         if key.lower().startswith(RESERVED_PREFIX):
             raise _error(
-                stream, index, key, event[key], f"keys that begin with {RESERVED_PREFIX} are set by Weft", hint="Leave it out."
+                stream,
+                index,
+                key,
+                event[key],
+                f"keys that begin with {RESERVED_PREFIX} are set by Weft",
+                hint="Leave it out.",
             )
         if not key.isascii():
             try:
@@ -209,7 +218,10 @@ def _record(stream: Stream, index: int, event: dict[str, Any], error: SchemaErro
         dump_json(as_json)
     except (ValueError, TypeError, RecursionError) as problem:
         raise SchemaError(
-            f"{error.what} It cannot be quarantined either: {problem}.", index=index, field=error.field, value=error.value
+            f"{error.what} It cannot be quarantined either: {problem}.",
+            index=index,
+            field=error.field,
+            value=error.value,
         ) from None
     return {"event": as_json, "field": error.field, "reason": error.what}
 

@@ -50,7 +50,9 @@ def to_events(page: Page, lease: Lease) -> list[dict[str, Any]]:
 
 
 def _split(page: Page) -> tuple[list[str], list[Any], Any]:
-    names, columns, extra = [], [], ()
+    names: list[str] = []
+    columns: list[Any] = []
+    extra: Any = ()
     for name, column in zip(page.names, page.columns, strict=True):
         if name == EXTRA:
             extra = column

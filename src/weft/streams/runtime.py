@@ -1,4 +1,5 @@
-"""What a process holds open: one hub a connection, with its store, the threads that commit for everybody, and the watch for new events."""
+"""What a process holds open: one hub a connection, with its store, the threads that commit for everybody, and the watch
+for new events."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
@@ -28,7 +30,7 @@ _BLOCKING_THREADS = 16
 class _Ticket:
     """One publish that waits for its commit, in a thread or in an event loop."""
 
-    __slots__ = ("batches", "error", "future", "loop", "lock", "results")
+    __slots__ = ("batches", "error", "future", "lock", "loop", "results")
 
     def __init__(self, batches: Sequence[Batch], loop: asyncio.AbstractEventLoop | None) -> None:
         self.batches = batches
@@ -145,10 +147,8 @@ class Committer:
             else:
                 by_loop.setdefault(ticket.loop, []).append(ticket)
         for loop, tickets in by_loop.items():
-            try:
+            with suppress(RuntimeError):  # the loop was closed: nobody waits any more
                 loop.call_soon_threadsafe(_settle_all, tickets)
-            except RuntimeError:
-                pass  # the loop was closed: nobody waits any more
 
 
 def _settle_all(tickets: list[_Ticket]) -> None:
@@ -192,10 +192,8 @@ class Watch:
             self._changed.notify_all()
             futures, self._futures = self._futures, []
         for loop, future in futures:
-            try:
+            with suppress(RuntimeError):  # its loop was closed
                 loop.call_soon_threadsafe(_finish, future)
-            except RuntimeError:
-                pass  # its loop was closed
 
     def wait(self, version: int, timeout: float) -> None:
         """Block until the version differs from `version`, or for `timeout` seconds."""
@@ -270,7 +268,7 @@ class Hub:
         self._committers = [Committer(self.store, self._committed) for _ in range(self.store.committers)]
 
     def committer(self, stream: Stream) -> Committer:
-        """The thread that commits a stream's events: always the same, so that a process's publishes keep their order."""
+        """The thread that commits a stream's events: always the same one, so that publishes keep their order."""
         return self._committers[hash((stream.schema, stream.name)) % len(self._committers)]
 
     def _committed(self) -> None:
@@ -312,7 +310,10 @@ def find(stream: str | Stream) -> Stream:
                 if derived.name == stream:
                     return derived
         raise unknown(
-            "stream", stream, streams, otherwise="Declare it with @stream in a module that weft.toml lists or --module names."
+            "stream",
+            stream,
+            streams,
+            otherwise="Declare it with @stream in a module that weft.toml lists or --module names.",
         )
     raise WeftError(f"A stream or its name is needed, not a {type(stream).__name__}.")
 

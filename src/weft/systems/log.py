@@ -1,9 +1,12 @@
 """The log protocol: what a system must do to hold streams.
 
-Everything in `weft.streams` is written once over these two interfaces. `Store` is one database as one process sees it, `Log` is
-one stream in it. All calls block; the asyncio side of `weft.streams` runs them in threads. All may be called from any thread.
+Everything in `weft.streams` is written once over these two interfaces. `Store` is one database as one process sees
+it, `Log` is
+one stream in it. All calls block; the asyncio side of `weft.streams` runs them in threads. All may be called from
+any thread.
 
-Offsets (`_weft_rowid`) are 64-bit integers that only grow and are never used twice. A reader may read up to `head()`: no event at or
+Offsets (`_weft_rowid`) are 64-bit integers that only grow and are never used twice. A reader may read up to
+`head()`: no event at or
 below it will appear later, whatever other writers do.
 """
 
@@ -34,7 +37,7 @@ RESERVED_PREFIX = "_weft_"
 
 @dataclass(slots=True)
 class Batch:
-    """The events of one publish for one stream, as columns of canonical values. `extra` holds JSON texts or is `None`."""
+    """One publish to one stream, as columns of canonical values. `extra` holds JSON texts or is `None`."""
 
     log: Log
     publish_id: str
@@ -59,7 +62,8 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Events as columns of canonical values under `names`; JSON fields are decoded, `_weft_extra` holds dicts or `None`."""
+    """Events as columns of canonical values under `names`; JSON fields are decoded, `_weft_extra` holds dicts or
+    `None`."""
 
     names: tuple[str, ...]
     columns: list[Sequence[Any]]
@@ -78,7 +82,8 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Leased:
-    """The answer to a lease request. `exhausted` spans were delivered too often: the caller moves them to the dead letters."""
+    """The answer to a lease request. `exhausted` spans were delivered too often: the caller moves them to the dead
+    letters."""
 
     token: str
     spans: list[Span]
@@ -109,7 +114,8 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A consumer's state: `position` is the last offset delivered, `lag` counts what is not delivered yet, `pending` what is not acked."""
+    """A consumer's state: `position` is the last offset delivered, `lag` counts what is not delivered yet, `pending`
+    what is not acked."""
 
     consumer: str
     position: int
@@ -130,7 +136,8 @@ class Log(Protocol):
 
     @property
     def forbidden(self) -> str:
-        """Characters that a text column of this database cannot hold; such a text goes to `_weft_extra`, where they are escaped."""
+        """Characters that a text column of this database cannot hold; such a text goes to `_weft_extra`, where they are
+        escaped."""
 
     def head(self) -> int:
         """The last offset that a reader may see; 0 for an empty stream."""
@@ -145,7 +152,8 @@ class Log(Protocol):
         """Up to `limit` events with `after < offset <= upto`, in order."""
 
     def read_arrow(self, after: int, upto: int, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """The same range as Arrow record batches, in order and in bounded memory. JSON fields and `_weft_extra` are texts."""
+        """The same range as Arrow record batches, in order and in bounded memory. JSON fields and `_weft_extra` are
+        texts."""
 
     def first_since(self, moment: datetime) -> int:
         """The first offset published at or after `moment`; one past the head if there is none."""
@@ -153,7 +161,8 @@ class Log(Protocol):
     def lease(
         self, consumer: str, member: str, limit: int, seconds: float, *, max_deliveries: int | None = None
     ) -> Leased:
-        """Lease up to `limit` events to a member: its own unacknowledged ones first, then those whose lease ran out, then new ones."""
+        """Lease up to `limit` events to a member: its own unacknowledged ones first, then those whose lease ran out,
+        then new ones."""
 
     def ack(self, consumer: str, rowids: Sequence[int], *, token: str | None, member: str | None) -> Refused | None:
         """Acknowledge offsets, all or none, if the lease that covers them is still the caller's."""
@@ -177,7 +186,8 @@ class Log(Protocol):
         """Every consumer of this stream."""
 
     def trim(self, upto: int) -> int:
-        """Remove the events up to and including an offset; consumers that had not seen them are told. Returns how many were removed."""
+        """Remove the events up to and including an offset; consumers that had not seen them are told. Returns how many
+        were removed."""
 
     def trim_keys(self, before: float) -> None:
         """Forget idempotency keys seen before a moment (seconds of the store's clock)."""
@@ -193,7 +203,8 @@ class Store(Protocol):
     """A database that holds streams, as one process sees it."""
 
     committers: int
-    """How many threads may append at once. More than one only where that is faster and order per stream does not suffer."""
+    """How many threads may append at once. More than one only where that is faster and order per stream does not
+    suffer."""
 
     def open(self, schema: str, name: str, fields: dict[str, FieldType]) -> Log:
         """The stream's log, created where it is missing. Existing tables are never changed in a way that loses data."""
@@ -202,14 +213,16 @@ class Store(Protocol):
         """(schema, name) of every stream stored here, declared or not."""
 
     def append(self, batches: Sequence[Batch]) -> list[Appended]:
-        """Store batches of any streams in one transaction. When this returns they are durable, when it raises none is stored
+        """Store batches of any streams in one transaction. When this returns they are durable, when it raises none is
+        stored
         (or, if the connection broke during the commit, nobody can know)."""
 
     def appended(self) -> None:
         """Called after a commit of this process: wake the readers of others where the system has a way to."""
 
     def changed(self, seen: object, timeout: float) -> object:
-        """Block until something may have been appended since the state `seen` (`None` at first), or until `timeout`; give the new state."""
+        """Block until something may have been appended since the state `seen` (`None` at first), or until `timeout`;
+        give the new state."""
 
     def now(self) -> float:
         """The store's clock, in seconds since 1970."""

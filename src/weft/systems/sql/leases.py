@@ -1,7 +1,9 @@
 """Consumers' bookkeeping: one row a consumer, one row a leased range. Every function runs inside one transaction.
 
-A consumer's `position` is the last offset that was ever delivered to it: whatever lies at or below it is either acknowledged or covered by a
-row of `leases`. Its row is locked before anything is read, so that two members never decide about the same range at once. Tokens are random: a
+A consumer's `position` is the last offset that was ever delivered to it: whatever lies at or below it is either
+acknowledged or covered by a
+row of `leases`. Its row is locked before anything is read, so that two members never decide about the same range at
+once. Tokens are random: a
 counter could be issued twice after a crash that forgot the bookkeeping.
 """
 
@@ -79,7 +81,8 @@ def _insert(session: Session, log: SqlLog, consumer: str, lease: _Lease) -> None
 
 def _delete(session: Session, log: SqlLog, consumer: str, first: int) -> None:
     session.run(
-        f"DELETE FROM {session.store.leases} WHERE stream = ? AND consumer = ? AND first = ?", (log.number, consumer, first)
+        f"DELETE FROM {session.store.leases} WHERE stream = ? AND consumer = ? AND first = ?",
+        (log.number, consumer, first),
     )
 
 
@@ -117,9 +120,7 @@ def lease(
         candidates, gone = _without_trimmed(session, log, consumer, candidates)
         state = state._replace(untold=state.untold + gone)
     if state.untold:
-        session.run(
-            f"UPDATE {store.groups} SET untold = 0 WHERE stream = ? AND consumer = ?", (log.number, consumer)
-        )
+        session.run(f"UPDATE {store.groups} SET untold = 0 WHERE stream = ? AND consumer = ?", (log.number, consumer))
         return Leased(token, [], [], state.untold, state.epoch)
 
     spans: list[Span] = []
@@ -130,7 +131,9 @@ def lease(
             break
         final = max_deliveries is not None and held.deliveries >= max_deliveries
         # The last attempt goes alone: when it fails, its neighbours in the range are not dead-lettered with it.
-        alone = not final and max_deliveries is not None and max_deliveries > 1 and held.deliveries == max_deliveries - 1
+        alone = (
+            not final and max_deliveries is not None and max_deliveries > 1 and held.deliveries == max_deliveries - 1
+        )
         if alone and spans:
             break
         taken = _take_over(session, log, consumer, held, 1 if alone else room, member, token, expires, again=not final)
@@ -209,7 +212,8 @@ def settle(
     member: str | None,
     release: Release | None,
 ) -> Refused | None:
-    """Acknowledge offsets (or give them back), all or none. `token` fences; without one the member does; without both any live lease will do."""
+    """Acknowledge offsets (or give them back), all or none. `token` fences; without one the member does; without both
+    any live lease will do."""
     wanted = sorted(set(rowids))
     if not wanted:
         return None

@@ -33,7 +33,7 @@ class SqlLog:
         self._types: dict[str, FieldType] = {}
         self._fields: dict[str, FieldType] = {}
 
-    # ------------------------------------------------------------------------------------------------------------- columns
+    # ---------------------------------------------------------------------------------------------------------- columns
 
     def types(self, *, fresh: bool = False) -> dict[str, FieldType]:
         """Every column of the table, in order."""
@@ -59,7 +59,7 @@ class SqlLog:
         """Characters that a text column cannot hold."""
         return self.store.forbidden
 
-    # ------------------------------------------------------------------------------------------------------------- reading
+    # ---------------------------------------------------------------------------------------------------------- reading
 
     def head(self) -> int:
         """The last offset that a reader may see; never below what retention removed."""
@@ -86,14 +86,17 @@ class SqlLog:
 
     def nth_last(self, n: int) -> int | None:
         """The offset of the n-th event from the end."""
-        found = self._one(f"SELECT {self.rowid} FROM {self.table} ORDER BY {self.rowid} DESC LIMIT 1 OFFSET ?", (n - 1,))
+        found = self._one(
+            f"SELECT {self.rowid} FROM {self.table} ORDER BY {self.rowid} DESC LIMIT 1 OFFSET ?", (n - 1,)
+        )
         return None if found is None else int(found)
 
     def first_since(self, moment: datetime) -> int:
         """The first offset published at or after a moment; one past the head if there is none."""
         kind = META_TYPES[PUBLISHED_AT]
         found = self._one(
-            f"SELECT {self.rowid} FROM {self.table} WHERE {self.store.quote(PUBLISHED_AT)} >= ? ORDER BY {self.rowid} LIMIT 1",
+            f"SELECT {self.rowid} FROM {self.table} WHERE {self.store.quote(PUBLISHED_AT)} >= ? "
+            f"ORDER BY {self.rowid} LIMIT 1",
             (self.store.bind(moment, kind),),
         )
         return self.head() + 1 if found is None else int(found)
@@ -102,7 +105,8 @@ class SqlLog:
         """Up to `limit` events of a range, in order."""
         with self.store.session("read") as session:
             cursor = session.run(
-                f"SELECT * FROM {self.table} WHERE {self.rowid} > ? AND {self.rowid} <= ? ORDER BY {self.rowid} LIMIT ?",
+                f"SELECT * FROM {self.table} WHERE {self.rowid} > ? AND {self.rowid} <= ? "
+                f"ORDER BY {self.rowid} LIMIT ?",
                 (after, upto, limit),
             )
             names = tuple(column[0] for column in cursor.description)
@@ -137,7 +141,7 @@ class SqlLog:
             row = session.row(sql, parameters)
         return None if row is None else row[0]
 
-    # ----------------------------------------------------------------------------------------------------------- consumers
+    # -------------------------------------------------------------------------------------------------------- consumers
 
     def lease(
         self, consumer: str, member: str, limit: int, seconds: float, *, max_deliveries: int | None = None
@@ -175,7 +179,7 @@ class SqlLog:
         with self.store.session("read") as session:
             return leases.groups(session, self)
 
-    # ----------------------------------------------------------------------------------------------------------- retention
+    # -------------------------------------------------------------------------------------------------------- retention
 
     def trim(self, upto: int) -> int:
         """Remove the events up to an offset, in steps; consumers that had not seen them are told how many they lost."""
@@ -201,9 +205,7 @@ class SqlLog:
             return 0, False
         leases.pass_over(session, self, behind, int(cut))
         session.run(f"DELETE FROM {self.table} WHERE {self.rowid} <= ?", (cut,))
-        session.run(
-            f"UPDATE {self.store.streams} SET floor = ? WHERE id = ? AND floor < ?", (cut, self.number, cut)
-        )
+        session.run(f"UPDATE {self.store.streams} SET floor = ? WHERE id = ? AND floor < ?", (cut, self.number, cut))
         return count, count == _TRIM_STEP
 
     def trim_keys(self, before: float) -> None:

@@ -1,4 +1,5 @@
-"""A SQL database that holds streams: its connections, its catalogue, and the transaction that stores a group of publishes."""
+"""A SQL database that holds streams: its connections, its catalogue, and the transaction that stores a group of
+publishes."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Role = Literal["publish", "keep", "read"]
-"""`publish` commits wait for the disk; `keep` is bookkeeping, whose loss in a power cut only redelivers; `read` is autocommit."""
+"""`publish` commits wait for the disk; `keep` is bookkeeping, whose loss in a power cut only redelivers; `read` is
+autocommit."""
 
 # A pooled connection that rested this long is tried before use: servers and firewalls drop idle ones without a word.
 _IDLE_SECONDS = 60.0
@@ -73,7 +75,7 @@ class SqlStore(ABC):
         self.leases = self.table("weft", "leases")
         self.keys = self.table("weft", "keys")
 
-    # ------------------------------------------------------------------------------------------------ hooks of a dialect
+    # ----------------------------------------------------------------------------------------------- hooks of a dialect
 
     @abstractmethod
     def connect(self, role: Role) -> Any:
@@ -121,7 +123,8 @@ class SqlStore(ABC):
 
     @abstractmethod
     def create_stream(self, session: Session, schema: str, name: str, columns: dict[str, FieldType]) -> None:
-        """Create a stream's table and its row in the catalogue where they are missing; safe against others who do the same."""
+        """Create a stream's table and its row in the catalogue where they are missing; safe against others who do the
+        same."""
 
     @abstractmethod
     def add_column(self, log: SqlLog, name: str, kind: FieldType) -> None:
@@ -129,7 +132,7 @@ class SqlStore(ABC):
 
     @abstractmethod
     def insert(self, session: Session, log: SqlLog, batches: Sequence[Batch]) -> list[tuple[int, int]]:
-        """Insert the rows of batches that have the same columns; the first and last offset of each. All are non-empty."""
+        """Insert non-empty batches that have the same columns; the first and last offset of each."""
 
     @abstractmethod
     def arrow_batches(
@@ -217,7 +220,7 @@ class SqlStore(ABC):
             while pool:
                 self._drop(pool.pop()[1])
 
-    # ---------------------------------------------------------------------------------------------------------- catalogue
+    # -------------------------------------------------------------------------------------------------------- catalogue
 
     def _prepare(self) -> None:
         if not self._ready:
@@ -287,7 +290,7 @@ class SqlStore(ABC):
             rows = session.rows(f"SELECT name FROM {self.streams} ORDER BY name")
         return [(full.partition(".")[0], full.partition(".")[2]) for (full,) in rows]
 
-    # -------------------------------------------------------------------------------------------------------------- append
+    # ----------------------------------------------------------------------------------------------------------- append
 
     def append(self, batches: Sequence[Batch]) -> list[Appended]:
         """Store batches of any streams in one durable transaction."""
@@ -297,7 +300,8 @@ class SqlStore(ABC):
     def append_in(self, session: Session, batches: Sequence[Batch]) -> list[Appended]:
         """The same inside a transaction of the caller's."""
         results: list[Appended] = [Appended(None, None, 0)] * len(batches)
-        # Streams in the order of their numbers: two processes that each store into two streams must not wait for each other.
+        # Streams in the order of their numbers: two processes that each store into two streams must not wait for each
+        # other.
         order = sorted(range(len(batches)), key=lambda i: _number_of(batches[i]))
         for _, group in groupby(order, key=lambda i: _number_of(batches[i])):
             members = list(group)
@@ -340,8 +344,11 @@ class SqlStore(ABC):
         return kept
 
     def claim_keys(self, session: Session, log: SqlLog, keys: list[bytes], horizon: float) -> set[bytes]:
-        """Remember keys, and give those that were not seen within the horizon. The caller holds the stream's write lock."""
-        row = session.row(f"SELECT {self.now_sql}, head FROM {self.streams} WHERE id = ?{self.for_update}", (log.number,))
+        """Remember keys, and give those that were not seen within the horizon. The caller holds the stream's write
+        lock."""
+        row = session.row(
+            f"SELECT {self.now_sql}, head FROM {self.streams} WHERE id = ?{self.for_update}", (log.number,)
+        )
         assert row is not None
         now = int(row[0])
         oldest = now - int(horizon * 1e6)
@@ -365,7 +372,7 @@ class SqlStore(ABC):
         assert row is not None
         return int(row[0]) / 1e6
 
-    def appended(self) -> None:
+    def appended(self) -> None:  # noqa: B027 - optional, not forgotten
         """Nothing to do where readers of other processes poll."""
 
 

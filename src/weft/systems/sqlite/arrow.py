@@ -1,7 +1,9 @@
 """A range of a SQLite table as Arrow, without a Python object per value.
 
-SQLite itself concatenates each column of a chunk: texts as one text plus a list of their lengths, which are an Arrow array's data and offsets;
-numbers as a comma-separated list. sqlite3 lets go of the interpreter's lock meanwhile, so chunks are read in threads. The ADBC driver for SQLite is not
+SQLite itself concatenates each column of a chunk: texts as one text plus a list of their lengths, which are an Arrow
+array's data and offsets;
+numbers as a comma-separated list. sqlite3 lets go of the interpreter's lock meanwhile, so chunks are read in
+threads. The ADBC driver for SQLite is not
 used: it brings a SQLite of its own, and two of those in one process drop each other's file locks.
 """
 
@@ -53,10 +55,7 @@ def _read(
     store: SqliteStore, log: SqlLog, after: int, upto: int, columns: dict[str, FieldType]
 ) -> tuple[list[pa.RecordBatch], int]:
     parts = [_part(store.quote(name), kind) for name, kind in columns.items()]
-    sql = (
-        f"SELECT count(*), {', '.join(parts) or 'NULL'} FROM {log.table} "
-        f"WHERE {log.rowid} > ? AND {log.rowid} <= ?"
-    )
+    sql = f"SELECT count(*), {', '.join(parts) or 'NULL'} FROM {log.table} WHERE {log.rowid} > ? AND {log.rowid} <= ?"
     try:
         with store.session("read") as session:
             found = session.run(sql, (after, upto)).fetchone()
@@ -102,10 +101,12 @@ def _part(column: str, kind: FieldType) -> str:
 
 def _nulls(session: Any, column: str, log: SqlLog, after: int, upto: int) -> np.ndarray[Any, Any]:
     text = session.row(
-        f"SELECT CAST(group_concat({column} IS NULL, '') AS BLOB) FROM {log.table} WHERE {log.rowid} > ? AND {log.rowid} <= ?",
+        f"SELECT CAST(group_concat({column} IS NULL, '') AS BLOB) FROM {log.table} "
+        f"WHERE {log.rowid} > ? AND {log.rowid} <= ?",
         (after, upto),
     )[0]
-    return np.frombuffer(text, np.uint8) == ord("1")
+    mask: np.ndarray[Any, Any] = np.frombuffer(text, np.uint8) == ord("1")
+    return mask
 
 
 def _numbers(text: str, kind: FieldType, nulls: np.ndarray[Any, Any] | None) -> pa.Array:

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 LOCK_SECONDS = 30.0
 # SQLite's own busy handler sleeps up to 100 ms between tries, which starves a writer beside a busy one.
 _RETRY_SECONDS = 0.0005
-# Reading `data_version` costs some microseconds: at this pace a waiting process uses 1-3 % of a core and wakes within milliseconds.
+# Reading `data_version` costs some microseconds: at this pace a waiting process uses 1-3 % of a core and wakes within
+# milliseconds.
 _POLL_SECONDS = 0.003
 
 
@@ -52,7 +53,7 @@ class SqliteStore(SqlStore):
         self._writing = threading.Lock()
         self._watcher: sqlite3.Connection | None = None
 
-    # ------------------------------------------------------------------------------------------------------- connections
+    # ------------------------------------------------------------------------------------------------------ connections
 
     def connect(self, role: Role) -> sqlite3.Connection:
         """A connection with the durability of its role."""
@@ -136,10 +137,13 @@ class SqliteStore(SqlStore):
             )
         if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR):
             return StorageError(
-                f"{where} cannot be written: {error}.", hint="Nothing was stored. Free disk space or check its permissions."
+                f"{where} cannot be written: {error}.",
+                hint="Nothing was stored. Free disk space or check its permissions.",
             )
         if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
-            return ConnectionFailedError(f"{where} cannot be opened: {error}.", hint="weft connections check shows what is configured.")
+            return ConnectionFailedError(
+                f"{where} cannot be opened: {error}.", hint="weft connections check shows what is configured."
+            )
         if code in (sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH):
             return SchemaError(f"{where} refused a value: {error}.")
         return WeftError(f"{where}: {error}.")
@@ -152,7 +156,7 @@ class SqliteStore(SqlStore):
                 driver.close()
         self._memory = self._watcher = None
 
-    # -------------------------------------------------------------------------------------------------------------- tables
+    # ----------------------------------------------------------------------------------------------------------- tables
 
     def quote(self, name: str) -> str:
         """A quoted identifier."""
@@ -169,15 +173,16 @@ class SqliteStore(SqlStore):
 
     def create_catalogue(self, session: Session) -> None:
         """The four bookkeeping tables."""
+        whole = "INTEGER NOT NULL"
         for statement in (
             f"CREATE TABLE IF NOT EXISTS {self.streams} (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, "
-            "head INTEGER NOT NULL DEFAULT 0, floor INTEGER NOT NULL DEFAULT 0)",
-            f"CREATE TABLE IF NOT EXISTS {self.groups} (stream INTEGER NOT NULL, consumer TEXT NOT NULL, position INTEGER NOT NULL, "
-            "lost INTEGER NOT NULL, untold INTEGER NOT NULL, epoch INTEGER NOT NULL, PRIMARY KEY (stream, consumer)) WITHOUT ROWID",
-            f"CREATE TABLE IF NOT EXISTS {self.leases} (stream INTEGER NOT NULL, consumer TEXT NOT NULL, first INTEGER NOT NULL, "
-            "last INTEGER NOT NULL, events INTEGER NOT NULL, member TEXT NOT NULL, token TEXT NOT NULL, expires INTEGER NOT NULL, "
-            "deliveries INTEGER NOT NULL, reason TEXT, PRIMARY KEY (stream, consumer, first)) WITHOUT ROWID",
-            f"CREATE TABLE IF NOT EXISTS {self.keys} (stream INTEGER NOT NULL, id BLOB NOT NULL, seen INTEGER NOT NULL, "
+            f"head {whole} DEFAULT 0, floor {whole} DEFAULT 0)",
+            f"CREATE TABLE IF NOT EXISTS {self.groups} (stream {whole}, consumer TEXT NOT NULL, position {whole}, "
+            f"lost {whole}, untold {whole}, epoch {whole}, PRIMARY KEY (stream, consumer)) WITHOUT ROWID",
+            f"CREATE TABLE IF NOT EXISTS {self.leases} (stream {whole}, consumer TEXT NOT NULL, first {whole}, "
+            f"last {whole}, events {whole}, member TEXT NOT NULL, token TEXT NOT NULL, expires {whole}, "
+            f"deliveries {whole}, reason TEXT, PRIMARY KEY (stream, consumer, first)) WITHOUT ROWID",
+            f"CREATE TABLE IF NOT EXISTS {self.keys} (stream {whole}, id BLOB NOT NULL, seen {whole}, "
             "PRIMARY KEY (stream, id)) WITHOUT ROWID",
             f"CREATE INDEX IF NOT EXISTS {self.table('weft', 'keys_seen')} ON {self.keys} (stream, seen)",
         ):
@@ -204,7 +209,7 @@ class SqliteStore(SqlStore):
         """INSERT OR IGNORE."""
         return f"INSERT OR IGNORE INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
 
-    # --------------------------------------------------------------------------------------------------------------- values
+    # ----------------------------------------------------------------------------------------------------------- values
 
     def insert(self, session: Session, log: SqlLog, batches: Sequence[Batch]) -> list[tuple[int, int]]:
         """One executemany for all; the write lock makes the offsets contiguous."""
@@ -249,7 +254,7 @@ class SqliteStore(SqlStore):
 
         return arrow.batches(self, log, after, upto, columns)
 
-    # ---------------------------------------------------------------------------------------------------------------- waiting
+    # ---------------------------------------------------------------------------------------------------------- waiting
 
     def now(self) -> float:
         """This host's clock: a SQLite file lives on one host."""

@@ -31,8 +31,10 @@ def subscribe(
 ) -> Subscription:
     """Events as they are published, by this process or any other: `async for event in subscribe("user_events")`.
 
-    The subscription begins where the stream ends when this is called, not at the first iteration. `since` begins earlier: after an offset (the last
-    `_weft_rowid` seen), at a moment, or at the `"start"`. With `batch_size` above 1 it yields lists, of fewer events when none came for `timeout`
+    The subscription begins where the stream ends when this is called, not at the first iteration. `since` begins
+    earlier: after an offset (the last
+    `_weft_rowid` seen), at a moment, or at the `"start"`. With `batch_size` above 1 it yields lists, of fewer events
+    when none came for `timeout`
     seconds. Only events for which `filter_fn` is true are yielded.
     """
     if type(batch_size) is not int or batch_size < 1:
@@ -131,10 +133,9 @@ class Subscription:
                 lost = floor - self.position
                 self.position = floor
                 raise EventsLostError(
-                    f"A subscriber of stream {self._ready.stream.name!r} lost up to {lost:,} events: retention removed them before they were read.",
+                    f"A subscriber of stream {self._ready.stream.name!r} lost up to {lost:,} events: "
+                    "retention removed them before they were read.",
                     lost=lost,
                     hint="Iterate again to go on with what is left.",
                 )
         return events
-
-

@@ -17,15 +17,16 @@ from weft.systems.sql.store import key_of
 _INLINE_EVENTS = 2_000
 
 
-async def publish(
-    stream: str | Stream, events: Any, *, connection: str | Connection | None = None
-) -> dict[str, Any]:
+async def publish(stream: str | Stream, events: Any, *, connection: str | Connection | None = None) -> dict[str, Any]:
     """Append one event (a dict) or a list of events to a stream, and return once they are durable.
 
-    All or nothing: one event that does not fit raises `SchemaError` and nothing is stored. The result names the `publish_id`, the first and
+    All or nothing: one event that does not fit raises `SchemaError` and nothing is stored. The result names the
+    `publish_id`, the first and
     last `_weft_rowid`, and how many events were received, deduplicated and quarantined.
     """
-    ready = opened(stream, connection) or await in_thread(open_stream, stream, connection)
+    ready = opened(stream, connection)
+    if ready is None:
+        ready = await in_thread(open_stream, stream, connection)
     found = as_events(events, ready.stream)
     encoded = None
     if found and len(found) <= _INLINE_EVENTS:
@@ -40,9 +41,7 @@ async def publish(
     return _result(ready.stream, len(found), encoded, publish_id, results)
 
 
-def publish_sync(
-    stream: str | Stream, events: Any, *, connection: str | Connection | None = None
-) -> dict[str, Any]:
+def publish_sync(stream: str | Stream, events: Any, *, connection: str | Connection | None = None) -> dict[str, Any]:
     """`publish` for code without an event loop."""
     ready = opened(stream, connection) or open_stream(stream, connection)
     found = as_events(events, ready.stream)

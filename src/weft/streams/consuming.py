@@ -1,4 +1,5 @@
-"""`consume`, `ack`, `nack`, `reset`, `groups`: reliable batches for named consumers, whose members share the work under leases."""
+"""`consume`, `ack`, `nack`, `reset`, `groups`: reliable batches for named consumers, whose members share the work under
+leases."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from weft.errors import EventsLostError, LeaseLostError, SchemaError, SettingsEr
 from weft.project import current
 from weft.streams.declare import Stream
 from weft.streams.events import Event, Lease, to_events
-from weft.streams.publish import publish_once
+from weft.streams.publishing import publish_once
 from weft.streams.retention import aware
 from weft.streams.runtime import Opened, in_thread, open_stream, opened
 from weft.systems.base import Connection
@@ -28,7 +29,8 @@ from weft.systems.log import PUBLISHED_AT, RESERVED_PREFIX, ROWID, Leased, Refus
 from weft.types import to_json
 
 _MAX_BATCH = 100_000
-# While a call waits for events it also looks this often for leases that ran out and delays that ended: nobody announces those.
+# While a call waits for events it also looks this often for leases that ran out and delays that ended: nobody announces
+# those.
 _LOOK_SECONDS = 0.5
 
 
@@ -43,9 +45,12 @@ def consume_sync(
 ) -> list[dict[str, Any]]:
     """Up to `batch_size` events that `consumer` has not acknowledged, leased to this member for `lease` seconds.
 
-    First come this member's own unacknowledged events, then those whose lease ran out, then new ones. Workers that share a consumer's name share its
-    events. `member` names this worker, so that it gets its events back at once after a restart; by default every thread or task is a member of its own.
-    With `wait` the call waits so many seconds for the first event. Raises `EventsLostError` once when retention was faster than this consumer.
+    First come this member's own unacknowledged events, then those whose lease ran out, then new ones. Workers that
+    share a consumer's name share its
+    events. `member` names this worker, so that it gets its events back at once after a restart; by default every
+    thread or task is a member of its own.
+    With `wait` the call waits so many seconds for the first event. Raises `EventsLostError` once when retention was
+    faster than this consumer.
     """
     ready = opened(stream, connection) or open_stream(stream, connection)
     member = _checked(ready, consumer, batch_size, member, lease, wait)
@@ -69,7 +74,9 @@ async def consume(
     wait: float = 0,
 ) -> list[dict[str, Any]]:
     """`consume_sync` for asyncio; waiting takes no thread."""
-    ready = opened(stream, connection) or await in_thread(open_stream, stream, connection)
+    ready = opened(stream, connection)
+    if ready is None:
+        ready = await in_thread(open_stream, stream, connection)
     member = _checked(ready, consumer, batch_size, member, lease, wait)
     deadline = time.monotonic() + wait
     while True:
@@ -105,7 +112,7 @@ _by_task: WeakKeyDictionary[asyncio.Task[Any], str] = WeakKeyDictionary()
 
 
 def default_member() -> str:
-    """A name for this task or thread. Never one that another had: two that share a name would be given the same events."""
+    """A name for this task or thread. Never one that another had: two that share a name would get the same events."""
     try:
         task = asyncio.current_task()
     except RuntimeError:
@@ -128,9 +135,10 @@ def _take(ready: Opened, consumer: str, member: str, limit: int, seconds: float)
         leased = log.lease(consumer, member, limit, seconds, max_deliveries=stream.max_deliveries)
         if leased.lost:
             raise EventsLostError(
-                f"Consumer {consumer!r} of stream {stream.name!r} lost {leased.lost:,} events: retention removed them before they were consumed.",
+                f"Consumer {consumer!r} of stream {stream.name!r} lost {leased.lost:,} events: "
+                "retention removed them before they were consumed.",
                 lost=leased.lost,
-                hint="Consume again to go on with what is left. Keep events longer with retention={…}, or consume faster.",
+                hint="Consume again to go on with what is left. Keep events for longer, or consume faster.",
             )
         if leased.exhausted:
             _bury(ready, consumer, member, leased)
@@ -177,7 +185,7 @@ def _bury(ready: Opened, consumer: str, member: str, leased: Leased) -> None:
         ready.log.ack(consumer, rowids, token=leased.token, member=member)
 
 
-# ------------------------------------------------------------------------------------------------------------- ack and nack
+# --------------------------------------------------------------------------------------------------------- ack and nack
 
 
 def ack_sync(
@@ -188,9 +196,11 @@ def ack_sync(
     connection: str | Connection | None = None,
     member: str | None = None,
 ) -> int:
-    """Acknowledge events that were consumed: they are not delivered to this consumer again. Any order, any part of a batch.
+    """Acknowledge events that were consumed: they are not delivered to this consumer again. Any order, any part of a
+    batch.
 
-    Takes the consumed dicts, or dicts that hold `_weft_rowid` alone. Raises `LeaseLostError` for events whose lease ran out or went to another member.
+    Takes the consumed dicts, or dicts that hold `_weft_rowid` alone. Raises `LeaseLostError` for events whose lease
+    ran out or went to another member.
     Returns how many were acknowledged now.
     """
     ready = opened(stream, connection) or open_stream(stream, connection)
@@ -233,7 +243,8 @@ def nack_sync(
     connection: str | Connection | None = None,
     member: str | None = None,
 ) -> int:
-    """Give events back, to be delivered again after `delay` seconds; the `reason` goes with them to the dead letters. Returns how many."""
+    """Give events back, to be delivered again after `delay` seconds; the `reason` goes with them to the dead letters.
+    Returns how many."""
     if type(delay) not in (int, float) or not 0 <= delay <= 31_536_000:
         raise SettingsError(f"delay must be a number of seconds, not {delay!r}.")
     if reason is not None:
@@ -268,9 +279,7 @@ async def nack(
     )
 
 
-def _by_lease(
-    ready: Opened, events: Mapping[str, Any] | Iterable[Mapping[str, Any]]
-) -> dict[Lease | None, list[int]]:
+def _by_lease(ready: Opened, events: Mapping[str, Any] | Iterable[Mapping[str, Any]]) -> dict[Lease | None, list[int]]:
     found: dict[Lease | None, list[int]] = {}
     for index, event in enumerate([events] if isinstance(events, Mapping) else events):
         rowid = event.get(ROWID) if isinstance(event, Mapping) else None
@@ -292,14 +301,15 @@ def _raise(ready: Opened, consumer: str, action: str, refused: list[Refused]) ->
     rowids = sorted(rowid for each in refused for rowid in each.rowids)
     shown = str(rowids[0]) if len(rowids) == 1 else f"{rowids[0]} to {rowids[-1]}"
     raise LeaseLostError(
-        f"The {action} of {len(rowids):,} events ({ROWID} {shown}) by consumer {consumer!r} of stream {ready.stream.name!r} was refused: "
+        f"The {action} of {len(rowids):,} events ({ROWID} {shown}) by consumer {consumer!r} "
+        f"of stream {ready.stream.name!r} was refused: "
         f"{'; '.join(dict.fromkeys(each.why for each in refused))}.",
         rowids=tuple(rowids),
-        hint="They are not acknowledged by this call. If processing takes longer than the lease, consume with a longer lease=….",
+        hint="If processing takes longer than the lease, consume with a longer lease=….",
     )
 
 
-# ---------------------------------------------------------------------------------------------------------- reset and groups
+# ----------------------------------------------------------------------------------------------------- reset and groups
 
 
 def reset_sync(
@@ -309,9 +319,11 @@ def reset_sync(
     *,
     connection: str | Connection | None = None,
 ) -> int:
-    """Move a consumer: to the `"start"`, to the `"end"`, or so that the next event is the first at or after an offset or a moment.
+    """Move a consumer: to the `"start"`, to the `"end"`, or so that the next event is the first at or after an offset
+    or a moment.
 
-    What its members hold is taken from them: their acks are refused. Returns the position, after which the consumer goes on.
+    What its members hold is taken from them: their acks are refused. Returns the position, after which the consumer
+    goes on.
     """
     ready = open_stream(stream, connection)
     _check_name("consumer", consumer)
@@ -345,7 +357,8 @@ async def reset(
 
 
 def groups_sync(stream: str | Stream, *, connection: str | Connection | None = None) -> list[dict[str, Any]]:
-    """The consumers of a stream: `position` (the last offset delivered), `lag` (events not delivered yet), `pending` (delivered, not acknowledged),
+    """The consumers of a stream: `position` (the last offset delivered), `lag` (events not delivered yet), `pending`
+    (delivered, not acknowledged),
     `lost` (removed by retention before they were consumed) and `members`."""
     return [asdict(group) for group in open_stream(stream, connection).log.groups()]
 
