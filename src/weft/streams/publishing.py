@@ -8,7 +8,7 @@ from typing import Any
 from weft.streams import retention
 from weft.streams.declare import Stream
 from weft.streams.encode import Encoded, as_events, encode, encode_quickly
-from weft.streams.runtime import Opened, in_background, in_thread, open_stream, opened
+from weft.streams.runtime import Opened, in_thread, open_stream, opened
 from weft.systems.base import Connection
 from weft.systems.log import Appended, Batch
 from weft.systems.sql.store import key_of
@@ -37,7 +37,7 @@ async def publish(stream: str | Stream, events: Any, *, connection: str | Connec
     batches = _batches(ready, found, encoded, publish_id)
     results = await ready.hub.committer(ready.stream).publish_async(batches) if batches else []
     if retention.due(ready):
-        in_background(retention.enforce_quietly, ready)
+        ready.hub.in_background(retention.enforce_quietly, ready)
     return _result(ready.stream, len(found), encoded, publish_id, results)
 
 
@@ -50,7 +50,7 @@ def publish_sync(stream: str | Stream, events: Any, *, connection: str | Connect
     batches = _batches(ready, found, encoded, publish_id)
     results = ready.hub.committer(ready.stream).publish(batches) if batches else []
     if retention.due(ready):
-        in_background(retention.enforce_quietly, ready)
+        ready.hub.in_background(retention.enforce_quietly, ready)
     return _result(ready.stream, len(found), encoded, publish_id, results)
 
 

@@ -7,8 +7,10 @@ import asyncio
 import atexit
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for_all
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -232,11 +234,12 @@ class Watch:
 
     def _run(self) -> None:
         seen: object = None
-        idle = 0.0
+        needed = time.monotonic()
         while True:
             with self._changed:
-                idle = 0.0 if self._waiting else idle + 1.0
-                if self._closed or idle > self._LINGER_SECONDS:
+                if self._waiting:
+                    needed = time.monotonic()
+                if self._closed or time.monotonic() - needed > self._LINGER_SECONDS:
                     self._thread = None
                     return
             now = self._store.changed(seen, 1.0)
@@ -266,6 +269,7 @@ class Hub:
         self.store: Store = system_for(connection.kind).load_log()(connection, clock)
         self.watch = Watch(self.store)
         self._committers = [Committer(self.store, self._committed) for _ in range(self.store.committers)]
+        self._background: set[Future[object]] = set()
 
     def committer(self, stream: Stream) -> Committer:
         """The thread that commits a stream's events: always the same one, so that publishes keep their order."""
@@ -275,10 +279,17 @@ class Hub:
         self.watch.bump()
         self.store.appended()
 
+    def in_background(self, function: Callable[..., object], *arguments: Any) -> None:
+        """Run something that nobody waits for. It is finished before the hub is closed and before the process ends."""
+        future = _threads().submit(function, *arguments)
+        self._background.add(future)
+        future.add_done_callback(self._background.discard)
+
     def close(self) -> None:
         """Commit what is queued, end the threads, close the connections."""
         for committer in self._committers:
             committer.close()
+        wait_for_all(set(self._background))
         self.watch.close()
         self.store.close()
 
@@ -408,8 +419,3 @@ def _threads() -> ThreadPoolExecutor:
 async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
     """Run a blocking call of the log protocol beside the event loop."""
     return await asyncio.get_running_loop().run_in_executor(_threads(), function, *arguments)
-
-
-def in_background(function: Callable[..., object], *arguments: Any) -> None:
-    """Run something that nobody waits for. It is finished before the process ends."""
-    _threads().submit(function, *arguments)

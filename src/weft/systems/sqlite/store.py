@@ -34,6 +34,8 @@ _RETRY_SECONDS = 0.0005
 # Reading `data_version` costs some microseconds: at this pace a waiting process uses 1-3 % of a core and wakes within
 # milliseconds.
 _POLL_SECONDS = 0.003
+# Who closes a store waits for a look to end.
+_LOOK_SECONDS = 0.2
 
 
 class SqliteStore(SqlStore):
@@ -149,12 +151,13 @@ class SqliteStore(SqlStore):
         return WeftError(f"{where}: {error}.")
 
     def close(self) -> None:
-        """Close every connection."""
-        super().close()
-        for driver in (self._memory, self._watcher):
-            if driver is not None:
-                driver.close()
-        self._memory = self._watcher = None
+        """Close every connection; the one of a database in memory may be in use by another thread."""
+        with self._lock:
+            super().close()
+            for driver in (self._memory, self._watcher):
+                if driver is not None:
+                    driver.close()
+            self._memory = self._watcher = None
 
     # ----------------------------------------------------------------------------------------------------------- tables
 
@@ -262,6 +265,7 @@ class SqliteStore(SqlStore):
 
     def changed(self, seen: object, timeout: float) -> object:
         """Poll `data_version`, which grows with every commit of another connection. One thread calls this."""
+        timeout = min(timeout, _LOOK_SECONDS)
         deadline = time.monotonic() + timeout
         if self.in_memory:
             time.sleep(timeout)
