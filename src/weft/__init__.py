@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from weft import settings as settings
     from weft import streams as streams
     from weft import systems as systems
+    from weft import testing as testing
     from weft.errors import BusyError as BusyError
     from weft.errors import ConnectionFailedError as ConnectionFailedError
     from weft.errors import DeclarationError as DeclarationError
