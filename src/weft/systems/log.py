@@ -224,6 +224,9 @@ class Store(Protocol):
         """Block until something may have been appended since the state `seen` (`None` at first), or until `timeout`;
         give the new state."""
 
+    def unwatch(self) -> None:
+        """Nobody waits for changes any more: give back what `changed` holds."""
+
     def now(self) -> float:
         """The store's clock, in seconds since 1970."""
 

@@ -93,13 +93,14 @@ class SqlLog:
 
     def first_since(self, moment: datetime) -> int:
         """The first offset published at or after a moment; one past the head if there is none."""
-        kind = META_TYPES[PUBLISHED_AT]
+        head = self.head()
+        # Only up to the head: an event above it may have a neighbour before it that is still to appear.
         found = self._one(
-            f"SELECT {self.rowid} FROM {self.table} WHERE {self.store.quote(PUBLISHED_AT)} >= ? "
+            f"SELECT {self.rowid} FROM {self.table} WHERE {self.store.quote(PUBLISHED_AT)} >= ? AND {self.rowid} <= ? "
             f"ORDER BY {self.rowid} LIMIT 1",
-            (self.store.bind(moment, kind),),
+            (self.store.bind(moment, META_TYPES[PUBLISHED_AT]), head),
         )
-        return self.head() + 1 if found is None else int(found)
+        return head + 1 if found is None else int(found)
 
     def read(self, after: int, upto: int, limit: int) -> Page:
         """Up to `limit` events of a range, in order."""
@@ -211,9 +212,7 @@ class SqlLog:
     def trim_keys(self, before: float) -> None:
         """Forget idempotency keys seen before a moment."""
         with self.store.session("keep") as session:
-            session.run(
-                f"DELETE FROM {self.store.keys} WHERE stream = ? AND seen < ?", (self.number, int(before * 1e6))
-            )
+            self.store.forget_keys(session, self, int(before * 1e6))
 
     def count_between(self, session: Session, first: int, last: int) -> int:
         """How many events a range holds now."""

@@ -33,11 +33,13 @@ _IDLE_SECONDS = 60.0
 class Session:
     """A driver's connection inside one transaction (or autocommit), with `?` as the placeholder everywhere."""
 
-    __slots__ = ("driver", "store")
+    __slots__ = ("driver", "store", "written")
 
     def __init__(self, store: SqlStore, driver: Any) -> None:
         self.store = store
         self.driver = driver
+        self.written: set[int] = set()
+        """The streams that this transaction has appended to."""
 
     def run(self, sql: str, parameters: Sequence[Any] = ()) -> Any:
         """Execute one statement and give its cursor."""
@@ -157,6 +159,13 @@ class SqlStore(ABC):
         row = session.row(f"SELECT max({self.quote(ROWID)}) FROM {log.table}")
         return int(row[0] or 0) if row else 0
 
+    def forget_keys(self, session: Session, log: SqlLog, before: int) -> None:
+        """Remove the idempotency keys last seen before a moment (in microseconds)."""
+        session.run(f"DELETE FROM {self.keys} WHERE stream = ? AND seen < ?", (log.number, before))
+
+    def unwatch(self) -> None:  # noqa: B027 - optional, not forgotten
+        """Nobody waits for changes any more: give back what `changed` holds."""
+
     def alive(self, driver: Any) -> bool:
         """Whether a connection that rested for long still answers."""
         return True
@@ -252,15 +261,14 @@ class SqlStore(ABC):
                 EXTRA: META_TYPES[EXTRA],
             }
             with self.session("publish") as session:
+                if ROWID not in (self.reflect(session, schema, name) or columns):
+                    raise _not_a_stream(full)
                 self.create_stream(session, schema, name, columns)
             number = self._number(full)
             assert number is not None
         log = SqlLog(self, number, schema, name)
         if ROWID not in log.types(fresh=True):
-            raise DeclarationError(
-                f"{full} is a table in this database, but not a stream: it has no column {ROWID}.",
-                hint="Give the stream another name or schema.",
-            )
+            raise _not_a_stream(full)
         return log
 
     def _declare(self, log: SqlLog, fields: dict[str, FieldType]) -> None:
@@ -379,6 +387,13 @@ class SqlStore(ABC):
 def key_of(values: Sequence[object]) -> bytes:
     """An idempotency key: 20 bytes that stand for the values, whatever their length."""
     return hashlib.blake2b(repr(values).encode("utf-8", "surrogatepass"), digest_size=20).digest()
+
+
+def _not_a_stream(full: str) -> DeclarationError:
+    return DeclarationError(
+        f"{full} is a table in this database, but not a stream: it has no column {ROWID}.",
+        hint="Give the stream another name or schema.",
+    )
 
 
 def _number_of(batch: Batch) -> int:
