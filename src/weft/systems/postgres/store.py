@@ -1,0 +1,435 @@
+"""Streams on PostgreSQL. Publishers do not wait for each other; a registry of what is in flight holds readers back.
+
+A publisher takes a shared advisory lock on the last offset that was given out before it takes its own, and keeps it
+until its transaction ends. So whoever reads `last_value` of the sequence and *then* the lowest of these locks has an
+offset at or below which nothing can appear any more. The lock goes after the commit is visible, and it goes by itself
+when a backend dies.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from itertools import accumulate, chain
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import msgspec
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.types.string import TextBinaryLoader, TextLoader
+
+from weft import settings
+from weft.errors import BusyError, ConnectionFailedError, DeclarationError, SchemaError, StorageError, WeftError
+from weft.systems.base import Connection
+from weft.systems.log import EXTRA, PUBLISH_ID, PUBLISHED_AT, ROWID, Appended, Batch
+from weft.systems.postgres.connection import PostgresConnection
+from weft.systems.postgres.notify import Listener, Notifier
+from weft.systems.sql.log import SqlLog
+from weft.systems.sql.store import Role, Session, SqlStore
+from weft.types import FieldType, from_sql, round_float32
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# How long a statement waits for somebody's lock before it gives up with an error.
+LOCK_SECONDS = 30
+# ALTER TABLE waits no longer than this at a time: everybody who comes to the table meanwhile waits behind it.
+_ALTER_LOCK = "100ms"
+# The key of the advisory lock around CREATE: "weft" in ASCII. Two-part keys never meet the registry's one-part keys.
+_CREATE_LOCK = f"{0x77656674}, 0"
+# The registry's keys are (stream << 44) | offset: 2^19 streams with 2^44 offsets each.
+_OFFSET_BITS = 44
+_MAX_STREAM = 2**19 - 1
+# PostgreSQL cuts longer names without an error, and two of them could become one.
+_NAME_BYTES = 63
+
+_DEFAULTS: dict[str, str | int] = {
+    "connect_timeout": 10,
+    "application_name": "weft",
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 60_000,
+}
+
+
+class PostgresStore(SqlStore):
+    """A PostgreSQL database: the catalogue in schema `weft`, each stream a table in its own schema."""
+
+    dialect: ClassVar[str] = "postgres"
+    forbidden: ClassVar[str] = "\x00"
+    now_sql: ClassVar[str] = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
+
+    def __init__(self, connection: Connection, clock: Callable[[], float] = time.time) -> None:
+        super().__init__(connection, clock)
+        self._notifier = Notifier(lambda: self.connect_as("keep", autocommit=True))
+        self._listener = Listener(lambda: self.connect_as("read", autocommit=True))
+
+    # ------------------------------------------------------------------------------------------------------ connections
+
+    def parameters(self) -> dict[str, Any]:
+        """What libpq connects with: the URL's parameters, and ours where it says nothing."""
+        assert isinstance(self.connection, PostgresConnection)
+        return {**_DEFAULTS, **conninfo_to_dict(self.connection.url), "client_encoding": "UTF8"}
+
+    def connect(self, role: Role) -> psycopg.Connection[Any]:
+        """A connection with the durability of its role."""
+        return self.connect_as(role, autocommit=role == "read")
+
+    def connect_as(self, role: Role, *, autocommit: bool) -> psycopg.Connection[Any]:
+        """The same, in or out of transactions."""
+        # A server that waits for its replicas keeps doing so: only `off` is made stricter.
+        durability = (
+            "'off'" if role == "keep" else "coalesce(nullif(current_setting('synchronous_commit'), 'off'), 'on')"
+        )
+        try:
+            driver = psycopg.connect(**self.parameters(), autocommit=True)
+            try:
+                # One round trip; as startup options they would replace those of the URL, and poolers refuse them.
+                driver.execute(
+                    f"SELECT set_config('synchronous_commit', {durability}, false), "
+                    "set_config('TimeZone', 'UTC', false), "
+                    "set_config('default_transaction_isolation', 'read committed', false), "
+                    f"set_config('lock_timeout', '{LOCK_SECONDS}s', false)"
+                )
+                driver.autocommit = autocommit
+                # As texts, to be decoded a column at a time.
+                driver.adapters.register_loader("json", TextLoader)
+                driver.adapters.register_loader("json", TextBinaryLoader)
+            except BaseException:
+                driver.close()
+                raise
+        except psycopg.Error as error:
+            raise self.connection.failed(
+                error, hint="Check that the server runs and takes connections: weft connections check."
+            ) from None
+        return driver
+
+    def begin(self, driver: psycopg.Connection[Any], role: Role) -> None:
+        """psycopg begins with the first statement."""
+
+    def commit(self, driver: psycopg.Connection[Any], role: Role) -> None:
+        """Commit, unless each statement did."""
+        if role != "read":
+            driver.commit()
+
+    def rollback(self, driver: psycopg.Connection[Any]) -> None:
+        """Undo what was open."""
+        if driver.closed:
+            raise psycopg.OperationalError("the connection is closed")
+        driver.rollback()
+
+    def execute(self, driver: psycopg.Connection[Any], sql: str, parameters: Sequence[Any]) -> psycopg.Cursor[Any]:
+        """Run a statement; results come in binary, which is faster to read."""
+        # A prepared SELECT * fails once somebody has added a column.
+        prepare = False if sql.startswith("SELECT *") else None
+        return driver.cursor(binary=True).execute(sql, parameters, prepare=prepare)
+
+    def alive(self, driver: psycopg.Connection[Any]) -> bool:
+        """Ask it."""
+        try:
+            driver.execute("SELECT 1")
+            driver.rollback()
+        except psycopg.Error:
+            return False
+        return True
+
+    def is_driver_error(self, error: BaseException) -> bool:
+        """Whether psycopg raised this."""
+        return isinstance(error, psycopg.Error)
+
+    def explain(self, error: BaseException) -> WeftError:
+        """By SQLSTATE; https://www.postgresql.org/docs/current/errcodes-appendix.html lists them."""
+        assert isinstance(error, psycopg.Error)
+        code = error.sqlstate or ""
+        said = " ".join((error.diag.message_primary or str(error)).split())
+        what = f"PostgreSQL ({self.connection.target}): {settings.redact(said, self.connection.secrets())}"
+        outside = isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError))
+        if code.startswith(_LOST) or (outside and not code):
+            return ConnectionFailedError(
+                what, hint="The connection is lost. If this was a publish, its events may or may not be stored."
+            )
+        if code in _BUSY:
+            return BusyError(what, hint="Nothing was stored. Somebody else held a lock for too long; try again.")
+        if code.startswith(_FULL):
+            return StorageError(what, hint="Nothing was stored. Free disk space, or use a server that can be written.")
+        if isinstance(error, psycopg.DataError) or code.startswith("54"):
+            return SchemaError(what)
+        if code == "42501":
+            return WeftError(
+                what,
+                hint="Weft creates its tables at first use. Let the role create schemas, or create the schema weft and "
+                "the stream's own, and grant it CREATE and USAGE on both.",
+            )
+        return WeftError(what)
+
+    def close(self) -> None:
+        """Close every connection and end the thread that notifies."""
+        self._notifier.close()
+        self._listener.close()
+        super().close()
+
+    # ----------------------------------------------------------------------------------------------------------- tables
+
+    def quote(self, name: str) -> str:
+        """A quoted identifier."""
+        if len(name.encode()) > _NAME_BYTES:
+            raise DeclarationError(f"The name {name!r} is too long for PostgreSQL, which takes {_NAME_BYTES} bytes.")
+        return '"' + name.replace('"', '""') + '"'
+
+    def table(self, schema: str, name: str) -> str:
+        """A table in a schema."""
+        return f"{self.quote(schema)}.{self.quote(name)}"
+
+    def sequence(self, number: int) -> str:
+        """The sequence that gives out a stream's offsets."""
+        return self.table("weft", f"offsets_{number}")
+
+    def reflect(self, session: Session, schema: str, name: str) -> dict[str, FieldType] | None:
+        """Columns by pg_attribute."""
+        rows = session.rows(
+            "SELECT a.attname, format_type(a.atttypid, a.atttypmod) FROM pg_attribute a "
+            "JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace "
+            "WHERE n.nspname = ? AND c.relname = ? AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum",
+            (schema, name),
+        )
+        return {column: from_sql("postgres", kind) for column, kind in rows} or None
+
+    def create_catalogue(self, session: Session) -> None:
+        """The four bookkeeping tables. Where they are, nothing is asked for that a role without CREATE may not do."""
+        if self.reflect(session, "weft", "keys"):
+            return
+        self._create_schema(session, "weft")
+        for statement in (
+            f"CREATE TABLE IF NOT EXISTS {self.streams} ("
+            f"id integer GENERATED ALWAYS AS IDENTITY (MAXVALUE {_MAX_STREAM}) PRIMARY KEY, name text NOT NULL UNIQUE, "
+            "head bigint NOT NULL DEFAULT 0, floor bigint NOT NULL DEFAULT 0)",
+            f"CREATE TABLE IF NOT EXISTS {self.groups} (stream integer NOT NULL, consumer text NOT NULL, "
+            "position bigint NOT NULL, lost bigint NOT NULL, untold bigint NOT NULL, epoch bigint NOT NULL, "
+            "PRIMARY KEY (stream, consumer))",
+            f"CREATE TABLE IF NOT EXISTS {self.leases} (stream integer NOT NULL, consumer text NOT NULL, "
+            "first bigint NOT NULL, last bigint NOT NULL, events bigint NOT NULL, member text NOT NULL, "
+            "token text NOT NULL, expires bigint NOT NULL, deliveries bigint NOT NULL, reason text, "
+            "PRIMARY KEY (stream, consumer, first))",
+            f"CREATE TABLE IF NOT EXISTS {self.keys} (stream integer NOT NULL, id bytea NOT NULL, "
+            "seen bigint NOT NULL, PRIMARY KEY (stream, id))",
+            f"CREATE INDEX IF NOT EXISTS keys_seen ON {self.keys} (stream, seen)",
+        ):
+            session.run(statement)
+
+    def _create_schema(self, session: Session, schema: str) -> None:
+        # Two CREATE … IF NOT EXISTS at once can both find nothing, and the second fails: one at a time.
+        session.run(f"SELECT pg_advisory_xact_lock({_CREATE_LOCK})")
+        # CREATE SCHEMA IF NOT EXISTS needs the right to create schemas even where there is nothing to create.
+        if session.row("SELECT 1 FROM pg_namespace WHERE nspname = ?", (schema,)) is None:
+            session.run(f"CREATE SCHEMA {self.quote(schema)}")
+
+    def create_stream(self, session: Session, schema: str, name: str, columns: dict[str, FieldType]) -> None:
+        """The table and its sequence."""
+        self._create_schema(session, schema)
+        full = f"{schema}.{name}"
+        if session.row(f"SELECT id FROM {self.streams} WHERE name = ?", (full,)):
+            return
+        found = session.row(f"INSERT INTO {self.streams} (name) VALUES (?) RETURNING id", (full,))
+        assert found is not None
+        spelled = ", ".join(
+            f"{self.quote(column)} {kind.sql('postgres')}{' PRIMARY KEY' if column == ROWID else ''}"
+            for column, kind in columns.items()
+        )
+        table, sequence = self.table(schema, name), self.sequence(found[0])
+        present = self.reflect(session, schema, name)
+        if present is None:
+            session.run(f"CREATE TABLE {table} ({spelled})")
+        elif ROWID not in present:
+            return
+        # One offset is given away: until then `last_value` would not tell whether the first offset is still to come.
+        session.run(f"CREATE SEQUENCE {sequence} MINVALUE 0 START 0 CACHE 1")
+        session.run(f"SELECT setval('{sequence}', (SELECT coalesce(max({self.quote(ROWID)}), 0) FROM {table}))")
+
+    def add_column(self, log: SqlLog, name: str, kind: FieldType) -> None:
+        """ALTER TABLE in short tries: behind one that waits for a long reader, every publisher would wait too."""
+        deadline = time.monotonic() + LOCK_SECONDS
+        while True:
+            try:
+                with self.session("publish") as session:
+                    if name in (self.reflect(session, log.schema, log.name) or {}):
+                        return
+                    session.run(f"SET LOCAL lock_timeout = '{_ALTER_LOCK}'")
+                    session.run(
+                        f"ALTER TABLE {log.table} ADD COLUMN IF NOT EXISTS {self.quote(name)} {kind.sql('postgres')}"
+                    )
+                return
+            except BusyError:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(random.uniform(0.1, 0.3))
+
+    def insert_ignore(self, table: str, columns: Sequence[str]) -> str:
+        """INSERT … ON CONFLICT DO NOTHING."""
+        marks = ", ".join("?" * len(columns))
+        return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks}) ON CONFLICT DO NOTHING"
+
+    # ---------------------------------------------------------------------------------------------------------- writing
+
+    def append(self, batches: Sequence[Batch]) -> list[Appended]:
+        """What is one statement is its own transaction: one round trip instead of three."""
+        shapes = {(id(batch.log), batch.columns, batch.extra is None, batch.keys is None) for batch in batches}
+        alone = len(shapes) == 1 and batches[0].keys is None
+        with self.session("read" if alone else "publish") as session:
+            return self.append_in(session, batches)
+
+    def insert(self, session: Session, log: SqlLog, batches: Sequence[Batch]) -> list[tuple[int, int]]:
+        """One statement for all. Several publishers' offsets interleave; those of a statement are in its order."""
+        types, first = log.types(), batches[0]
+        names, kinds = list(first.columns), [types[name] for name in first.columns]
+        columns = [list(chain.from_iterable(parts)) for parts in zip(*(batch.values for batch in batches), strict=True)]
+        if first.extra is not None:
+            names.append(EXTRA)
+            kinds.append(FieldType("json"))
+            columns.append(list(chain.from_iterable(batch.extra or () for batch in batches)))
+        if len(batches) > 1 or not columns:
+            names.append(PUBLISH_ID)
+            kinds.append(FieldType("string"))
+            columns.append([batch.publish_id for batch in batches for _ in range(batch.count)])
+        register = log.number not in session.written
+        sql = _insert_sql(log.table, self.sequence(log.number), log.number, tuple(names), tuple(kinds), register)
+        session.written.add(log.number)
+        arrays = [array_literal(values, kind) for values, kind in zip(columns, kinds, strict=True)]
+        ids = () if names[-1] == PUBLISH_ID else (first.publish_id,)
+        stored = self.execute(session.driver, sql, (*ids, *arrays)).fetchone()
+        assert stored is not None
+        offsets = stored[0]
+        if len(batches) == 1:
+            return [(offsets[0], offsets[-1])]
+        ends = list(accumulate(batch.count for batch in batches))
+        return [(offsets[end - batch.count], offsets[end - 1]) for batch, end in zip(batches, ends, strict=True)]
+
+    def claim_keys(self, session: Session, log: SqlLog, keys: list[bytes], horizon: float) -> set[bytes]:
+        """One statement. Others wait for this transaction with the same key; the order prevents deadlocks."""
+        found = session.rows(
+            f"INSERT INTO {self.keys} AS known (stream, id, seen) SELECT ?, id, {self.now_sql} "
+            "FROM unnest(?::bytea[]) AS id ORDER BY id ON CONFLICT (stream, id) "
+            "DO UPDATE SET seen = excluded.seen WHERE known.seen < excluded.seen - ? RETURNING id",
+            (log.number, array_literal(keys, FieldType("bytes")), int(horizon * 1e6)),
+        )
+        return {key for (key,) in found}
+
+    def forget_keys(self, session: Session, log: SqlLog, before: int) -> None:
+        """Those that a publisher renews right now are left: to wait for it could deadlock."""
+        session.run(
+            f"DELETE FROM {self.keys} WHERE stream = ? AND id IN (SELECT id FROM {self.keys} "
+            "WHERE stream = ? AND seen < ? FOR UPDATE SKIP LOCKED)",
+            (log.number, log.number, before),
+        )
+
+    # ---------------------------------------------------------------------------------------------------------- reading
+
+    def fence(self, session: Session, log: SqlLog) -> int:
+        """The last offset given out or the lowest in the registry. Events are read by a later statement's snapshot."""
+        row = session.row(_fence_sql(self.sequence(log.number), log.number))
+        assert row is not None
+        return int(row[0])
+
+    def bind(self, value: Any, kind: FieldType) -> Any:
+        """psycopg takes every canonical value as it is."""
+        return value
+
+    decoders: ClassVar[dict[str, Callable[[Any], Any]]] = {
+        "float32": round_float32,
+        "json": msgspec.json.decode,
+    }
+
+    def arrow_batches(
+        self, log: SqlLog, after: int, upto: int, columns: dict[str, FieldType]
+    ) -> Iterator[pa.RecordBatch]:
+        """By ADBC."""
+        from weft.systems.postgres import arrow
+
+        return arrow.batches(self, log, after, upto, columns)
+
+    # ---------------------------------------------------------------------------------------------------------- waiting
+
+    def appended(self) -> None:
+        """NOTIFY, soon."""
+        self._notifier.send()
+
+    def changed(self, seen: object, timeout: float) -> object:
+        """Wait for a NOTIFY, or a second at most."""
+        return self._listener.wait(timeout)
+
+    def unwatch(self) -> None:
+        """Stop listening."""
+        self._listener.close()
+
+
+# Connection exceptions, authorisation, no such database, too many connections, ended by a timeout or an administrator.
+_LOST = ("08", "28", "3D000", "53300", "25P03", "57P")
+# Serialization failure, deadlock, lock timeout, cancelled (by statement_timeout, most often).
+_BUSY = ("40001", "40P01", "55P03", "57014")
+# Out of disk, memory or other resources; an I/O error; a read-only server.
+_FULL = ("53", "58", "25006")
+
+
+@lru_cache(maxsize=1024)
+def _insert_sql(
+    table: str, sequence: str, number: int, names: tuple[str, ...], kinds: tuple[FieldType, ...], register: bool
+) -> str:
+    several = names[-1] == PUBLISH_ID
+    leading = () if several else (PUBLISH_ID,)
+    columns = ", ".join('"' + name.replace('"', '""') + '"' for name in (ROWID, PUBLISHED_AT, *leading, *names))
+    into = f"{table} ({columns})".replace("%", "%%")
+    arrays = ", ".join(f"%s::{kind.sql('postgres')}[]" for kind in kinds)
+    # MATERIALIZED: the lock is taken before the first nextval. One a transaction and stream: the lowest is what counts.
+    lock = (
+        "in_flight AS MATERIALIZED (SELECT "
+        f"pg_advisory_xact_lock_shared(({number}::bigint << {_OFFSET_BITS}) | last_value) FROM {sequence}), "
+        if register
+        else ""
+    )
+    return (
+        f"WITH {lock}stored AS (INSERT INTO {into} "
+        f"SELECT nextval('{sequence}'), now(), {'' if several else '%s, '}event.* "
+        f"FROM {'in_flight, ' if register else ''}unnest({arrays}) AS event RETURNING {ROWID} AS o) "
+        f"SELECT {'array_agg(o ORDER BY o)' if several else 'ARRAY[min(o), max(o)]'} FROM stored"
+    )
+
+
+@lru_cache(maxsize=1024)
+def _fence_sql(sequence: str, number: int) -> str:
+    # The inner query uses `last_value`, so it cannot run before that is read. The other way round a publisher could
+    # register and take an offset in between, unseen. A key's upper half is the stream and the offset's upper 12 bits.
+    return (
+        "SELECT (SELECT least(given.last_value, min(((classid::bigint & 4095) << 32) | objid::bigint)) FROM pg_locks "
+        "WHERE locktype = 'advisory' AND objsubid = 1 AND mode = 'ShareLock' "
+        f"AND classid::bigint >> {_OFFSET_BITS - 32} = {number} "
+        "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())) "
+        f"FROM {sequence} AS given"
+    )
+
+
+# ------------------------------------------------------------------------------------------------------- array literals
+
+_ESCAPE = re.compile(r"\\(?:u00([0-9a-fA-F]{2})|(.))")
+_RAW = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
+
+
+def array_literal(values: Sequence[Any], kind: FieldType) -> str:
+    """A column as the text of a PostgreSQL array: JSON with other brackets, encoded at the speed of C.
+
+    Both quote strings alike and escape `"` and `\\` alike; only control characters stand for themselves here.
+    """
+    if kind.base == "bytes":
+        values = [None if value is None else "\\x" + value.hex() for value in values]
+    text = msgspec.json.encode(values).decode()
+    if "\\" in text and "\\" in text.replace("\\\\", "").replace('\\"', ""):
+        text = _ESCAPE.sub(_unescape, text)
+    return "{" + text[1:-1] + "}"
+
+
+def _unescape(match: re.Match[str]) -> str:
+    if match[1]:
+        return chr(int(match[1], 16))
+    return _RAW.get(match[2], match[0])
