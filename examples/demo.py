@@ -1,0 +1,200 @@
+"""`make demo`: the main job end to end, on the embedded default: SQLite in a temporary folder. No server, no root.
+
+Every step checks its own result; the first that is wrong ends the demo with exit code 1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from decimal import Decimal
+from itertools import count
+from textwrap import indent
+
+from rich.console import Console
+from rich.markup import escape
+
+import weft
+from weft.streams.runtime import open_stream
+
+console = Console(highlight=False, soft_wrap=True)
+numbers = count(1)
+
+
+@weft.stream(
+    fields={"payment_id": "string", "amount": "decimal(10,2)", "paid_at": "timestamp?"},
+    validate_schema=True,
+    max_deliveries=3,
+)
+def payments() -> None:
+    """Never called: it stands for the stream."""
+
+
+def step(title: str) -> None:
+    console.print(f"\n[bold cyan]{next(numbers)}. {title}[/]")
+
+
+def say(text: str) -> None:
+    console.print(escape(indent(text, "   ")))
+
+
+def check(right: object, expected: str) -> None:
+    """The demo's assertion: says what was expected, and fails loudly."""
+    if not right:
+        console.print(f"   [bold red]✗ wrong:[/] expected {escape(expected)}")
+        sys.exit(1)
+    console.print(f"   [green]✓[/] {escape(expected)}")
+
+
+def payment(number: int) -> dict[str, object]:
+    return {"payment_id": f"p_{number}", "amount": Decimal(number) / 100}
+
+
+def in_another_process(what: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run([sys.executable, __file__, what], check=False)
+
+
+def publish_events() -> None:
+    step("Publish: one event, a list, and one that does not fit")
+    first = {"payment_id": "p_1", "amount": "12.50", "paid_at": "2026-01-31T12:00:00+01:00"}
+    result = weft.publish_sync("payments", first)
+    say(f"publish_sync returned {result}")
+    weft.publish_sync(payments, [payment(2), payment(3)])
+    try:
+        weft.publish_sync("payments", [payment(4), {"payment_id": "p_5", "amount": "a lot"}])
+        check(False, "the list with a bad event to be refused")
+    except weft.SchemaError as error:
+        say(f"SchemaError: {error}")
+        check((error.index, error.field) == (1, "amount"), "the error names the event and the field")
+    check(open_stream(payments).log.count() == 3, "three events are stored, nothing of the refused list")
+
+
+async def publish_from_64() -> None:
+    step("64 publishers at once, one event a call, each acknowledged after its commit")
+    each, before = 20, open_stream(payments).log.head()
+
+    async def publisher(number: int) -> None:
+        for i in range(each):
+            await weft.publish(payments, payment(1000 * number + i))
+
+    began = time.perf_counter()
+    await asyncio.gather(*(publisher(number) for number in range(64)))
+    seconds = time.perf_counter() - began
+    stored = await weft.consume(payments, "counter", batch_size=10_000)
+    moments = {event["_weft_published_at"] for event in stored if event["_weft_rowid"] > before}
+    say(f"{64 * each:,} publishes in {seconds:.2f} s, {64 * each / seconds:,.0f} a second, in {len(moments)} commits")
+    check(len(stored) == before + 64 * each, "every event is there")
+    check(len(moments) < 64 * each / 4, "publishers share commits")
+
+
+def share_the_work() -> None:
+    step("Two workers under one consumer's name")
+    took: dict[str, list[int]] = {"ann": [], "bob": []}
+
+    def work(member: str) -> None:
+        while events := weft.consume_sync(payments, "billing", batch_size=100, member=member):
+            took[member] += [event["_weft_rowid"] for event in events]
+            weft.ack_sync(payments, "billing", events)
+            time.sleep(0.01)
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(work, took))
+    say(f"ann took {len(took['ann'])} events, bob {len(took['bob'])}")
+    check(took["ann"] and took["bob"], "both had a share")
+    everything = list(range(1, open_stream(payments).log.head() + 1))
+    check(sorted(took["ann"] + took["bob"]) == everything, "together every event, each exactly once")
+
+
+def take_over() -> None:
+    step("A worker dies; another takes over when its lease ends")
+    weft.publish_sync(payments, [payment(number) for number in range(5)])
+    died = in_another_process("worker")
+    check(died.returncode == -signal.SIGKILL, "a worker with a lease of 3 seconds was killed (-9) in the middle")
+    check(weft.consume_sync(payments, "billing") == [], "its events are not given to others while the lease lasts")
+    events = weft.consume_sync(payments, "billing", wait=20)
+    check(len(events) == 5, "then all 5 come back")
+    weft.ack_sync(payments, "billing", events)
+
+
+def give_up_on_one() -> None:
+    step("An event that nobody can process goes to the dead letters")
+    weft.publish_sync(payments, {"payment_id": "p_poison", "amount": 0})
+    attempts = 0
+    while events := weft.consume_sync(payments, "billing"):
+        attempts += 1
+        weft.nack_sync(payments, "billing", events, reason="division by zero")
+    letter = weft.consume_sync("payments__dead_letter", "operator")[0]
+    say(f"dead letter: {letter['event']}, because of {letter['reason']!r}, after {letter['deliveries']} deliveries")
+    check(attempts == 3 and letter["event"]["payment_id"] == "p_poison", "it was tried 3 times, then set aside")
+
+
+async def follow() -> None:
+    step("Subscribe: another process publishes, this one sees it at once")
+    live = weft.subscribe(payments)
+    other = asyncio.create_task(asyncio.to_thread(in_another_process, "publisher"))
+    event = await asyncio.wait_for(anext(live), 20)
+    delay = datetime.now(UTC) - event["_weft_published_at"]
+    say(f"{event['payment_id']} arrived {delay.total_seconds() * 1000:.0f} ms after it was published")
+    check(event["payment_id"] == "p_live", "the other process's event arrived")
+    await other
+
+
+def fall_behind() -> None:
+    step("Retention removes old events; a consumer that had not read them is told")
+    weft.ack_sync(payments, "slow", weft.consume_sync(payments, "slow", batch_size=1))
+    total = open_stream(payments).log.count()
+    weft.trim_sync(payments, max_rows=100)
+    try:
+        weft.consume_sync(payments, "slow")
+        check(False, "the slow consumer to be told")
+    except weft.EventsLostError as error:
+        say(f"EventsLostError: {error}")
+        check(error.lost == total - 100 - 1, "it is told exactly how many it lost")
+    check(len(weft.consume_sync(payments, "slow", batch_size=1000)) == 100, "and goes on with the 100 that are left")
+
+
+def read_arrow() -> None:
+    step("Read a range as Arrow")
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    log = open_stream(payments).log
+    table = pa.Table.from_batches(log.read_arrow(log.floor(), log.head(), columns=["payment_id", "amount"]))
+    columns = ", ".join(f"{field.name}: {field.type}" for field in table.schema)
+    say(f"{table.num_rows} rows of {columns}; the amounts add up to {pc.sum(table['amount'])}")
+    check(table.num_rows == 100, "the range has the events that are left")
+
+
+def main() -> None:
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="weft-demo-") as folder:
+        # Before any setting of the user's own: the demo must not write into their database.
+        os.environ["WEFT_DSN_DEFAULT"] = f"sqlite:///{folder}/.weft/weft.db"
+        console.print(f"[bold]Weft {weft.__version__}[/], streams on SQLite in {folder} (removed at the end)")
+        publish_events()
+        asyncio.run(publish_from_64())
+        share_the_work()
+        take_over()
+        give_up_on_one()
+        asyncio.run(follow())
+        fall_behind()
+        read_arrow()
+        weft.streams.close()
+    console.print(f"\n[bold green]All of it worked[/], in {time.perf_counter() - began:.1f} seconds.")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["worker"]:
+        weft.consume_sync(payments, "billing", lease=3)
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif sys.argv[1:] == ["publisher"]:
+        weft.publish_sync(payments, {"payment_id": "p_live", "amount": 1})
+    else:
+        main()
