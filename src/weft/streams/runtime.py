@@ -241,11 +241,12 @@ class Watch:
                     needed = time.monotonic()
                 if self._closed or time.monotonic() - needed > self._LINGER_SECONDS:
                     self._thread = None
-                    return
+                    break
             now = self._store.changed(seen, 1.0)
             if now != seen:
                 seen = now
                 self.bump()
+        self._store.unwatch()
 
     def close(self) -> None:
         """End the thread."""

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from itertools import count
 from typing import Any
 
 import psycopg
@@ -24,6 +23,8 @@ CHANNEL = "weft_events"
 _NOTIFY_SECONDS = 0.005
 # A NOTIFY that was lost costs a reader this long.
 _POLL_SECONDS = 1.0
+# Who closes a store waits for a look to end.
+_LOOK_SECONDS = 0.2
 
 Connect = Callable[[], "psycopg.Connection[Any]"]
 _OUTSIDE = (psycopg.Error, ConnectionFailedError)
@@ -78,30 +79,35 @@ class Notifier:
 
 
 class Listener:
-    """Waits for the NOTIFY of any process, on a connection of its own. One thread at a time waits."""
+    """Waits for the NOTIFY of any process, on a connection of its own."""
 
     def __init__(self, connect: Connect) -> None:
         self._connect = connect
         self._driver: psycopg.Connection[Any] | None = None
         self._waiting = threading.Lock()
-        self._turn = count(1)
+        self._state = 0
+        self._polled = 0.0
 
     def wait(self, timeout: float) -> int:
-        """Block until something may have been appended, for a second at most. Each answer differs from those before."""
-        timeout = min(timeout, _POLL_SECONDS)
+        """Wait for a moment; the answer is another than before if something may have been appended."""
+        timeout = min(timeout, _LOOK_SECONDS)
         with self._waiting:
+            heard = False
             try:
                 if self._driver is None:
-                    # What came before LISTEN is not announced: return at once, so that the caller looks.
+                    # What came before LISTEN is not announced: let the caller look at once.
                     self._driver = self._connect()
                     self._driver.execute(f"LISTEN {CHANNEL}")
+                    heard = True
                 else:
-                    for _ in self._driver.notifies(timeout=timeout, stop_after=1):
-                        pass
+                    heard = bool(list(self._driver.notifies(timeout=timeout, stop_after=1)))
             except _OUTSIDE:
                 self._drop()
                 time.sleep(timeout)
-        return next(self._turn)
+            if heard or time.monotonic() - self._polled >= _POLL_SECONDS:
+                self._state += 1
+                self._polled = time.monotonic()
+            return self._state
 
     def close(self) -> None:
         """Close the connection; the next `wait` opens another. One that nobody reads would fill the server's queue."""

@@ -357,7 +357,7 @@ class PostgresStore(SqlStore):
         self._notifier.send()
 
     def changed(self, seen: object, timeout: float) -> object:
-        """Wait for a NOTIFY, or a second at most."""
+        """Wait for a NOTIFY; without one the state changes once a second."""
         return self._listener.wait(timeout)
 
     def unwatch(self) -> None:
