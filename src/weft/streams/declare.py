@@ -7,7 +7,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 from weft.errors import DeclarationError, nearest
 from weft.project import current
@@ -96,6 +96,29 @@ _DEAD_LETTER_FIELDS = {
 }
 
 
+# Typed apart from what runs: a type checker then knows the result, and finds unknown options by itself.
+@overload
+def stream(name: Callable[..., Any], /) -> Stream: ...
+@overload
+def stream(
+    name: str | None = None,
+    *,
+    schema: str = "events",
+    connection: str | Connection | None = None,
+    cursor: str = "rowid",
+    fields: Mapping[str, str] | None = None,
+    description: str | None = None,
+    tags: Sequence[str] = (),
+    owner: str | None = None,
+    auth: Mapping[str, str] | None = None,
+    rate_limit: Mapping[str, float] | None = None,
+    validate_schema: bool = False,
+    retention: Mapping[str, float] | None = None,
+    idempotency_key: str | Sequence[str] | Mapping[str, Any] | None = None,
+    on_schema_drift: Drift = "evolve",
+    max_deliveries: int | None = None,
+    dead_letter: str | bool | None = None,
+) -> Callable[[Callable[..., Any]], Stream]: ...
 def stream(
     name: str | Callable[..., Any] | None = None,
     *,
@@ -190,6 +213,7 @@ def register(declared: Stream, origin: str) -> None:
         )
     object.__setattr__(declared, "origin", origin)
     streams[declared.name] = declared
+    current().opened_streams.clear()  # it may be open under the options that it had before
 
 
 def make_stream(name: str, **options: Any) -> Stream:
