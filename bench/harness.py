@@ -1,0 +1,71 @@
+"""How a ratio is measured: ours and the yardstick take turns in one run, and the median of the rounds' ratios counts.
+
+Machines are noisy; a rate alone says little about the code. What takes turns meets the same noise.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of the table: two jobs that do the same amount of work, and the bar for their ratio."""
+
+    name: str
+    against: str
+    bar: float
+    prepare: Callable[[float], tuple[Callable[[], int], Callable[[], int]]]
+    """Given a scale, sets up and gives (ours, yardstick); each runs once and returns how many events it handled."""
+    at_most: bool = False
+    """The ratio must stay below the bar: it compares times per event."""
+    rounds: int = 5
+    needs: str | None = None
+    """The server it needs."""
+
+
+@dataclass
+class Result:
+    """What the rounds gave."""
+
+    case: Case
+    ours: list[float] = field(default_factory=list)
+    yardstick: list[float] = field(default_factory=list)
+
+    @property
+    def ratios(self) -> list[float]:
+        """Ours over the yardstick, round by round; for times per event the other way round."""
+        return [
+            theirs / ours if self.case.at_most else ours / theirs
+            for ours, theirs in zip(self.ours, self.yardstick, strict=True)
+        ]
+
+    @property
+    def ratio(self) -> float:
+        """The median."""
+        return statistics.median(self.ratios)
+
+    @property
+    def holds(self) -> bool:
+        """Whether the bar is reached."""
+        return self.ratio <= self.case.bar if self.case.at_most else self.ratio >= self.case.bar
+
+
+def measure(case: Case, scale: float, report: Callable[[str], None]) -> Result:
+    """Run a case: one warm-up of each, then the rounds."""
+    ours, yardstick = case.prepare(scale)
+    result = Result(case)
+    ours()
+    yardstick()
+    for number in range(case.rounds):
+        report(f"{case.name}: round {number + 1} of {case.rounds}")
+        # Who goes first changes, so that what one leaves behind (dirty pages, a warm cache) does not always meet the other.
+        order = [(ours, result.ours), (yardstick, result.yardstick)]
+        for job, rates in order if number % 2 == 0 else reversed(order):
+            start = time.perf_counter()
+            events = job()
+            rates.append(events / (time.perf_counter() - start))
+    return result
