@@ -89,7 +89,7 @@ def _part(column: str, kind: FieldType) -> str:
     if kind.base in _NUMBERS:
         # '%!.17g' is what every double needs to be read back as itself.
         number = f"printf('%!.17g', {column})" if kind.base.startswith("float") else column
-        return f"CAST(group_concat(CASE WHEN {column} IS NULL THEN '' ELSE {number} END, '\\n') AS BLOB)"
+        return f"CAST(group_concat(CASE WHEN {column} IS NULL THEN '' ELSE {number} END, '\n') AS BLOB)"
     return f"CAST(group_concat({column}, '') AS BLOB), group_concat(coalesce(length(CAST({column} AS BLOB)), -1))"
 
 
