@@ -14,7 +14,7 @@ from typing import Any
 
 from weft.errors import SchemaError
 from weft.streams.declare import Stream, can_be_column, comparable
-from weft.systems.log import RESERVED_PREFIX, Log
+from weft.systems.log import EXTRA, META_TYPES, RESERVED_PREFIX, Log
 from weft.types import FieldType, check_column, check_value, dump_json, infer, to_json
 
 # A stream whose events have more keys than this keeps the others in `_weft_extra`: databases limit the columns of a
@@ -62,6 +62,8 @@ def encode_quickly(stream: Stream, log: Log, events: list[dict[str, Any]]) -> En
     if not keys <= fields.keys():
         return None
     required = stream.validate_schema
+    if required and not keys <= stream.fields.keys():
+        return None  # a column that is there from an earlier declaration does not make a key valid
     columns, values = [], []
     for name, kind in fields.items():
         if name in keys:
@@ -98,8 +100,10 @@ def encode(stream: Stream, log: Log, events: list[dict[str, Any]]) -> Encoded:
     if (stream.on_schema_drift == "evolve" or not fields) and not stream.validate_schema:
         new = _new_fields(fields, events)
         if new:
+            # First whether the events can be stored at all: a publish that is refused leaves no columns behind.
+            _by_event(stream, log, events, {**fields, **new})
             log.add_fields(new)
-    return encode_quickly(stream, log, events) or _by_event(stream, log, events)
+    return encode_quickly(stream, log, events) or _by_event(stream, log, events, log.fields())
 
 
 def _check_keys(stream: Stream, index: int, event: dict[str, Any]) -> None:
@@ -135,10 +139,9 @@ def _new_fields(fields: dict[str, FieldType], events: list[dict[str, Any]]) -> d
     return new
 
 
-def _by_event(stream: Stream, log: Log, events: list[dict[str, Any]]) -> Encoded:
-    fields = log.fields()
+def _by_event(stream: Stream, log: Log, events: list[dict[str, Any]], fields: dict[str, FieldType]) -> Encoded:
     rows: list[dict[str, Any]] = []
-    extras: list[dict[str, Any]] = []
+    extras: list[str | None] = []
     kept: list[dict[str, Any]] = []
     quarantined: list[dict[str, Any]] = []
     for index, event in enumerate(events):
@@ -153,14 +156,11 @@ def _by_event(stream: Stream, log: Log, events: list[dict[str, Any]]) -> Encoded
             extras.append(extra)
             kept.append(event)
     columns = tuple(name for name in fields if any(name in row for row in rows))
-    texts: list[str | None] = []
-    for index, extra in enumerate(extras):
-        texts.append(_extra_text(stream, index, extra) if extra else None)
     return Encoded(
         columns,
         [[row.get(name) for row in rows] for name in columns],
         len(rows),
-        texts if any(texts) else None,
+        extras if any(extras) else None,
         quarantined,
         kept,
     )
@@ -168,7 +168,7 @@ def _by_event(stream: Stream, log: Log, events: list[dict[str, Any]]) -> Encoded
 
 def _one(
     stream: Stream, log: Log, fields: dict[str, FieldType], index: int, event: dict[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any]]:
+) -> tuple[dict[str, Any], str | None]:
     strict = stream.validate_schema or stream.on_schema_drift != "evolve"
     row: dict[str, Any] = {}
     extra: dict[str, Any] = {}
@@ -179,7 +179,7 @@ def _one(
                 raise _error(stream, index, name, None, f"{why}, and the stream's schema requires {kind}")
     for key, value in event.items():
         known = fields.get(key)
-        if known is None:
+        if known is None or (stream.validate_schema and key not in stream.fields):
             if strict:
                 raise _error(stream, index, key, value, "the stream has no such field")
             extra[key] = value
@@ -195,21 +195,19 @@ def _one(
             extra[key] = value  # escaped in JSON it can be stored, and comes back the same
         else:
             row[key] = checked
-    if extra:
-        _extra_text(stream, index, extra)
-    return row, extra
+    return row, _extra_text(stream, index, extra) if extra else None
 
 
 def _extra_text(stream: Stream, index: int, extra: dict[str, Any]) -> str:
     try:
-        return dump_json(extra)
-    except ValueError:
+        return str(check_value(extra, META_TYPES[EXTRA]))
+    except ValueError as problem:
         for key, value in extra.items():
             try:
-                dump_json({key: value})
-            except ValueError as problem:
-                raise _error(stream, index, key, value, f"it does not fit a column, and {problem}") from None
-        raise
+                check_value({key: value}, META_TYPES[EXTRA])
+            except ValueError as culprit:
+                raise _error(stream, index, key, value, f"it does not fit a column, and {culprit}") from None
+        raise _error(stream, index, EXTRA, list(extra), f"of all that fits no column together, {problem}") from None
 
 
 def _record(stream: Stream, index: int, event: dict[str, Any], error: SchemaError) -> dict[str, Any]:
