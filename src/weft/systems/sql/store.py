@@ -292,9 +292,10 @@ class SqlStore(ABC):
         return None if row is None else int(row[0])
 
     def names(self) -> list[tuple[str, str]]:
-        """(schema, name) of every stream stored here."""
-        self._prepare()
+        """(schema, name) of every stream stored here. Asking creates nothing."""
         with self.session("read") as session:
+            if self.reflect(session, "weft", "streams") is None:
+                return []
             rows = session.rows(f"SELECT name FROM {self.streams} ORDER BY name")
         return [(full.partition(".")[0], full.partition(".")[2]) for (full,) in rows]
 
