@@ -7,6 +7,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal, overload
 
 from weft.errors import DeclarationError, nearest
@@ -19,6 +20,7 @@ Drift = Literal["evolve", "reject", "quarantine"]
 
 QUARANTINE_SUFFIX = "__quarantine"
 DEAD_LETTER_SUFFIX = "__dead_letter"
+CATALOGUE_SCHEMA = "weft"
 # PostgreSQL cuts names at 63 bytes; the longest suffix and a sequence's name must still fit.
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,46}")
 _FIELD = re.compile(r"[^\W\d][\w .@#$:/-]*")
@@ -211,9 +213,19 @@ def register(declared: Stream, origin: str) -> None:
             f"Stream {declared.name!r} is declared twice: by {known} and by {origin}.",
             hint="Give one of them another name.",
         )
+    for other in streams.values():
+        if other is not present and _place(other) == _place(declared):
+            raise DeclarationError(
+                f"Streams {other.name!r} and {declared.name!r} differ in case only.",
+                hint="To some databases they are one table: give one of them another name.",
+            )
     object.__setattr__(declared, "origin", origin)
     streams[declared.name] = declared
     current().opened_streams.clear()  # it may be open under the options that it had before
+
+
+def _place(declared: Stream) -> tuple[object, ...]:
+    return declared.connection, declared.schema.lower(), declared.name.lower()
 
 
 def make_stream(name: str, **options: Any) -> Stream:
@@ -221,14 +233,18 @@ def make_stream(name: str, **options: Any) -> Stream:
     where = f"Stream {name!r}"
     _check_name(name, "name", where)
     _check_name(options["schema"], "schema", where)
+    if options["schema"].lower() == CATALOGUE_SCHEMA:
+        raise DeclarationError(
+            f"{where}: the schema {CATALOGUE_SCHEMA!r} holds Weft's own tables; choose another schema."
+        )
     connection = options["connection"]
     if connection is not None and not isinstance(connection, (str, Connection)):
         raise DeclarationError(f"{where}: connection must be a name or a connection, not {type(connection).__name__}.")
     for option in ("description", "owner"):
         if options[option] is not None and not isinstance(options[option], str):
             raise DeclarationError(f"{where}: {option} must be a string.")
-    tags = options["tags"]
-    if isinstance(tags, str) or not all(isinstance(tag, str) for tag in tags or ()):
+    tags = options["tags"] if options["tags"] is not None else ()
+    if not isinstance(tags, (list, tuple, set, frozenset)) or not all(isinstance(tag, str) for tag in tags):
         raise DeclarationError(f"{where}: tags must be a list of strings.")
     if not isinstance(options["validate_schema"], bool):
         raise DeclarationError(f"{where}: validate_schema must be True or False.")
@@ -245,16 +261,16 @@ def make_stream(name: str, **options: Any) -> Stream:
         raise DeclarationError(f"{where}: retention needs max_age_days, max_rows or both.")
     key_fields, horizon = _idempotency(options["idempotency_key"], fields, where)
     cursor = options["cursor"]
-    if cursor not in ("rowid", "_weft_rowid", "_weft_published_at") and cursor not in fields:
+    if cursor not in ("rowid", "_weft_rowid", "_weft_published_at", *fields):
         raise DeclarationError(
             f"{where}: cursor is {cursor!r}; it can be 'rowid', '_weft_published_at' or a declared field."
         )
     max_deliveries, dead_letter = options["max_deliveries"], options["dead_letter"]
     if max_deliveries is not None and (type(max_deliveries) is not int or max_deliveries < 1):
         raise DeclarationError(f"{where}: max_deliveries must be a whole number of at least 1, not {max_deliveries!r}.")
-    if dead_letter not in (None, True, False):
+    if dead_letter is not None and not isinstance(dead_letter, bool):
         _check_name(dead_letter, "dead_letter", where)
-        if dead_letter == name:
+        if dead_letter.lower() == name.lower():
             raise DeclarationError(f"{where}: a stream cannot be its own dead_letter.")
     if dead_letter and max_deliveries is None:
         raise DeclarationError(f"{where}: dead_letter needs max_deliveries.", hint="For example max_deliveries=5.")
@@ -265,9 +281,9 @@ def make_stream(name: str, **options: Any) -> Stream:
         schema=options["schema"],
         connection=connection,
         cursor=cursor,
-        fields=fields,
+        fields=MappingProxyType(fields),
         description=options["description"],
-        tags=tuple(tags or ()),
+        tags=tuple(tags),
         owner=options["owner"],
         auth=_auth(options["auth"], where),
         rate_limit=_rate_limit(options["rate_limit"], where),
@@ -351,7 +367,7 @@ def _auth(given: object, where: str) -> dict[str, str] | None:
     if given is None:
         return None
     kinds = {"bearer": ("token",), "api_key": ("header", "key")}
-    if not isinstance(given, Mapping) or given.get("type") not in kinds:
+    if not isinstance(given, Mapping) or given.get("type") not in tuple(kinds):
         raise DeclarationError(f"{where}: auth needs a type: {' or '.join(map(repr, kinds))}.")
     wanted = kinds[given["type"]]
     checked = _options(given, "auth", where, dict.fromkeys(("type", *wanted), str))

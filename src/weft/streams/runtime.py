@@ -342,14 +342,18 @@ def derived_streams(declared: Stream) -> list[Stream]:
 
 def opened(stream: str | Stream, connection: str | Connection | None = None) -> Opened | None:
     """The stream if this process has it open already."""
-    return _cache(current()).get((stream, connection))
+    try:
+        return _cache(current()).get((stream, connection))
+    except TypeError:  # not hashable, so not a stream
+        find(stream)
+        raise
 
 
 def open_stream(stream: str | Stream, connection: str | Connection | None = None) -> Opened:
     """The stream, opened where it is not yet; its table is created at first use."""
     project = current()
     cache = _cache(project)
-    ready = cache.get((stream, connection))
+    ready = opened(stream, connection)
     if ready is None:
         declared = find(stream)
         hub = open_hub(project.connection(connection if connection is not None else declared.connection))

@@ -178,8 +178,9 @@ class SqliteStore(SqlStore):
         """The four bookkeeping tables."""
         whole = "INTEGER NOT NULL"
         for statement in (
-            f"CREATE TABLE IF NOT EXISTS {self.streams} (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, "
-            f"head {whole} DEFAULT 0, floor {whole} DEFAULT 0)",
+            # Without case, as SQLite compares the names of the tables: one table is one stream.
+            f"CREATE TABLE IF NOT EXISTS {self.streams} (id INTEGER PRIMARY KEY, "
+            f"name TEXT NOT NULL UNIQUE COLLATE NOCASE, head {whole} DEFAULT 0, floor {whole} DEFAULT 0)",
             f"CREATE TABLE IF NOT EXISTS {self.groups} (stream {whole}, consumer TEXT NOT NULL, position {whole}, "
             f"lost {whole}, untold {whole}, epoch {whole}, PRIMARY KEY (stream, consumer)) WITHOUT ROWID",
             f"CREATE TABLE IF NOT EXISTS {self.leases} (stream {whole}, consumer TEXT NOT NULL, first {whole}, "
