@@ -4,6 +4,9 @@ def test_something(system):      runs on SQLite, PostgreSQL and MariaDB (-k sqli
     system.kind                  "sqlite", "postgres" or "mysql"
     system.url                   an empty database, as for WEFT_DSN
     system.connection            weft.connect(url=system.url)
+
+def test_something(streams):     the same, with that database as the connection `default` of a fresh project
+    streams                      the project; `streams.clock` moves SQLite's time
 """
 
 from __future__ import annotations
@@ -13,13 +16,16 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
 from hypothesis.database import DirectoryBasedExampleDatabase
 
 import servers
+
+if TYPE_CHECKING:
+    from weft.project import Project
 
 SYSTEMS = ["sqlite", "postgres", "mysql"]
 
@@ -121,3 +127,18 @@ def system(
         return
     with shared_server(kind).database() as url:
         yield System(kind, url)
+
+
+@pytest.fixture
+def streams(system: System, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
+    """A fresh project whose connection `default` is the system's database. Closed at the end, so that nothing leaks."""
+    import weft.streams
+    from weft.project import Project, use
+
+    monkeypatch.setenv("WEFT_DSN", system.url)
+    fresh = Project()
+    with use(fresh):
+        try:
+            yield fresh
+        finally:
+            weft.streams.close(fresh)
