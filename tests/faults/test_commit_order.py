@@ -1,7 +1,7 @@
-"""Writers that commit late, out of order, roll back or die: a reader by offset gets every committed event once, in order.
+"""Writers that commit late, out of order, roll back or die: a reader by offset gets each event once, in order.
 
-Eight processes write to one stream, one of them mortal: it is killed in the middle of its work. A plain reader goes from
-head to head, and a consumer beside it from lease to lease.
+Eight processes write to one stream, one of them mortal: it is killed in the middle of its work. A plain reader goes
+from head to head, and a consumer beside it from lease to lease.
 """
 
 from __future__ import annotations
