@@ -4,13 +4,14 @@ publishes."""
 from __future__ import annotations
 
 import hashlib
+import re
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
-from itertools import groupby
+from itertools import chain, groupby, islice, repeat
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from weft.errors import DeclarationError, WeftError
@@ -134,7 +135,7 @@ class SqlStore(ABC):
 
     @abstractmethod
     def insert(self, session: Session, log: SqlLog, batches: Sequence[Batch]) -> list[tuple[int, int]]:
-        """Insert non-empty batches that have the same columns; the first and last offset of each."""
+        """Insert batches that have the same columns; the first and last offset of each publish that has events."""
 
     @abstractmethod
     def arrow_batches(
@@ -301,14 +302,14 @@ class SqlStore(ABC):
 
     # ----------------------------------------------------------------------------------------------------------- append
 
-    def append(self, batches: Sequence[Batch]) -> list[Appended]:
+    def append(self, batches: Sequence[Batch]) -> list[list[Appended]]:
         """Store batches of any streams in one durable transaction."""
         with self.session("publish") as session:
             return self.append_in(session, batches)
 
-    def append_in(self, session: Session, batches: Sequence[Batch]) -> list[Appended]:
+    def append_in(self, session: Session, batches: Sequence[Batch]) -> list[list[Appended]]:
         """The same inside a transaction of the caller's."""
-        results: list[Appended] = [Appended(None, None, 0)] * len(batches)
+        results: list[list[Appended]] = [[] for _ in batches]
         # Streams in the order of their numbers: two processes that each store into two streams must not wait for each
         # other.
         order = sorted(range(len(batches)), key=lambda i: _number_of(batches[i]))
@@ -320,16 +321,14 @@ class SqlStore(ABC):
             if any(batches[i].keys for i in members):
                 kept = self._deduplicate(session, log, kept)
             runs = [i for i in members if kept[i].count]
+            ranges: list[tuple[int, int]] = []
             for _, run in groupby(runs, key=lambda i: (kept[i].columns, kept[i].extra is None)):
-                indexes = list(run)
-                for i, (first, last) in zip(
-                    indexes, self.insert(session, log, [kept[i] for i in indexes]), strict=True
-                ):
-                    results[i] = Appended(first, last, kept[i].count)
+                ranges += self.insert(session, log, [kept[i] for i in run])
+            stored = iter(ranges)
             for i in members:
-                dropped = batches[i].count - kept[i].count
-                if dropped:
-                    results[i] = Appended(results[i].first, results[i].last, results[i].stored, dropped)
+                for (_, given), (_, count) in zip(batches[i].publishes, kept[i].publishes, strict=True):
+                    first, last = next(stored) if count else (None, None)
+                    results[i].append(Appended(first, last, count, given - count))
         return results
 
     def _deduplicate(self, session: Session, log: SqlLog, batches: dict[int, Batch]) -> dict[int, Batch]:
@@ -404,16 +403,37 @@ def _number_of(batch: Batch) -> int:
 
 def _select(batch: Batch, mask: list[bool]) -> Batch:
     keep = [i for i, wanted in enumerate(mask) if wanted]
+    wanted_of = iter(mask)
+    publishes = [(publish_id, sum(islice(wanted_of, count))) for publish_id, count in batch.publishes]
     return Batch(
         batch.log,
-        batch.publish_id,
+        publishes,
         batch.columns,
         [[column[i] for i in keep] for column in batch.values],
-        len(keep),
         None if batch.extra is None else [batch.extra[i] for i in keep],
     )
 
 
+def contiguous(batches: Sequence[Batch], first: int) -> list[tuple[int, int]]:
+    """The offsets of publishes that got theirs in one piece, without a gap."""
+    ranges = []
+    for batch in batches:
+        for _, count in batch.publishes:
+            if count:
+                ranges.append((first, first + count - 1))
+                first += count
+    return ranges
+
+
+def publish_ids(batch: Batch) -> Iterator[str]:
+    """The id of its publish for each event."""
+    return chain.from_iterable(repeat(publish_id, count) for publish_id, count in batch.publishes)
+
+
+# A field may have a question mark in its name.
+_MARK = re.compile(r"""\"[^"]*"|`[^`]*`|\?""")
+
+
 @lru_cache(maxsize=4096)
 def _percent(sql: str) -> str:
-    return sql.replace("%", "%%").replace("?", "%s")
+    return _MARK.sub(lambda found: "%s" if found[0] == "?" else found[0], sql.replace("%", "%%"))
