@@ -21,7 +21,7 @@ Connect = Callable[..., psycopg.Connection[Any]]
 
 def publish(store: PostgresStore, *numbers: int, name: str = "t") -> tuple[int | None, int | None]:
     log = store.open("events", name, FIELDS)
-    (stored,) = store.append([Batch(log, "p", ("n",), [list(numbers)], len(numbers))])
+    ((stored,),) = store.append([Batch(log, [("p", len(numbers))], ("n",), [list(numbers)])])
     return stored.first, stored.last
 
 
@@ -91,7 +91,7 @@ def test_reader_goes_on_when_another_process_adds_a_column(
 def test_names(store: PostgresStore, connect: Connect) -> None:
     odd = 'Größe "100%" of: it?'
     log = store.open("events", odd, {odd: FieldType("string")})
-    store.append([Batch(log, "p", (odd,), [["x"]], 1)])
+    store.append([Batch(log, [("p", 1)], (odd,), [["x"]])])
     assert log.read(0, 1, 1).columns[0] == ("x",)
     assert [batch.to_pylist()[0][odd] for batch in log.read_arrow(0, 1)] == ["x"]
     store.open("events", "a" * 63, FIELDS)

@@ -25,7 +25,7 @@ Connect = Callable[..., psycopg.Connection[Any]]
 
 
 def batch(log: SqlLog, *numbers: int) -> Batch:
-    return Batch(log, "p", ("n",), [list(numbers)], len(numbers))
+    return Batch(log, [("p", len(numbers))], ("n",), [list(numbers)])
 
 
 def read(log: SqlLog, after: int, upto: int) -> list[int]:
@@ -41,7 +41,7 @@ class GivenUpError(Exception):
 def in_flight(store: PostgresStore, *batches: Batch) -> Iterator[int]:
     """Batches that are stored but not committed until the block ends, and the first offset they got."""
     with store.session("publish") as session:
-        first = store.append_in(session, batches)[0].first
+        first = store.append_in(session, batches)[0][0].first
         assert first is not None
         yield first
 
@@ -104,7 +104,7 @@ def test_offsets_that_need_more_than_32_bits(store: PostgresStore, log: SqlLog, 
 
 def test_transaction_registers_once_a_stream(store: PostgresStore, log: SqlLog, connect: Connect) -> None:
     other = store.open("events", "other", FIELDS)
-    extra = Batch(log, "p", (), [], 1, ['{"m":1}'])
+    extra = Batch(log, [("p", 1)], (), [], ['{"m":1}'])
     with in_flight(store, batch(log, 1), extra, batch(log, 2), batch(other, 3)):
         found = connect().execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'").fetchone()
         assert found == (2,)

@@ -1,0 +1,134 @@
+"""What goes wrong outside comes out as one of Weft's errors, and the store goes on when the server is back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+import servers
+import weft
+from weft import BusyError, ConnectionFailedError, SchemaError, StorageError
+from weft.systems.log import Batch
+from weft.systems.postgres import store as module
+from weft.systems.postgres.store import PostgresStore
+from weft.types import FieldType
+
+FIELDS = {"n": FieldType("int64")}
+Connect = Callable[..., psycopg.Connection[Any]]
+
+
+def publish(store: PostgresStore) -> None:
+    log = store.open("events", "t", FIELDS)
+    store.append([Batch(log, [("p", 1)], ("n",), [[1]])])
+
+
+def test_no_server(make_store: Callable[..., PostgresStore]) -> None:
+    store = make_store(f"postgres://me:hunter2@127.0.0.1:{servers.free_port()}/db")
+    with pytest.raises(ConnectionFailedError) as caught:
+        publish(store)
+    assert "127.0.0.1" in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+    state = store.changed(None, 0.05)
+    assert state is not None  # the watcher goes on
+    store.appended()
+
+
+def test_ended_by_an_administrator(store: PostgresStore, connect: Connect) -> None:
+    publish(store)
+    connect().execute(
+        "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity "
+        "WHERE application_name = 'weft' AND datname = current_database()"
+    )
+    with pytest.raises(ConnectionFailedError) as caught:
+        publish(store)
+    assert "may or may not" in (caught.value.hint or "")
+    publish(store)
+    assert store.open("events", "t", FIELDS).count() == 2
+
+
+def test_lock_that_is_not_given_up(
+    make_store: Callable[..., PostgresStore], connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOCK_SECONDS", 1)
+    store = make_store()
+    publish(store)
+    other = connect()
+    other.execute("LOCK TABLE events.t")
+    with pytest.raises(BusyError):
+        publish(store)
+    with pytest.raises(BusyError):
+        store.open("events", "t", {"more": FieldType("string")})
+    other.rollback()
+    publish(store)
+
+
+def test_server_that_cannot_be_written(
+    store: PostgresStore, make_store: Callable[..., PostgresStore], url: str
+) -> None:
+    publish(store)
+    with pytest.raises(StorageError):
+        publish(make_store(f"{url}?options=-c%20default_transaction_read_only%3Don"))
+
+
+def test_value_that_the_server_refuses(store: PostgresStore) -> None:
+    log = store.open("events", "t", {"s": FieldType("string")})
+    for value in ("\x00", "a\x00b"):
+        with pytest.raises(SchemaError):
+            store.append([Batch(log, [("p", 1)], ("s",), [[value]])])
+    assert log.count() == 0
+
+
+def test_range_read_of_a_table_that_went(store: PostgresStore, connect: Connect) -> None:
+    publish(store)
+    batches = store.arrow_batches(store.open("events", "t", FIELDS), 0, 1, FIELDS)
+    connect(autocommit=True).execute("DROP TABLE events.t")
+    with pytest.raises(weft.WeftError, match="does not exist"):
+        list(batches)
+
+
+@pytest.mark.parametrize(("server_says", "expected"), [("off", "on"), ("on", "on"), ("remote_apply", "remote_apply")])
+def test_durability(make_store: Callable[..., PostgresStore], url: str, server_says: str, expected: str) -> None:
+    store = make_store(f"{url}?options=-c%20synchronous_commit%3D{server_says}")
+    for role, setting in (("publish", expected), ("read", expected), ("keep", "off")):
+        with store.session(role) as session:  # type: ignore[arg-type]
+            assert session.row("SELECT current_setting('synchronous_commit')") == (setting,)
+
+
+@pytest.fixture
+def own_server(need_server: Callable[[str], None]) -> Iterator[servers.Server]:
+    need_server("postgres")
+    server = servers.PostgresServer()
+    server.start()
+    yield server
+    server.kill()
+
+
+def test_store_survives_a_server_that_crashes(own_server: servers.Server) -> None:
+    url = own_server.create_database("crash")
+    store, reader = PostgresStore(weft.connect(url=url)), PostgresStore(weft.connect(url=url))
+    publish(store)
+    seen = reader.changed(None, 1)
+    own_server.kill()
+    assert reader.changed(seen, 0.1) is not None
+    with pytest.raises(ConnectionFailedError):
+        publish(store)
+    own_server.start()
+    publish(store)
+    log = store.open("events", "t", FIELDS)
+    # A crash skips some offsets of a sequence; the head is the last one given out.
+    assert log.count() == 2
+    assert log.head() == log.nth_last(1)
+    deadline = time.monotonic() + 10
+    while reader._listener._driver is None:
+        assert time.monotonic() < deadline
+        seen = reader.changed(seen, 1)
+    store.appended()
+    started = time.monotonic()
+    while reader.changed(seen, 1) == seen:
+        assert time.monotonic() - started < 0.8
+    for each in (store, reader):
+        each.close()
