@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import click
 
+# Also a number that is not exact, and one that is not known.
+_NUMBER = re.compile(r"[-~]?[0-9][0-9,.]*|\??")
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -35,6 +38,13 @@ def format_option(command: Command) -> Command:
     )(command)
 
 
+def connection_option(command: Command) -> Command:
+    """Add `--connection NAME`, given to the command as `connection`."""
+    return click.option(
+        "--connection", metavar="NAME", help="Use the connection NAME, not the one that the stream declares."
+    )(command)
+
+
 def print_json(value: object) -> None:
     """Print `value` as indented JSON."""
     click.echo(json.dumps(value, indent=2, ensure_ascii=False, default=_for_json))
@@ -50,17 +60,25 @@ def _for_json(value: object) -> object:
     return to_json(value)
 
 
-def print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[str]) -> None:
-    """Print the `columns` of `rows`: fitted to a terminal, or where there is none as lines that are never wrapped."""
+def print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[str], spare: Sequence[str] = ()) -> None:
+    """Print the `columns` of `rows`: fitted to a terminal, or where there is none as lines that are never wrapped.
+
+    In a terminal that is too narrow the `spare` columns are left out, the first of them first.
+    """
     titles = [column.replace("_", " ") for column in columns]
-    cells = [[_text(row.get(column)) for column in columns] for row in rows]
-    numeric = [any(rows) and all(isinstance(row.get(column), int | float) for row in rows) for column in columns]
+    cells = [[one_line(row.get(column)) for column in columns] for row in rows]
+    numeric = [any(column) and all(map(_NUMBER.fullmatch, column)) for column in zip(*cells, strict=True)]
+    numeric = numeric or [False] * len(titles)
     widths = [max(map(len, column)) for column in zip(titles, *cells, strict=True)]
     if sys.stdout.isatty():
         from rich.console import Console
         from rich.table import Table
         from rich.text import Text
 
+        console = Console()
+        if spare and sum(widths) + 2 * len(widths) - 2 > console.width:
+            print_table(rows, [each for each in columns if each != spare[0]], spare[1:])
+            return
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
         for title, width, right in zip(titles, widths, numeric, strict=True):
             # In a narrow terminal only the long columns fold: a name that is broken in two is hard to read.
@@ -73,7 +91,7 @@ def print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[str]) ->
             )
         for line in cells:
             table.add_row(*map(Text, line))
-        Console().print(table)
+        console.print(table)
         return
     for line in [titles, *cells]:
         fitted = [
@@ -83,7 +101,7 @@ def print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[str]) ->
         click.echo("  ".join(fitted).rstrip())
 
 
-def _text(value: object) -> str:
+def one_line(value: object) -> str:
     """One line of text; control characters are shown as escapes, so that no event can drive the terminal."""
     text = "" if value is None else str(value)
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)

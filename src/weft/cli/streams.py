@@ -1,0 +1,282 @@
+"""`weft streams`: what the streams hold. The other commands of the group are in the modules `streams_…`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from weft.cli.common import print_json, print_table
+from weft.cli.streams_common import (
+    Moment,
+    confirm,
+    events,
+    find_stream,
+    print_groups,
+    stored_log,
+    stream_options,
+    yes_option,
+)
+from weft.cli.streams_consume import ack, consume, groups, nack, reset
+from weft.cli.streams_publish import publish
+from weft.cli.streams_tail import tail
+from weft.errors import WeftError
+from weft.project import current
+from weft.systems.log import PUBLISHED_AT, Log
+
+if TYPE_CHECKING:
+    from weft.streams import Stream
+
+# Up to here events are counted for a list; beyond, the number is taken from the offsets, which may have gaps.
+_COUNTED_EVENTS = 100_000
+
+
+class _InOrder(click.Group):
+    """Lists its commands in the order in which they are used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return _ORDER
+
+
+_ORDER = ["list", "show", "publish", "tail", "consume", "ack", "nack", "groups", "reset", "trim"]
+
+
+@click.group(cls=_InOrder)
+@click.pass_context
+def streams(ctx: click.Context) -> None:
+    """Publish to streams, read them, and manage their consumers."""
+    ctx.call_on_close(_close)
+
+
+def _close() -> None:
+    from weft.streams import close
+
+    close()
+
+
+@streams.command("list")
+@stream_options
+def list_(connection: str | None, modules: tuple[str, ...], output: str) -> None:
+    """List the declared streams and how much they hold."""
+    from weft.streams.runtime import derived_streams
+
+    project = current()
+    project.load_modules(modules)
+    rows: list[dict[str, Any]] = []
+    problems: dict[str, str] = {}
+    for declared in project.streams.values():
+        for stream in (declared, *derived_streams(declared)):
+            rows.append(_listed(stream, declared, connection, problems))
+    if output == "json":
+        print_json(rows)
+        return
+    if not rows:
+        click.echo("No stream is declared. Start with: weft init", err=True)
+        return
+    columns = ["name", "schema", "connection", "fields", "events", "last_published", "retention", "role"]
+    shown = [
+        {
+            **row,
+            "fields": len(row["fields"]) or "inferred",
+            "events": "?" if row["events"] is None else f"{'' if row['counted'] else '~'}{row['events']:,}",
+            "last_published": _ago(row["last_published"]),
+            "retention": _retention(row["retention"]),
+        }
+        for row in rows
+    ]
+    print_table(
+        shown,
+        [each for each in columns if any(row[each] for row in shown)],
+        spare=["retention", "connection", "schema", "role", "fields", "last_published"],
+    )
+    for where, problem in problems.items():
+        click.echo(f"{click.style('warning:', fg='yellow', bold=True)} {where}: {problem}", err=True)
+
+
+def _listed(stream: Stream, declared: Stream, connection: str | None, problems: dict[str, str]) -> dict[str, Any]:
+    where = _connection_name(stream, connection)
+    row: dict[str, Any] = {
+        "name": stream.name,
+        "schema": stream.schema,
+        "connection": where,
+        "fields": {name: str(kind) for name, kind in stream.fields.items()},
+        "events": None,
+        "counted": True,
+        "last_published": None,
+        "retention": stream.retention,
+        "role": None,
+        "of": None,
+        "problem": None,
+    }
+    if stream is not declared:
+        row["role"] = "quarantine" if stream is declared.quarantine else "dead letters"
+        row["of"] = declared.name
+    if where not in problems:
+        try:
+            log = stored_log(stream, connection)
+            row["events"] = 0
+            if log is not None:
+                span = log.head() - log.floor()
+                row["counted"] = span <= _COUNTED_EVENTS
+                row["events"] = log.count() if row["counted"] else span
+                row["last_published"] = _last_published(log)
+        except WeftError as error:
+            problems[where] = error.what
+    row["problem"] = problems.get(where)
+    return row
+
+
+def _connection_name(stream: Stream, connection: str | None) -> str:
+    given = connection if connection is not None else stream.connection
+    return "default" if given is None else given if isinstance(given, str) else given.name or given.target
+
+
+def _last_published(log: Log) -> datetime | None:
+    last = log.nth_last(1)
+    if last is None:
+        return None
+    page = log.read(last - 1, last, 1)
+    published = page.columns[page.names.index(PUBLISHED_AT)]
+    return published[0] if published else None
+
+
+def _time(moment: datetime | None) -> str:
+    return "" if moment is None else f"{moment:%Y-%m-%d %H:%M:%S}Z"
+
+
+def _ago(moment: datetime | None) -> str:
+    if moment is None:
+        return ""
+    seconds = (datetime.now(UTC) - moment).total_seconds()
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds // size:,.0f} {unit} ago"
+    return f"{max(seconds, 0):.0f} s ago"
+
+
+def _retention(policy: Mapping[str, float]) -> str:
+    words = {"max_age_days": "{:g} days", "max_rows": "{:,} events"}
+    return ", ".join(words[key].format(value) for key, value in policy.items())
+
+
+@streams.command()
+@click.argument("name")
+@stream_options
+def show(name: str, connection: str | None, modules: tuple[str, ...], output: str) -> None:
+    """Show options, columns, events and consumers of the stream NAME."""
+    stream = find_stream(name, modules)
+    log = stored_log(stream, connection)
+    details = _details(stream, connection)
+    held = {
+        "events": log.count() if log else 0,
+        "head": log.head() if log else 0,
+        "floor": log.floor() if log else 0,
+        "last_published": _last_published(log) if log else None,
+    }
+    columns = _columns(stream, log)
+    groups = log.groups() if log else []
+    if output == "json":
+        print_json({**details, **held, "columns": columns, "consumers": groups})
+        return
+    details["retention"] = _retention(stream.retention)
+    if stream.key_fields:
+        details["idempotency_key"] = f"{', '.join(stream.key_fields)} (for {stream.key_horizon_days:g} days)"
+    for key, value in {**details, **held}.items():
+        if value is not None and value is not False and value not in ([], {}, ""):
+            title = key.replace("_", " ") + ":"
+            click.echo(f"{click.style(title.ljust(17), dim=True)} {_plain(value)}")
+    if columns:
+        click.echo()
+        print_table(columns, ["column", "type", "origin"])
+    if groups:
+        click.echo()
+        print_groups(groups)
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_plain(each)}" for key, each in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    if value is True:
+        return "yes"
+    if isinstance(value, datetime):
+        return _time(value)
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _details(stream: Stream, connection: str | None) -> dict[str, Any]:
+    """The declared options. Of `auth` the type only: the rest is secret."""
+    target = current().connection(connection if connection is not None else stream.connection)
+    return {
+        "name": stream.name,
+        "description": stream.description,
+        "schema": stream.schema,
+        "connection": _connection_name(stream, connection),
+        "target": target.target,
+        "owner": stream.owner,
+        "tags": list(stream.tags),
+        "cursor": stream.cursor,
+        "validate_schema": stream.validate_schema,
+        "on_schema_drift": stream.on_schema_drift,
+        "retention": stream.retention,
+        "idempotency_key": (
+            {"fields": list(stream.key_fields), "horizon_days": stream.key_horizon_days} if stream.key_fields else None
+        ),
+        "max_deliveries": stream.max_deliveries,
+        "dead_letter": stream.dead_letters.name if stream.max_deliveries is not None else None,
+        "auth": stream.auth["type"] if stream.auth else None,
+        "rate_limit": dict(stream.rate_limit) if stream.rate_limit else None,
+    }
+
+
+def _columns(stream: Stream, log: Log | None) -> list[dict[str, str]]:
+    stored = log.fields() if log else {}
+    columns = [
+        {"column": name, "type": str(kind), "origin": "declared" if log is None or name in stored else "not stored yet"}
+        for name, kind in stream.fields.items()
+    ]
+    return columns + [
+        {"column": name, "type": str(kind), "origin": "inferred"}
+        for name, kind in stored.items()
+        if name not in stream.fields
+    ]
+
+
+@streams.command()
+@click.argument("name")
+@click.option("--before", type=Moment(), metavar="WHEN", help="Remove what is before an offset, a time, or 30d (ago).")
+@click.option("--max-rows", type=click.IntRange(0), metavar="N", help="Remove all but the newest N events.")
+@yes_option
+@stream_options
+def trim(
+    name: str,
+    before: int | datetime | None,
+    max_rows: int | None,
+    yes: bool,
+    connection: str | None,
+    modules: tuple[str, ...],
+    output: str,
+) -> None:
+    """Remove old events of the stream NAME.
+
+    Without --before and --max-rows: those that its declared retention says.
+    """
+    from weft.streams import trim_sync
+
+    stream = find_stream(name, modules)
+    what = f"the events before {before}" if before is not None else ""
+    if max_rows is not None:
+        what = f"{what} and " * bool(what) + f"all but the newest {events(max_rows)}"
+    confirm(f"Remove {what or 'the events past the retention'} of {name}, for good?", yes)
+    removed = trim_sync(stream, before=before, max_rows=max_rows, connection=connection)
+    if output == "json":
+        print_json({"removed": removed})
+    else:
+        click.echo(f"removed {events(removed)} from {name}")
+
+
+for command in (publish, tail, consume, ack, nack, groups, reset):
+    streams.add_command(command)

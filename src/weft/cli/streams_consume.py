@@ -1,0 +1,293 @@
+"""`weft streams consume, ack, nack, groups, reset`: a consumer's side of a stream."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from weft.cli.common import print_json
+from weft.cli.events_out import print_events
+from weft.cli.streams_common import (
+    Moment,
+    confirm,
+    events,
+    find_stream,
+    print_groups,
+    stored_log,
+    stream_options,
+    yes_option,
+)
+from weft.errors import SchemaError
+from weft.systems.log import ROWID, Log
+
+if TYPE_CHECKING:
+    from weft.streams import Stream
+
+# A person needs longer than a program to look at events and acknowledge them.
+_LEASE_SECONDS = 300.0
+
+
+def _member_option(command: Any) -> Any:
+    return click.option("--member", metavar="M", help="Act as this member of the consumer.  [default: cli:user@host]")(
+        command
+    )
+
+
+def _cli_member() -> str:
+    """The same for every command of a user at a host: who consumes again gets back what is not acknowledged."""
+    import getpass
+    import os
+    import socket
+
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        user = str(os.getuid())
+    return f"cli:{user}@{socket.gethostname()}"[:200]
+
+
+@click.command()
+@click.argument("name")
+@click.argument("consumer")
+@click.option("--batch-size", type=click.IntRange(1, 100_000), default=100, show_default=True, metavar="N")
+@_member_option
+@click.option(
+    "--lease",
+    type=float,
+    default=_LEASE_SECONDS,
+    show_default=True,
+    metavar="SECONDS",
+    help="Hold the events for so long; what is not acknowledged then goes to any member.",
+)
+@click.option("--wait", type=float, default=0.0, metavar="SECONDS", help="Wait so long for the first event.")
+@click.option("--ack", "acknowledge", is_flag=True, help="Acknowledge the events once they are written out.")
+@stream_options
+def consume(
+    name: str,
+    consumer: str,
+    batch_size: int,
+    member: str | None,
+    lease: float,
+    wait: float,
+    acknowledge: bool,
+    connection: str | None,
+    modules: tuple[str, ...],
+    output: str,
+) -> None:
+    """Print the next events of the stream NAME for CONSUMER.
+
+    Until they are acknowledged, the same command gives them again.
+    """
+    from weft.streams import ack_sync, consume_sync
+
+    stream = find_stream(name, modules)
+    found = consume_sync(
+        stream, consumer, batch_size, connection=connection, member=member or _cli_member(), lease=lease, wait=wait
+    )
+    print_events(found, output)
+    if acknowledge:
+        ack_sync(stream, consumer, found, connection=connection)
+        if output != "json":
+            click.echo(f"{events(len(found))} acknowledged", err=True)
+    elif output != "json":
+        if not found:
+            click.echo(f"Nothing new for {consumer}.", err=True)
+            return
+        options = [f"--member {member}"] if member else []
+        options += [f"--connection {connection}"] if connection else []
+        ranges = _ranges([event[ROWID] for event in found])
+        if len(ranges) <= 20:
+            command = " ".join(["weft streams ack", name, consumer, *ranges, *options])
+            click.echo(f"To acknowledge: {command}", err=True)
+        else:
+            click.echo("To acknowledge: consume with --format json, and pipe it to weft streams ack … -", err=True)
+
+
+def _ranges(rowids: list[int]) -> list[str]:
+    found: list[list[int]] = []
+    for rowid in rowids:
+        if found and rowid == found[-1][1] + 1:
+            found[-1][1] = rowid
+        else:
+            found.append([rowid, rowid])
+    return [str(first) if first == last else f"{first}-{last}" for first, last in found]
+
+
+def _settling(command: Any) -> Any:
+    """The arguments and options that `ack` and `nack` share."""
+    for option in (
+        stream_options,
+        click.option("--any-member", is_flag=True, help="Whoever holds the events."),
+        _member_option,
+        click.argument("rowids", nargs=-1, required=True, metavar="OFFSETS…"),
+        click.argument("consumer"),
+        click.argument("name"),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command()
+@_settling
+def ack(
+    name: str,
+    consumer: str,
+    rowids: tuple[str, ...],
+    member: str | None,
+    any_member: bool,
+    connection: str | None,
+    modules: tuple[str, ...],
+    output: str,
+) -> None:
+    """Acknowledge events of the stream NAME for CONSUMER.
+
+    They are not delivered to it again. OFFSETS are numbers, ranges such as 1-100, or - to read consumed events from
+    standard input, as NDJSON.
+    """
+    from weft.streams import ack_sync
+
+    stream = find_stream(name, modules)
+    held = _given_events(stream, connection, rowids)
+    by = None if any_member else member or _cli_member()
+    count = ack_sync(stream, consumer, held, connection=connection, member=by)
+    _settled("acknowledged", count, output)
+
+
+@click.command()
+@_settling
+@click.option("--delay", type=float, default=0.0, metavar="SECONDS", help="Deliver them again after so long.")
+@click.option("--reason", metavar="TEXT", help="Why; goes with them to the dead letters.")
+def nack(
+    name: str,
+    consumer: str,
+    rowids: tuple[str, ...],
+    member: str | None,
+    any_member: bool,
+    delay: float,
+    reason: str | None,
+    connection: str | None,
+    modules: tuple[str, ...],
+    output: str,
+) -> None:
+    """Give events back, to be delivered to CONSUMER again.
+
+    OFFSETS are numbers, ranges such as 1-100, or - to read consumed events from standard input, as NDJSON.
+    """
+    from weft.streams import nack_sync
+
+    stream = find_stream(name, modules)
+    held = _given_events(stream, connection, rowids)
+    by = None if any_member else member or _cli_member()
+    count = nack_sync(stream, consumer, held, delay=delay, reason=reason, connection=connection, member=by)
+    _settled("given_back", count, output)
+
+
+def _settled(what: str, count: int, output: str) -> None:
+    if output == "json":
+        print_json({what: count})
+    else:
+        click.echo(f"{events(count)} {what.replace('_', ' ')}")
+
+
+def _given_events(stream: Stream, connection: str | None, given: tuple[str, ...]) -> list[dict[str, int]]:
+    """What OFFSETS names. Of ranges only the events that exist: offsets have gaps, which nobody can hold."""
+    found: dict[int, None] = {}
+    log: Log | None = None
+    for text in given:
+        if text == "-":
+            found.update(dict.fromkeys(_rowids_of_stdin()))
+            continue
+        bounds = re.fullmatch(r"(\d{1,18})(?:-(\d{1,18}))?", text)
+        if not bounds:
+            raise click.UsageError(f"{text!r} is not an offset, a range such as 1-100, or -.")
+        first, last = int(bounds[1]), int(bounds[2] or bounds[1])
+        log = log or stored_log(stream, connection)
+        there: list[int] = []
+        if log is not None:
+            last = min(last, log.head())
+            for batch in log.read_arrow(first - 1, last, [ROWID]):
+                there += batch.column(0).to_pylist()
+        if not there:
+            raise SchemaError(f"Stream {stream.name!r} holds no event at {text}.", field=ROWID, value=text)
+        found.update(dict.fromkeys(there))
+    return [{ROWID: rowid} for rowid in found]
+
+
+def _rowids_of_stdin() -> Iterator[int]:
+    for number, line in enumerate(sys.stdin, 1):
+        if not line.strip():
+            continue
+        try:
+            rowid = json.loads(line)[ROWID]
+            if type(rowid) is not int:
+                raise TypeError
+        except (ValueError, TypeError, LookupError):
+            raise SchemaError(
+                f"Standard input, line {number:,}: it is not a consumed event, a JSON object with {ROWID}.",
+                hint="For example: weft streams consume NAME CONSUMER --format json | weft streams ack NAME CONSUMER -",
+            ) from None
+        yield rowid
+
+
+@click.command()
+@click.argument("name")
+@stream_options
+def groups(name: str, connection: str | None, modules: tuple[str, ...], output: str) -> None:
+    """List the consumers of the stream NAME.
+
+    position: the last offset delivered; lag: events not delivered yet; pending: delivered, not acknowledged; lost:
+    removed by retention before they were consumed.
+    """
+    log = stored_log(find_stream(name, modules), connection)
+    found = log.groups() if log else []
+    if output == "json":
+        print_json(found)
+    elif found:
+        print_groups(found)
+    else:
+        click.echo(f"No consumer has read {name} yet.", err=True)
+
+
+@click.command()
+@click.argument("name")
+@click.argument("consumer")
+@click.option(
+    "--to",
+    required=True,
+    type=Moment("start", "end"),
+    metavar="WHERE",
+    help="start, end, the offset or the time (ISO, or 10m ago) of the event to be delivered next.",
+)
+@yes_option
+@stream_options
+def reset(
+    name: str,
+    consumer: str,
+    to: int | datetime | str,
+    yes: bool,
+    connection: str | None,
+    modules: tuple[str, ...],
+    output: str,
+) -> None:
+    """Move CONSUMER to another place in the stream NAME.
+
+    What its members hold is taken from them: their acks are refused.
+    """
+    from weft.streams import reset_sync
+
+    stream = find_stream(name, modules)
+    log = stored_log(stream, connection)
+    known = next((group for group in log.groups() if group.consumer == consumer), None) if log else None
+    state = f"is at {known.position:,}, {events(known.pending)} pending" if known else "has not read it yet"
+    confirm(f"{consumer} of {name} {state}. Move it to {to}?", yes)
+    position = reset_sync(stream, consumer, to, connection=connection)
+    if output == "json":
+        print_json({"consumer": consumer, "position": position})
+    else:
+        click.echo(f"{consumer} goes on after offset {position:,}")

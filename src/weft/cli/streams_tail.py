@@ -1,0 +1,147 @@
+"""`weft streams tail`: the last events, and the new ones as they come."""
+
+from __future__ import annotations
+
+import select
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from weft.cli.events_out import as_text, print_events
+from weft.cli.streams_common import Moment, find_stream, stored_log, stream_options
+from weft.errors import nearest
+from weft.systems.log import META_TYPES, ROWID, Log
+
+if TYPE_CHECKING:
+    from weft.streams.runtime import Opened
+
+_PAGE_EVENTS = 500
+# Nobody announces that the reader of a pipe went away: `tail --follow` looks for itself.
+_LOOK_SECONDS = 0.5
+
+
+@click.command()
+@click.argument("name")
+@click.option("-n", "count", type=click.IntRange(0), metavar="N", help="Begin with the last N events.  [default: 10]")
+@click.option(
+    "--since",
+    type=Moment("start"),
+    metavar="WHEN",
+    help="Begin after an offset, at a time (ISO, UTC unless it says so), 10m ago (s, m, h, d), or at the start.",
+)
+@click.option("-f", "--follow", is_flag=True, help="Go on with new events as they come, until Ctrl-C.")
+@click.option(
+    "--filter",
+    "filters",
+    multiple=True,
+    metavar="FIELD=VALUE",
+    help="Only such events. May be repeated; all must hold.",
+)
+@stream_options
+def tail(
+    name: str,
+    count: int | None,
+    since: int | datetime | str | None,
+    follow: bool,
+    filters: tuple[str, ...],
+    connection: str | None,
+    modules: tuple[str, ...],
+    output: str,
+) -> None:
+    """Print the last events of the stream NAME.
+
+    With -f also the new ones as they come. A line each for people, leaving out what is null; with --format json one
+    JSON object a line.
+    """
+    from weft.streams.runtime import open_stream
+
+    stream = find_stream(name, modules)
+    opened = open_stream(stream, connection) if follow else None
+    log = opened.log if opened else stored_log(stream, connection)
+    if log is None:
+        _parse_filters(filters, ())
+        return
+    wanted = _parse_filters(filters, log.fields())
+    head = log.head()
+    if since is None:
+        position = _nth_last(log, head, 10 if count is None else count, wanted)
+    elif isinstance(since, datetime):
+        position = log.first_since(since) - 1
+    else:
+        position = log.floor() if since == "start" else int(since)
+        if count is not None:
+            position = max(position, _nth_last(log, head, count, wanted))
+    for page in _pages(log, position, head):
+        print_events(filter(wanted, page), output)
+    if opened is not None:
+        _follow(opened, max(position, head), wanted, output)
+
+
+def _follow(opened: Opened, position: int, wanted: Callable[[Mapping[str, Any]], bool], output: str) -> None:
+    log, watch = opened.log, opened.hub.watch
+    while True:
+        version = watch.version
+        head = log.head()
+        for page in _pages(log, position, head):
+            print_events(filter(wanted, page), output)
+        position = max(position, head)
+        watch.wait(version, _LOOK_SECONDS)
+        _check_reader()
+
+
+def _check_reader() -> None:
+    """Raise if nobody reads the output any more, as the next write would."""
+    try:
+        output = sys.stdout.fileno()
+    except OSError:
+        return
+    looking = select.poll()
+    looking.register(output, 0)
+    if any(state & select.POLLERR for _, state in looking.poll(0)):
+        raise BrokenPipeError(32, "the reader of the output is gone")
+
+
+def _pages(log: Log, after: int, upto: int) -> Iterator[list[dict[str, Any]]]:
+    from weft.streams.events import to_dicts
+
+    while after < upto:
+        page = to_dicts(log.read(after, upto, _PAGE_EVENTS))
+        if not page:
+            return
+        yield page
+        after = page[-1][ROWID]
+
+
+def _nth_last(log: Log, head: int, count: int, wanted: Callable[[Mapping[str, Any]], bool] | None) -> int:
+    """After which offset the last `count` events that are wanted begin. Looks backwards, and no further than needed."""
+    from weft.streams.events import to_dicts
+
+    if count == 0:
+        return head
+    floor, last = log.floor(), head
+    while last > floor:
+        first = max(last - _PAGE_EVENTS, floor)
+        found = [event[ROWID] for event in to_dicts(log.read(first, last, _PAGE_EVENTS)) if not wanted or wanted(event)]
+        if len(found) >= count:
+            return int(found[-count]) - 1
+        count -= len(found)
+        last = first
+    return floor
+
+
+def _parse_filters(filters: tuple[str, ...], columns: Iterable[str]) -> Callable[[Mapping[str, Any]], bool]:
+    pairs = []
+    for text in filters:
+        field, equals, value = text.partition("=")
+        if not equals or not field:
+            raise click.UsageError(f"--filter takes FIELD=VALUE, not {text!r}.")
+        pairs.append((field, value))
+        known = [*columns, *META_TYPES]
+        close = nearest(field, known)
+        if columns and field not in known:
+            meant = f" Did you mean {close!r}?" if close else ""
+            click.echo(f"note: the stream has no column {field!r}; events may still hold it.{meant}", err=True)
+    return lambda event: all(field in event and as_text(event[field]) == value for field, value in pairs)
