@@ -50,7 +50,7 @@ def write(pipe: Pipe, url: str, name: str, writer: str, seed: str, dies: bool = 
             at = 0
             for size in sizes:
                 values: list[list[Any]] = [[writer] * size, events[at : at + size]]
-                store.append_in(session, [Batch(ready.log, f"{writer}/{number}", ("writer", "n"), values, size)])
+                store.append_in(session, [Batch(ready.log, [(f"{writer}/{number}", size)], ("writer", "n"), values)])
                 at += size
                 time.sleep(waits[0])
             if rolls_back:

@@ -1,0 +1,170 @@
+"""A database that somebody else has locked: publish waits for them, and says so when it takes too long."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from multiprocessing.connection import Connection as Pipe
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import pytest
+
+from faults.actors import actor, declared, said
+from weft.errors import BusyError
+from weft.project import Project, connect, use
+from weft.streams import ack_sync, consume_sync, publish_sync
+from weft.streams.events import to_dicts
+from weft.streams.runtime import close, open_stream
+
+STREAM = "locked"
+LIMIT = 1  # seconds; MySQL knows no less
+
+
+def hold(pipe: Pipe, kind: str, url: str, statements: list[str]) -> None:
+    """Run statements in a transaction, and keep it open until told to end it."""
+    driver: Any
+    if kind == "sqlite":
+        import sqlite3
+
+        driver = sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)
+    elif kind == "postgres":
+        import psycopg
+
+        driver = psycopg.connect(url)
+    else:
+        import pymysql
+
+        parameters = connect(url=url).resolved().parameters()
+        driver = pymysql.connect(**{**parameters, "ssl_disabled": True})
+    cursor = driver.cursor()
+    for statement in statements:
+        cursor.execute(statement)
+        if cursor.description:
+            cursor.fetchall()
+    pipe.send("locked")
+    pipe.recv()
+    driver.rollback()
+    driver.close()
+    pipe.send("free")
+
+
+# What somebody may do to a database that is in the way of a publish. All but the first are in the way of others too.
+LOCKS = {
+    "sqlite": {
+        "a write transaction": ["BEGIN IMMEDIATE"],
+        "an exclusive lock": ["BEGIN EXCLUSIVE"],
+    },
+    "postgres": {
+        "a lock against writers": ['LOCK TABLE "events"."locked" IN SHARE MODE'],
+        "a lock against all": ['LOCK TABLE "events"."locked" IN ACCESS EXCLUSIVE MODE'],
+    },
+    "mysql": {
+        "a row of the catalogue": ["BEGIN", "SELECT * FROM `weft.streams` FOR UPDATE"],
+        "a lock against all": ["LOCK TABLES `events.locked` WRITE"],
+    },
+}
+
+
+@pytest.fixture
+def publish(system: Any) -> Iterator[Callable[[int], Any]]:
+    """Publishes one numbered event. There is one already."""
+    stream = declared(STREAM)
+    with use(Project()) as project:
+
+        def publish(n: int) -> Any:
+            return publish_sync(stream, {"writer": "w", "n": n}, connection=system.connection)
+
+        publish(0)
+        yield publish
+        close(project)
+
+
+def stored(system: Any) -> list[int]:
+    log = open_stream(declared(STREAM), system.connection).log
+    return [event["n"] for event in to_dicts(log.read(0, log.head(), 1000))]
+
+
+def lock(system: Any, number: int) -> Any:
+    return actor(hold, system.kind, system.url, list(LOCKS[system.kind].values())[number])
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_publish_waits(system: Any, publish: Callable[[int], Any], number: int) -> None:
+    with lock(system, number) as (_, pipe), ThreadPoolExecutor() as threads:
+        assert said(pipe) == "locked"
+        waiting = [threads.submit(publish, n) for n in (1, 2, 3)]
+        assert not wait_for(waiting, timeout=0.5).done
+        pipe.send("end")
+        assert said(pipe) == "free"
+        assert len({each.result(30)["publish_id"] for each in waiting}) == 3
+    assert sorted(stored(system)) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_publish_goes_on_when_the_holder_is_killed(system: Any, publish: Callable[[int], Any], number: int) -> None:
+    process: BaseProcess
+    with lock(system, number) as (process, pipe), ThreadPoolExecutor() as threads:
+        assert said(pipe) == "locked"
+        waiting = threads.submit(publish, 1)
+        assert not wait_for([waiting], timeout=0.2).done
+        process.kill()
+        waiting.result(30)
+    assert stored(system) == [0, 1]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_publish_gives_up(system: Any, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    limit_waiting(system.kind, monkeypatch)
+    stream = declared(STREAM)
+    with use(Project()) as project:
+
+        def publish(n: int) -> Any:
+            return publish_sync(stream, {"writer": "w", "n": n}, connection=system.connection)
+
+        publish(0)
+        with lock(system, number) as (_, pipe):
+            assert said(pipe) == "locked"
+            for n in (1, 2):
+                begin = time.monotonic()
+                with pytest.raises(BusyError, match="Nothing was stored"):
+                    publish(n)
+                assert LIMIT <= time.monotonic() - begin < LIMIT + 5
+            if number == 0:
+                # Readers are not in need of the lock.
+                assert stored(system) == [0]
+            pipe.send("end")
+            assert said(pipe) == "free"
+        publish(3)
+        assert stored(system) == [0, 3]
+        close(project)
+
+
+def test_consumers_wait_too(system: Any, publish: Callable[[int], Any]) -> None:
+    """Their bookkeeping is written. A refused ack can be repeated."""
+    stream, connection = declared(STREAM), system.connection
+    consume_sync(stream, "group", 1, connection, "one")
+    statements = {
+        "sqlite": ["BEGIN IMMEDIATE"],
+        "postgres": ["SELECT * FROM weft.groups FOR UPDATE"],
+        "mysql": ["BEGIN", "SELECT * FROM `weft.groups` FOR UPDATE"],
+    }[system.kind]
+    with actor(hold, system.kind, system.url, statements) as (_, pipe), ThreadPoolExecutor() as threads:
+        assert said(pipe) == "locked"
+        consuming = threads.submit(consume_sync, stream, "group", 1, connection, "one")
+        assert not wait_for([consuming], timeout=0.3).done
+        pipe.send("end")
+        assert said(pipe) == "free"
+        assert ack_sync(stream, "group", consuming.result(30), connection=connection) == 1
+
+
+def limit_waiting(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for locks for one second, not for thirty."""
+    place = {
+        "sqlite": "weft.systems.sqlite.store",
+        "postgres": "weft.systems.postgres.store",
+        "mysql": "weft.systems.mysql.driver",
+    }[kind]
+    monkeypatch.setattr(f"{place}.LOCK_SECONDS", LIMIT)
