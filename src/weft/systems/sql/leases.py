@@ -264,7 +264,9 @@ def _settle_lease(
     session: Session, log: SqlLog, consumer: str, held: _Lease, mine: list[int], now: int, release: Release | None
 ) -> None:
     _delete(session, log, consumer, held.first)
-    if release is None and len(mine) == held.events:
+    # A range without gaps that is acknowledged as a whole. Where there are gaps, some of `mine` may be offsets that no
+    # event has: to count them would acknowledge others.
+    if release is None and len(mine) == held.events == held.last - held.first + 1:
         return
     stored = [
         int(row[0])
