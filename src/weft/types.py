@@ -260,7 +260,7 @@ def _float(value: Any, kind: FieldType) -> float:
     return value
 
 
-_FLOAT32 = struct.Struct("f")
+_FLOAT32 = struct.Struct("<f")  # of a fixed byte order: the native one makes infinity of what is too large
 
 
 def round_float32(value: float) -> float:
