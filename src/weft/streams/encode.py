@@ -7,6 +7,7 @@ event through `_by_event`, which finds the culprit's index or a place for its va
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from typing import Any
 
 from weft.errors import SchemaError
 from weft.streams.declare import Stream, can_be_column, comparable
-from weft.systems.log import EXTRA, META_TYPES, RESERVED_PREFIX, Log
+from weft.systems.log import EXTRA, META_TYPES, RESERVED_PREFIX, Batch, Log
 from weft.types import FieldType, check_column, check_value, dump_json, infer, to_json
 
 # A stream whose events have more keys than this keeps the others in `_weft_extra`: databases limit the columns of a
@@ -36,6 +37,8 @@ class Encoded:
 
 def as_events(events: object, stream: Stream) -> list[dict[str, Any]]:
     """One event or many as a list of dicts."""
+    if type(events) is dict:
+        return [events]
     if isinstance(events, Mapping):
         events = [events]
     elif isinstance(events, (str, bytes)) or not hasattr(events, "__iter__"):
@@ -53,6 +56,12 @@ def as_events(events: object, stream: Stream) -> list[dict[str, Any]]:
                 )
             found[index] = dict(event)
     return found
+
+
+def known_keys(log: Log, events: list[dict[str, Any]]) -> bool:
+    """Whether every key of the events is a column: then their publish can be checked together with others."""
+    keys = events[0].keys() if len(events) == 1 else set().union(*events)
+    return bool(keys <= log.fields().keys())
 
 
 def encode_quickly(stream: Stream, log: Log, events: list[dict[str, Any]]) -> Encoded | None:
@@ -237,5 +246,38 @@ def _error(
 
 
 def _shown(value: object) -> str:
-    text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
+    try:
+        text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
+    except Exception:  # too deep, too many digits, or an object's own fault
+        return f"<{type(value).__name__}>"
     return text if len(text) <= 80 else f"{text[:77]}…"
+
+
+def to_batch(
+    stream: Stream,
+    log: Log,
+    publishes: list[tuple[str, int]],
+    encoded: Encoded,
+    events: list[dict[str, Any]],
+    key_fields: tuple[str, ...] | None = None,
+) -> Batch:
+    """The batch of what fits, with idempotency keys where the stream (or the caller) names fields for them."""
+    batch = Batch(log, publishes, encoded.columns, encoded.values, encoded.extra)
+    names = stream.key_fields if key_fields is None else key_fields
+    if names:
+        given = events if encoded.kept is None else encoded.kept
+        columns = [
+            encoded.values[encoded.columns.index(name)]
+            if name in encoded.columns
+            else [event.get(name) for event in given]
+            for name in names
+        ]
+        # An event with a null among its key fields has no key: it is never a duplicate.
+        batch.keys = [None if None in values else _key(values) for values in zip(*columns, strict=True)]
+        batch.key_horizon = stream.key_horizon_days * 86_400
+    return batch
+
+
+def _key(values: tuple[object, ...]) -> bytes:
+    """20 bytes that stand for the values, whatever their length."""
+    return hashlib.blake2b(repr(values).encode("utf-8", "surrogatepass"), digest_size=20).digest()

@@ -37,22 +37,28 @@ RESERVED_PREFIX = "_weft_"
 
 @dataclass(slots=True)
 class Batch:
-    """One publish to one stream, as columns of canonical values. `extra` holds JSON texts or is `None`."""
+    """Events for one stream, of one publish or of several, as columns of canonical values."""
 
     log: Log
-    publish_id: str
+    publishes: list[tuple[str, int]]
+    """The id of each publish and how many events it has, in the order of the rows."""
     columns: tuple[str, ...]
     values: list[list[Any]]
-    count: int
     extra: list[str | None] | None = None
+    """What no column holds, as JSON texts."""
     keys: list[bytes | None] | None = None
     """Idempotency keys, one an event; an event whose key was seen within `key_horizon` seconds is not stored again."""
     key_horizon: float = 0.0
 
+    @property
+    def count(self) -> int:
+        """How many events there are."""
+        return sum(count for _, count in self.publishes)
+
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """What became of a batch: the first and last offset it got, and how many events were duplicates."""
+    """What became of a publish: its first and last offset, and how many events were stored or were duplicates."""
 
     first: int | None
     last: int | None
@@ -212,10 +218,11 @@ class Store(Protocol):
     def names(self) -> list[tuple[str, str]]:
         """(schema, name) of every stream stored here, declared or not."""
 
-    def append(self, batches: Sequence[Batch]) -> list[Appended]:
-        """Store batches of any streams in one transaction. When this returns they are durable, when it raises none is
-        stored
-        (or, if the connection broke during the commit, nobody can know)."""
+    def append(self, batches: Sequence[Batch]) -> list[list[Appended]]:
+        """Store batches of any streams in one transaction, and tell what became of each publish of each batch.
+
+        When this returns they are durable, when it raises none is stored. Only if the connection broke during the
+        commit nobody can know."""
 
     def appended(self) -> None:
         """Called after a commit of this process: wake the readers of others where the system has a way to."""

@@ -274,7 +274,7 @@ class PostgresStore(SqlStore):
 
     # ---------------------------------------------------------------------------------------------------------- writing
 
-    def append(self, batches: Sequence[Batch]) -> list[Appended]:
+    def append(self, batches: Sequence[Batch]) -> list[list[Appended]]:
         """What is one statement is its own transaction: one round trip instead of three."""
         shapes = {(id(batch.log), batch.columns, batch.extra is None, batch.keys is None) for batch in batches}
         alone = len(shapes) == 1 and batches[0].keys is None
@@ -290,22 +290,23 @@ class PostgresStore(SqlStore):
             names.append(EXTRA)
             kinds.append(FieldType("json"))
             columns.append(list(chain.from_iterable(batch.extra or () for batch in batches)))
-        if len(batches) > 1 or not columns:
+        publishes = [(publish_id, count) for batch in batches for publish_id, count in batch.publishes if count]
+        if len(publishes) > 1 or not columns:
             names.append(PUBLISH_ID)
             kinds.append(FieldType("string"))
-            columns.append([batch.publish_id for batch in batches for _ in range(batch.count)])
+            columns.append([publish_id for publish_id, count in publishes for _ in range(count)])
         register = log.number not in session.written
         sql = _insert_sql(log.table, self.sequence(log.number), log.number, tuple(names), tuple(kinds), register)
         session.written.add(log.number)
         arrays = [array_literal(values, kind) for values, kind in zip(columns, kinds, strict=True)]
-        ids = () if names[-1] == PUBLISH_ID else (first.publish_id,)
+        ids = () if names[-1] == PUBLISH_ID else (publishes[0][0],)
         stored = self.execute(session.driver, sql, (*ids, *arrays)).fetchone()
         assert stored is not None
         offsets = stored[0]
-        if len(batches) == 1:
+        if len(publishes) == 1:
             return [(offsets[0], offsets[-1])]
-        ends = list(accumulate(batch.count for batch in batches))
-        return [(offsets[end - batch.count], offsets[end - 1]) for batch, end in zip(batches, ends, strict=True)]
+        ends = accumulate(count for _, count in publishes)
+        return [(offsets[end - count], offsets[end - 1]) for (_, count), end in zip(publishes, ends, strict=True)]
 
     def claim_keys(self, session: Session, log: SqlLog, keys: list[bytes], horizon: float) -> set[bytes]:
         """One statement. Others wait for this transaction with the same key; the order prevents deadlocks."""

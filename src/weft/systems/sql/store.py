@@ -3,7 +3,6 @@ publishes."""
 
 from __future__ import annotations
 
-import hashlib
 import re
 import threading
 import time
@@ -382,11 +381,6 @@ class SqlStore(ABC):
 
     def appended(self) -> None:  # noqa: B027 - optional, not forgotten
         """Nothing to do where readers of other processes poll."""
-
-
-def key_of(values: Sequence[object]) -> bytes:
-    """An idempotency key: 20 bytes that stand for the values, whatever their length."""
-    return hashlib.blake2b(repr(values).encode("utf-8", "surrogatepass"), digest_size=20).digest()
 
 
 def _not_a_stream(full: str) -> DeclarationError:

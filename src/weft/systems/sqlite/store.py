@@ -20,7 +20,7 @@ from weft.errors import BusyError, ConnectionFailedError, SchemaError, StorageEr
 from weft.systems.base import Connection
 from weft.systems.log import EXTRA, PUBLISH_ID, PUBLISHED_AT, ROWID, Batch
 from weft.systems.sql.log import SqlLog
-from weft.systems.sql.store import Role, Session, SqlStore
+from weft.systems.sql.store import Role, Session, SqlStore, contiguous, publish_ids
 from weft.systems.sqlite.connection import SQLiteConnection
 from weft.types import FieldType, from_sql
 
@@ -226,12 +226,7 @@ class SqliteStore(SqlStore):
             chain.from_iterable(self._rows(batch, binders, published) for batch in batches),
         )
         (last,) = driver.execute("SELECT last_insert_rowid()").fetchone()
-        offset = last - sum(batch.count for batch in batches)
-        ranges = []
-        for batch in batches:
-            ranges.append((offset + 1, offset + batch.count))
-            offset += batch.count
-        return ranges
+        return contiguous(batches, last - sum(batch.count for batch in batches) + 1)
 
     @staticmethod
     def _rows(batch: Batch, binders: list[Callable[[Any], Any] | None], published: str) -> Iterator[tuple[Any, ...]]:
@@ -241,7 +236,7 @@ class SqliteStore(SqlStore):
         ]
         if batch.extra is not None:
             columns.append(batch.extra)
-        return zip(*columns, repeat(published, batch.count), repeat(batch.publish_id), strict=False)
+        return zip(*columns, repeat(published), publish_ids(batch), strict=False)
 
     def bind(self, value: Any, kind: FieldType) -> Any:
         """One value as sqlite3 takes it."""

@@ -1,0 +1,216 @@
+"""Group commit: many publishers, one wait for the disk.
+
+Publishes are not only stored but also checked by the group: the events of all that wait for one stream become one set
+of columns, whose types are looked at together. Where that finds something odd, each publish is looked at by itself, so
+that an error reaches the one that caused it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import groupby
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from weft.errors import ConnectionFailedError, StorageError, WeftError
+from weft.streams.encode import encode_quickly, to_batch
+from weft.systems.log import Appended, Batch, Log, Store
+
+if TYPE_CHECKING:
+    from weft.streams.runtime import Opened
+
+# What one commit takes at most: a longer one would make everybody in it wait for its slowest part.
+_GROUP_EVENTS = 20_000
+
+
+class Ticket:
+    """One publish that waits for its commit. Either its events are still to be encoded, or its batches are ready."""
+
+    __slots__ = ("appended", "batches", "encode", "error", "events", "future", "lock", "loop", "publish_id", "ready")
+
+    future: asyncio.Future[None]
+    lock: threading.Lock
+
+    def __init__(
+        self,
+        ready: Opened,
+        publish_id: str,
+        events: list[dict[str, Any]],
+        encode: Callable[[Ticket], list[Batch]],
+    ) -> None:
+        self.ready = ready
+        self.publish_id = publish_id
+        self.events = events
+        self.encode = encode
+        self.batches: list[Batch] | None = None
+        self.appended: Appended | None = None
+        """What became of the events that went to the stream itself, not to its quarantine."""
+        self.error: BaseException | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
+
+    def settle(self) -> None:
+        """Wake who waits. In its loop's thread for asyncio, in any for the others."""
+        if self.loop is None:
+            self.lock.release()
+        elif not self.future.done():
+            if self.error is None:
+                self.future.set_result(None)
+            else:
+                self.future.set_exception(self.error)
+
+
+class Committer:
+    """A thread that stores what is queued in one transaction, again and again.
+
+    It never waits for more to arrive: while it commits, the next group gathers by itself.
+    """
+
+    def __init__(self, store: Store, committed: Callable[[], None]) -> None:
+        self._store = store
+        self._committed = committed
+        self._queue: SimpleQueue[Ticket | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+
+    def publish(self, ticket: Ticket) -> None:
+        """Store a publish, all or nothing, and return once it is durable."""
+        ticket.lock = threading.Lock()
+        ticket.lock.acquire()
+        self._put(ticket)
+        ticket.lock.acquire()
+        if ticket.error is not None:
+            raise ticket.error
+
+    def publish_async(self, ticket: Ticket) -> asyncio.Future[None]:
+        """The same for asyncio: the future is done once it is durable."""
+        ticket.loop = asyncio.get_running_loop()
+        ticket.future = ticket.loop.create_future()
+        self._put(ticket)
+        return ticket.future
+
+    def _put(self, ticket: Ticket) -> None:
+        if self._thread is None:
+            with self._starting:
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name="weft-commit", daemon=True)
+                    self._thread.start()
+        self._queue.put(ticket)
+
+    def close(self) -> None:
+        """Commit what is queued, then end the thread."""
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _run(self) -> None:
+        while True:
+            ticket = self._queue.get()
+            if ticket is None:
+                return
+            group, events, last = [ticket], len(ticket.events), False
+            with suppress(Empty):
+                while events < _GROUP_EVENTS:
+                    ticket = self._queue.get_nowait()
+                    if ticket is None:
+                        last = True
+                        break
+                    group.append(ticket)
+                    events += len(ticket.events)
+            self._commit(group)
+            _wake(group)
+            if last:
+                return
+
+    def _commit(self, group: list[Ticket]) -> None:
+        try:
+            batches, owners = _encode(group)
+            results = self._store.append(batches) if batches else []
+        except BaseException as error:
+            # What ends this thread would leave everybody waiting for ever, so everything is somebody's answer.
+            waiting = [ticket for ticket in group if ticket.error is None]
+            if len(waiting) > 1 and not _from_outside(error):
+                # One of them is to blame: alone, each gets its own answer.
+                for ticket in waiting:
+                    self._commit([ticket])
+            else:
+                for ticket in waiting:
+                    ticket.error = _copy(error)
+            return
+        for batch, tickets, appended in zip(batches, owners, results, strict=True):
+            for ticket, result in zip(tickets, appended, strict=True):
+                if batch.log is ticket.ready.log:
+                    ticket.appended = result
+        if batches:
+            self._committed()
+
+
+def _from_outside(error: BaseException) -> bool:
+    """Whether the database is to blame, so that trying each publish alone would only wait for it again."""
+    return isinstance(error, (ConnectionFailedError, StorageError)) or not isinstance(error, Exception)
+
+
+def _encode(group: Sequence[Ticket]) -> tuple[list[Batch], list[list[Ticket]]]:
+    """The batches of a group, and the tickets behind the publishes of each batch."""
+    batches: list[Batch] = []
+    owners: list[list[Ticket]] = []
+    streams: dict[Log, list[Ticket]] = {}
+    for ticket in group:
+        streams.setdefault(ticket.ready.log, []).append(ticket)
+    for log, tickets in streams.items():
+        # Runs, not heaps: the publishes of a process keep their order.
+        for is_ready, run in groupby(tickets, key=lambda ticket: ticket.batches is not None):
+            members = list(run)
+            together = None
+            if not is_ready:
+                stream = members[0].ready.stream
+                events = members[0].events if len(members) == 1 else [e for t in members for e in t.events]
+                encoded = encode_quickly(stream, log, events)
+                if encoded is not None:
+                    publishes = [(ticket.publish_id, len(ticket.events)) for ticket in members]
+                    together = to_batch(stream, log, publishes, encoded, events)
+            if together is not None:
+                batches.append(together)
+                owners.append(members)
+                continue
+            for ticket in members:
+                try:
+                    if ticket.batches is None:
+                        ticket.batches = ticket.encode(ticket)
+                except BaseException as error:
+                    ticket.error = error
+                    continue
+                for batch in ticket.batches:
+                    batches.append(batch)
+                    owners.append([ticket])
+    return batches, owners
+
+
+def _wake(group: list[Ticket]) -> None:
+    by_loop: dict[asyncio.AbstractEventLoop, list[Ticket]] = {}
+    for ticket in group:
+        if ticket.loop is None:
+            ticket.settle()
+        else:
+            by_loop.setdefault(ticket.loop, []).append(ticket)
+    for loop, tickets in by_loop.items():
+        with suppress(RuntimeError):  # the loop was closed: nobody waits any more
+            loop.call_soon_threadsafe(_settle_all, tickets)
+
+
+def _settle_all(tickets: list[Ticket]) -> None:
+    for ticket in tickets:
+        ticket.settle()
+
+
+def _copy(error: BaseException) -> BaseException:
+    """An error for each of several callers: they would otherwise write their tracebacks into one."""
+    if not isinstance(error, WeftError):
+        return error
+    twin = type(error).__new__(type(error))
+    twin.__dict__.update(error.__dict__)
+    twin.args = error.args
+    return twin

@@ -1,0 +1,100 @@
+"""How readers learn that something may have been appended, by this process or another."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from contextlib import suppress
+
+from weft.systems.log import Store
+
+
+class Watch:
+    """Tells readers that something may have been appended, by this process or another. Readers look for themselves."""
+
+    # After this long without a reader the thread ends; the next reader starts another.
+    _LINGER_SECONDS = 5.0
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._changed = threading.Condition()
+        self._futures: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+        self._waiting = 0
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self.version = 0
+
+    def bump(self) -> None:
+        """Something may have been appended."""
+        with self._changed:
+            self.version += 1
+            self._changed.notify_all()
+            futures, self._futures = self._futures, []
+        for loop, future in futures:
+            with suppress(RuntimeError):  # its loop was closed
+                loop.call_soon_threadsafe(_finish, future)
+
+    def wait(self, version: int, timeout: float) -> None:
+        """Block until the version differs from `version`, or for `timeout` seconds."""
+        with self._changed:
+            self._watching()
+            self._waiting += 1
+            try:
+                self._changed.wait_for(lambda: self.version != version, timeout)
+            finally:
+                self._waiting -= 1
+
+    async def wait_async(self, version: int, timeout: float | None) -> None:
+        """The same for asyncio; `None` waits for as long as it takes."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        with self._changed:
+            if self.version != version:
+                return
+            self._watching()
+            self._waiting += 1
+            self._futures.append((loop, future))
+        handle = None if timeout is None else loop.call_later(timeout, _finish, future)
+        try:
+            await future
+        finally:
+            if handle is not None:
+                handle.cancel()
+            with self._changed:
+                self._waiting -= 1
+                self._futures = [each for each in self._futures if each[1] is not future]
+
+    def _watching(self) -> None:
+        if self._thread is None and not self._closed:
+            self._thread = threading.Thread(target=self._run, name="weft-watch", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        seen: object = None
+        needed = time.monotonic()
+        while True:
+            with self._changed:
+                if self._waiting:
+                    needed = time.monotonic()
+                if self._closed or time.monotonic() - needed > self._LINGER_SECONDS:
+                    self._thread = None
+                    break
+            now = self._store.changed(seen, 1.0)
+            if now != seen:
+                seen = now
+                self.bump()
+        self._store.unwatch()
+
+    def close(self) -> None:
+        """End the thread."""
+        with self._changed:
+            self._closed = True
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+
+
+def _finish(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
