@@ -439,10 +439,9 @@ def from_json(value: object, kind: FieldType) -> object:
     `check_value`."""
     if kind.base == "bytes" and isinstance(value, str):
         import base64
-        import binascii
 
         try:
             return base64.b64decode(value, validate=True)
-        except binascii.Error:
+        except ValueError:  # also for text that is not ASCII
             raise ValueError("it is not base64") from None
     return value
