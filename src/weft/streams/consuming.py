@@ -212,7 +212,7 @@ def ack_sync(
             continue
         refusal = ready.log.ack(consumer, todo, token=None if lease is None else lease.token, member=member)
         if refusal is not None:
-            refused.append(refusal)
+            refused.append(Refused(todo, refusal.why))
             continue
         done += len(todo)
         if lease is not None:
@@ -258,7 +258,7 @@ def nack_sync(
         if refusal is None:
             done += len(rowids)
         else:
-            refused.append(refusal)
+            refused.append(Refused(rowids, refusal.why))
     _raise(ready, consumer, "nack", refused)
     return done
 
