@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import re
+import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from click.testing import CliRunner
+
+if TYPE_CHECKING:
+    from click.testing import Result
+
+    from weft.project import Project
 
 
 @pytest.fixture
@@ -18,3 +31,88 @@ def run(project):
         )
 
     return run_weft
+
+
+@pytest.fixture
+def call() -> Callable[..., Result]:
+    """`call("streams", "list")` runs the command in this process, on the project that the test uses."""
+    from weft.cli import cli
+
+    def call_weft(*arguments: object, stdin: str | bytes | None = None, code: int = 0) -> Result:
+        done = CliRunner().invoke(cli, [str(each) for each in arguments], input=stdin, prog_name="weft")
+        assert done.exit_code == code, (done.exit_code, done.stdout, done.stderr, done.exception)
+        assert done.exception is None or isinstance(done.exception, SystemExit)
+        return done
+
+    return call_weft
+
+
+@pytest.fixture
+def local() -> Iterator[Project]:
+    """A fresh project on SQLite, for what does not depend on the database."""
+    import weft.streams
+    from weft.project import Project, use
+
+    with use(Project()) as fresh:
+        yield fresh
+        weft.streams.close(fresh)
+
+
+@pytest.fixture
+def start(project: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """`start("streams", "tail", …)` starts the command in a process of its own, which heeds interrupts."""
+    started: list[subprocess.Popen[str]] = []
+
+    def heed_interrupts() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored, where the tests run in a shell's background
+
+    def start_weft(*arguments: str, **options: Any) -> subprocess.Popen[str]:
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        command = [sys.executable, "-m", "weft", *arguments]
+        process = subprocess.Popen(command, **{**pipes, **options}, text=True, preexec_fn=heed_interrupts)
+        started.append(process)
+        return process
+
+    yield start_weft
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def on_a_terminal(project: Path) -> Callable[..., tuple[int, str]]:
+    """`on_a_terminal("streams", "reset", …, typed="y\\n")` gives the exit code and what the screen showed."""
+
+    def run_weft(*arguments: str, typed: str = "") -> tuple[int, str]:
+        leader, follower = pty.openpty()
+        command = [sys.executable, "-m", "weft", *arguments]
+        process = subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower)
+        os.close(follower)
+        os.write(leader, typed.encode())
+        shown = b""
+        try:
+            while part := os.read(leader, 65536):
+                shown += part
+        except OSError:  # how Linux ends a terminal
+            pass
+        os.close(leader)
+        return process.wait(), re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode()).replace("\r\n", "\n")
+
+    return run_weft
+
+
+SHOP = """
+from weft import stream
+
+
+@stream(fields={"n": "int64", "s": "string?"})
+def numbers():
+    pass
+"""
+
+
+@pytest.fixture
+def shop(project: Path) -> None:
+    """A project in the current folder whose module declares the stream `numbers`, for commands in other processes."""
+    Path("shop.py").write_text(SHOP)
+    Path("weft.toml").write_text('modules = ["shop"]\n')

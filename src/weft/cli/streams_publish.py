@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -56,11 +58,13 @@ class _Publish:
     def flush(self) -> None:
         """Publish what waits."""
         batch, self.batch, self.waiting = self.batch, [], 0
-        self._store([record for record in batch if not record.problem])
-        for record in batch:
-            if record.problem:
-                self._reject(record)
-        if batch:
+        if not batch:
+            return
+        with _interrupts_wait():
+            self._store([record for record in batch if not record.problem])
+            for record in batch:
+                if record.problem:
+                    self._reject(record)
             self.done = batch[-1].number
 
     @property
@@ -134,6 +138,29 @@ class _Publish:
         if not self.received:
             return "Nothing was published before that."
         return f"Published before that: {events(self.received)}. Go on with --skip {self.done}."
+
+
+@contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Let a batch be stored and counted whole before an interrupt ends the run; a second interrupt does not wait."""
+    came = False
+
+    def note(*_: object) -> None:
+        nonlocal came
+        if came:
+            raise KeyboardInterrupt
+        came = True
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
 
 
 @click.command()
@@ -222,7 +249,7 @@ def publish(
             say(run.interrupted)
             raise
         except WeftError as error:
-            if error.hint is None or "--skip" not in error.hint:
+            if error.hint is None or "--on-error" not in error.hint:
                 error.hint = " ".join(filter(None, [error.hint, run.interrupted]))
             raise
     _report(run, time.monotonic() - began, output)

@@ -72,8 +72,8 @@ def tail(
         position = log.first_since(since) - 1
     else:
         position = log.floor() if since == "start" else int(since)
-        if count is not None:
-            position = max(position, _nth_last(log, head, count, wanted))
+    if since is not None and count is not None:
+        position = max(position, _nth_last(log, head, count, wanted))
     for page in _pages(log, position, head):
         print_events(filter(wanted, page), output)
     if opened is not None:

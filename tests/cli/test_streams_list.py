@@ -1,0 +1,122 @@
+"""`weft streams list`: what is declared, and how much of it is stored."""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+import weft
+from weft.cli import streams as command
+from workers import declare
+
+
+def rows(shown: str) -> dict[str, list[str]]:
+    lines = [re.split(r"\s{2,}", line.strip()) for line in shown.splitlines()]
+    return {line[0]: line[1:] for line in lines}
+
+
+def test_empty_project(local, call) -> None:
+    done = call("streams", "list")
+    assert (done.stdout, done.stderr) == ("", "No stream is declared. Start with: weft init\n")
+    assert json.loads(call("streams", "list", "--format", "json").stdout) == []
+
+
+def test_streams_and_their_sizes(streams, call) -> None:
+    declare("orders", schema="sales", fields={"id": "int64", "total": "decimal(10,2)"}, retention={"max_rows": 5000})
+    declare("clicks")
+    weft.publish_sync("clicks", [{"n": n} for n in range(3)])
+    shown = rows(call("streams", "list").stdout)
+    assert shown["name"] == ["schema", "connection", "fields", "events", "last published", "retention"]
+    assert shown["orders"] == ["sales", "default", "2", "0", "5,000 events"]
+    assert shown["clicks"][:4] == ["events", "default", "inferred", "3"]
+    assert shown["clicks"][4].endswith(" ago")
+
+
+def test_json(streams, call) -> None:
+    declare("orders", fields={"id": "int64", "note": "string?"}, retention={"max_age_days": 1.5})
+    weft.publish_sync("orders", {"id": 1})
+    (found,) = json.loads(call("streams", "list", "--format", "json").stdout)
+    assert re.match(r"\d{4}-\d\d-\d\dT", found.pop("last_published"))
+    assert found == {
+        "name": "orders",
+        "schema": "events",
+        "connection": "default",
+        "fields": {"id": "int64", "note": "string?"},
+        "events": 1,
+        "counted": True,
+        "retention": {"max_age_days": 1.5},
+        "role": None,
+        "of": None,
+        "problem": None,
+    }
+
+
+def test_nothing_is_created(streams, system, call) -> None:
+    declare("orders", fields={"id": "int64"})
+    call("streams", "list")
+    call("streams", "show", "orders")
+    call("streams", "groups", "orders")
+    call("streams", "tail", "orders")
+    if system.kind == "sqlite":
+        with sqlite3.connect(Path(system.url.removeprefix("sqlite:///"))) as database:
+            assert database.execute("SELECT name FROM sqlite_master").fetchall() == []
+        database.close()
+    weft.publish_sync("orders", {"id": 1})
+    declare("later")
+    call("streams", "show", "later")
+    from weft.streams.runtime import open_hub
+
+    assert open_hub(streams.connection()).store.names() == [("events", "orders")]
+
+
+def test_derived_streams_are_marked(local, call) -> None:
+    declare("orders", fields={"id": "int64"}, on_schema_drift="quarantine", max_deliveries=3)
+    weft.publish_sync("orders", [{"id": 1}, {"id": "x"}])
+    shown = rows(call("streams", "list").stdout)
+    assert shown["orders__quarantine"][-1] == "quarantine"
+    assert shown["orders__quarantine"][3] == "1"
+    assert shown["orders__dead_letter"][-1] == "dead letters"
+    found = json.loads(call("streams", "list", "--format", "json").stdout)
+    assert [(row["role"], row["of"]) for row in found] == [
+        (None, None),
+        ("quarantine", "orders"),
+        ("dead letters", "orders"),
+    ]
+
+
+def test_many_events_are_not_counted(local, call, monkeypatch: pytest.MonkeyPatch) -> None:
+    declare("orders")
+    weft.publish_sync("orders", [{"n": n} for n in range(10)])
+    weft.trim_sync("orders", before=4)
+    monkeypatch.setattr(command, "_COUNTED_EVENTS", 5)
+    assert rows(call("streams", "list").stdout)["orders"][3] == "~7"
+
+
+def test_database_that_is_away_spoils_its_own_streams_only(local, call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_DSN_FAR", "postgres://me:hunter2@127.0.0.1:1/db")
+    declare("near")
+    declare("far", connection="far")
+    weft.publish_sync("near", {"n": 1})
+    done = call("streams", "list")
+    assert rows(done.stdout)["near"][3] == "1"
+    assert rows(done.stdout)["far"][3] == "?"
+    assert done.stderr.startswith("warning: far: Cannot open the connection 'far' (postgres://me:***@127.0.0.1:1/db)")
+    assert "hunter2" not in done.output
+
+
+def test_another_connection(local, call, project: Path) -> None:
+    declare("orders")
+    other = weft.connect(url=f"sqlite:///{project / 'other.db'}", name="other")
+    weft.publish_sync("orders", {"n": 1}, connection=other)
+    assert rows(call("streams", "list").stdout)["orders"][3] == "0"
+    assert rows(call("streams", "list", "--connection", "other").stdout)["orders"][1:4] == ["other", "inferred", "1"]
+
+
+def test_module_option(run, shop) -> None:
+    Path("more.py").write_text("import weft\n@weft.stream\ndef more(): ...\n")
+    done = run("streams", "list", "--module", "more")
+    assert list(rows(done.stdout)) == ["name", "numbers", "more"]

@@ -1,0 +1,59 @@
+"""`weft streams reset` moves a consumer, and asks first where somebody can answer."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import weft
+from workers import declare, drain
+
+
+@pytest.fixture
+def offsets(streams) -> list[int]:
+    """The offsets of ten events, all consumed by `mine`."""
+    declare("numbers", fields={"n": "int64"})
+    weft.publish_sync("numbers", [{"n": n} for n in range(10)])
+    return [event["_weft_rowid"] for event in drain("numbers", "mine")]
+
+
+def left() -> list[int]:
+    return [event["n"] for event in drain("numbers", "mine")]
+
+
+def test_reset(offsets, call) -> None:
+    reset = ["streams", "reset", "numbers", "mine", "--to"]
+    call(*reset, "start")
+    assert left() == list(range(10))
+    assert call(*reset, offsets[7]).stdout == f"mine goes on after offset {offsets[6]}\n"
+    assert left() == [7, 8, 9]
+    call(*reset, "2020-01-01T00:00")
+    assert left() == list(range(10))
+    call(*reset, "1h")
+    assert json.loads(call(*reset, "end", "--format", "json").stdout) == {"consumer": "mine", "position": offsets[9]}
+    assert left() == []
+
+
+def test_wrong_place(offsets, call) -> None:
+    assert (
+        "is not 'start', 'end', an offset, a time"
+        in call("streams", "reset", "numbers", "mine", "--to", "beginning", code=2).stderr
+    )
+    call("streams", "reset", "numbers", "mine", code=2)
+
+
+def test_asks_on_a_terminal(on_a_terminal, run, shop) -> None:
+    run("streams", "publish", "numbers", "--data", '[{"n": 1}, {"n": 2}]')
+    run("streams", "consume", "numbers", "mine", "--batch-size", "1")
+    reset = ["streams", "reset", "numbers", "mine", "--to", "end"]
+    code, shown = on_a_terminal(*reset, typed="n\n")
+    assert code == 1
+    assert "mine of numbers is at 1, 1 event pending. Move it to end? [y/N]" in shown
+    code, shown = on_a_terminal(*reset[:3], "new", *reset[4:], typed="n\n")
+    assert "new of numbers has not read it yet." in shown
+    position = json.loads(run("streams", "groups", "numbers", "--format", "json").stdout)[0]["position"]
+    assert position == 1
+    code, shown = on_a_terminal(*reset, typed="y\n")
+    assert (code, shown.endswith("mine goes on after offset 2\n")) == (0, True)
+    assert on_a_terminal(*reset, "--yes") == (0, "mine goes on after offset 2\n")

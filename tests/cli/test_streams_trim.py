@@ -1,0 +1,54 @@
+"""`weft streams trim` removes old events, and asks first where somebody can answer."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import weft
+from workers import declare, drain
+
+
+@pytest.fixture
+def offsets(streams) -> list[int]:
+    """The offsets of ten events."""
+    declare("numbers", fields={"n": "int64"})
+    weft.publish_sync("numbers", [{"n": n} for n in range(10)])
+    return [event["_weft_rowid"] for event in drain("numbers", "all")]
+
+
+def left() -> list[int]:
+    weft.reset_sync("numbers", "all")
+    return [event["n"] for event in drain("numbers", "all")]
+
+
+def test_trim(offsets, call) -> None:
+    trim = ["streams", "trim", "numbers"]
+    assert call(*trim, "--before", offsets[2]).stdout == "removed 2 events from numbers\n"
+    assert left() == list(range(2, 10))
+    assert json.loads(call(*trim, "--max-rows", 3, "--format", "json").stdout) == {"removed": 5}
+    assert left() == [7, 8, 9]
+    call(*trim, "--before", "1h")
+    assert left() == [7, 8, 9]
+    call(*trim, "--before", "2999-01-01")
+    assert left() == []
+
+
+def test_declared_retention(streams, call) -> None:
+    declare("numbers", retention={"max_rows": 4})
+    weft.publish_sync("numbers", [{"n": n} for n in range(4)])
+    weft.publish_sync("numbers", [{"n": n} for n in range(4, 10)])
+    call("streams", "trim", "numbers")
+    assert left() == [6, 7, 8, 9]
+    declare("forever")
+    assert "declares no retention" in call("streams", "trim", "forever", code=1).stderr
+
+
+def test_asks_on_a_terminal(on_a_terminal, run, shop) -> None:
+    run("streams", "publish", "numbers", "--data", '[{"n": 1}, {"n": 2}]')
+    trim = ["streams", "trim", "numbers", "--max-rows", "1"]
+    code, shown = on_a_terminal(*trim, typed="n\n")
+    assert code == 1
+    assert "Remove all but the newest 1 event of numbers, for good? [y/N]" in shown
+    assert on_a_terminal(*trim, "-y") == (0, "removed 1 event from numbers\n")
