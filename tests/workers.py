@@ -27,6 +27,7 @@ from typing import Any
 import weft
 
 PATIENCE = 60
+_PATH = list(filter(None, [os.environ.get("PYTHONPATH")]))
 
 
 def declare(name: str = "orders", **options: Any) -> Any:
@@ -83,7 +84,7 @@ class Run:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *_PATH])},
         )
 
     def ready(self) -> None:
