@@ -1,0 +1,83 @@
+"""PyMySQL's connection, as streams need it."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from functools import cache
+from typing import Any
+
+import pymysql
+from pymysql.constants import FIELD_TYPE
+from pymysql.converters import conversions
+
+# How long a statement waits for somebody's lock before it gives up with an error.
+LOCK_SECONDS = 30
+
+# What GROUP_CONCAT may give at once: no less than the longest value, no more than a packet has by default.
+_JOINED_BYTES = 16 * 1024 * 1024
+
+# Strict: no value is stored altered. Neither ANSI_QUOTES nor NO_BACKSLASH_ESCAPES: publishes quote as JSON does.
+_SETTINGS = (
+    "SET SESSION sql_mode = 'STRICT_TRANS_TABLES,NO_ZERO_DATE,NO_ZERO_IN_DATE,ERROR_FOR_DIVISION_BY_ZERO,"
+    f"NO_ENGINE_SUBSTITUTION', time_zone = '+00:00', group_concat_max_len = {_JOINED_BYTES}, "
+    f"innodb_lock_wait_timeout = {LOCK_SECONDS}, lock_wait_timeout = {LOCK_SECONDS}"
+)
+# Each statement sees what is committed at its start: a reader's head must not come from an older view than its locks.
+_ISOLATION = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
+
+# Dates and times stay texts, which are decoded a column at a time.
+_CONVERSIONS = {
+    key: convert
+    for key, convert in conversions.items()
+    if key not in (FIELD_TYPE.DATE, FIELD_TYPE.DATETIME, FIELD_TYPE.TIMESTAMP, FIELD_TYPE.TIME)
+}
+# A peer that is gone without a word is noticed within a minute.
+_KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 60_000}
+
+
+class Driver(pymysql.Connection):
+    """A connection with our session settings."""
+
+    def connect(self, sock: socket.socket | None = None) -> None:
+        """Connect, and notice dead peers soon."""
+        super().connect(sock)
+        opened = self._sock  # type: ignore[attr-defined]
+        if opened.family != socket.AF_UNIX:
+            for name, value in _KEEPALIVE.items():
+                if hasattr(socket, name):
+                    opened.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+    def _create_ssl_ctx(self, sslp: Any) -> ssl.SSLContext:
+        # Where the URL asks for nothing, PyMySQL encrypts if the server can, and verifies nobody. Yet it loads the
+        # machine's certificates for that, which takes 30 times as long as to connect.
+        if sslp:
+            return super()._create_ssl_ctx(sslp)  # type: ignore[misc,no-any-return]
+        return _unverified()
+
+
+@cache
+def _unverified() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def connect(parameters: dict[str, Any], *, autocommit: bool) -> Driver:
+    """A connection by the parameters of a URL. What the encoding of values rests on is not the URL's to choose."""
+    chosen = {name: value for name, value in parameters.items() if name not in ("charset", "collation", "sql_mode")}
+    driver = Driver(
+        **chosen,
+        charset="utf8mb4",
+        init_command=_SETTINGS,
+        autocommit=autocommit,
+        conv=_CONVERSIONS,
+        program_name="weft",
+    )
+    try:
+        driver.query(_ISOLATION)
+    except BaseException:
+        driver.close()
+        raise
+    return driver
