@@ -120,7 +120,11 @@ class Committer:
                         break
                     group.append(ticket)
                     events += len(ticket.events)
-            self._commit(group)
+            try:
+                self._commit(group)
+            except BaseException as error:  # a defect of ours, after the commit: better an error than a wait for ever
+                for ticket in group:
+                    ticket.error = ticket.error or _copy(error)
             _wake(group)
             if last:
                 return
