@@ -268,12 +268,16 @@ def round_float32(value: float) -> float:
     return float(_FLOAT32.unpack(_FLOAT32.pack(value))[0])
 
 
+# Bounded, and without the underscores and foreign digits that Python's Decimal would take.
+_DECIMAL_TEXT = re.compile(r"\s*[+-]?(?=[.0-9])[0-9]{0,100}(\.[0-9]{0,100})?([eE][+-]?[0-9]{1,4})?\s*")
+
+
 def _decimal(value: Any, kind: FieldType) -> Decimal:
     if type(value) is float:
         value = repr(value)
     if type(value) not in (Decimal, int, str):
         raise _wrong(value)
-    if type(value) is str and len(value) > 100:
+    if type(value) is str and not _DECIMAL_TEXT.fullmatch(value):
         raise ValueError("it is not a decimal number")
     try:
         number = Decimal(value)

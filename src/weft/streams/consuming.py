@@ -108,7 +108,7 @@ def _check_name(what: str, name: object) -> None:
 _boot = secrets.token_hex(3)
 _numbers = count(1)
 _by_thread = threading.local()
-_by_task: WeakKeyDictionary[asyncio.Task[Any], str] = WeakKeyDictionary()
+_by_task: WeakKeyDictionary[asyncio.Task[Any], tuple[int, str]] = WeakKeyDictionary()
 
 
 def default_member() -> str:
@@ -125,7 +125,7 @@ def default_member() -> str:
     if task is None:
         _by_thread.name = (pid, name)
     else:
-        _by_task[task] = (pid, name)  # type: ignore[assignment]
+        _by_task[task] = (pid, name)
     return name
 
 

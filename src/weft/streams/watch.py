@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from contextlib import suppress
 
 from weft.systems.log import Store
+
+_log = logging.getLogger("weft.streams")
+# After a failure the database may be away for long: no need to ask it more often.
+_PAUSE_SECONDS = 0.5
 
 
 class Watch:
@@ -80,7 +85,13 @@ class Watch:
                 if self._closed or time.monotonic() - needed > self._LINGER_SECONDS:
                     self._thread = None
                     break
-            now = self._store.changed(seen, 1.0)
+            try:
+                now = self._store.changed(seen, 1.0)
+            except Exception as error:
+                # Readers look for themselves and raise what they find; a watch that ended would let them sleep for ever.
+                _log.warning("watching for new events failed, and is tried again: %s", error)
+                now = object()
+                time.sleep(_PAUSE_SECONDS)
             if now != seen:
                 seen = now
                 self.bump()

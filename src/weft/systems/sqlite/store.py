@@ -169,6 +169,10 @@ class SqliteStore(SqlStore):
         """SQLite has no schemas: the table is called "schema.name"."""
         return self.quote(f"{schema}.{name}")
 
+    def names(self) -> list[tuple[str, str]]:
+        """As for every database; asking does not make the file."""
+        return super().names() if self.in_memory or os.path.exists(self.path) else []
+
     def reflect(self, session: Session, schema: str, name: str) -> dict[str, FieldType] | None:
         """Columns by PRAGMA table_info: the declared types say it all."""
         rows = session.rows("SELECT name, type FROM pragma_table_info(?) ORDER BY cid", (f"{schema}.{name}",))
