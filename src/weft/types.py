@@ -186,12 +186,17 @@ def dump_json(value: object) -> str:
         raise ValueError(_SURROGATE) from None
     except TypeError as error:
         raise ValueError(f"it is not JSON: {error}") from None
+    except ValueError as error:
+        if "JSON compliant" in str(error):
+            raise ValueError(f"it holds {_NOT_FINITE}") from None
+        raise
     if text.count("[") + text.count("{") > MAX_JSON_DEPTH and _depth(value) > MAX_JSON_DEPTH:
         raise ValueError(f"it is nested deeper than {MAX_JSON_DEPTH} levels")
     return text
 
 
 _to_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+_NOT_FINITE = "NaN or infinity, which not every database can store; send null instead"
 _SURROGATE = "it holds a lone surrogate, which no encoding can store"
 
 
@@ -251,7 +256,7 @@ def _float(value: Any, kind: FieldType) -> float:
     if type(value) is not float:
         raise _wrong(value)
     if not math.isfinite(value):
-        raise ValueError("NaN and infinity cannot be stored by every database; send null instead")
+        raise ValueError(f"it is {_NOT_FINITE}")
     if kind.base == "float32":
         try:
             return round_float32(value)

@@ -46,7 +46,10 @@ class Hub:
 
     def in_background(self, function: Callable[..., object], *arguments: Any) -> None:
         """Run something that nobody waits for. It is finished before the hub is closed and before the process ends."""
-        future = _threads().submit(function, *arguments)
+        try:
+            future = _threads().submit(function, *arguments)
+        except RuntimeError:  # the interpreter is shutting down: the next process will do it
+            return
         self._background.add(future)
         future.add_done_callback(self._background.discard)
 

@@ -295,7 +295,7 @@ class MySQLStore(SqlStore):
     # ---------------------------------------------------------------------------------------------------------- waiting
 
     def changed(self, seen: object, timeout: float) -> object:
-        """Poll the heads of all streams. While the server is away, nothing changes."""
+        """Poll the heads of all streams. While the server or the catalogue is away, nothing changes."""
         deadline = time.monotonic() + min(timeout, _LOOK_SECONDS)
         pause = _POLL_SECONDS
         with self._watching:
@@ -307,7 +307,7 @@ class MySQLStore(SqlStore):
                     found = int(cursor.fetchone()[0] or 0)
                     if found != seen:
                         return found
-                except (pymysql.OperationalError, pymysql.InterfaceError, pymysql.InternalError, ConnectionFailedError):
+                except (pymysql.Error, ConnectionFailedError):
                     self._drop_watcher()
                     pause = _LOOK_SECONDS
                 left = deadline - time.monotonic()

@@ -254,7 +254,7 @@ def _not_held(held: _Lease, token: str | None, member: str | None, now: int) -> 
     if not held.token:
         return "they were given back and wait to be delivered again"
     if (token is not None and held.token != token) or (token is None and member is not None and held.member != member):
-        return f"their lease ran out, and member {held.member!r} holds them now"
+        return f"they were delivered again, and member {held.member!r} holds them now"
     if held.expires <= now:
         return f"their lease ran out {(now - held.expires) / 1e6:.1f} seconds ago"
     return None
