@@ -142,6 +142,7 @@ MALFORMED: list[tuple[str, Any]] = [
     ("fields", {"a" * 64: "int64"}),
     ("fields", {'a"b': "int64"}),
     ("fields", {"a\x00b": "int64"}),
+    ("fields", {"ctid": "int64"}),
     ("fields", {"id": "int64", "ID": "int64"}),
     ("fields", {"é": "int64", "e": "int64"}),
     ("description", 5),

@@ -24,6 +24,8 @@ CATALOGUE_SCHEMA = "weft"
 # PostgreSQL cuts names at 63 bytes; the longest suffix and a sequence's name must still fit.
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,46}")
 _FIELD = re.compile(r"[^\W\d][\w .@#$:/-]*")
+# PostgreSQL has these in every table.
+_SYSTEM_COLUMNS = frozenset({"tableoid", "ctid", "xmin", "xmax", "cmin", "cmax"})
 _DEFAULT_HORIZON_DAYS = 30.0
 
 
@@ -316,6 +318,7 @@ def can_be_column(name: str) -> bool:
         bool(_FIELD.fullmatch(name))
         and len(name.encode()) <= 63
         and not name.endswith(" ")
+        and name.lower() not in _SYSTEM_COLUMNS
         and all(ord(c) < 0x10000 for c in name)
     )
 
@@ -331,7 +334,8 @@ def _fields(given: object, where: str) -> dict[str, FieldType]:
         if not isinstance(name, str) or not can_be_column(name):
             raise DeclarationError(
                 f"{where}: {name!r} cannot be the name of a field: "
-                "it may have up to 63 bytes of letters, digits, _ and ' .@#$:/-', and begins with a letter or _."
+                "it may have up to 63 bytes of letters, digits, _ and ' .@#$:/-', begins with a letter or _, "
+                f"and is none of {', '.join(sorted(_SYSTEM_COLUMNS))}."
             )
         if name.lower().startswith(RESERVED_PREFIX):
             raise DeclarationError(f"{where}: field {name!r}: names that begin with {RESERVED_PREFIX} belong to Weft.")
