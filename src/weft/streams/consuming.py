@@ -201,7 +201,7 @@ def ack_sync(
 
     Takes the consumed dicts, or dicts that hold `_weft_rowid` alone. Raises `LeaseLostError` for events whose lease
     ran out or went to another member.
-    Returns how many were acknowledged now.
+    Returns how many were acknowledged now; an offset alone counts also when it was acknowledged before.
     """
     ready = opened(stream, connection) or open_stream(stream, connection)
     done = 0
@@ -280,8 +280,15 @@ async def nack(
 
 
 def _by_lease(ready: Opened, events: Mapping[str, Any] | Iterable[Mapping[str, Any]]) -> dict[Lease | None, list[int]]:
-    found: dict[Lease | None, list[int]] = {}
-    for index, event in enumerate([events] if isinstance(events, Mapping) else events):
+    if isinstance(events, Mapping):
+        events = [events]
+    elif not hasattr(events, "__iter__"):
+        raise SchemaError(
+            f"Consumed events are needed for {ready.stream.name!r}, not {type(events).__name__}.",
+            hint="Pass the events that consume returned.",
+        )
+    found: dict[Lease | None, dict[int, None]] = {}
+    for index, event in enumerate(events):
         rowid = event.get(ROWID) if isinstance(event, Mapping) else None
         if type(rowid) is not int or not 0 < rowid < 2**63:
             raise SchemaError(
@@ -291,8 +298,8 @@ def _by_lease(ready: Opened, events: Mapping[str, Any] | Iterable[Mapping[str, A
                 value=rowid,
                 hint="Pass the events that consume returned.",
             )
-        found.setdefault(event.lease if isinstance(event, Event) else None, []).append(rowid)
-    return found
+        found.setdefault(event.lease if isinstance(event, Event) else None, {})[rowid] = None
+    return {lease: list(rowids) for lease, rowids in found.items()}
 
 
 def _raise(ready: Opened, consumer: str, action: str, refused: list[Refused]) -> None:
