@@ -60,7 +60,12 @@ class SqliteStore(SqlStore):
     def connect(self, role: Role) -> sqlite3.Connection:
         """A connection with the durability of its role."""
         if not self.in_memory:
-            os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
+            try:
+                os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
+            except OSError as error:
+                raise ConnectionFailedError(
+                    f"The folder of the SQLite database {self.path} cannot be made: {error.strerror}."
+                ) from None
         driver = sqlite3.connect(
             self.path, timeout=LOCK_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=256
         )
