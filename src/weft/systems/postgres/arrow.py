@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from psycopg.conninfo import make_conninfo
@@ -34,11 +34,12 @@ def batches(
     )
     schema = pa.schema([(name, kind.arrow) for name, kind in columns.items()])
     try:
-        with (
-            closing(dbapi.connect(make_conninfo(**store.parameters()), autocommit=True)) as driver,
-            closing(driver.cursor()) as cursor,
-        ):
-            cursor.execute("SET TimeZone = 'UTC'")
+        driver = store.arrow_idle.pop() if store.arrow_idle else _connect(dbapi, store)
+    except dbapi.Error as error:
+        raise _explain(dbapi, store, error) from None
+    finished = False
+    try:
+        with closing(driver.cursor()) as cursor:
             cursor.execute(
                 f"SELECT {wanted} FROM {log.table} "
                 f"WHERE {log.rowid} > {int(after)} AND {log.rowid} <= {int(upto)} ORDER BY {log.rowid}"
@@ -46,10 +47,35 @@ def batches(
             for batch in cursor.fetch_record_batch():
                 if batch.num_rows:
                     yield _cast(batch, schema)
+        finished = True
     except dbapi.Error as error:
-        text = " ".join(settings.redact(str(error), store.connection.secrets()).split())
-        kind = ConnectionFailedError if isinstance(error, dbapi.OperationalError) else WeftError
-        raise kind(f"PostgreSQL ({store.connection.target}): {text}") from None
+        raise _explain(dbapi, store, error) from None
+    finally:
+        # A reader that stopped early leaves the rest of its COPY in the connection.
+        if finished:
+            store.arrow_idle.append(driver)
+        else:
+            driver.close()
+
+
+def _connect(dbapi: Any, store: PostgresStore) -> Any:
+    driver = dbapi.connect(make_conninfo(**store.parameters()), autocommit=True)
+    try:
+        with closing(driver.cursor()) as cursor:
+            cursor.execute("SET TimeZone = 'UTC'")
+    except BaseException:
+        driver.close()
+        raise
+    return driver
+
+
+def _explain(dbapi: Any, store: PostgresStore, error: Exception) -> WeftError:
+    # The server may have been restarted: what else is idle is broken as well.
+    while store.arrow_idle:
+        store.arrow_idle.pop().close()
+    text = " ".join(settings.redact(str(error), store.connection.secrets()).split())
+    kind = ConnectionFailedError if isinstance(error, dbapi.OperationalError) else WeftError
+    return kind(f"PostgreSQL ({store.connection.target}): {text}")
 
 
 def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

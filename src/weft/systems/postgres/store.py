@@ -65,6 +65,8 @@ class PostgresStore(SqlStore):
 
     def __init__(self, connection: Connection, clock: Callable[[], float] = time.time) -> None:
         super().__init__(connection, clock)
+        self.arrow_idle: list[Any] = []
+        """Connections of the ADBC driver, which take longer to open than a short range takes to read."""
         self._notifier = Notifier(lambda: self.connect_as("keep", autocommit=True))
         self._listener = Listener(lambda: self.connect_as("read", autocommit=True))
 
@@ -170,6 +172,8 @@ class PostgresStore(SqlStore):
         """Close every connection and end the thread that notifies."""
         self._notifier.close()
         self._listener.close()
+        while self.arrow_idle:
+            self.arrow_idle.pop().close()
         super().close()
 
     # ----------------------------------------------------------------------------------------------------------- tables
