@@ -157,7 +157,11 @@ class PostgresStore(SqlStore):
         if code in _BUSY:
             return BusyError(what, hint="Nothing was stored. Somebody else held a lock for too long; try again.")
         if code.startswith(_FULL):
-            return StorageError(what, hint="Nothing was stored. Free disk space, or use a server that can be written.")
+            # A server that cannot write its own log stops at once: it may have been about to confirm a commit.
+            stored = "Nothing was stored."
+            if error.diag.severity_nonlocalized in ("FATAL", "PANIC"):
+                stored = "The server stopped. If this was a publish, its events may or may not be stored."
+            return StorageError(what, hint=f"{stored} Free disk space, or use a server that can be written.")
         if isinstance(error, psycopg.DataError) or code.startswith("54"):
             return SchemaError(what)
         if code == "42501":
