@@ -143,16 +143,19 @@ def _take(ready: Opened, consumer: str, member: str, limit: int, seconds: float)
         if leased.exhausted:
             _bury(ready, consumer, member, leased)
         if leased.spans:
-            lease = Lease(leased.token)
-            events = [event for span in leased.spans for event in to_events(_read(ready, span), lease)]
+            events = [event for span in leased.spans for event in _read(ready, consumer, span, leased.token)]
             if events:
                 return events
         elif not leased.exhausted:
             return []
 
 
-def _read(ready: Opened, span: Span) -> Any:
-    return ready.log.read(span.first - 1, span.last, span.events)
+def _read(ready: Opened, consumer: str, span: Span, token: str) -> list[dict[str, Any]]:
+    """The events of a leased span. One that somebody emptied by hand is given up: it would be leased again for ever."""
+    events = to_events(ready.log.read(span.first - 1, span.last, span.events), Lease(token))
+    if not events:
+        ready.log.ack(consumer, [span.first], token=token, member=None)
+    return events
 
 
 def _bury(ready: Opened, consumer: str, member: str, leased: Leased) -> None:
@@ -162,10 +165,9 @@ def _bury(ready: Opened, consumer: str, member: str, leased: Leased) -> None:
     """
     stream = ready.stream
     target = current().streams.get(stream.dead_letter or "") or stream.dead_letters
-    lease = Lease(leased.token)
     records, rowids = [], []
     for span in leased.exhausted:
-        for event in to_events(_read(ready, span), lease):
+        for event in _read(ready, consumer, span, leased.token):
             rowids.append(event[ROWID])
             body = {key: value for key, value in event.items() if not key.startswith(RESERVED_PREFIX)}
             records.append(

@@ -192,8 +192,10 @@ def _take_over(
     """Make a lease, or the first `room` events of it, the member's."""
     last, events = held.last, held.events
     if events > room:
-        _, last, events = log.take(session, held.first, held.last, room)
-        _insert(session, log, consumer, held._replace(first=last + 1, events=held.events - events))
+        _, end, taken = log.take(session, held.first, held.last, room)
+        if taken:  # not where somebody emptied the range by hand
+            last, events = end, taken
+            _insert(session, log, consumer, held._replace(first=last + 1, events=held.events - events))
     deliveries = held.deliveries + (1 if again else 0)
     session.run(
         f"UPDATE {session.store.leases} SET last = ?, events = ?, member = ?, token = ?, expires = ?, deliveries = ? "
