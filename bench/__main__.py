@@ -11,7 +11,7 @@ import sys
 
 from bench.harness import Case, Result, measure
 
-MODULES = ("bench.streams_sqlite",)
+MODULES = ("bench.streams_sqlite", "bench.streams_servers", "bench.startup")
 
 
 def main() -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 import weft
 from weft.streams.runtime import open_stream
 
@@ -20,6 +22,9 @@ def test_a_leased_range_that_is_gone_is_given_up(streams):
     assert len(weft.consume_sync(numbers, "worker", member="a")) == 5
     _delete(numbers, first, first + 4)
     weft.publish_sync(numbers, {"n": 5})
+    with pytest.raises(weft.EventsLostError) as told:
+        weft.consume_sync(numbers, "worker", member="a")
+    assert told.value.lost == 5
     assert [event["n"] for event in weft.consume_sync(numbers, "worker", member="a")] == [5]
 
 

@@ -136,7 +136,7 @@ def _take(ready: Opened, consumer: str, member: str, limit: int, seconds: float)
         if leased.lost:
             raise EventsLostError(
                 f"Consumer {consumer!r} of stream {stream.name!r} lost {leased.lost:,} events: "
-                "retention removed them before they were consumed.",
+                "they were removed before they were consumed.",
                 lost=leased.lost,
                 hint="Consume again to go on with what is left. Keep events for longer, or consume faster.",
             )
@@ -154,7 +154,7 @@ def _read(ready: Opened, consumer: str, span: Span, token: str) -> list[dict[str
     """The events of a leased span. One that somebody emptied by hand is given up: it would be leased again for ever."""
     events = to_events(ready.log.read(span.first - 1, span.last, span.events), Lease(token))
     if not events:
-        ready.log.ack(consumer, [span.first], token=token, member=None)
+        ready.log.nack(consumer, [span.first], token=token, member=None, delay=0, reason=None)
     return events
 
 
