@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from weft.types import FieldType
 
@@ -56,8 +56,7 @@ class Batch:
         return sum(count for _, count in self.publishes)
 
 
-@dataclass(frozen=True, slots=True)
-class Appended:
+class Appended(NamedTuple):
     """What became of a publish: its first and last offset, and how many events were stored or were duplicates."""
 
     first: int | None
