@@ -21,7 +21,7 @@ _JOINED_BYTES = 16 * 1024 * 1024
 _SETTINGS = (
     "SET SESSION sql_mode = 'STRICT_TRANS_TABLES,NO_ZERO_DATE,NO_ZERO_IN_DATE,ERROR_FOR_DIVISION_BY_ZERO,"
     f"NO_ENGINE_SUBSTITUTION', time_zone = '+00:00', group_concat_max_len = {_JOINED_BYTES}, "
-    f"innodb_lock_wait_timeout = {LOCK_SECONDS}, lock_wait_timeout = {LOCK_SECONDS}"
+    "innodb_lock_wait_timeout = {seconds}, lock_wait_timeout = {seconds}"
 )
 # Each statement sees what is committed at its start: a reader's head must not come from an older view than its locks.
 _ISOLATION = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
@@ -70,7 +70,7 @@ def connect(parameters: dict[str, Any], *, autocommit: bool) -> Driver:
     driver = Driver(
         **chosen,
         charset="utf8mb4",
-        init_command=_SETTINGS,
+        init_command=_SETTINGS.format(seconds=LOCK_SECONDS),
         autocommit=autocommit,
         conv=_CONVERSIONS,
         program_name="weft",
