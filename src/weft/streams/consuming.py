@@ -26,7 +26,7 @@ from weft.streams.retention import aware
 from weft.streams.runtime import Opened, in_thread, open_stream, opened
 from weft.systems.base import Connection
 from weft.systems.log import PUBLISHED_AT, RESERVED_PREFIX, ROWID, Leased, Refused, Span
-from weft.types import to_json
+from weft.types import FieldType, check_value, to_json
 
 _MAX_BATCH = 100_000
 # While a call waits for events it also looks this often for leases that ran out and delays that ended: nobody announces
@@ -143,18 +143,19 @@ def _take(ready: Opened, consumer: str, member: str, limit: int, seconds: float)
         if leased.exhausted:
             _bury(ready, consumer, member, leased)
         if leased.spans:
-            events = [event for span in leased.spans for event in _read(ready, consumer, span, leased.token)]
+            lease = Lease(leased.token)  # one for all spans: their ack is one transaction
+            events = [event for span in leased.spans for event in _read(ready, consumer, span, lease)]
             if events:
                 return events
         elif not leased.exhausted:
             return []
 
 
-def _read(ready: Opened, consumer: str, span: Span, token: str) -> list[dict[str, Any]]:
+def _read(ready: Opened, consumer: str, span: Span, lease: Lease) -> list[dict[str, Any]]:
     """The events of a leased span. One that somebody emptied by hand is given up: it would be leased again for ever."""
-    events = to_events(ready.log.read(span.first - 1, span.last, span.events), Lease(token))
+    events = to_events(ready.log.read(span.first - 1, span.last, span.events), lease)
     if not events:
-        ready.log.nack(consumer, [span.first], token=token, member=None, delay=0, reason=None)
+        ready.log.nack(consumer, [span.first], token=lease.token, member=None, delay=0, reason=None)
     return events
 
 
@@ -165,11 +166,15 @@ def _bury(ready: Opened, consumer: str, member: str, leased: Leased) -> None:
     """
     stream = ready.stream
     target = current().streams.get(stream.dead_letter or "") or stream.dead_letters
+    lease = Lease(leased.token)
     records, rowids = [], []
     for span in leased.exhausted:
-        for event in _read(ready, consumer, span, leased.token):
+        for event in _read(ready, consumer, span, lease):
             rowids.append(event[ROWID])
-            body = {key: value for key, value in event.items() if not key.startswith(RESERVED_PREFIX)}
+            body, left_out = _body(event)
+            reason = span.reason or f"delivered {span.deliveries} times and never acknowledged"
+            if left_out:
+                reason += f" (too long or deep for a dead letter, and left out: {', '.join(map(repr, left_out))})"
             records.append(
                 {
                     "stream": stream.name,
@@ -177,14 +182,45 @@ def _bury(ready: Opened, consumer: str, member: str, leased: Leased) -> None:
                     "rowid": event[ROWID],
                     "published_at": event[PUBLISHED_AT],
                     "deliveries": span.deliveries,
-                    "reason": span.reason or f"delivered {span.deliveries} times and never acknowledged",
-                    "event": json.loads(json.dumps(body, default=to_json)),
+                    "reason": reason,
+                    "event": body,
                     "delivery": f"{stream.name}/{consumer}/{leased.epoch}/{event[ROWID]}",
                 }
             )
     if records:
         publish_once(target, ready.hub.connection, records, "delivery")
         ready.log.ack(consumer, rowids, token=leased.token, member=member)
+
+
+def _body(event: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """An event as the JSON of its dead letter, and the keys that had to be left out: JSON takes more room than columns.
+
+    Whatever was published must find a grave, or its consumer would stop there for ever.
+    """
+    given = {key: value for key, value in event.items() if not key.startswith(RESERVED_PREFIX)}
+    body = json.loads(json.dumps(given, default=to_json))
+    if _fits(body):
+        return body, []
+    left_out = [key for key, value in body.items() if not _fits({key: value})]
+    largest = sorted(body, key=lambda key: len(json.dumps(body[key])), reverse=True)
+    for key in dict.fromkeys([*left_out, *largest]):
+        if key not in left_out:
+            left_out.append(key)
+        del body[key]
+        if _fits(body):
+            break
+    return body, [key[:100] for key in left_out]
+
+
+def _fits(body: dict[str, Any]) -> bool:
+    try:
+        check_value(body, _JSON)
+    except ValueError:
+        return False
+    return True
+
+
+_JSON = FieldType("json")
 
 
 # --------------------------------------------------------------------------------------------------------- ack and nack
