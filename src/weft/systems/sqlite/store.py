@@ -15,6 +15,7 @@ from functools import lru_cache
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 from uuid import UUID
+from weakref import WeakSet
 
 from weft.errors import BusyError, ConnectionFailedError, SchemaError, StorageError, WeftError
 from weft.systems.base import Connection
@@ -54,6 +55,10 @@ class SqliteStore(SqlStore):
         # One writer of this process at a time: the others wait here without asking SQLite again and again.
         self._writing = threading.Lock()
         self._watcher: sqlite3.Connection | None = None
+        self._watchers = 0
+        self._in_use = _InUse()
+        if not self.in_memory:
+            _stores.add(self)
 
     # ------------------------------------------------------------------------------------------------------ connections
 
@@ -91,11 +96,26 @@ class SqliteStore(SqlStore):
                 with super().session(role) as session:
                     yield session
         elif role == "read":
-            with super().session(role) as session:
+            with self._in_use, super().session(role) as session:
                 yield session
         else:
-            with self._writing, super().session(role) as session:
+            with self._in_use, self._writing, super().session(role) as session:
                 yield session
+
+    def before_fork(self) -> None:
+        """Have no connection open while the process forks: the next use opens others, on both sides.
+
+        SQLite keeps what it knows of its file locks in memory, and the child would have the memory without the locks:
+        to it the file is in use, to everybody else it is not. So the parent's last close would remove the log that the
+        child goes on writing to, with events that it has acknowledged.
+        """
+        self._in_use.stop()
+        super().close()
+        self._drop_watcher()
+
+    def after_fork(self) -> None:
+        """Go on."""
+        self._in_use.go_on()
 
     def begin(self, driver: sqlite3.Connection, role: Role) -> None:
         """Take the write lock at once: a lock taken later could fail in the middle of the work."""
@@ -159,10 +179,15 @@ class SqliteStore(SqlStore):
         """Close every connection; the one of a database in memory may be in use by another thread."""
         with self._lock:
             super().close()
-            for driver in (self._memory, self._watcher):
-                if driver is not None:
-                    driver.close()
-            self._memory = self._watcher = None
+            if self._memory is not None:
+                self._memory.close()
+            self._memory = None
+            self._drop_watcher()
+
+    def _drop_watcher(self) -> None:
+        if self._watcher is not None:
+            self._watcher.close()
+            self._watcher = None
 
     # ----------------------------------------------------------------------------------------------------------- tables
 
@@ -275,13 +300,78 @@ class SqliteStore(SqlStore):
         if self.in_memory:
             time.sleep(timeout)
             return None
-        if self._watcher is None:
-            self._watcher = self.connect("read")
-        while True:
-            (version,) = self._watcher.execute("PRAGMA data_version").fetchone()
-            if version != seen or time.monotonic() >= deadline:
-                return version
-            time.sleep(_POLL_SECONDS)
+        with self._in_use:
+            if self._watcher is None:
+                self._watcher = self.connect("read")
+                self._watchers += 1
+            while True:
+                (version,) = self._watcher.execute("PRAGMA data_version").fetchone()
+                # The versions that two connections see are not comparable.
+                state = (self._watchers, version)
+                if state != seen or time.monotonic() >= deadline:
+                    return state
+                time.sleep(_POLL_SECONDS)
+
+
+class _InUse:
+    """Counts the threads that use connections; a fork waits for them, and keeps others from beginning."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._stopped = False
+        self._threads = 0
+        self._depth = threading.local()
+
+    def __enter__(self) -> None:
+        depth = getattr(self._depth, "now", 0)
+        if not depth:
+            with self._changed:
+                while self._stopped:
+                    self._changed.wait()
+                self._threads += 1
+        self._depth.now = depth + 1
+
+    def __exit__(self, *_: object) -> None:
+        self._depth.now -= 1
+        if not self._depth.now:
+            with self._changed:
+                self._threads -= 1
+                if self._stopped:
+                    self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Wait until nobody but this thread uses a connection. The lock is kept: a child must not find it taken."""
+        self._changed.acquire()
+        self._stopped = True
+        own = 1 if getattr(self._depth, "now", 0) else 0
+        self._changed.wait_for(lambda: self._threads == own)
+
+    def go_on(self) -> None:
+        """Let everybody go on."""
+        self._stopped = False
+        self._changed.notify_all()
+        self._changed.release()
+
+
+_stores: WeakSet[SqliteStore] = WeakSet()
+_forking: list[SqliteStore] = []
+_one_fork = threading.RLock()
+
+
+def _before_fork() -> None:
+    _one_fork.acquire()
+    _forking.extend(_stores)
+    for store in _forking:
+        store.before_fork()
+
+
+def _after_fork() -> None:
+    while _forking:
+        _forking.pop().after_fork()
+    _one_fork.release()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
 
 
 @lru_cache(maxsize=1024)
