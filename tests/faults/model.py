@@ -20,7 +20,7 @@ class Lost(Exception):
 
 
 class Refused(Exception):
-    """An ack or nack of events that the caller does not hold."""
+    """An ack or nack of events of which the caller does not hold some: none of them is settled."""
 
     def __init__(self, rowids: list[int]) -> None:
         super().__init__(f"refused: {rowids}")
@@ -236,13 +236,13 @@ class Model:
                 else:
                     ours = holding.token is not None and member in (None, holding.member)
                 if not ours or holding.expires <= self.now:
-                    raise Refused(sorted(chosen))
+                    raise Refused(sorted(wanted))
                 found.append((holding, chosen))
-        outside = sorted(wanted.difference(*(chosen for _, chosen in found)))
-        if outside and outside[-1] > consumer.position:
-            raise Refused([rowid for rowid in outside if rowid > consumer.position])
-        if outside and (token is not None or member is not None or gives_back):
-            raise Refused(outside)
+        outside = wanted.difference(*(chosen for _, chosen in found))
+        is_new = any(rowid > consumer.position for rowid in outside)
+        # To acknowledge again what is acknowledged already does no harm, but whoever claims to hold it is told.
+        if is_new or (outside and (token is not None or member is not None or gives_back)):
+            raise Refused(sorted(wanted))
         return consumer, found
 
     def _pieces(self, holding: Holding, chosen: set[int]) -> list[tuple[Holding, bool]]:
