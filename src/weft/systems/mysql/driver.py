@@ -17,12 +17,6 @@ LOCK_SECONDS = 30
 # What GROUP_CONCAT may give at once: no less than the longest value, no more than a packet has by default.
 _JOINED_BYTES = 16 * 1024 * 1024
 
-# Strict: no value is stored altered. Neither ANSI_QUOTES nor NO_BACKSLASH_ESCAPES: publishes quote as JSON does.
-_SETTINGS = (
-    "SET SESSION sql_mode = 'STRICT_TRANS_TABLES,NO_ZERO_DATE,NO_ZERO_IN_DATE,ERROR_FOR_DIVISION_BY_ZERO,"
-    f"NO_ENGINE_SUBSTITUTION', time_zone = '+00:00', group_concat_max_len = {_JOINED_BYTES}, "
-    "innodb_lock_wait_timeout = {seconds}, lock_wait_timeout = {seconds}"
-)
 # Each statement sees what is committed at its start: a reader's head must not come from an older view than its locks.
 _ISOLATION = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
 
@@ -67,10 +61,16 @@ def _unverified() -> ssl.SSLContext:
 def connect(parameters: dict[str, Any], *, autocommit: bool) -> Driver:
     """A connection by the parameters of a URL. What the encoding of values rests on is not the URL's to choose."""
     chosen = {name: value for name, value in parameters.items() if name not in ("charset", "collation", "sql_mode")}
+    # Strict: no value is stored altered. Neither ANSI_QUOTES nor NO_BACKSLASH_ESCAPES: publishes quote as JSON does.
+    session = (
+        "SET SESSION sql_mode = 'STRICT_TRANS_TABLES,NO_ZERO_DATE,NO_ZERO_IN_DATE,ERROR_FOR_DIVISION_BY_ZERO,"
+        f"NO_ENGINE_SUBSTITUTION', time_zone = '+00:00', group_concat_max_len = {_JOINED_BYTES}, "
+        f"innodb_lock_wait_timeout = {LOCK_SECONDS}, lock_wait_timeout = {LOCK_SECONDS}"
+    )
     driver = Driver(
         **chosen,
         charset="utf8mb4",
-        init_command=_SETTINGS.format(seconds=LOCK_SECONDS),
+        init_command=session,
         autocommit=autocommit,
         conv=_CONVERSIONS,
         program_name="weft",
