@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
-from weft.errors import EventsLostError, SettingsError
+from weft.errors import ConnectionFailedError, EventsLostError, SettingsError
 from weft.streams.declare import Stream
 from weft.streams.events import to_dicts
 from weft.streams.retention import aware
@@ -39,7 +39,7 @@ def subscribe(
     """
     if type(batch_size) is not int or batch_size < 1:
         raise SettingsError(f"batch_size must be a whole number of at least 1, not {batch_size!r}.")
-    if timeout is not None and (type(timeout) not in (int, float) or timeout < 0):
+    if timeout is not None and (type(timeout) not in (int, float) or not timeout >= 0):
         raise SettingsError(f"timeout must be a number of seconds or None, not {timeout!r}.")
     if filter_fn is not None and not callable(filter_fn):
         raise SettingsError("filter_fn must be a function of an event.")
@@ -75,9 +75,10 @@ class Subscription:
         self._filter = filter_fn
         self._batch: list[dict[str, Any]] = []
         self._page: deque[dict[str, Any]] = deque()
+        self._seen = position
         self._closed = False
         self.position = position
-        """The offset of the last event taken from the log; `since=` this to go on later."""
+        """The offset up to which everything was yielded, filtered out or lost; `since=` this to go on later."""
 
     def __aiter__(self) -> Subscription:
         return self
@@ -89,21 +90,34 @@ class Subscription:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """End the iteration."""
+        """End the iteration, also that of a task which waits for the next event."""
         self._closed = True
+        self._ready.hub.watch.bump()
 
     async def __anext__(self) -> Any:
         quiet_since = time.monotonic()
+        watch = self._ready.hub.watch
         while not self._closed:
             while self._page and len(self._batch) < self._batch_size:
                 event = self._page.popleft()
-                self.position = event[ROWID]
+                self._seen = event[ROWID]
                 if self._filter is None or self._filter(event):
                     self._batch.append(event)
             if len(self._batch) >= self._batch_size:
                 return self._take()
-            version = self._ready.hub.watch.version
-            page = await in_thread(self._read)
+            if not self._batch:
+                self.position = self._seen
+            if watch.closed:
+                raise ConnectionFailedError(
+                    f"A subscriber of stream {self._ready.stream.name!r} waits for events, and its project was closed.",
+                    hint=f"Subscribe again with since={self.position} to go on.",
+                )
+            version, after = watch.version, self._seen
+            page, floor = await in_thread(self._read, after)
+            if self._page or self._seen != after:
+                continue  # another task that uses this subscription was faster
+            if floor > after:
+                self._lose(floor)
             if page:
                 self._page.extend(page)
                 quiet_since = time.monotonic()
@@ -113,29 +127,38 @@ class Subscription:
                 patience = quiet_since + self._timeout - time.monotonic()
                 if patience <= 0:
                     return self._take()
-            await self._ready.hub.watch.wait_async(version, patience)
+            await watch.wait_async(version, patience)
         raise StopAsyncIteration
 
     def _take(self) -> Any:
         batch, self._batch = self._batch, []
+        self.position = self._seen
         return batch[0] if self._batch_size == 1 else batch
 
-    def _read(self) -> list[dict[str, Any]]:
+    def _read(self, after: int) -> tuple[list[dict[str, Any]], int]:
+        """The events after an offset, or none and a later offset up to which retention removed them.
+
+        Nothing is noted here: the task that waits for this may be gone when it is done.
+        """
         log = self._ready.log
         head = log.head()
-        if head <= self.position:
-            return []
-        events = to_dicts(log.read(self.position, head, _PAGE_EVENTS))
+        if head <= after:
+            return [], 0
+        events = to_dicts(log.read(after, head, _PAGE_EVENTS))
         first = events[0][ROWID] if events else head + 1
-        if first > self.position + 1:
+        if first > after + 1:
             floor = log.floor()
-            if floor > self.position:
-                lost = floor - self.position
-                self.position = floor
-                raise EventsLostError(
-                    f"A subscriber of stream {self._ready.stream.name!r} lost up to {lost:,} events: "
-                    "retention removed them before they were read.",
-                    lost=lost,
-                    hint="Iterate again to go on with what is left.",
-                )
-        return events
+            if floor > after:
+                return [], floor
+        return events, 0
+
+    def _lose(self, floor: int) -> None:
+        lost, self._seen = floor - self._seen, floor
+        if not self._batch:
+            self.position = floor
+        raise EventsLostError(
+            f"A subscriber of stream {self._ready.stream.name!r} lost up to {lost:,} events: "
+            "retention removed them before they were read.",
+            lost=lost,
+            hint="Iterate again to go on with what is left.",
+        )

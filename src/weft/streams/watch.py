@@ -27,7 +27,7 @@ class Watch:
         self._futures: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
         self._waiting = 0
         self._thread: threading.Thread | None = None
-        self._closed = False
+        self.closed = False
         self.version = 0
 
     def bump(self) -> None:
@@ -71,7 +71,7 @@ class Watch:
                 self._futures = [each for each in self._futures if each[1] is not future]
 
     def _watching(self) -> None:
-        if self._thread is None and not self._closed:
+        if self._thread is None and not self.closed:
             self._thread = threading.Thread(target=self._run, name="weft-watch", daemon=True)
             self._thread.start()
 
@@ -82,7 +82,7 @@ class Watch:
             with self._changed:
                 if self._waiting:
                     needed = time.monotonic()
-                if self._closed or time.monotonic() - needed > self._LINGER_SECONDS:
+                if self.closed or time.monotonic() - needed > self._LINGER_SECONDS:
                     self._thread = None
                     break
             try:
@@ -98,10 +98,11 @@ class Watch:
         self._store.unwatch()
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread, and wake who waits: nobody else will."""
         with self._changed:
-            self._closed = True
+            self.closed = True
             thread = self._thread
+        self.bump()
         if thread is not None:
             thread.join()
 
