@@ -26,6 +26,7 @@ from weft.streams import ack_sync, consume_sync, groups_sync, publish_sync, subs
 from weft.streams.declare import Stream
 from weft.streams.events import to_dicts
 from weft.streams.runtime import close, open_stream
+from weft.systems.log import Batch
 
 PUBLISHERS = 3
 CONSUMERS = 2
@@ -216,3 +217,34 @@ def test_load_goes_on_after_a_crash(server: servers.Server, count: Callable[[int
             f"errors {dict(load.errors)}"
         )
         close(project)
+
+
+def test_offsets_of_readers_stay_valid(server: servers.Server) -> None:
+    """A server that crashes forgets the offsets that rolled back publishes took, and gives them out again.
+
+    No reader may have been told to go on after one of those.
+    """
+    with use(Project()) as project:
+        connection = connect(url=server.create_database("forgets"))
+        stream = declared("forgets")
+        log = open_stream(stream, connection).log
+        store: Any = open_stream(stream, connection).hub.store
+        last = publish_sync(stream, {"writer": "w", "n": 1}, connection=connection)["last_rowid"]
+        # More than the 32 offsets for which PostgreSQL writes to its log at once.
+        with contextlib.suppress(ZeroDivisionError), store.session("publish") as session:
+            store.append_in(session, [Batch(log, [("rolled back", 100)], ("n",), [list(range(100))])])
+            raise ZeroDivisionError
+        head = log.head()
+        server.kill()
+        server.start()
+        first = retried(lambda: publish_sync(stream, {"writer": "w", "n": 2}, connection=connection))["first_rowid"]
+        assert last <= head < first, "a reader that went on from the head would not see this event"
+        close(project)
+
+
+def retried(call: Callable[[], Any]) -> Any:
+    """As a caller does: once more after the error that says that the connection is gone."""
+    try:
+        return call()
+    except ConnectionFailedError:
+        return call()

@@ -94,7 +94,8 @@ def test_dead_publisher_gives_way(store: PostgresStore, log: SqlLog, connect: Co
 
 def test_offsets_that_need_more_than_32_bits(store: PostgresStore, log: SqlLog, connect: Connect) -> None:
     start = 2**32 - 1
-    connect(autocommit=True).execute(f"SELECT setval('{store.sequence(log.number)}', {start})")
+    connect(autocommit=True).execute(f"SELECT setval('{store.sequence(log.number)}', {start - 1})")
+    store.append([batch(log, start)])
     for offset in range(start + 1, start + 4):
         with in_flight(store, batch(log, offset)) as first:
             assert first == offset

@@ -342,6 +342,13 @@ class PostgresStore(SqlStore):
         assert row is not None
         return int(row[0])
 
+    def head(self, session: Session, log: SqlLog) -> int:
+        """An event's offset, not any that was given out: a crash takes back those of publishes that rolled back."""
+        fence = _fence_sql(self.sequence(log.number), log.number)
+        row = session.row(f"SELECT max({ROWID}) FROM {log.table} WHERE {ROWID} <= ({fence})")
+        assert row is not None
+        return int(row[0] or 0)
+
     def bind(self, value: Any, kind: FieldType) -> Any:
         """psycopg takes every canonical value as it is."""
         return value

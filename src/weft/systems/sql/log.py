@@ -64,8 +64,8 @@ class SqlLog:
     def head(self) -> int:
         """The last offset that a reader may see; never below what retention removed."""
         with self.store.session("read") as session:
-            fence = self.store.fence(session, self)
-        return fence or self.floor()
+            head = self.store.head(session, self)
+        return head or self.floor()
 
     def floor(self) -> int:
         """The last offset that retention removed."""

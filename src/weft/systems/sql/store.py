@@ -155,9 +155,13 @@ class SqlStore(ABC):
         """Block until something may have been appended since `seen`; see `weft.systems.log.Store`."""
 
     def fence(self, session: Session, log: SqlLog) -> int:
-        """The last offset that a reader may see."""
+        """The offset up to which a reader may look now: nothing at or below it appears later."""
         row = session.row(f"SELECT max({self.quote(ROWID)}) FROM {log.table}")
         return int(row[0] or 0) if row else 0
+
+    def head(self, session: Session, log: SqlLog) -> int:
+        """The last event's offset at or below the fence: from there a reader may go on, also after a crash."""
+        return self.fence(session, log)
 
     def forget_keys(self, session: Session, log: SqlLog, before: int) -> None:
         """Remove the idempotency keys last seen before a moment (in microseconds)."""
