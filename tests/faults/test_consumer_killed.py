@@ -88,7 +88,7 @@ def test_only_what_was_in_flight_comes_again(system: Any, count: Callable[[int],
                 if death == "after the ack":
                     ledger.hear(said(pipe))
                 else:
-                    time.sleep(choose.uniform(0, 0.005))
+                    time.sleep(choose.uniform(0, 0.002))
             process.kill()
             process.join()
             assert process.exitcode == -signal.SIGKILL
