@@ -2,9 +2,8 @@
 
 A type has one *canonical* Python form, which is what a reader gets back: `str`, `bool`, `int`, `float`, `Decimal`,
 `date`, `datetime` (aware, UTC), any JSON value, `bytes`, `UUID`. `check_column` turns what a caller gave into that
-form or
-says why it cannot; nothing is altered on the way except where the type itself says so (a float32 is rounded to 32 bits,
-a timestamp with an offset becomes the same instant in UTC, one without is UTC).
+form or says why it cannot; nothing is altered on the way except where the type itself says so (a float32 is rounded to
+32 bits, a timestamp with an offset becomes the same instant in UTC, one without is UTC).
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 # Deeper values are refused: Python's own JSON reader gives up near a thousand, PostgreSQL at its stack limit, and a
-# value that one
-# process can write and another cannot read back would stop every reader of the stream.
+# value that one process can write and another cannot read back would stop every reader of the stream.
 MAX_JSON_DEPTH = 200
 
 # The longest value of one field, as UTF-8 or bytes. Below the smallest limit of the databases (MariaDB's default packet
@@ -107,8 +105,8 @@ class FieldType:
 _DIALECTS = ("sqlite", "postgres", "mysql")
 
 # SQLite: a name that holds TEXT has text affinity, so that '1.10' stays as it is; the rest of the name says what the
-# text means.
-# MySQL: FLOAT prints six digits only, and its JSON refuses depth 32; comments carry what the type cannot say.
+# text means. MySQL: FLOAT prints six digits only, and its JSON refuses depth 32; comments carry what the type cannot
+# say.
 _SQL: dict[str, tuple[str, str, str]] = {
     "string": ("TEXT", "text", "LONGTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"),
     "bool": ("BOOLEAN", "boolean", "TINYINT(1) COMMENT 'bool'"),
@@ -389,8 +387,8 @@ _NONE = type(None)
 def check_column(values: list[Any], kind: FieldType) -> list[Any] | None:
     """The canonical column, or `None` where some value does not fit (then `check_value` tells which).
 
-    The common types are checked a column at a time, at the speed of C: their types by `set(map(type, …))`, then
-    their bounds.
+    The common types are checked a column at a time, at the speed of C: their types by `set(map(type, …))`, then their
+    bounds.
     """
     kinds = set(map(type, values))
     kinds.discard(_NONE)

@@ -46,11 +46,9 @@ def consume_sync(
     """Up to `batch_size` events that `consumer` has not acknowledged, leased to this member for `lease` seconds.
 
     First come this member's own unacknowledged events, then those whose lease ran out, then new ones. Workers that
-    share a consumer's name share its
-    events. `member` names this worker, so that it gets its events back at once after a restart; by default every
-    thread or task is a member of its own.
-    With `wait` the call waits so many seconds for the first event. Raises `EventsLostError` once when retention was
-    faster than this consumer.
+    share a consumer's name share its events. `member` names this worker, so that it gets its events back at once after
+    a restart; by default every thread or task is a member of its own. With `wait` the call waits so many seconds for
+    the first event. Raises `EventsLostError` once when retention was faster than this consumer.
     """
     ready = opened(stream, connection) or open_stream(stream, connection)
     member = _checked(ready, consumer, batch_size, member, lease, wait)
@@ -238,8 +236,8 @@ def ack_sync(
     batch.
 
     Takes the consumed dicts, or dicts that hold `_weft_rowid` alone. Raises `LeaseLostError` for events whose lease
-    ran out or went to another member.
-    Returns how many were acknowledged now; an offset alone counts also when it was acknowledged before.
+    ran out or went to another member. Returns how many were acknowledged now; an offset alone counts also when it was
+    acknowledged before.
     """
     ready = opened(stream, connection) or open_stream(stream, connection)
     done = 0
@@ -403,8 +401,7 @@ async def reset(
 
 def groups_sync(stream: str | Stream, *, connection: str | Connection | None = None) -> list[dict[str, Any]]:
     """The consumers of a stream: `position` (the last offset delivered), `lag` (events not delivered yet), `pending`
-    (delivered, not acknowledged),
-    `lost` (removed by retention before they were consumed) and `members`."""
+    (delivered, not acknowledged), `lost` (removed by retention before they were consumed) and `members`."""
     return [asdict(group) for group in open_stream(stream, connection).log.groups()]
 
 

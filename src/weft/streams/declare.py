@@ -150,11 +150,9 @@ def stream(
             pass
 
     `fields` maps names to types (`string`, `bool`, `int32`, `int64`, `float32`, `float64`, `decimal(p,s)`, `date`,
-    `timestamp`, `json`, `bytes`,
-    `uuid`; a trailing `?` makes a field optional under `validate_schema`). `retention` takes `max_age_days`,
-    `max_rows` or both. `idempotency_key` is a field, a
-    list of fields, or `{"fields": […], "horizon_days": 30}`. `max_deliveries` moves an event that was delivered so
-    often to the stream `dead_letter`
+    `timestamp`, `json`, `bytes`, `uuid`; a trailing `?` makes a field optional under `validate_schema`). `retention`
+    takes `max_age_days`, `max_rows` or both. `idempotency_key` is a field, a list of fields, or `{"fields": […],
+    "horizon_days": 30}`. `max_deliveries` moves an event that was delivered so often to the stream `dead_letter`
     (`<name>__dead_letter` unless named).
     """
     if callable(name) and not isinstance(name, str):  # @stream without parentheses

@@ -1,8 +1,7 @@
 """From a caller's dicts to a batch of columns: validation, schema drift and quarantine.
 
 Almost every publish takes the short way: all keys known, every column of one type, checked at the speed of C. What
-does not fit goes event by
-event through `_by_event`, which finds the culprit's index or a place for its value.
+does not fit goes event by event through `_by_event`, which finds the culprit's index or a place for its value.
 """
 
 from __future__ import annotations
@@ -266,16 +265,21 @@ def to_batch(
     names = stream.key_fields if key_fields is None else key_fields
     if names:
         given = events if encoded.kept is None else encoded.kept
-        columns = [
-            encoded.values[encoded.columns.index(name)]
-            if name in encoded.columns
-            else [event.get(name) for event in given]
-            for name in names
-        ]
+        columns = [_key_column(name, encoded, given) for name in names]
         # An event with a null among its key fields has no key: it is never a duplicate.
         batch.keys = [None if None in values else _key(values) for values in zip(*columns, strict=True)]
         batch.key_horizon = stream.key_horizon_days * 86_400
     return batch
+
+
+def _key_column(name: str, encoded: Encoded, events: list[dict[str, Any]]) -> list[Any]:
+    if name not in encoded.columns:
+        return [event.get(name) for event in events]
+    values = encoded.values[encoded.columns.index(name)]
+    if encoded.extra is None:
+        return values
+    # A value that does not fit its column is in `_weft_extra`: it is no null, whatever its neighbours are.
+    return [event.get(name) if value is None else value for value, event in zip(values, events, strict=True)]
 
 
 def _key(values: tuple[object, ...]) -> bytes:

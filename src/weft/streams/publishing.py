@@ -18,8 +18,7 @@ async def publish(stream: str | Stream, events: Any, *, connection: str | Connec
     """Append one event (a dict) or a list of events to a stream, and return once they are durable.
 
     All or nothing: one event that does not fit raises `SchemaError` and nothing is stored. The result names the
-    `publish_id`, the first and
-    last `_weft_rowid`, and how many events were received, deduplicated and quarantined.
+    `publish_id`, the first and last `_weft_rowid`, and how many events were received, deduplicated and quarantined.
     """
     ready = opened(stream, connection)
     if ready is None:

@@ -61,9 +61,8 @@ def trim_sync(
     max_rows: int | None = None,
     connection: str | Connection | None = None,
 ) -> int:
-    """Remove old events now and return how many: those before an offset or a moment, all but the newest `max_rows`, or,
-    with neither,
-    what the stream's own retention says."""
+    """Remove old events now and return how many: those before an offset or a moment, all but the newest `max_rows`,
+    or, with neither, what the stream's own retention says."""
     ready = open_stream(stream, connection)
     if before is None and max_rows is None:
         if ready.stream.max_rows is None and ready.stream.max_age_days is None:

@@ -32,10 +32,9 @@ def subscribe(
     """Events as they are published, by this process or any other: `async for event in subscribe("user_events")`.
 
     The subscription begins where the stream ends when this is called, not at the first iteration. `since` begins
-    earlier: after an offset (the last
-    `_weft_rowid` seen), at a moment, or at the `"start"`. With `batch_size` above 1 it yields lists, of fewer events
-    when none came for `timeout`
-    seconds. Only events for which `filter_fn` is true are yielded.
+    earlier: after an offset (the last `_weft_rowid` seen), at a moment, or at the `"start"`. With `batch_size` above 1
+    it yields lists, of fewer events when none came for `timeout` seconds. Only events for which `filter_fn` is true
+    are yielded.
     """
     if type(batch_size) is not int or batch_size < 1:
         raise SettingsError(f"batch_size must be a whole number of at least 1, not {batch_size!r}.")

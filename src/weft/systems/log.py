@@ -1,13 +1,11 @@
 """The log protocol: what a system must do to hold streams.
 
-Everything in `weft.streams` is written once over these two interfaces. `Store` is one database as one process sees
-it, `Log` is
-one stream in it. All calls block; the asyncio side of `weft.streams` runs them in threads. All may be called from
-any thread.
+Everything in `weft.streams` is written once over these two interfaces. `Store` is one database as one process sees it,
+`Log` is one stream in it. All calls block; the asyncio side of `weft.streams` runs them in threads. All may be called
+from any thread.
 
-Offsets (`_weft_rowid`) are 64-bit integers that only grow and are never used twice. A reader may read up to
-`head()`: no event at or
-below it will appear later, whatever other writers do.
+Offsets (`_weft_rowid`) are 64-bit integers that only grow and are never used twice. A reader may read up to `head()`:
+no event at or below it will appear later, whatever other writers do.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Consumers' bookkeeping: one row a consumer, one row a leased range. Every function runs inside one transaction.
 
 A consumer's `position` is the last offset that was ever delivered to it: whatever lies at or below it is either
-acknowledged or covered by a
-row of `leases`. Its row is locked before anything is read, so that two members never decide about the same range at
-once. Tokens are random: a
-counter could be issued twice after a crash that forgot the bookkeeping.
+acknowledged or covered by a row of `leases`. Its row is locked before anything is read, so that two members never
+decide about the same range at once. Tokens are random: a counter could be issued twice after a crash that forgot the
+bookkeeping.
 """
 
 from __future__ import annotations

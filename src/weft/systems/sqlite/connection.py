@@ -17,8 +17,8 @@ MEMORY = ":memory:"
 class SQLiteConnection(Connection):
     """A SQLite database in a file: `SQLiteConnection("events.db")`, or `":memory:"`.
 
-    A relative path is relative to the working directory at use. `url="sqlite:///events.db"` says the same;
-    an absolute path in a URL has a fourth slash.
+    A relative path is relative to the working directory at use. `url="sqlite:///events.db"` says the same; an absolute
+    path in a URL has a fourth slash.
     """
 
     kind: ClassVar[str] = "sqlite"
