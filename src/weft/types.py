@@ -327,9 +327,9 @@ def _timestamp(value: Any, _: FieldType) -> datetime:
     if not isinstance(value, datetime):
         raise _wrong(value)
     try:
-        value = value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+        moment: datetime = value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
         # UTC repeats no hour: `fold` means nothing there, but two equal times would not look the same.
-        return value.replace(fold=0) if value.fold else value
+        return moment.replace(fold=0) if moment.fold else moment
     except OverflowError:
         raise ValueError("in UTC it is outside the years 1 to 9999") from None
 
