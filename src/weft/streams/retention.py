@@ -7,7 +7,7 @@ import threading
 import time
 from datetime import UTC, datetime, timedelta
 
-from weft.errors import DeclarationError, WeftError
+from weft.errors import DeclarationError, SettingsError, WeftError
 from weft.streams.declare import Stream
 from weft.streams.runtime import Opened, in_thread, open_stream
 from weft.systems.base import Connection
@@ -71,12 +71,14 @@ def trim_sync(
                 hint="Pass before=… or max_rows=…, or declare retention={…}.",
             )
         return enforce(ready)
+    if before is not None and not isinstance(before, datetime) and (type(before) is not int or before < 0):
+        raise SettingsError(f"before takes an offset or a datetime, not {before!r}.")
+    if max_rows is not None and (type(max_rows) is not int or max_rows < 0):
+        raise SettingsError(f"max_rows must be a whole number of at least 0, not {max_rows!r}.")
     cut = 0
     if before is not None:
         cut = (ready.log.first_since(aware(before)) if isinstance(before, datetime) else before) - 1
     if max_rows is not None:
-        if max_rows < 0:
-            raise DeclarationError("max_rows cannot be negative.")
         cut = max(cut, ready.log.nth_last(max_rows + 1) or 0)
     return ready.log.trim(cut) if cut > 0 else 0
 
