@@ -87,8 +87,8 @@ _NUMBERS = ("bool", "int32", "int64", "float32", "float64")
 def _part(column: str, kind: FieldType) -> str:
     """The SQL that gives a column of a chunk: numbers as lines of text, texts as one text and their lengths."""
     if kind.base in _NUMBERS:
-        # '%!.17g' is what every double needs to be read back as itself.
-        number = f"printf('%!.17g', {column})" if kind.base.startswith("float") else column
+        # 17 digits would tell every double from its neighbours, if SQLite rounded the last one right.
+        number = f"printf('%!.20g', {column})" if kind.base.startswith("float") else column
         return f"CAST(group_concat(CASE WHEN {column} IS NULL THEN '' ELSE {number} END, '\n') AS BLOB)"
     return f"CAST(group_concat({column}, '') AS BLOB), group_concat(coalesce(length(CAST({column} AS BLOB)), -1))"
 
