@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from weft.errors import unknown
 from weft.systems.log import META_TYPES, PUBLISHED_AT, ROWID, Group, Leased, Page, Refused
 from weft.systems.sql import leases
 from weft.types import FieldType
@@ -134,6 +135,9 @@ class SqlLog:
     def read_arrow(self, after: int, upto: int, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """A range as Arrow record batches, in order and in bounded memory."""
         types = self.types(fresh=True)
+        for name in columns or ():
+            if name not in types:
+                raise unknown(f"column in stream {self.name!r}", name, types)
         wanted = {name: types[name] for name in (columns if columns is not None else types)}
         return self.store.arrow_batches(self, max(after, self.floor()), min(upto, self.head()), wanted)
 
