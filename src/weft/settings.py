@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, quote_plus, unquote
@@ -161,12 +163,15 @@ def _toml_key(name: str) -> str:
 
 
 def _replace_file(path: Path, text: str) -> None:
-    import tempfile  # slow to import, and rarely needed
-
+    """Write the file; it keeps its mode. A new one is as every new file, but the user's own for its owner only."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # made with mode 0600
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    is_private = path == Path(os.path.realpath(user_file()))
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if is_private else 0o666)
     try:
         with open(handle, "w", encoding="utf-8", newline="") as file:
+            with suppress(FileNotFoundError):
+                os.fchmod(handle, stat.S_IMODE(path.stat().st_mode))
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -190,8 +195,10 @@ def has_references(text: str) -> bool:
 def interpolate(text: str, where: str) -> str:
     """Put the environment's values in the place of each `${VAR}`; `$${` stands for a literal `${`.
 
-    `where` says in an error whose text it is. Values are not searched for references again.
+    `where` says in an error whose text it is. Values are not searched for references again. A value that stands for a
+    user or a password in a URL is percent-encoded, so that any will do.
     """
+    user_begins, user_ends = _user_part(text)
 
     def value(match: re.Match[str]) -> str:
         if match[1]:
@@ -207,14 +214,23 @@ def interpolate(text: str, where: str) -> str:
                 f"The environment variable {name} is not set, and {where} needs it.",
                 hint=f"Set it with export {name}=…",
             )
+        if user_begins <= match.start() < user_ends:
+            # The only reference, and all there is before the "@": it may hold both, as user:password.
+            return quote(os.environ[name], safe=":" if match.span() == (user_begins, user_ends) else "")
         return os.environ[name]
 
     return _REFERENCE.sub(value, text)
 
 
+def _user_part(url: str) -> tuple[int, int]:
+    """Where user and password begin and end, in a URL whose scheme and whose "@" are written out; else nowhere."""
+    found = re.match(r"[A-Za-z][A-Za-z0-9+.-]*://(?P<user>[^/?#]*)@", url)
+    return found.span("user") if found else (0, 0)
+
+
 # Secrets
 
-_SECRET_NAME = re.compile(r"passw|pwd|passphrase|secret|token|(api|access|private)_?key|credential|signature", re.I)
+_SECRET_NAME = re.compile(r"pas+w|pwd|passphrase|secret|token|(api|access|private)_?key|credential|signature", re.I)
 _PARAMETER = re.compile(r"([^&=?]+)=([^&]*)")
 _KEYWORD = re.compile(r"(\w+)\s*=\s*('(?:[^'\\]|\\.)*'|\S+)")
 
@@ -242,11 +258,21 @@ def redact_url(url: str, *, keep_references: bool = True) -> str:
 def url_secrets(url: str) -> set[str]:
     """The secret values in `url`, each as it is written and percent-decoded.
 
-    A driver that reads an unescaped password differently may quote only a part of it, so longer parts count as well.
+    A driver that reads an unescaped password differently may quote only a part of it, so parts count as well: short
+    ones where they are quoted, and what is left of the password together with the host.
     """
-    written = {url[start:stop] for start, stop in _secret_spans(url)}
-    parts = {part for secret in written for part in re.split("[@/?#:]", secret) if len(part) > 2}
-    return written | parts | {unquote(secret) for secret in written}
+    found: set[str] = set()
+    for start, stop in _secret_spans(url):
+        secret = url[start:stop]
+        found |= {secret, unquote(secret)}
+        parts = re.split("[@/?#:,]", secret)
+        for part in filter(None, parts):
+            found |= {part} if len(part) > 2 else {f"'{part}'", f'"{part}"'}
+        for piece in re.split("[/?#:,]", url[start:]) if len(parts) > 1 else ():
+            while "@" in piece:
+                found.add(piece)
+                piece = piece.partition("@")[2]
+    return found
 
 
 def _secret_spans(url: str) -> Iterator[tuple[int, int]]:

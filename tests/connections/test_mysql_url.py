@@ -34,6 +34,13 @@ def test_parameters(url: str, expected: dict[str, object]) -> None:
     assert MySQLConnection(url).parameters() == DEFAULTS | expected
 
 
+@pytest.mark.parametrize("password", ["s3cr@t/pw", "a%40b", "?#:"])
+def test_password_of_the_environment_is_taken_as_it_is(password: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOP_PASSWORD", password)
+    found = MySQLConnection("mariadb://app:${SHOP_PASSWORD}@host/db").parameters()
+    assert (found["user"], found["password"], found["host"], found["database"]) == ("app", password, "host", "db")
+
+
 @pytest.mark.parametrize(
     ("url", "message"),
     [
@@ -46,6 +53,9 @@ def test_parameters(url: str, expected: dict[str, object]) -> None:
         ("mysql://me:hunter2%ff@h/db", "cannot be read"),
         ("mysql://me:hunter2@h/a/b", "more than a database"),
         ("mysql://h/a#b", "more than a database"),
+        ("mysql://app:ab@cd?hunter2@127.0.0.1:3306/shop", "unknown parameter[\\s\\S]*%3F"),
+        ("mysql://app:ab@cd?hunter2=x@127.0.0.1:3306/shop", "unknown parameter[\\s\\S]*%3F"),
+        ("mysql://me:hunter2@h:port/db", "^The URL of the connection 'x' cannot be read[.]"),
     ],
 )
 def test_mistake_is_said_without_the_password(url: str, message: str) -> None:

@@ -47,7 +47,7 @@ def test_value_is_not_resolved_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PASSWORD", "${HOME}")
     once = PostgresConnection("postgres://me:${PASSWORD}@host").resolved()
     assert once.resolved() is once
-    assert once.url == "postgres://me:${HOME}@host"
+    assert once.url == "postgres://me:%24%7BHOME%7D@host"
     assert repr(once) == "PostgresConnection(url='postgres://me:***@host')"
 
 

@@ -80,7 +80,27 @@ def test_secret_within_a_secret_leaves_no_remainder() -> None:
 def test_part_of_an_unescaped_password_is_scrubbed() -> None:
     # libpq takes the first @ as the end of the password, and quotes the rest as the name of a host.
     secrets = url_secrets("postgres://me:front@back@host/db")
-    assert redact('could not translate host name "back@host"', secrets) == 'could not translate host name "***@host"'
+    assert redact('could not translate host name "back@host"', secrets) == 'could not translate host name "***"'
+
+
+@pytest.mark.parametrize(
+    ("password", "said"),
+    [
+        ("ab@2x", "failed to resolve host '2x@127.0.0.1'"),
+        ("ab@cd@2x", "failed to resolve host 'cd@2x@127.0.0.1'"),
+        ("ab@2x:y", "failed to resolve host '2x'"),
+        ("ab@2x:y", 'invalid integer value "y@127.0.0.1" for connection option "port"'),
+        ("ab@2x,y", "failed to resolve host 'y@127.0.0.1'"),
+    ],
+)
+def test_short_part_of_an_unescaped_password_is_scrubbed(password: str, said: str) -> None:
+    text = redact(said, url_secrets(f"postgres://me:{password}@127.0.0.1:5432/db"))
+    assert not {"2x", "cd", "y@", "'y"} & {text[at : at + 2] for at in range(len(text))}
+    assert "***" in text
+
+
+def test_short_password_leaves_the_text_readable() -> None:
+    assert redact("login of me failed: 28000", url_secrets("postgres://me:me@host/db")) == "login of *** failed: 28000"
 
 
 def test_empty_secret_changes_nothing() -> None:

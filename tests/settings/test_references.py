@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import quote
+
 import pytest
 
 from weft.errors import SettingsError
@@ -32,6 +34,34 @@ def test_value_takes_the_place_of_the_reference(text: str, value: str, monkeypat
 def test_value_is_not_searched_for_references(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PASSWORD", "${HOME}$${x}")
     assert interpolate("${PASSWORD}", "a test") == "${HOME}$${x}"
+
+
+@pytest.mark.parametrize("password", ["s3cr@t/pw", "a%40b", "a:b", "a b+c?#[é&=", ""])
+@pytest.mark.parametrize(
+    ("template", "is_encoded"),
+    [
+        ("mariadb://app:${PASSWORD}@host/db", True),
+        ("mariadb://app:x${PASSWORD}@host:3306", True),
+        ("mariadb://app:${PASSWORD}@${HOST}/db", True),
+        ("postgres://${PASSWORD}", False),
+        ("postgres://app@${PASSWORD}/db", False),
+        ("postgres://host/${PASSWORD}@db", False),
+        ("postgres://app@host/db?options=${PASSWORD}", False),
+        ("app:${PASSWORD}@host", False),
+    ],
+)
+def test_user_and_password_of_a_url_may_be_any(
+    template: str, is_encoded: bool, password: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PASSWORD", password)
+    monkeypatch.setenv("HOST", "h:1")
+    expected = quote(password, safe="") if is_encoded else password
+    assert interpolate(template, "a test") == template.replace("${PASSWORD}", expected).replace("${HOST}", "h:1")
+
+
+def test_user_and_password_may_come_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOGIN", "me:p@w")
+    assert interpolate("mysql://${LOGIN}@host/db", "a test") == "mysql://me:p%40w@host/db"
 
 
 def test_missing_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from pathlib import Path
 
 import pytest
 
 from weft.errors import SettingsError
-from weft.settings import write_connection
+from weft.settings import user_file, write_connection
 
 URL = "postgres://me:${PASSWORD}@host/db"
 
@@ -75,10 +76,30 @@ def test_malformed_file_is_left_alone(file: Path) -> None:
     assert file.read_text() == "x y"
 
 
-def test_file_is_for_its_owner_only_and_made_with_its_folder(project: Path) -> None:
-    write_connection(project / "home/.weft/connections.toml", "x", URL)
-    assert (project / "home/.weft/connections.toml").stat().st_mode & 0o777 == 0o600
-    assert (project / "home/.weft").stat().st_mode & 0o777 == 0o700
+def test_users_own_file_is_for_its_owner_only_and_made_with_its_folder(project: Path) -> None:
+    write_connection(user_file(), "x", URL)
+    assert user_file().stat().st_mode & 0o777 == 0o600
+    assert user_file().parent.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640)])
+def test_new_file_of_a_project_is_as_every_new_file(file: Path, umask: int, mode: int) -> None:
+    before = os.umask(umask)
+    try:
+        write_connection(file, "x", URL)
+    finally:
+        os.umask(before)
+    assert file.stat().st_mode & 0o777 == mode
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o644, 0o664])
+def test_file_keeps_its_mode(project: Path, file: Path, mode: int) -> None:
+    for each in (file, user_file()):
+        each.parent.mkdir(exist_ok=True)
+        each.write_text("")
+        each.chmod(mode)
+        write_connection(each, "x", URL)
+        assert each.stat().st_mode & 0o777 == mode
 
 
 def test_link_stays_a_link(project: Path, file: Path) -> None:

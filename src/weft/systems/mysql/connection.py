@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 from urllib.parse import unquote, unquote_plus, urlsplit
 
+from weft import settings
 from weft.errors import SettingsError, nearest
 from weft.systems.base import Connection, measured, require
 
@@ -37,6 +38,12 @@ _PARAMETERS: dict[str, Callable[[str], Any]] = {
 }
 
 
+def with_utf8_password(parameters: dict[str, Any]) -> dict[str, Any]:
+    """As Latin-1, which PyMySQL takes for texts, a password with other letters than ASCII's is another or none."""
+    password = parameters.get("password")
+    return parameters if password is None else {**parameters, "password": password.encode()}
+
+
 @dataclass(frozen=True)
 class MySQLConnection(Connection):
     """A MySQL or MariaDB database: `MySQLConnection("mysql://user:${PASSWORD}@host:3306/database")`.
@@ -65,7 +72,7 @@ class MySQLConnection(Connection):
         except ValueError:
             # Without the cause, which would quote a piece of the URL.
             raise self._malformed(
-                "its URL cannot be read", "A special character in it must be percent-encoded."
+                "cannot be read", "A special character in it must be percent-encoded: %40 for @."
             ) from None
         if "/" in database or parts.fragment:
             raise self._malformed("has more than a database after the host", "Encode / as %2F and # as %23.")
@@ -75,6 +82,12 @@ class MySQLConnection(Connection):
         for pair in filter(None, parts.query.split("&")):
             name, _, text = pair.partition("=")
             if name not in _PARAMETERS:
+                if "@" in parts.query:
+                    # Not quoted: it may well be the end of a password.
+                    raise self._malformed(
+                        "has an unknown parameter",
+                        "A ? in a user or password must be percent-encoded: %3F for ?, %40 for @.",
+                    )
                 close = nearest(name, _PARAMETERS)
                 hint = f"Did you mean {close!r}?" if close else f"Known parameters: {', '.join(_PARAMETERS)}."
                 raise self._malformed(f"has an unknown parameter {name!r}", hint)
@@ -89,7 +102,7 @@ class MySQLConnection(Connection):
         pymysql = require("pymysql", self.kind)
         report: dict[str, Any] = {}
         try:
-            connection = pymysql.connect(**self.parameters())
+            connection = pymysql.connect(**with_utf8_password(self.parameters()))
             try:
                 with connection.cursor() as cursor, measured(report):
                     cursor.execute("SELECT VERSION(), DATABASE()")
@@ -105,4 +118,5 @@ class MySQLConnection(Connection):
         return {"server": f"{server}{version}", "database": database, **report}
 
     def _malformed(self, what: str, hint: str | None) -> SettingsError:
+        what = settings.redact(what, settings.url_secrets(self.resolved().url))
         return SettingsError(f"The URL of {self.label} {what}.", hint=hint)
