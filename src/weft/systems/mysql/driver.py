@@ -11,6 +11,8 @@ import pymysql
 from pymysql.constants import FIELD_TYPE
 from pymysql.converters import conversions
 
+from weft.systems.mysql.connection import with_utf8_password
+
 # How long a statement waits for somebody's lock before it gives up with an error.
 LOCK_SECONDS = 30
 
@@ -68,7 +70,7 @@ def connect(parameters: dict[str, Any], *, autocommit: bool) -> Driver:
         f"innodb_lock_wait_timeout = {LOCK_SECONDS}, lock_wait_timeout = {LOCK_SECONDS}"
     )
     driver = Driver(
-        **chosen,
+        **with_utf8_password(chosen),
         charset="utf8mb4",
         init_command=session,
         autocommit=autocommit,
