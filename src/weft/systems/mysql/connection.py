@@ -44,12 +44,6 @@ def with_utf8_password(parameters: dict[str, Any]) -> dict[str, Any]:
     return parameters if password is None else {**parameters, "password": password.encode()}
 
 
-def with_utf8_password(parameters: dict[str, Any]) -> dict[str, Any]:
-    """As Latin-1, which PyMySQL takes for texts, a password with other letters than ASCII's is another or none."""
-    password = parameters.get("password")
-    return parameters if password is None else {**parameters, "password": password.encode()}
-
-
 @dataclass(frozen=True)
 class MySQLConnection(Connection):
     """A MySQL or MariaDB database: `MySQLConnection("mysql://user:${PASSWORD}@host:3306/database")`.
