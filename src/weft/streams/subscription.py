@@ -18,6 +18,8 @@ from weft.systems.log import ROWID
 
 # At most this many events wait in memory for a slow reader; the others wait in the log.
 _PAGE_EVENTS = 500
+# A reader that nobody wakes looks by itself: the database may be away, and no watch says so.
+_LOOK_SECONDS = 2.0
 
 
 def subscribe(
@@ -121,9 +123,9 @@ class Subscription:
                 self._page.extend(page)
                 quiet_since = time.monotonic()
                 continue
-            patience = None
+            patience = _LOOK_SECONDS
             if self._batch and self._timeout is not None:
-                patience = quiet_since + self._timeout - time.monotonic()
+                patience = min(patience, quiet_since + self._timeout - time.monotonic())
                 if patience <= 0:
                     return self._take()
             await watch.wait_async(version, patience)
