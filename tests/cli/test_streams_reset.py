@@ -24,14 +24,14 @@ def left() -> list[int]:
 
 def test_reset(offsets, call) -> None:
     reset = ["streams", "reset", "numbers", "mine", "--to"]
-    call(*reset, "start")
+    call(*reset, "start", "--yes")
     assert left() == list(range(10))
-    assert call(*reset, offsets[7]).stdout == f"mine goes on after offset {offsets[6]}\n"
+    assert call(*reset, offsets[7], "--yes").stdout == f"mine goes on after offset {offsets[6]}\n"
     assert left() == [7, 8, 9]
-    call(*reset, "2020-01-01T00:00")
+    call(*reset, "2020-01-01T00:00", "--yes")
     assert left() == list(range(10))
-    call(*reset, "1h")
-    assert json.loads(call(*reset, "end", "--format", "json").stdout) == {"consumer": "mine", "position": offsets[9]}
+    call(*reset, "1h", "--yes")
+    assert json.loads(call(*reset, "end", "--yes", "--format", "json").stdout) == {"consumer": "mine", "position": offsets[9]}
     assert left() == []
 
 
@@ -57,3 +57,9 @@ def test_asks_on_a_terminal(on_a_terminal, run, shop) -> None:
     code, shown = on_a_terminal(*reset, typed="y\n")
     assert (code, shown.endswith("mine goes on after offset 2\n")) == (0, True)
     assert on_a_terminal(*reset, "--yes") == (0, "mine goes on after offset 2\n")
+
+
+def test_nobody_can_answer(offsets, call) -> None:
+    done = call("streams", "reset", "numbers", "mine", "--to", "start", code=2)
+    assert "Add --yes." in done.stderr
+    assert left() == []

@@ -24,7 +24,7 @@ def left() -> list[int]:
 
 
 def test_trim(offsets, call) -> None:
-    trim = ["streams", "trim", "numbers"]
+    trim = ["streams", "trim", "numbers", "--yes"]
     assert call(*trim, "--before", offsets[2]).stdout == "removed 2 events from numbers\n"
     assert left() == list(range(2, 10))
     assert json.loads(call(*trim, "--max-rows", 3, "--format", "json").stdout) == {"removed": 5}
@@ -39,10 +39,10 @@ def test_declared_retention(streams, call) -> None:
     declare("numbers", retention={"max_rows": 4})
     weft.publish_sync("numbers", [{"n": n} for n in range(4)])
     weft.publish_sync("numbers", [{"n": n} for n in range(4, 10)])
-    call("streams", "trim", "numbers")
+    call("streams", "trim", "numbers", "--yes")
     assert left() == [6, 7, 8, 9]
     declare("forever")
-    assert "declares no retention" in call("streams", "trim", "forever", code=1).stderr
+    assert "declares no retention" in call("streams", "trim", "forever", "--yes", code=1).stderr
 
 
 def test_asks_on_a_terminal(on_a_terminal, run, shop) -> None:
@@ -52,3 +52,9 @@ def test_asks_on_a_terminal(on_a_terminal, run, shop) -> None:
     assert code == 1
     assert "Remove all but the newest 1 event of numbers, for good? [y/N]" in shown
     assert on_a_terminal(*trim, "-y") == (0, "removed 1 event from numbers\n")
+
+
+def test_nobody_can_answer(offsets, call) -> None:
+    done = call("streams", "trim", "numbers", "--max-rows", 1, code=2)
+    assert "for good? Nobody can answer here: standard input is no terminal. Add --yes." in done.stderr
+    assert left() == list(range(10))

@@ -81,8 +81,12 @@ def yes_option(command: Command) -> Command:
 
 
 def confirm(question: str, yes: bool) -> None:
-    if not yes and sys.stdin.isatty():
-        click.confirm(question, abort=True, err=True)
+    """Ask, unless it was answered with --yes; where nobody can answer, that is needed."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"{question} Nobody can answer here: standard input is no terminal. Add --yes.")
+    click.confirm(question, abort=True, err=True)
 
 
 def events(count: int) -> str:
