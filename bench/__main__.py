@@ -18,7 +18,9 @@ def main() -> int:
     """Measure and print; the exit code says whether every bar was reached."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--only", default="", help="only the cases whose name holds this text")
-    parser.add_argument("--scale", type=float, default=1.0, help="how much of the work: 0.1 is quick, 1 is the real thing")
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="how much of the work: 0.1 is quick, 1 is the real thing"
+    )
     parser.add_argument("--format", choices=("table", "json"), default="table")
     options = parser.parse_args()
     cases: list[Case] = [case for name in MODULES for case in importlib.import_module(name).CASES]

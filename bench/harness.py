@@ -62,7 +62,7 @@ def measure(case: Case, scale: float, report: Callable[[str], None]) -> Result:
     yardstick()
     for number in range(case.rounds):
         report(f"{case.name}: round {number + 1} of {case.rounds}")
-        # Who goes first changes, so that what one leaves behind (dirty pages, a warm cache) does not always meet the other.
+        # Who goes first changes, so that what one leaves behind (dirty pages) does not always meet the other.
         order = [(ours, result.ours), (yardstick, result.yardstick)]
         for job, rates in order if number % 2 == 0 else reversed(order):
             start = time.perf_counter()

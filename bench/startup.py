@@ -29,7 +29,7 @@ def show_help(_: float) -> tuple[Job, Job]:
     return _run(sys.executable, "-m", "weft", "--help"), _run(sys.executable, "-c", "import json")
 
 
-# The bars in the issue are times on an idle core (100 ms and 250 ms); an interpreter that starts takes about 20 ms there.
+# The bars are 100 ms and 250 ms on an idle core, where an interpreter takes about 20 ms to start.
 CASES = [
     Case("import weft (time)", "import json (time)", 5, import_weft, at_most=True, rounds=15),
     Case("weft --help (time)", "import json (time)", 12.5, show_help, at_most=True, rounds=15),

@@ -28,8 +28,8 @@ def _mysql() -> str:
 
 
 POSTGRES_TABLE = (
-    "CREATE TABLE raw (user_id text, action text, amount double precision, n bigint, _weft_rowid bigserial PRIMARY KEY, "
-    "_weft_published_at timestamptz, _weft_publish_id text, _weft_extra json)"
+    "CREATE TABLE raw (user_id text, action text, amount double precision, n bigint, "
+    "_weft_rowid bigserial PRIMARY KEY, _weft_published_at timestamptz, _weft_publish_id text, _weft_extra json)"
 )
 MYSQL_TABLE = (
     "CREATE TABLE raw (user_id LONGTEXT, action LONGTEXT, amount DOUBLE, n BIGINT, "
@@ -106,7 +106,8 @@ def mysql_publishers(scale: float) -> tuple[Job, Job]:
         for batch in batches:
             cursor = driver.cursor()
             cursor.executemany(
-                insert, [(e["user_id"], e["action"], e["amount"], e["n"], "2026-01-31 12:00:00", PUBLISHED[1]) for e in batch]
+                insert,
+                [(e["user_id"], e["action"], e["amount"], e["n"], "2026-01-31 12:00:00", PUBLISHED[1]) for e in batch],
             )
             driver.commit()
         idle.append(driver)

@@ -19,6 +19,7 @@ FIELDS = {"user_id": "string", "action": "string", "amount": "float64", "n": "in
 COLUMNS = "user_id, action, amount, n, _weft_published_at, _weft_publish_id"
 PUBLISHED = ("2026-01-31T12:00:00.000000+00:00", "a1b2c3d4-a1b2-4a1b-8a1b-a1b2c3d4a1b2")
 _numbers = count()
+_folder = tempfile.TemporaryDirectory(prefix="weft-bench-", ignore_cleanup_errors=True)
 
 
 def event(i: int) -> dict[str, object]:
@@ -33,7 +34,7 @@ def row(i: int) -> tuple[object, ...]:
 
 def fresh_stream(url: str | None = None, **options: object) -> weft.streams.Stream:
     """A new stream in a project of its own that stays current for the rest of the case."""
-    url = url or f"sqlite:///{tempfile.mkdtemp(prefix='weft-bench-')}/weft.db"
+    url = url or f"sqlite:///{tempfile.mkdtemp(dir=_folder.name)}/weft.db"
     name = f"bench_{next(_numbers)}"
     declared = weft.stream(name=name, connection=weft.connect(url=url), fields=FIELDS, **options)(lambda: None)
     assert isinstance(declared, weft.streams.Stream)
@@ -42,13 +43,14 @@ def fresh_stream(url: str | None = None, **options: object) -> weft.streams.Stre
 
 def raw_database() -> sqlite3.Connection:
     """A table like a stream's, with the durability of a stream."""
-    path = Path(tempfile.mkdtemp(prefix="weft-bench-")) / "raw.db"
+    path = Path(tempfile.mkdtemp(dir=_folder.name)) / "raw.db"
     driver = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=60)
     driver.execute("PRAGMA journal_mode=WAL")
     driver.execute("PRAGMA synchronous=FULL")
     driver.execute(
         "CREATE TABLE events (user_id TEXT, action TEXT, amount REAL, n INTEGER, "
-        "_weft_rowid INTEGER PRIMARY KEY AUTOINCREMENT, _weft_published_at TEXT, _weft_publish_id TEXT, _weft_extra TEXT)"
+        "_weft_rowid INTEGER PRIMARY KEY AUTOINCREMENT, "
+        "_weft_published_at TEXT, _weft_publish_id TEXT, _weft_extra TEXT)"
     )
     return driver
 
@@ -124,7 +126,7 @@ def publishers_against_64_clients(scale: float) -> tuple[Job, Job]:
 
 
 def batches(scale: float) -> tuple[Job, Job]:
-    """Batches of 1,000 dicts; the same rows by executemany, one transaction a batch, tuples made from the same dicts."""
+    """Batches of 1,000 dicts; the same rows by executemany, one transaction a batch, from the same dicts."""
     stream = fresh_stream()
     driver = raw_database()
     given = [[event(b * 1000 + i) for i in range(1000)] for b in range(max(5, int(50 * scale)))]
@@ -274,12 +276,8 @@ CASES = [
         10,
         in_project(publishers_against_64_clients),
     ),
-    Case(
-        "publish batches of 1,000, SQLite", "raw executemany, one transaction a batch", 0.5, in_project(batches)
-    ),
+    Case("publish batches of 1,000, SQLite", "raw executemany, one transaction a batch", 0.5, in_project(batches)),
     Case("consume + ack 1,000, SQLite", "bare SELECT … LIMIT 1000 into dicts", 0.4, in_project(consume)),
     Case("1M events as Arrow, SQLite", "ADBC, SQLite's fastest way", 0.7, in_project(arrow), rounds=3),
-    Case(
-        "time per event at 10M events, SQLite", "at 100k events", 1.2, in_project(depth), at_most=True
-    ),
+    Case("time per event at 10M events, SQLite", "at 100k events", 1.2, in_project(depth), at_most=True),
 ]

@@ -51,13 +51,15 @@ class FieldType:
         """The type that `text` names; a `DeclarationError` names the nearest valid one."""
         where = f" of field {field!r}" if field else ""
         if not isinstance(text, str):
+            close = _ELSEWHERE.get(getattr(text, "__name__", ""))
             raise DeclarationError(
-                f"The type{where} must be a string such as 'string' or 'decimal(10,2)', not {type(text).__name__}."
+                f"The type{where} must be a string such as 'string' or 'decimal(10,2)', not {type(text).__name__}.",
+                hint=f"Did you mean {close!r}?" if close else None,
             )
         match = re.fullmatch(r"\s*([A-Za-z0-9_]+)\s*(?:\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\))?\s*(\?)?\s*", text)
         base = match.group(1).lower() if match else text
         if match is None or base not in BASES:
-            close = nearest(base, BASES)
+            close = _ELSEWHERE.get(base) or nearest(base, BASES)
             raise DeclarationError(
                 f"The type{where} is {text!r}, which is not a field type.",
                 hint=(f"Did you mean {close!r}? " if close else "")
@@ -122,6 +124,19 @@ _SQL: dict[str, tuple[str, str, str]] = {
     "uuid": ("UUID_TEXT", "uuid", "CHAR(36) CHARACTER SET ascii COMMENT 'uuid'"),
 }
 BASES: tuple[str, ...] = tuple(_SQL)
+# What the same types are called in Python and in SQL.
+_ELSEWHERE = {
+    **dict.fromkeys(("str", "text", "varchar", "char"), "string"),
+    **dict.fromkeys(("int", "integer", "bigint", "long"), "int64"),
+    **dict.fromkeys(("float", "double", "real", "number"), "float64"),
+    **dict.fromkeys(("dict", "list", "object", "jsonb", "array"), "json"),
+    **dict.fromkeys(("datetime", "timestamptz"), "timestamp"),
+    **dict.fromkeys(("binary", "blob", "bytea"), "bytes"),
+    **dict.fromkeys(("numeric", "Decimal"), "decimal(p,s)"),
+    "boolean": "bool",
+    "smallint": "int32",
+    "UUID": "uuid",
+}
 
 
 @lru_cache(maxsize=1024)

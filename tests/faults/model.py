@@ -241,7 +241,7 @@ class Model:
         outside = wanted.difference(*(chosen for _, chosen in found))
         is_new = any(rowid > consumer.position for rowid in outside)
         # To acknowledge again what is acknowledged already does no harm, but whoever claims to hold it is told.
-        if is_new or (outside and (token is not None or member is not None or gives_back)):
+        if is_new or (outside and (token is not None or gives_back)):
             raise Refused(sorted(wanted))
         return consumer, found
 

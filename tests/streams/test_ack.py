@@ -104,7 +104,7 @@ def test_the_same_event_twice_in_one_call(orders: Any) -> None:
 def test_rowids_alone(orders: Any) -> None:
     ids = [{"_weft_rowid": rowid} for rowid in rowids(take())]
     assert weft.ack_sync("orders", "worker", ids[0]) == 1
-    assert weft.ack_sync("orders", "worker", ids[:5]) == 5  # an offset alone cannot tell that it was before
+    assert weft.ack_sync("orders", "worker", ids[:5]) == 4  # one of them was acknowledged before
     assert pending() == 5
     assert numbers(take()) == [5, 6, 7, 8, 9]
 

@@ -10,7 +10,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from datetime import datetime
 from itertools import count
@@ -29,6 +29,7 @@ from weft.systems.log import PUBLISHED_AT, RESERVED_PREFIX, ROWID, Leased, Refus
 from weft.types import FieldType, check_value, to_json
 
 _MAX_BATCH = 100_000
+_YEAR_SECONDS = 365 * 86_400
 # While a call waits for events it also looks this often for leases that ran out and delays that ended: nobody announces
 # those.
 _LOOK_SECONDS = 0.5
@@ -93,8 +94,8 @@ def _checked(ready: Opened, consumer: str, batch_size: int, member: str | None, 
     if type(batch_size) is not int or not 1 <= batch_size <= _MAX_BATCH:
         raise SettingsError(f"batch_size must be a whole number from 1 to {_MAX_BATCH:,}, not {batch_size!r}.")
     for name, value, least in (("lease", lease, 0.001), ("wait", wait, 0)):
-        if type(value) not in (int, float) or not least <= value <= 31_536_000:
-            raise SettingsError(f"{name} must be a number of seconds of at least {least}, not {value!r}.")
+        if type(value) not in (int, float) or not least <= value <= _YEAR_SECONDS:
+            raise SettingsError(f"{name} must be a number of seconds from {least} to a year, not {value!r}.")
     return member or default_member()
 
 
@@ -141,7 +142,7 @@ def _take(ready: Opened, consumer: str, member: str, limit: int, seconds: float)
         if leased.exhausted:
             _bury(ready, consumer, member, leased)
         if leased.spans:
-            lease = Lease(leased.token)  # one for all spans: their ack is one transaction
+            lease = Lease(stream.name, consumer, leased.token)  # one for all spans: their ack is one transaction
             events = [event for span in leased.spans for event in _read(ready, consumer, span, lease)]
             if events:
                 return events
@@ -164,7 +165,7 @@ def _bury(ready: Opened, consumer: str, member: str, leased: Leased) -> None:
     """
     stream = ready.stream
     target = current().streams.get(stream.dead_letter or "") or stream.dead_letters
-    lease = Lease(leased.token)
+    lease = Lease(stream.name, consumer, leased.token)
     records, rowids = [], []
     for span in leased.exhausted:
         for event in _read(ready, consumer, span, lease):
@@ -236,25 +237,21 @@ def ack_sync(
     batch.
 
     Takes the consumed dicts, or dicts that hold `_weft_rowid` alone. Raises `LeaseLostError` for events whose lease
-    ran out or went to another member. Returns how many were acknowledged now; an offset alone counts also when it was
-    acknowledged before.
+    ran out or went to another member. Returns how many were acknowledged now: a repeated ack is no error, and counts
+    nothing.
     """
     ready = opened(stream, connection) or open_stream(stream, connection)
-    done = 0
-    refused: list[Refused] = []
-    for lease, rowids in _by_lease(ready, events).items():
-        todo = rowids if lease is None else [rowid for rowid in rowids if rowid not in lease.acked]
-        if not todo:
-            continue
-        refusal = ready.log.ack(consumer, todo, token=None if lease is None else lease.token, member=member)
-        if refusal is not None:
-            refused.append(Refused(todo, refusal.why))
-            continue
-        done += len(todo)
-        if lease is not None:
-            lease.acked.update(todo)
-    _raise(ready, consumer, "ack", refused)
-    return done
+
+    def acknowledge(lease: Lease | None, rowids: list[int]) -> int | Refused:
+        if lease is None:
+            return ready.log.ack(consumer, rowids, token=None, member=member)
+        rowids = [rowid for rowid in rowids if rowid not in lease.acked]
+        done = ready.log.ack(consumer, rowids, token=lease.token, member=member) if rowids else 0
+        if not isinstance(done, Refused):
+            lease.acked.update(rowids)
+        return done
+
+    return _settle(ready, consumer, "ack", events, acknowledge)
 
 
 async def ack(
@@ -281,22 +278,17 @@ def nack_sync(
 ) -> int:
     """Give events back, to be delivered again after `delay` seconds; the `reason` goes with them to the dead letters.
     Returns how many."""
-    if type(delay) not in (int, float) or not 0 <= delay <= 31_536_000:
+    if type(delay) not in (int, float) or not 0 <= delay <= _YEAR_SECONDS:
         raise SettingsError(f"delay must be a number of seconds, not {delay!r}.")
     if reason is not None:
         reason = str(reason).encode("utf-8", "replace").decode().replace("\x00", "�")[:2000]
     ready = opened(stream, connection) or open_stream(stream, connection)
-    done = 0
-    refused: list[Refused] = []
-    for lease, rowids in _by_lease(ready, events).items():
+
+    def give_back(lease: Lease | None, rowids: list[int]) -> int | Refused:
         token = None if lease is None else lease.token
-        refusal = ready.log.nack(consumer, rowids, token=token, member=member, delay=delay, reason=reason)
-        if refusal is None:
-            done += len(rowids)
-        else:
-            refused.append(Refused(rowids, refusal.why))
-    _raise(ready, consumer, "nack", refused)
-    return done
+        return ready.log.nack(consumer, rowids, token=token, member=member, delay=delay, reason=reason)
+
+    return _settle(ready, consumer, "nack", events, give_back)
 
 
 async def nack(
@@ -338,17 +330,43 @@ def _by_lease(ready: Opened, events: Mapping[str, Any] | Iterable[Mapping[str, A
     return {lease: list(rowids) for lease, rowids in found.items()}
 
 
-def _raise(ready: Opened, consumer: str, action: str, refused: list[Refused]) -> None:
-    if not refused:
-        return
+def _settle(
+    ready: Opened,
+    consumer: str,
+    action: str,
+    events: Mapping[str, Any] | Iterable[Mapping[str, Any]],
+    settle: Callable[[Lease | None, list[int]], int | Refused],
+) -> int:
+    """Ack or nack lease by lease; what was refused is raised once the others are settled."""
+    done = 0
+    refused: list[Refused] = []
+    for lease, rowids in _by_lease(ready, events).items():
+        outcome: int | Refused
+        if lease is not None and (lease.stream, lease.consumer) != (ready.stream.name, consumer):
+            outcome = Refused(rowids, f"they were delivered to consumer {lease.consumer!r} of stream {lease.stream!r}")
+        else:
+            outcome = settle(lease, rowids)
+        if isinstance(outcome, Refused):
+            # All of a delivery or nothing: its other events are not settled either.
+            refused.append(Refused(rowids, outcome.why, outcome.late))
+        else:
+            done += outcome
+    if refused:
+        raise _lease_lost(ready, consumer, action, refused)
+    return done
+
+
+def _lease_lost(ready: Opened, consumer: str, action: str, refused: list[Refused]) -> LeaseLostError:
     rowids = sorted(rowid for each in refused for rowid in each.rowids)
+    count = "1 event" if len(rowids) == 1 else f"{len(rowids):,} events"
     shown = str(rowids[0]) if len(rowids) == 1 else f"{rowids[0]} to {rowids[-1]}"
-    raise LeaseLostError(
-        f"The {action} of {len(rowids):,} events ({ROWID} {shown}) by consumer {consumer!r} "
-        f"of stream {ready.stream.name!r} was refused: "
+    late = any(each.late for each in refused)
+    return LeaseLostError(
+        f"The {action} of {count} ({ROWID} {shown}) by consumer {consumer!r} of stream {ready.stream.name!r} "
+        "was refused: "
         f"{'; '.join(dict.fromkeys(each.why for each in refused))}.",
         rowids=tuple(rowids),
-        hint="If processing takes longer than the lease, consume with a longer lease=….",
+        hint="If processing takes longer than the lease, consume with a longer lease=…." if late else None,
     )
 
 

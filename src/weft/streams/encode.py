@@ -9,10 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
-from weft.errors import SchemaError
+from weft.errors import SchemaError, nearest
 from weft.streams.declare import Stream, can_be_column, comparable
 from weft.systems.log import EXTRA, META_TYPES, RESERVED_PREFIX, Batch, Log
 from weft.types import FieldType, check_column, check_value, dump_json, infer, to_json
@@ -42,7 +42,13 @@ def as_events(events: object, stream: Stream) -> list[dict[str, Any]]:
         events = [events]
     elif isinstance(events, (str, bytes)) or not hasattr(events, "__iter__"):
         raise SchemaError(
-            f"publish to {stream.name!r} takes an event (a dict) or a list of events, not {type(events).__name__}."
+            f"publish to {stream.name!r} takes an event (a dict) or a list of events, not {type(events).__name__}.",
+            hint=_as_dict(events),
+        )
+    if hasattr(events, "to_pylist") or hasattr(events, "to_dicts") or hasattr(events, "iterrows"):
+        raise SchemaError(
+            f"publish to {stream.name!r} takes dicts, not a {type(events).__module__.partition('.')[0]} frame.",
+            hint="Pass .to_pylist() of an Arrow table, .to_dicts() of polars, .to_dict('records') of pandas.",
         )
     found: list[dict[str, Any]] = list(events)
     if set(map(type, found)) - {dict}:
@@ -52,9 +58,17 @@ def as_events(events: object, stream: Stream) -> list[dict[str, Any]]:
                     f"Event {index} of the publish to {stream.name!r} is {_shown(event)}, not a dict.",
                     index=index,
                     value=event,
+                    hint=_as_dict(event),
                 )
             found[index] = dict(event)
     return found
+
+
+def _as_dict(given: object) -> str | None:
+    """How to make an event of what is none."""
+    if is_dataclass(given):
+        return "Pass dataclasses.asdict(event)."
+    return "Pass json.loads(text)." if isinstance(given, (str, bytes)) else None
 
 
 def known_keys(log: Log, events: list[dict[str, Any]]) -> bool:
@@ -183,13 +197,19 @@ def _one(
     if stream.validate_schema:
         for name, kind in stream.fields.items():
             if not kind.nullable and event.get(name) is None:
-                why = "it is missing" if name not in event else "it is null"
-                raise _error(stream, index, name, None, f"{why}, and the stream's schema requires {kind}")
+                why = "is missing" if name not in event else "is null"
+                raise SchemaError(
+                    f"Event {index} of the publish to {stream.name!r}: field {name!r} {why}; it must be {kind}.",
+                    index=index,
+                    field=name,
+                )
     for key, value in event.items():
         known = fields.get(key)
         if known is None or (stream.validate_schema and key not in stream.fields):
             if strict:
-                raise _error(stream, index, key, value, "the stream has no such field")
+                close = nearest(key, stream.fields or fields)
+                hint = f"Did you mean {close!r}?" if close else None
+                raise _error(stream, index, key, value, "the stream has no such field", hint=hint)
             extra[key] = value
             continue
         try:

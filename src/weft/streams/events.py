@@ -10,8 +10,10 @@ from weft.systems.log import EXTRA, Page
 
 @dataclass(eq=False, slots=True)
 class Lease:
-    """One delivery: the token that fences its ack, and what of it was acknowledged."""
+    """One delivery: to whom, the token that fences its ack, and what of it was acknowledged."""
 
+    stream: str
+    consumer: str
     token: str
     acked: set[int] = field(default_factory=set)
 
@@ -21,6 +23,18 @@ class Event(dict[str, Any]):
 
     __slots__ = ("lease",)
     lease: Lease
+
+    def copy(self) -> Event:
+        """A copy under the same lease."""
+        return _restore(self, self.lease)
+
+    def __or__(self, other: Any) -> Any:
+        merged = dict.__or__(self, other)
+        return merged if merged is NotImplemented else _restore(merged, self.lease)
+
+    def __ror__(self, other: Any) -> Any:
+        merged = dict.__ror__(self, other)
+        return merged if merged is NotImplemented else _restore(merged, self.lease)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (dict(self), self.lease)

@@ -13,7 +13,7 @@ from concurrent.futures import wait as wait_for_all
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from weft.errors import WeftError, unknown
+from weft.errors import SettingsError, unknown
 from weft.project import Project, current
 from weft.streams.commit import Committer
 from weft.streams.declare import Stream
@@ -92,9 +92,12 @@ def find(stream: str | Stream) -> Stream:
             "stream",
             stream,
             streams,
-            otherwise="Declare it with @stream in a module that weft.toml lists or --module names.",
+            otherwise="Import the module that declares it (commands import those of weft.toml and --module).",
         )
-    raise WeftError(f"A stream or its name is needed, not a {type(stream).__name__}.")
+    raise SettingsError(
+        f"A stream or its name is needed, not a {type(stream).__name__}.",
+        hint="The stream comes first: publish(stream, events), consume(stream, consumer).",
+    )
 
 
 def derived_streams(declared: Stream) -> list[Stream]:
@@ -112,8 +115,7 @@ def opened(stream: str | Stream, connection: str | Connection | None = None) -> 
     try:
         return _cache(current()).get((stream, connection))
     except TypeError:  # not hashable, so not a stream
-        find(stream)
-        raise
+        return None
 
 
 def open_stream(stream: str | Stream, connection: str | Connection | None = None) -> Opened:

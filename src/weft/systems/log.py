@@ -99,10 +99,11 @@ class Leased:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Offsets whose ack or nack was refused, and why, in words for a person."""
+    """Offsets whose ack or nack was refused, and why, in words. `late`: a longer lease would have helped."""
 
     rowids: list[int]
     why: str
+    late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +168,9 @@ class Log(Protocol):
         """Lease up to `limit` events to a member: its own unacknowledged ones first, then those whose lease ran out,
         then new ones."""
 
-    def ack(self, consumer: str, rowids: Sequence[int], *, token: str | None, member: str | None) -> Refused | None:
-        """Acknowledge offsets, all or none, if the lease that covers them is still the caller's."""
+    def ack(self, consumer: str, rowids: Sequence[int], *, token: str | None, member: str | None) -> int | Refused:
+        """Acknowledge offsets, all or none, if the lease that covers them is still the caller's; how many were not
+        acknowledged before."""
 
     def nack(
         self,
@@ -179,8 +181,8 @@ class Log(Protocol):
         member: str | None,
         delay: float,
         reason: str | None,
-    ) -> Refused | None:
-        """Give offsets back, to be delivered again after `delay` seconds."""
+    ) -> int | Refused:
+        """Give offsets back, to be delivered again after `delay` seconds; how many."""
 
     def reset(self, consumer: str, position: int) -> None:
         """Forget every lease of a consumer and let it go on after `position`."""

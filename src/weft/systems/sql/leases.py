@@ -212,12 +212,12 @@ def settle(
     token: str | None,
     member: str | None,
     release: Release | None,
-) -> Refused | None:
+) -> int | Refused:
     """Acknowledge offsets (or give them back), all or none. `token` fences; without one the member does; without both
     any live lease will do."""
     wanted = sorted(set(rowids))
     if not wanted:
-        return None
+        return 0
     state = _lock(session, log, consumer, create=False)
     if state is None:
         return Refused(wanted, "nothing was ever delivered to this consumer")
@@ -238,17 +238,19 @@ def settle(
             settled.append((held, mine))
             why = _not_held(held, token, member, state.now)
             if why:
-                return Refused(mine, why)
+                return Refused(mine, why, late=True)
     if covered < len(wanted):
         inside = {rowid for _, mine in settled for rowid in mine}
         outside = [rowid for rowid in wanted if rowid not in inside]
         if outside[-1] > state.position:
             return Refused([r for r in outside if r > state.position], "they were not delivered to this consumer yet")
-        if token is not None or member is not None or release is not None:
-            return Refused(outside, "their lease is gone: another member acknowledged them, or the consumer was reset")
+        # Without a token nobody can tell a repeated ack from a late one; what is acknowledged stays so.
+        if token is not None or release is not None:
+            why = "their lease is gone: another member acknowledged them, or the consumer was reset"
+            return Refused(outside, why, late=True)
     for held, mine in settled:
         _settle_lease(session, log, consumer, held, mine, state.now, release)
-    return None
+    return covered
 
 
 def _not_held(held: _Lease, token: str | None, member: str | None, now: int) -> str | None:

@@ -155,7 +155,7 @@ class SqlLog:
         with self.store.session("keep") as session:
             return leases.lease(session, self, consumer, member, limit, seconds, max_deliveries)
 
-    def ack(self, consumer: str, rowids: Sequence[int], *, token: str | None, member: str | None) -> Refused | None:
+    def ack(self, consumer: str, rowids: Sequence[int], *, token: str | None, member: str | None) -> int | Refused:
         """Acknowledge offsets, all or none."""
         with self.store.session("keep") as session:
             return leases.settle(session, self, consumer, rowids, token, member, None)
@@ -169,7 +169,7 @@ class SqlLog:
         member: str | None,
         delay: float,
         reason: str | None,
-    ) -> Refused | None:
+    ) -> int | Refused:
         """Give offsets back, all or none."""
         with self.store.session("keep") as session:
             return leases.settle(session, self, consumer, rowids, token, member, leases.Release(delay, reason))
