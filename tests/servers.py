@@ -304,6 +304,8 @@ class MariaDBServer(Server):
             f"--port={self.port}",
             "--socket=server.sock",  # inside datadir: a full path may be longer than a socket's name can be
             f"--pid-file={self.folder / 'server.pid'}",
+            # Not the machine's: at its start a server removes what looks like an old temporary table, whosever it is.
+            f"--tmpdir={self.folder}",
             "--log-bin=binlog",
             "--binlog-format=ROW",
             "--server-id=1",
