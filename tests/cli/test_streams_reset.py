@@ -31,7 +31,10 @@ def test_reset(offsets, call) -> None:
     call(*reset, "2020-01-01T00:00", "--yes")
     assert left() == list(range(10))
     call(*reset, "1h", "--yes")
-    assert json.loads(call(*reset, "end", "--yes", "--format", "json").stdout) == {"consumer": "mine", "position": offsets[9]}
+    assert json.loads(call(*reset, "end", "--yes", "--format", "json").stdout) == {
+        "consumer": "mine",
+        "position": offsets[9],
+    }
     assert left() == []
 
 

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from weft import ConnectionFailedError, SQLiteConnection, connect
+from weft import ConnectionFailedError, SQLiteConnection, connect, publish_sync
+from weft.streams import Stream
+from weft.systems.base import SIGN_IN_HINT
 
 SERVER = {"sqlite": "SQLite 3", "postgres": "PostgreSQL ", "mysql": "MariaDB"}
 
@@ -81,3 +83,33 @@ def test_file_in_the_place_of_a_folder(project: Path) -> None:
     (project / "x").write_text("")
     with pytest.raises(ConnectionFailedError, match="cannot be made in"):
         SQLiteConnection("x/a.db").check()
+
+
+@pytest.mark.parametrize("scheme", ["postgres", "mysql"])
+def test_stream_on_a_server_that_is_not_there(scheme: str) -> None:
+    url = f"{scheme}://me@127.0.0.1:{free_port()}/db?connect_timeout=2"
+    with pytest.raises(ConnectionFailedError) as caught:
+        publish_sync(Stream(name="orders", connection=connect(url, name="x")), {"n": 1})
+    assert caught.value.hint == "Check that the server runs and takes connections: weft connections check x"
+    with pytest.raises(ConnectionFailedError) as caught:
+        publish_sync(Stream(name="orders", connection=connect(url)), {"n": 1})
+    assert caught.value.hint == "Check that the server runs and takes connections."
+
+
+@pytest.mark.parametrize("kind", ["postgres", "mysql"])
+@pytest.mark.parametrize("wrong", ["user", "database"])
+def test_stream_on_a_server_that_does_not_let_us_in(shared_server, kind: str, wrong: str) -> None:
+    with shared_server(kind).database() as url:
+        scheme, _, rest = url.partition("://")
+        address = rest.rpartition("@")[2]
+        url = f"{scheme}://nobody:hunter2@{address}" if wrong == "user" else f"{url.rpartition('/')[0]}/nowhere"
+        with pytest.raises(ConnectionFailedError) as caught:
+            publish_sync(Stream(name="orders", connection=connect(url, name="x")), {"n": 1})
+    assert caught.value.hint == SIGN_IN_HINT
+
+
+def test_stream_in_a_file_that_is_no_database(project: Path) -> None:
+    (project / "a.db").write_text("not a database " * 100)
+    with pytest.raises(ConnectionFailedError, match="file is not a database") as caught:
+        publish_sync(Stream(name="orders", connection=SQLiteConnection("a.db", name="x")), {"n": 1})
+    assert caught.value.hint == ("Is it a SQLite file that you may read and write? Try: weft connections check x")

@@ -28,6 +28,7 @@ from weft.errors import (
 )
 
 ENTRY_POINTS = "weft.systems"
+SIGN_IN_HINT = "Check host, port, user, password and database. Encode special characters (%40 for @)."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,6 +161,12 @@ class Connection:
         text = " ".join(settings.redact(str(error), self.secrets()).split())
         return ConnectionFailedError(f"Cannot open {self.label} ({self.target}): {text}", hint=hint)
 
+    def unreachable(self, error: BaseException, *, answered: bool) -> ConnectionFailedError:
+        """The error to raise where a server did not let us in: what to check depends on whether one `answered`."""
+        hint = "Check that the server runs and takes connections"
+        hint += f": weft connections check {self.name}" if self.name else "."
+        return self.failed(error, hint=SIGN_IN_HINT if answered else hint)
+
     @property
     def label(self) -> str:
         """How errors call this connection."""
@@ -243,7 +250,8 @@ def require(module: str, system: System | str) -> types.ModuleType:
             raise
         raise MissingExtraError(
             f"The {system.kind} system needs a package that is not installed: {error}.",
-            hint=f"pip install 'weft[{system.extra}]'",
+            hint=f"pip install 'weft[{system.extra}]', or in a clone of its repository: "
+            f"pip install '.[{system.extra}]'",
         ) from error
 
 

@@ -9,7 +9,7 @@ from urllib.parse import unquote, unquote_plus, urlsplit
 
 from weft import settings
 from weft.errors import SettingsError, nearest
-from weft.systems.base import Connection, measured, require
+from weft.systems.base import SIGN_IN_HINT, Connection, measured, require
 
 
 def _flag(text: str) -> bool:
@@ -110,11 +110,10 @@ class MySQLConnection(Connection):
             finally:
                 connection.close()
         except (pymysql.Error, OSError) as error:
-            raise self.failed(
-                error,
-                hint="Check host, port, user, password and database. Encode special characters (%40 for @).",
-            ) from None
+            raise self.failed(error, hint=SIGN_IN_HINT) from None
         server = "" if "mariadb" in version.lower() else "MySQL "
+        if database is None:
+            report["warning"] = "Streams need a database. Name one in the URL: mysql://user@host/database"
         return {"server": f"{server}{version}", "database": database, **report}
 
     def _malformed(self, what: str, hint: str | None) -> SettingsError:

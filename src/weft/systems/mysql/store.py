@@ -68,9 +68,9 @@ class MySQLStore(SqlStore):
         try:
             return connect(self.connection.parameters(), autocommit=role == "read")
         except (pymysql.Error, RuntimeError) as error:  # RuntimeError: the package cryptography is missing
-            raise self.connection.failed(
-                error, hint="Check that the server runs and takes connections: weft connections check."
-            ) from None
+            code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
+            answered = code >= 1000 and code // 1000 != 2  # those from 2000 on are the client's own
+            raise self.connection.unreachable(error, answered=answered) from None
 
     def begin(self, driver: Driver, role: Role) -> None:
         """The first statement begins a transaction."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from weft.systems.base import Connection, measured, require
+from weft.systems.base import SIGN_IN_HINT, Connection, measured, require
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,5 @@ class PostgresConnection(Connection):
                     "SELECT current_setting('server_version'), current_database()"
                 ).fetchone()
         except psycopg.Error as error:
-            raise self.failed(
-                error,
-                hint="Check host, port, user, password and database. Encode special characters (%40 for @).",
-            ) from None
+            raise self.failed(error, hint=SIGN_IN_HINT) from None
         return {"server": f"PostgreSQL {version}", "database": database, **report}

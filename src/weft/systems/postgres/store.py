@@ -105,9 +105,8 @@ class PostgresStore(SqlStore):
                 driver.close()
                 raise
         except psycopg.Error as error:
-            raise self.connection.failed(
-                error, hint="Check that the server runs and takes connections: weft connections check."
-            ) from None
+            # Only a server says FATAL; libpq gives no SQLSTATE here.
+            raise self.connection.unreachable(error, answered="FATAL" in str(error)) from None
         return driver
 
     def begin(self, driver: psycopg.Connection[Any], role: Role) -> None:

@@ -169,7 +169,9 @@ class SqliteStore(SqlStore):
             )
         if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
             return ConnectionFailedError(
-                f"{where} cannot be opened: {error}.", hint="weft connections check shows what is configured."
+                f"{where} cannot be opened: {error}.",
+                hint="Is it a SQLite file that you may read and write?"
+                + (f" Try: weft connections check {self.connection.name}" if self.connection.name else ""),
             )
         if code in (sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH):
             return SchemaError(f"{where} refused a value: {error}.")
