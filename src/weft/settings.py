@@ -101,30 +101,54 @@ def parse_toml(text: str, shown: str) -> dict[str, Any]:
         raise SettingsError(f"{shown} is not valid TOML: {error}.", hint="Correct the file at that line.") from None
 
 
-def write_connection(path: Path, name: str, url: str) -> None:
+def write_connection(path: Path, name: str, url: str) -> object:
     """Set `[connections.NAME]` in the file to `url`, leaving everything else in it as it is, comments included.
 
-    The file is replaced in one step, so that a reader or a crash never sees half of it.
+    The file is replaced in one step, so that a reader or a crash never sees half of it. Gives what was there before.
     """
+    path, before, wanted = _to_edit(path)
+    present = wanted["connections"].get(name)
+    wanted["connections"][name] = {"url": url}
+    _replace_if(
+        path,
+        _with_connection(before, name, url),
+        wanted,
+        hint=f"Set {_toml_key(name)} by hand, as a table [connections.{_toml_key(name)}] with url = … below it.",
+    )
+    return present
+
+
+def remove_connection(path: Path, name: str) -> bool:
+    """Take `[connections.NAME]` out of the file, leaving everything else in it as it is. Says whether it was there."""
+    path, before, wanted = _to_edit(path)
+    if wanted["connections"].pop(name, None) is None:
+        return False
+    _replace_if(path, _without_connection(before, name), wanted, hint=f"Remove {_toml_key(name)} by hand.")
+    return True
+
+
+def _to_edit(path: Path) -> tuple[Path, str, dict[str, Any]]:
     path = Path(os.path.realpath(path))  # a link to the file stays a link
     try:
         with open(path, encoding="utf-8", newline="") as file:
-            before = file.read()
+            text = file.read()
     except FileNotFoundError:
-        before = ""
-    wanted = parse_toml(before, path.name)
-    wanted.setdefault("connections", {})
-    wanted["connections"][name] = {"url": url}
-    after = _with_connection(before, name, url)
+        text = ""
+    parsed = parse_toml(text, path.name)
+    parsed.setdefault("connections", {})
+    if not isinstance(parsed["connections"], dict):
+        raise SettingsError(f"{path.name}: connections must be tables.")
+    return path, text, parsed
+
+
+def _replace_if(path: Path, after: str, wanted: dict[str, Any], hint: str) -> None:
+    """Write the file if it then says what is wanted."""
     try:
-        correct = tomllib.loads(after) == wanted
+        correct = {"connections": {}, **tomllib.loads(after)} == wanted
     except tomllib.TOMLDecodeError:
         correct = False
     if not correct:
-        raise SettingsError(
-            f"{path.name} defines its connections in a way that cannot be edited safely.",
-            hint=f"Set {_toml_key(name)} by hand, as a table [connections.{_toml_key(name)}] with url = … below it.",
-        )
+        raise SettingsError(f"{path.name} defines its connections in a way that cannot be edited safely.", hint=hint)
     _replace_file(path, after)
 
 
@@ -133,13 +157,11 @@ def _with_connection(text: str, name: str, url: str) -> str:
     newline = "\r\n" if "\r\n" in text else "\n"
     lines = text.splitlines(keepends=True)
     setting = f"url = {json.dumps(url, ensure_ascii=False)}"
-    headers = [index for index, line in enumerate(lines) if line.lstrip().startswith("[")]
-    start = next((index for index in headers if _header_is(lines[index], name)), None)
+    start, end = _table(lines, name)
     if start is None:
         gap = newline if text and not text.endswith("\n") else ""
         blank = newline if text.strip() else ""
         return f"{text}{gap}{blank}[connections.{_toml_key(name)}]{newline}{setting}{newline}"
-    end = next((index for index in headers if index > start), len(lines))
     body, comment = [], ""
     for line in lines[start + 1 : end]:
         if not line.strip() or line.lstrip().startswith("#"):
@@ -149,6 +171,30 @@ def _with_connection(text: str, name: str, url: str) -> str:
     if not lines[start].endswith("\n"):
         lines[start] += newline
     return "".join([*lines[: start + 1], setting, comment, newline, *body, *lines[end:]])
+
+
+def _without_connection(text: str, name: str) -> str:
+    """`text` without the table of the connection. Comments below its last key belong to what follows."""
+    lines = text.splitlines(keepends=True)
+    start, end = _table(lines, name)
+    if start is None:
+        return text
+    while end > start + 1 and (not lines[end - 1].strip() or lines[end - 1].lstrip().startswith("#")):
+        end -= 1
+    before, after = lines[:start], lines[end:]
+    # One blank line between what is left is enough.
+    while after and not after[0].strip() and (not before or not before[-1].strip()):
+        del after[0]
+    while not after and before and not before[-1].strip():
+        del before[-1]
+    return "".join([*before, *after])
+
+
+def _table(lines: list[str], name: str) -> tuple[int | None, int]:
+    """The line of the connection's header, and the one after its table."""
+    headers = [index for index, line in enumerate(lines) if line.lstrip().startswith("[")]
+    start = next((index for index in headers if _header_is(lines[index], name)), None)
+    return start, next((index for index in headers if start is not None and index > start), len(lines))
 
 
 def _header_is(line: str, name: str) -> bool:

@@ -74,6 +74,23 @@ def test_check_that_fails(run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "hunter2" not in done.stderr
 
 
+def test_check_of_default(run, system, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_DSN", system.url)
+    assert run("connections", "check").stdout.startswith("ok: default ")
+
+
+def test_check_warns_that_streams_need_a_database(run, shared_server, monkeypatch: pytest.MonkeyPatch) -> None:
+    with shared_server("mysql").database() as url:
+        monkeypatch.setenv("WEFT_DSN", url.rpartition("/")[0])
+        done = run("connections", "check")
+        assert (done.returncode, done.stdout[:11]) == (0, "ok: default")
+        assert "warning: Streams need a database. Name one in the URL: mysql://user@host/database" in done.stderr
+        assert "database" not in done.stdout
+        assert "warning" in json.loads(run("connections", "check", "--format", "json").stdout)
+        monkeypatch.setenv("WEFT_DSN", url)
+        assert run("connections", "check").stderr == ""
+
+
 def test_check_of_an_unknown_name(run) -> None:
     done = run("connections", "check", "defualt")
     assert done.returncode == 1
@@ -113,6 +130,32 @@ def test_set_warns_of_a_password_in_the_project(run) -> None:
 def test_set_tells_what_wins_over_it(run) -> None:
     Path("weft.toml").write_text('[connections.it]\nurl = "sqlite:///a.db"\n')
     assert "also defined by weft.toml, which wins" in run("connections", "set", "it=sqlite:///b.db").stderr
+
+
+def test_set_tells_what_it_replaces(run) -> None:
+    assert run("connections", "set", "it=postgres://me:hunter2@h/db").stderr == ""
+    assert run("connections", "set", "it=postgres://me:hunter2@h/db").stderr == ""
+    done = run("connections", "set", "it=sqlite:///a.db")
+    assert done.stderr == "note: it replaces postgres://me:***@h/db\n"
+
+
+def test_remove(run) -> None:
+    run("connections", "set", "it=sqlite:///a.db")
+    run("connections", "set", "it=sqlite:///b.db", "--project")
+    done = run("connections", "remove", "it")
+    assert (done.returncode, done.stdout) == (0, "it is removed from ~/.weft/connections.toml\n")
+    assert done.stderr == "note: it is still defined by weft.toml.\n"
+    done = run("connections", "remove", "it")
+    assert done.returncode == 1
+    assert done.stderr == (
+        "error: There is no connection named 'it' in ~/.weft/connections.toml.\n"
+        "  It is defined by weft.toml. Try with --project.\n"
+    )
+    assert "Did you mean 'it'?" in run("connections", "remove", "itt", "--project").stderr
+    done = run("connections", "remove", "it", "--project")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert Path("weft.toml").read_text() == ""
+    assert "There is no connection named 'it'." in run("connections", "remove", "it").stderr
 
 
 def test_set_takes_a_reference_that_is_not_set_yet(run) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from weft.errors import SettingsError
-from weft.settings import user_file, write_connection
+from weft.settings import remove_connection, user_file, write_connection
 
 URL = "postgres://me:${PASSWORD}@host/db"
 
@@ -108,3 +108,41 @@ def test_link_stays_a_link(project: Path, file: Path) -> None:
     write_connection(file, "x", URL)
     assert file.is_symlink()
     assert "[connections.x]" in (project / "real.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('[connections.x]\nurl = "a"\n', ""),
+        ('modules = []  # none\n\n[connections.x]\nurl = "a"\n', "modules = []  # none\n"),
+        (
+            '# first\n\n[connections.x]  # it\n# why\nkind = "a"\npath = "a"\n\n# next\n[connections.y]\nurl = "y"\n',
+            '# first\n\n# next\n[connections.y]\nurl = "y"\n',
+        ),
+        ('modules = []\r\n\r\n[connections.x]\r\nurl = "a"', "modules = []\r\n"),
+        ('[connections.x]\nurl = """\na\n"""\n\n[connections.y]\nurl = "y"\n', '[connections.y]\nurl = "y"\n'),
+    ],
+)
+def test_only_the_connection_is_removed(file: Path, before: str, after: str) -> None:
+    file.write_bytes(before.encode())
+    assert remove_connection(file, "x")
+    assert file.read_bytes().decode() == after
+    assert not remove_connection(file, "x")
+
+
+@pytest.mark.parametrize("text", ['connections = {x = {url = "a"}}\n', '[connections]\nx.url = "a"\n'])
+def test_connection_that_cannot_be_removed_safely_stays(file: Path, text: str) -> None:
+    file.write_text(text)
+    with pytest.raises(SettingsError, match="cannot be edited safely"):
+        remove_connection(file, "x")
+    assert file.read_text() == text
+
+
+def test_nothing_is_made_by_removing(file: Path) -> None:
+    assert not remove_connection(file, "x")
+    assert not file.exists()
+
+
+def test_what_was_there_is_given_back(file: Path) -> None:
+    assert write_connection(file, "x", "sqlite:///a.db") is None
+    assert write_connection(file, "x", "sqlite:///b.db") == {"url": "sqlite:///a.db"}

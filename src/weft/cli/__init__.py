@@ -11,7 +11,7 @@ from weft.errors import WeftError, nearest
 # name: (module:command, what `weft --help` says of it)
 _COMMANDS = {
     "init": ("weft.cli.init:init", "Start a project in a folder."),
-    "connections": ("weft.cli.connections:connections", "List, check and set connections."),
+    "connections": ("weft.cli.connections:connections", "List, check, set and remove connections."),
     "streams": ("weft.cli.streams:streams", "Publish to streams, read them, and manage their consumers."),
 }
 

@@ -1,21 +1,24 @@
-"""`weft connections`: where names lead, whether they answer, and setting them."""
+"""`weft connections`: where names lead, whether they answer, and setting and removing them."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
+from contextlib import suppress
+from pathlib import Path
 
 import click
 
 from weft import settings
 from weft.cli.common import format_option, module_option, print_json, print_table
-from weft.project import build_connection, check_name, current
+from weft.errors import NotFoundError, nearest
+from weft.project import DEFAULT, build_connection, check_name, current
 from weft.systems.base import url_scheme
 
 
 @click.group()
 def connections() -> None:
-    """List, check and set connections.
+    """List, check, set and remove connections.
 
     A name leads to the first of: WEFT_DSN_<NAME> (and WEFT_DSN for "default") in the environment, ./weft.toml,
     ~/.weft/connections.toml, what the project's modules register, and for "default" SQLite at .weft/weft.db.
@@ -44,11 +47,11 @@ def list_(modules: tuple[str, ...], output: str) -> None:
 
 
 @connections.command()
-@click.argument("name")
+@click.argument("name", default=DEFAULT, metavar="[NAME]")
 @module_option
 @format_option
 def check(name: str, modules: tuple[str, ...], output: str) -> None:
-    """Open the connection NAME and run a trivial query."""
+    """Open the connection NAME ("default", if none is given) and run a trivial query."""
     project = current()
     project.load_modules(modules)
     connection = project.connection(name)
@@ -57,11 +60,14 @@ def check(name: str, modules: tuple[str, ...], output: str) -> None:
     if output == "json":
         print_json({"name": name, "kind": connection.kind, "source": source, **report})
         return
-    latency = report.pop("latency_ms", None)
+    latency, warning = report.pop("latency_ms", None), report.pop("warning", None)
     answer = "can be used" if latency is None else f"answers in {latency} ms"
     click.echo(f"{click.style('ok:', fg='green', bold=True)} {name} {answer}")
     for key, value in {**report, "source": source}.items():
-        click.echo(f"  {key + ':':<10}{value}")
+        if value is not None:
+            click.echo(f"  {key + ':':<10}{value}")
+    if warning:
+        click.echo(f"{click.style('warning:', fg='yellow', bold=True)} {warning}", err=True)
 
 
 @connections.command("set")
@@ -85,8 +91,12 @@ def set_(definition: str, in_project: bool) -> None:
             connection.resolved()  # checks the rest of the URL
     project = current()
     shown = settings.PROJECT_FILE if in_project else settings.USER_FILE
-    settings.write_connection(settings.project_file(project.root) if in_project else settings.user_file(), name, url)
+    before = settings.write_connection(_file(in_project), name, url)
     click.echo(f"{name} = {settings.redact_url(url)} in {shown}")
+    if before is not None and before != {"url": url}:
+        was = before.get("url") if isinstance(before, dict) else None
+        replaced = settings.redact_url(was) if isinstance(was, str) else "another definition"
+        click.echo(f"note: it replaces {replaced}", err=True)
     if in_project and settings.redact_url(url) != url:
         variable = f"{re.sub('[^A-Z0-9]', '_', name.upper())}_PASSWORD"
         click.echo(
@@ -98,3 +108,31 @@ def set_(definition: str, in_project: bool) -> None:
     if winner != shown:
         click.echo(f"note: {name} is also defined by {winner}, which wins.", err=True)
     click.echo(f"Try it: weft connections check {name}")
+
+
+@connections.command()
+@click.argument("name")
+@click.option("--project", "in_project", is_flag=True, help="Edit ./weft.toml, not ~/.weft/connections.toml.")
+def remove(name: str, in_project: bool) -> None:
+    """Take the connection NAME out of the file."""
+    project = current()
+    shown, other = settings.USER_FILE, settings.PROJECT_FILE
+    if in_project:
+        shown, other = other, shown
+    if not settings.remove_connection(_file(in_project), name):
+        known = (settings.read_project_file(project.root) if in_project else settings.read_user_file()).get(
+            "connections", {}
+        )
+        close = nearest(name, known)
+        found = project.where(name).source if close is None else None  # raises for a name that nothing defines
+        hint = f"Did you mean {close!r}?" if close else f"It is defined by {found}."
+        if found == other:
+            hint += f" Try {'without' if in_project else 'with'} --project."
+        raise NotFoundError(f"There is no connection named {name!r} in {shown}.", hint=hint)
+    click.echo(f"{name} is removed from {shown}")
+    with suppress(NotFoundError):
+        click.echo(f"note: {name} is still defined by {project.where(name).source}.", err=True)
+
+
+def _file(in_project: bool) -> Path:
+    return settings.project_file(current().root) if in_project else settings.user_file()
