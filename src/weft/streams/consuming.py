@@ -243,11 +243,14 @@ def ack_sync(
     ready = opened(stream, connection) or open_stream(stream, connection)
 
     def acknowledge(lease: Lease | None, rowids: list[int]) -> int | Refused:
-        if lease is None:
-            return ready.log.ack(consumer, rowids, token=None, member=member)
-        rowids = [rowid for rowid in rowids if rowid not in lease.acked]
-        done = ready.log.ack(consumer, rowids, token=lease.token, member=member) if rowids else 0
-        if not isinstance(done, Refused):
+        if lease is not None:
+            rowids = [rowid for rowid in rowids if rowid not in lease.acked]
+            if not rowids:
+                return 0
+        done = ready.log.ack(consumer, rowids, token=None if lease is None else lease.token, member=member)
+        if isinstance(done, Refused):
+            return Refused(rowids, done.why, done.late)  # all of a delivery or nothing
+        if lease is not None:
             lease.acked.update(rowids)
         return done
 
@@ -286,7 +289,8 @@ def nack_sync(
 
     def give_back(lease: Lease | None, rowids: list[int]) -> int | Refused:
         token = None if lease is None else lease.token
-        return ready.log.nack(consumer, rowids, token=token, member=member, delay=delay, reason=reason)
+        done = ready.log.nack(consumer, rowids, token=token, member=member, delay=delay, reason=reason)
+        return Refused(rowids, done.why, done.late) if isinstance(done, Refused) else done
 
     return _settle(ready, consumer, "nack", events, give_back)
 
@@ -347,8 +351,7 @@ def _settle(
         else:
             outcome = settle(lease, rowids)
         if isinstance(outcome, Refused):
-            # All of a delivery or nothing: its other events are not settled either.
-            refused.append(Refused(rowids, outcome.why, outcome.late))
+            refused.append(outcome)
         else:
             done += outcome
     if refused:
