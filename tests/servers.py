@@ -291,6 +291,7 @@ class MariaDBServer(Server):
             self.find("mariadb-install-db"),
             "--no-defaults",
             f"--datadir={self.data}",
+            f"--tmpdir={self.folder}",
             "--auth-root-authentication-method=normal",
             "--skip-test-db",
         )
