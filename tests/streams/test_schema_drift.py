@@ -177,7 +177,7 @@ HOSTILE_KEYS = [
     "İ",
     "ſ",
     "s",
-    "K",  # the Kelvin sign
+    "\u212a",  # the Kelvin sign
     "k",
     "名前",
     "имя",
