@@ -267,6 +267,11 @@ class MySQLStore(SqlStore):
             )
         return fresh
 
+    def forget_keys(self, session: Session, log: SqlLog, before: int, limit: int) -> int:
+        """DELETE takes a limit here, and no subquery on its own table."""
+        sql = f"DELETE FROM {self.keys} WHERE stream = ? AND seen < ? ORDER BY seen LIMIT ?"
+        return int(session.run(sql, (log.number, before, limit)).rowcount)
+
     # ---------------------------------------------------------------------------------------------------------- reading
 
     def bind(self, value: Any, kind: FieldType) -> Any:
@@ -366,8 +371,8 @@ _FULL = {
     1836,
 }
 _DENIED = {ER.DBACCESS_DENIED_ERROR, ER.TABLEACCESS_DENIED_ERROR, ER.COLUMNACCESS_DENIED_ERROR, 1227}
-# A packet, a row or a number of columns beyond the server's limits.
-_TOO_LARGE = {ER.NET_PACKET_TOO_LARGE, ER.TOO_BIG_ROWSIZE, ER.TOO_MANY_FIELDS, 1366}
+# A packet, a row, a number of columns or of decimals (MySQL: 30) beyond the server's limits; a text that is none.
+_TOO_LARGE = {ER.NET_PACKET_TOO_LARGE, ER.TOO_BIG_ROWSIZE, ER.TOO_MANY_FIELDS, 1425, 1366}
 
 
 @lru_cache(maxsize=4096)
