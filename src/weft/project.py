@@ -58,6 +58,14 @@ class Project:
         """The project's folder: the working directory, unless another was given."""
         return self._root or Path.cwd()
 
+    def elsewhere(self) -> str | None:
+        """Where the settings are if not here but in a folder above: what a person who is in the wrong one is told."""
+        if not settings.project_file(self.root).exists():
+            for folder in self.root.absolute().parents:
+                if settings.project_file(folder).exists():
+                    return f"{settings.PROJECT_FILE} is in {os.path.relpath(folder, self.root)}; run it there."
+        return None
+
     # Connections
 
     def register(self, connection: Connection, *, replace: bool = False) -> Connection:
@@ -222,6 +230,11 @@ def _with_scheme(url: str, name: str | None) -> str:
 
 
 def _import(name: str, folder: Path) -> None:
+    if "/" in name or name.endswith(".py"):
+        meant = os.path.normpath(name).removesuffix(".py").replace("/", ".").strip(".")
+        raise NotFoundError(
+            f"{name!r} is a file, where the name of a module was expected.", hint=f"Give a module's name: {meant}"
+        )
     try:
         importlib.import_module(name)
     except ModuleNotFoundError as error:

@@ -21,7 +21,11 @@ def rows(shown: str) -> dict[str, list[str]]:
 
 def test_empty_project(local, call) -> None:
     done = call("streams", "list")
-    assert (done.stdout, done.stderr) == ("", "No stream is declared. Start with: weft init\n")
+    assert (done.stdout, done.stderr) == (
+        "",
+        "No stream is declared here. Name the module that declares them with --module, list it in weft.toml, or start "
+        "with: weft init\n",
+    )
     assert json.loads(call("streams", "list", "--format", "json").stdout) == []
 
 
@@ -101,11 +105,63 @@ def test_database_that_is_away_spoils_its_own_streams_only(local, call, monkeypa
     declare("near")
     declare("far", connection="far")
     weft.publish_sync("near", {"n": 1})
-    done = call("streams", "list")
+    done = call("streams", "list", code=1)
     assert rows(done.stdout)["near"][3] == "1"
     assert rows(done.stdout)["far"][3] == "?"
     assert done.stderr.startswith("warning: far: Cannot open the connection 'far' (postgres://me:***@127.0.0.1:1/db)")
+    assert done.stderr.endswith("\n  Check that the server runs and takes connections: weft connections check far\n")
     assert "hunter2" not in done.output
+    found = json.loads(call("streams", "list", "--format", "json", code=1).stdout)
+    assert [bool(row["problem"]) for row in found] == [False, True]
+
+
+def test_stored_but_not_declared(streams, call) -> None:
+    declare("orders", schema="sales", fields={"id": "int64", "note": "string"})
+    declare("clicks")
+    weft.publish_sync("orders", {"id": 1})
+    del streams.streams["orders"]
+    shown = rows(call("streams", "list").stdout)
+    assert shown["orders"][:4] == ["sales", "default", "2", "1"]
+    assert shown["orders"][-1] == "not declared here"
+    del streams.streams["clicks"]
+    done = call("streams", "list")
+    assert list(rows(done.stdout)) == ["name", "orders"]
+    assert done.stderr.startswith("No stream is declared here. Name the module that declares them with --module,")
+    (found,) = json.loads(call("streams", "list", "--format", "json").stdout)
+    assert (found["role"], found["fields"]) == ("not declared here", {"id": "int64", "note": "string"})
+    declare("ORDERS", schema="sales")
+    assert "orders" not in rows(call("streams", "list").stdout)
+
+
+def test_stored_elsewhere_is_not_declared_there(local, call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_DSN_OTHER", "sqlite:///other.db")
+    declare("orders")
+    declare("clicks", connection="other")
+    weft.publish_sync("orders", {"id": 1}, connection="other")
+    found = json.loads(call("streams", "list", "--format", "json").stdout)
+    assert [(row["name"], row["connection"], row["role"]) for row in found] == [
+        ("orders", "default", None),
+        ("clicks", "other", None),
+        ("orders", "other", "not declared here"),
+    ]
+
+
+def test_nothing_declared_and_the_database_away(local, call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_DSN", "postgres://me@127.0.0.1:1/db")
+    done = call("streams", "list", code=1)
+    assert "No stream is declared here." in done.stderr
+    assert "warning: default: Cannot open the connection 'default'" in done.stderr
+
+
+def test_settings_in_a_folder_above(run, shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("a/b").mkdir(parents=True)
+    monkeypatch.chdir("a/b")
+    assert run("streams", "list").stderr == "No stream is declared here. weft.toml is in ../..; run it there.\n"
+    assert run("streams", "tail", "numbers").stderr == (
+        "error: There is no stream named 'numbers'.\n  weft.toml is in ../..; run it there.\n"
+    )
+    Path("weft.toml").write_text("")
+    assert "run it there" not in run("streams", "tail", "numbers").stderr
 
 
 def test_another_connection(local, call, project: Path) -> None:

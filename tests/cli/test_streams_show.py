@@ -47,6 +47,40 @@ def test_column_that_is_declared_later(local, call) -> None:
     assert found["columns"][1] == {"column": "total", "type": "decimal(10,2)", "origin": "not stored yet"}
 
 
+def test_type_that_is_not_the_stored_one(streams, call) -> None:
+    declare("orders", fields={"id": "int64", "at": "timestamp", "total": "decimal(10,2)"})
+    weft.publish_sync("orders", {"id": 1})
+    declare("orders", fields={"id": "string", "at": "timestamp?", "total": "decimal(12,2)?"})
+    shown = call("streams", "show", "orders").stdout
+    assert "id      string          declared string, stored as int64\n" in shown
+    assert "at      timestamp?      declared\n" in shown
+    assert "total   decimal(12,2)?  declared decimal(12,2)?, stored as decimal(10,2)\n" in shown
+    found = json.loads(call("streams", "show", "orders", "--format", "json").stdout)
+    assert found["columns"][0] == {"column": "id", "type": "string", "origin": "declared", "stored": "int64"}
+
+
+def test_validation_shows_what_becomes_of_drift(local, call) -> None:
+    declare("orders", fields={"id": "int64"}, validate_schema=True)
+    assert "on schema drift:  reject (validate_schema)\n" in call("streams", "show", "orders").stdout
+    declare("orders", fields={"id": "int64"}, validate_schema=True, on_schema_drift="quarantine")
+    assert "on schema drift:  quarantine\n" in call("streams", "show", "orders").stdout
+
+
+def test_stored_but_not_declared(streams, call) -> None:
+    declare("orders", schema="sales", fields={"id": "int64"})
+    weft.publish_sync("orders", {"id": 1})
+    weft.consume_sync("orders", "billing")
+    del streams.streams["orders"]
+    done = call("streams", "show", "orders")
+    assert "events:           1\n" in done.stdout
+    assert "id      int64  stored\n" in done.stdout
+    assert "billing" in done.stdout
+    assert "schema drift" not in done.stdout
+    assert done.stderr.startswith("\norders is not declared here.")
+    assert '  @stream(name="orders", schema="sales", fields={"id": "int64"})\n' in done.stderr
+    assert json.loads(call("streams", "show", "orders", "--format", "json").stdout)["declared"] is False
+
+
 def test_no_secret(local, call) -> None:
     declare("orders", auth={"type": "bearer", "token": "hunter2"})
     for output in ("table", "json"):

@@ -55,6 +55,22 @@ def test_failure_names_module_file_and_line(registry: Project, text: str, messag
         registry.load_modules(["declares_bad"])
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("./declares_one.py", "declares_one"),
+        ("declares_one.py", "declares_one"),
+        ("pkg/declares_one.py", "pkg.declares_one"),
+        ("./pkg/declares_one", "pkg.declares_one"),
+    ],
+)
+def test_file_in_the_place_of_a_module(registry: Project, name: str, meant: str) -> None:
+    declare("one", "raise AssertionError")
+    with pytest.raises(NotFoundError, match=r"is a file, where the name of a module was expected") as caught:
+        registry.load_modules([name])
+    assert caught.value.hint == f"Give a module's name: {meant}"
+
+
 def test_missing_module_is_answered_with_the_nearest(registry: Project) -> None:
     declare("streams", "")
     with pytest.raises(NotFoundError, match=r"no module 'declares_strems'[\s\S]*Did you mean 'declares_streams'\?"):

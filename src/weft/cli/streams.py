@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -16,21 +18,24 @@ from weft.cli.streams_common import (
     find_stream,
     print_groups,
     stored_log,
+    stored_streams,
     stream_options,
     yes_option,
 )
 from weft.cli.streams_consume import ack, consume, groups, nack, reset
 from weft.cli.streams_publish import publish
 from weft.cli.streams_tail import tail
-from weft.errors import WeftError
-from weft.project import current
+from weft.errors import NotFoundError, WeftError
+from weft.project import DEFAULT, current
 from weft.systems.log import PUBLISHED_AT, Log
 
 if TYPE_CHECKING:
     from weft.streams import Stream
+    from weft.systems.base import Connection
 
 # Up to here events are counted for a list; beyond, the number is taken from the offsets, which may have gaps.
 _COUNTED_EVENTS = 100_000
+_NOT_DECLARED = "not declared here"
 
 
 class _InOrder(click.Group):
@@ -59,22 +64,56 @@ def _close() -> None:
 @streams.command("list")
 @stream_options
 def list_(connection: str | None, modules: tuple[str, ...], output: str) -> None:
-    """List the declared streams and how much they hold."""
+    """List the streams, declared or only stored, and how much they hold.
+
+    Ends with exit code 1 when a database could not be reached.
+    """
     from weft.streams.runtime import derived_streams
 
     project = current()
     project.load_modules(modules)
-    rows: list[dict[str, Any]] = []
-    problems: dict[str, str] = {}
-    for declared in project.streams.values():
-        for stream in (declared, *derived_streams(declared)):
-            rows.append(_listed(stream, declared, connection, problems))
+    known = [
+        (each, declared) for declared in project.streams.values() for each in (declared, *derived_streams(declared))
+    ]
+    problems: dict[str, WeftError] = {}
+    rows = [_listed(stream, declared, connection, problems) for stream, declared in known]
+    for stream in _undeclared([each for each, _ in known], connection, problems):
+        rows.append(_listed(stream, None, None, problems))
     if output == "json":
         print_json(rows)
-        return
-    if not rows:
-        click.echo("No stream is declared. Start with: weft init", err=True)
-        return
+    elif rows:
+        _print_list(rows)
+    if not known:
+        hint = project.elsewhere() or (
+            "Name the module that declares them with --module, list it in weft.toml, or start with: weft init"
+        )
+        click.echo(f"No stream is declared here. {hint}", err=True)
+    for where, problem in problems.items():
+        click.echo(f"{click.style('warning:', fg='yellow', bold=True)} {where}: {problem.what}", err=True)
+        if problem.hint:
+            click.echo(f"  {problem.hint}", err=True)
+    if problems:
+        raise click.exceptions.Exit(1)
+
+
+def _undeclared(known: list[Stream], connection: str | None, problems: dict[str, WeftError]) -> Iterator[Stream]:
+    """What the databases of the declared streams hold besides them; where nothing is declared, that of `default`."""
+    declared: dict[str, list[Stream]] = {}
+    for stream in known:
+        declared.setdefault(_connection_name(stream.connection, connection), []).append(stream)
+    for where, here in declared.items() or [(connection or DEFAULT, [])]:
+        names = {(stream.schema.lower(), stream.name.lower()) for stream in here}
+        if where in problems:
+            continue
+        try:
+            for stream in stored_streams(connection or (here[0].connection if here else None)):
+                if (stream.schema.lower(), stream.name.lower()) not in names:
+                    yield stream
+        except WeftError as error:
+            problems[where] = error
+
+
+def _print_list(rows: list[dict[str, Any]]) -> None:
     columns = ["name", "schema", "connection", "fields", "events", "last_published", "retention", "role"]
     shown = [
         {
@@ -91,12 +130,12 @@ def list_(connection: str | None, modules: tuple[str, ...], output: str) -> None
         [each for each in columns if any(row[each] for row in shown)],
         spare=["retention", "connection", "schema", "role", "fields", "last_published"],
     )
-    for where, problem in problems.items():
-        click.echo(f"{click.style('warning:', fg='yellow', bold=True)} {where}: {problem}", err=True)
 
 
-def _listed(stream: Stream, declared: Stream, connection: str | None, problems: dict[str, str]) -> dict[str, Any]:
-    where = _connection_name(stream, connection)
+def _listed(
+    stream: Stream, declared: Stream | None, connection: str | None, problems: dict[str, WeftError]
+) -> dict[str, Any]:
+    where = _connection_name(stream.connection, connection)
     row: dict[str, Any] = {
         "name": stream.name,
         "schema": stream.schema,
@@ -110,7 +149,9 @@ def _listed(stream: Stream, declared: Stream, connection: str | None, problems: 
         "of": None,
         "problem": None,
     }
-    if stream is not declared:
+    if declared is None:
+        row["role"] = _NOT_DECLARED
+    elif stream is not declared:
         row["role"] = "quarantine" if stream is declared.quarantine else "dead letters"
         row["of"] = declared.name
     if where not in problems:
@@ -122,15 +163,17 @@ def _listed(stream: Stream, declared: Stream, connection: str | None, problems: 
                 row["counted"] = span <= _COUNTED_EVENTS
                 row["events"] = log.count() if row["counted"] else span
                 row["last_published"] = _last_published(log)
+                if declared is None:
+                    row["fields"] = {name: str(kind) for name, kind in log.fields().items()}
         except WeftError as error:
-            problems[where] = error.what
-    row["problem"] = problems.get(where)
+            problems[where] = error
+    row["problem"] = problems[where].what if where in problems else None
     return row
 
 
-def _connection_name(stream: Stream, connection: str | None) -> str:
-    given = connection if connection is not None else stream.connection
-    return "default" if given is None else given if isinstance(given, str) else given.name or given.target
+def _connection_name(declared: str | Connection | None, connection: str | None) -> str:
+    given = connection if connection is not None else declared
+    return DEFAULT if given is None else given if isinstance(given, str) else given.name or given.target
 
 
 def _last_published(log: Log) -> datetime | None:
@@ -166,33 +209,66 @@ def _retention(policy: Mapping[str, float]) -> str:
 @stream_options
 def show(name: str, connection: str | None, modules: tuple[str, ...], output: str) -> None:
     """Show options, columns, events and consumers of the stream NAME."""
-    stream = find_stream(name, modules)
+    is_declared = True
+    try:
+        stream = find_stream(name, modules)
+    except NotFoundError:
+        found = _stored(name, connection)
+        if found is None:
+            raise
+        stream, is_declared = found, False
     log = stored_log(stream, connection)
     details = _details(stream, connection)
+    if not is_declared:
+        details = {key: details[key] for key in ("name", "schema", "connection", "target")}
     held = {
         "events": log.count() if log else 0,
         "head": log.head() if log else 0,
         "floor": log.floor() if log else 0,
         "last_published": _last_published(log) if log else None,
     }
-    columns = _columns(stream, log)
+    columns = _columns(stream, log, is_declared)
     groups = log.groups() if log else []
     if output == "json":
-        print_json({**details, **held, "columns": columns, "consumers": groups})
+        print_json({**details, **held, "columns": columns, "consumers": groups, "declared": is_declared})
         return
-    details["retention"] = _retention(stream.retention)
+    if stream.retention:
+        details["retention"] = _retention(stream.retention)
     if stream.key_fields:
         details["idempotency_key"] = f"{', '.join(stream.key_fields)} (for {stream.key_horizon_days:g} days)"
+    if stream.validate_schema and stream.on_schema_drift == "evolve":
+        details["on_schema_drift"] = "reject (validate_schema)"
     for key, value in {**details, **held}.items():
         if value is not None and value is not False and value not in ([], {}, ""):
             title = key.replace("_", " ") + ":"
             click.echo(f"{click.style(title.ljust(17), dim=True)} {_plain(value)}")
     if columns:
         click.echo()
+        for column in columns:
+            if "stored" in column:
+                column["origin"] = f"declared {column['type']}, stored as {column['stored']}"
         print_table(columns, ["column", "type", "origin"])
     if groups:
         click.echo()
         print_groups(groups)
+    if not is_declared:
+        fields = json.dumps({column["column"]: column["type"] for column in columns}, ensure_ascii=False)
+        click.echo(
+            f"\n{name} is {_NOT_DECLARED}. To use it: --module with the module that declares it, or declare it:\n"
+            f"  @stream(name={json.dumps(name)}, schema={json.dumps(stream.schema)}, fields={fields})",
+            err=True,
+        )
+
+
+def _stored(name: str, connection: str | None) -> Stream | None:
+    """A stream that nothing declares, but a database that the project uses holds."""
+    places = {each.connection for each in current().streams.values()}
+    for place in [connection] if connection is not None else [None, *(places - {None})]:
+        with suppress(WeftError):  # that it is not declared is what matters
+            for stream in stored_streams(place):
+                if stream.name == name:
+                    return stream
+    return None
 
 
 def _plain(value: object) -> str:
@@ -214,7 +290,7 @@ def _details(stream: Stream, connection: str | None) -> dict[str, Any]:
         "name": stream.name,
         "description": stream.description,
         "schema": stream.schema,
-        "connection": _connection_name(stream, connection),
+        "connection": _connection_name(stream.connection, connection),
         "target": target.target,
         "owner": stream.owner,
         "tags": list(stream.tags),
@@ -232,14 +308,18 @@ def _details(stream: Stream, connection: str | None) -> dict[str, Any]:
     }
 
 
-def _columns(stream: Stream, log: Log | None) -> list[dict[str, str]]:
+def _columns(stream: Stream, log: Log | None, is_declared: bool) -> list[dict[str, str]]:
     stored = log.fields() if log else {}
-    columns = [
-        {"column": name, "type": str(kind), "origin": "declared" if log is None or name in stored else "not stored yet"}
-        for name, kind in stream.fields.items()
-    ]
+    columns = []
+    for name, kind in stream.fields.items():
+        column = {"column": name, "type": str(kind), "origin": "declared"}
+        if log is not None and name not in stored:
+            column["origin"] = "not stored yet"
+        elif name in stored and str(stored[name]) != str(kind).removesuffix("?"):
+            column["stored"] = str(stored[name])
+        columns.append(column)
     return columns + [
-        {"column": name, "type": str(kind), "origin": "inferred"}
+        {"column": name, "type": str(kind), "origin": "inferred" if is_declared else "stored"}
         for name, kind in stored.items()
         if name not in stream.fields
     ]

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from weft.cli.common import Command, connection_option, format_option, module_option, print_table
+from weft.errors import NotFoundError
 from weft.project import current
 
 if TYPE_CHECKING:
     from weft.streams import Stream
+    from weft.systems.base import Connection
     from weft.systems.log import Group, Log
 
 
@@ -27,19 +29,32 @@ def find_stream(name: str, modules: Iterable[str]) -> Stream:
     """The declared stream of that name, once the project's modules are imported."""
     from weft.streams.runtime import find
 
-    current().load_modules(modules)
-    return find(name)
+    project = current()
+    project.load_modules(modules)
+    try:
+        return find(name)
+    except NotFoundError as error:
+        raise NotFoundError(error.what, hint=project.elsewhere() or error.hint) from None
 
 
 def stored_log(stream: Stream, connection: str | None) -> Log | None:
     """The stream's log, or `None` where nothing was ever published: unlike `open_stream` this creates nothing."""
     from weft.streams.runtime import open_hub
 
-    store = open_hub(current().connection(connection if connection is not None else stream.connection)).store
     # Databases fold the case of names.
+    store = open_hub(current().connection(connection if connection is not None else stream.connection)).store
     if f"{stream.schema}.{stream.name}".lower() not in {".".join(each).lower() for each in store.names()}:
         return None
     return store.open(stream.schema, stream.name, {})
+
+
+def stored_streams(connection: str | Connection | None) -> list[Stream]:
+    """Every stream that a database holds, declared or not; of each only its name is known."""
+    from weft.streams import Stream
+    from weft.streams.runtime import open_hub
+
+    names = open_hub(current().connection(connection)).store.names()
+    return [Stream(name=name, schema=schema, connection=connection) for schema, name in names]
 
 
 class Moment(click.ParamType[Any]):
