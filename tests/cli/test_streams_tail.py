@@ -56,6 +56,41 @@ def test_filter(numbers, call) -> None:
     assert done.stderr == "note: the stream has no column 'knid'; events may still hold it. Did you mean 'kind'?\n"
 
 
+@pytest.mark.parametrize(
+    ("field", "texts"),
+    [
+        ("price", ["3.5", "3.50", "3.500", "35e-1"]),
+        ("at", ["2026-01-31T12:00:00+00:00", "2026-01-31T13:00:00+01:00", "2026-01-31 12:00", "2026-01-31T12:00Z"]),
+        ("ratio", ["0.25", "0.250", ".25"]),
+        ("flag", ["true", "yes"]),
+        ("id", ["6f1c0b5e-7d0f-4c43-9a4b-1f0b6c8f2a11", "6F1C0B5E-7D0F-4C43-9A4B-1F0B6C8F2A11"]),
+        ("body", ['{"a": 1}', '{"a":1}']),
+        ("n", ["7", "07"]),
+        ("_weft_rowid", ["1", "01"]),
+    ],
+)
+def test_filter_by_what_a_value_is(streams, call, field: str, texts: list[str]) -> None:
+    kinds = {"price": "decimal(10,2)", "at": "timestamp", "flag": "bool", "id": "uuid", "body": "json", "s": "string"}
+    declare("things", fields=kinds)
+    event = {
+        "price": "3.5",
+        "at": "2026-01-31T12:00:00Z",
+        "ratio": 0.25,
+        "flag": True,
+        "id": "6f1c0b5e-7d0f-4c43-9a4b-1f0b6c8f2a11",
+        "body": {"a": 1},
+        "n": 7,
+        "s": "7",
+    }
+    weft.publish_sync("things", [event, {"s": "07"}])
+    tail = ["streams", "tail", "things", "--format", "json", "--filter"]
+    for text in texts:
+        assert shown(call(*tail, f"{field}={text}")) == [7]
+    assert shown(call(*tail, f"{field}=8")) == []
+    assert shown(call(*tail, f"{field}=x")) == []
+    assert shown(call(*tail, "s=7")) == [7]
+
+
 def test_after_retention(numbers, call) -> None:
     weft.trim_sync("numbers", max_rows=5)
     assert shown(call("streams", "tail", "numbers", "--format", "json")) == list(range(1195, 1200))

@@ -19,7 +19,7 @@ from itertools import chain
 from typing import IO, Any
 
 from weft.errors import SchemaError, WeftError
-from weft.types import FieldType, from_json
+from weft.types import FieldType, check_value, from_json
 
 # A JSON array is read whole, to find where its events begin and end. NDJSON and CSV have no such limit.
 MAX_JSON_BYTES = 256 * 1024 * 1024
@@ -334,6 +334,13 @@ def _event_of_row(
         parse = _PARSERS.get(kind.base) if kind is not None else None
         event[name] = text if parse is None or kind is None else _converted(name, text, kind, parse)
     return event
+
+
+def value_of(text: str, kind: FieldType) -> Any:
+    """What a text stands for in a field of that type; `ValueError` says why it cannot."""
+    parse = _PARSERS.get(kind.base)
+    value = text if parse is None else parse(text, kind)
+    return value if kind.base == "json" else check_value(value, kind)
 
 
 _Decoder = Callable[[Any, str, Mapping[str, FieldType]], dict[str, Any]]

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import select
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from weft.cli.events_in import value_of
 from weft.cli.events_out import as_text, print_events
 from weft.cli.streams_common import Moment, find_stream, stored_log, stream_options
 from weft.errors import nearest
 from weft.systems.log import META_TYPES, ROWID, Log
+from weft.types import FieldType
 
 if TYPE_CHECKING:
     from weft.streams.runtime import Opened
@@ -62,9 +65,9 @@ def tail(
     opened = open_stream(stream, connection) if follow else None
     log = opened.log if opened else stored_log(stream, connection)
     if log is None:
-        _parse_filters(filters, ())
+        _parse_filters(filters, {})
         return
-    wanted = _parse_filters(filters, log.fields())
+    wanted = _parse_filters(filters, {**stream.fields, **log.fields()})
     head = log.head()
     if since is None:
         position = _nth_last(log, head, 10 if count is None else count, wanted)
@@ -132,16 +135,32 @@ def _nth_last(log: Log, head: int, count: int, wanted: Callable[[Mapping[str, An
     return floor
 
 
-def _parse_filters(filters: tuple[str, ...], columns: Iterable[str]) -> Callable[[Mapping[str, Any]], bool]:
-    pairs = []
+def _parse_filters(filters: tuple[str, ...], types: Mapping[str, FieldType]) -> Callable[[Mapping[str, Any]], bool]:
+    tests = []
+    known = {**types, **META_TYPES}
     for text in filters:
         field, equals, value = text.partition("=")
         if not equals or not field:
             raise click.UsageError(f"--filter takes FIELD=VALUE, not {text!r}.")
-        pairs.append((field, value))
-        known = [*columns, *META_TYPES]
+        tests.append(_equals(field, value, known.get(field)))
         close = nearest(field, known)
-        if columns and field not in known:
+        if types and field not in known:
             meant = f" Did you mean {close!r}?" if close else ""
             click.echo(f"note: the stream has no column {field!r}; events may still hold it.{meant}", err=True)
-    return lambda event: all(field in event and as_text(event[field]) == value for field, value in pairs)
+    return lambda event: all(test(event) for test in tests)
+
+
+def _equals(field: str, text: str, kind: FieldType | None) -> Callable[[Mapping[str, Any]], bool]:
+    """Whether an event's value is written so, or is what the text stands for in that type: 3.5 is 3.50."""
+    meant: Any = None
+    if kind is not None:
+        with suppress(ValueError):
+            meant = value_of(text, kind)
+
+    def test(event: Mapping[str, Any]) -> bool:
+        if field not in event:
+            return False
+        value = event[field]
+        return as_text(value) == text or (meant is not None and type(value) is type(meant) and value == meant)
+
+    return test
