@@ -63,7 +63,8 @@ def test_ack_of_some(offsets, call) -> None:
     consume(call)
     given = [f"{offsets[0]}-{offsets[2]}", offsets[5], offsets[5], f"{offsets[8]}-{offsets[8] + 1000}"]
     assert json.loads(call("streams", "ack", "numbers", "mine", *given, "--format", "json").stdout) == {
-        "acknowledged": 6
+        "acknowledged": 6,
+        "already_acknowledged": 0,
     }
     assert [event["n"] for event in consume(call)] == [3, 4, 6, 7]
     done = call("streams", "consume", "numbers", "mine")
@@ -98,6 +99,25 @@ def test_ack_of_what_was_not_delivered(offsets, call) -> None:
     for bad in ("x", "5-", "-5", "1,2"):
         call("streams", "ack", "numbers", "mine", "--", bad, code=2)
     call("streams", "ack", "numbers", "mine", code=2)
+
+
+def test_range_goes_up(offsets, call) -> None:
+    consume(call)
+    assert "a range goes up: 3-9" in call("streams", "ack", "numbers", "mine", "9-3", code=2).stderr
+
+
+def test_ack_of_what_is_acknowledged(offsets, call) -> None:
+    consume(call)
+    ack = ["streams", "ack", "numbers", "mine"]
+    assert call(*ack, offsets[0]).stdout == "1 event acknowledged\n"
+    assert call(*ack, offsets[0]).stdout == "1 event already acknowledged\n"
+    done = call(*ack, f"{offsets[0]}-{offsets[2]}")
+    assert done.stdout == "2 events acknowledged, 1 event already acknowledged\n"
+    assert json.loads(call(*ack, offsets[0], "--format", "json").stdout) == {
+        "acknowledged": 0,
+        "already_acknowledged": 1,
+    }
+    assert group(call) == (0, 7)
 
 
 def test_nack_gives_back(offsets, call) -> None:

@@ -66,3 +66,18 @@ def test_nobody_can_answer(offsets, call) -> None:
     done = call("streams", "reset", "numbers", "mine", "--to", "start", code=2)
     assert "Add --yes." in done.stderr
     assert left() == []
+
+
+def test_consumer_that_never_read_it(offsets, call) -> None:
+    done = call("streams", "reset", "numbers", "mien", "--to", "end", "--yes")
+    assert done.stderr == "note: mien had never read numbers. Is the name right?\n"
+    assert call("streams", "reset", "numbers", "mine", "--to", "end", "--yes").stderr == ""
+
+
+def test_offset_past_the_end(offsets, call) -> None:
+    reset = ["streams", "reset", "numbers", "mine", "--yes", "--to"]
+    done = call(*reset, offsets[9] + 1000)
+    assert done.stdout == f"mine goes on after offset {offsets[9]}\n"
+    assert "is past the end of numbers, so it goes on with the next new event.\n" in done.stderr
+    assert call(*reset, offsets[9] + 1).stderr == ""
+    assert call(*reset, 0).stderr == ""

@@ -156,7 +156,12 @@ def ack(
     held = _given_events(stream, connection, rowids)
     by = None if any_member else member or _cli_member()
     count = ack_sync(stream, consumer, held, connection=connection, member=by)
-    _settled("acknowledged", count, output)
+    before = len(held) - count
+    if output == "json":
+        print_json({"acknowledged": count, "already_acknowledged": before})
+    else:
+        parts = [f"{events(count)} acknowledged"] if count or not before else []
+        click.echo(", ".join([*parts, f"{events(before)} already acknowledged"] if before else parts))
 
 
 @click.command()
@@ -185,14 +190,10 @@ def nack(
     held = _given_events(stream, connection, rowids)
     by = None if any_member else member or _cli_member()
     count = nack_sync(stream, consumer, held, delay=delay, reason=reason, connection=connection, member=by)
-    _settled("given_back", count, output)
-
-
-def _settled(what: str, count: int, output: str) -> None:
     if output == "json":
-        print_json({what: count})
+        print_json({"given_back": count})
     else:
-        click.echo(f"{events(count)} {what.replace('_', ' ')}")
+        click.echo(f"{events(count)} given back")
 
 
 def _given_events(stream: Stream, connection: str | None, given: tuple[str, ...]) -> list[dict[str, int]]:
@@ -207,6 +208,8 @@ def _given_events(stream: Stream, connection: str | None, given: tuple[str, ...]
         if not bounds:
             raise click.UsageError(f"{text!r} is not an offset, a range such as 1-100, or -.")
         first, last = int(bounds[1]), int(bounds[2] or bounds[1])
+        if last < first:
+            raise click.UsageError(f"{text!r} is no range: a range goes up: {last}-{first}.")
         log = log or stored_log(stream, connection)
         there: list[int] = []
         if log is not None:
@@ -291,3 +294,7 @@ def reset(
         print_json({"consumer": consumer, "position": position})
     else:
         click.echo(f"{consumer} goes on after offset {position:,}")
+        if known is None:
+            click.echo(f"note: {consumer} had never read {name}. Is the name right?", err=True)
+        if isinstance(to, int) and to - 1 > position:
+            click.echo(f"note: {to:,} is past the end of {name}, so it goes on with the next new event.", err=True)
