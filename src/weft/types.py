@@ -12,6 +12,7 @@ import json
 import math
 import re
 import struct
+import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
@@ -137,6 +138,11 @@ _ELSEWHERE = {
     "smallint": "int32",
     "UUID": "uuid",
 }
+
+
+def comparable(name: str) -> str:
+    """What SQLite and MySQL compare column names by: no case, and in MySQL no accents either."""
+    return "".join(c for c in unicodedata.normalize("NFKD", name.casefold()) if not unicodedata.combining(c))
 
 
 @lru_cache(maxsize=1024)
@@ -270,12 +276,18 @@ def _float(value: Any, kind: FieldType) -> float:
         raise _wrong(value)
     if not math.isfinite(value):
         raise ValueError(f"it is {_NOT_FINITE}")
+    if _is_negative_zero(value):
+        raise ValueError("it is -0.0, whose sign not every database keeps; send 0.0 instead")
     if kind.base == "float32":
         try:
-            return round_float32(value)
+            return round_float32(value) + 0.0  # what is rounded to nothing has no sign either
         except OverflowError:
             raise ValueError("it is out of range for float32") from None
     return value
+
+
+def _is_negative_zero(value: float) -> bool:
+    return value == 0 and math.copysign(1, value) < 0
 
 
 _FLOAT32 = struct.Struct("<f")  # of a fixed byte order: the native one makes infinity of what is too large
@@ -341,6 +353,8 @@ def _timestamp(value: Any, _: FieldType) -> datetime:
             raise ValueError("it is not a timestamp such as '2026-01-31T12:00:00Z'") from None
     if not isinstance(value, datetime):
         raise _wrong(value)
+    if getattr(value, "nanosecond", 0):  # of a pandas Timestamp
+        raise ValueError("it is finer than a microsecond")
     try:
         moment: datetime = value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
         # UTC repeats no hour: `fold` means nothing there, but two equal times would not look the same.
@@ -429,7 +443,8 @@ def check_column(values: list[Any], kind: FieldType) -> list[Any] | None:
         return values if kinds == {int} and -limit <= min(present) and max(present) < limit else None
     if base == "float64" and kinds == {float}:
         # An infinite or undefined sum has one among its terms, or is too large itself: look at each.
-        return values if math.isfinite(sum(present)) else _one_by_one(values, kind)
+        plain = math.isfinite(sum(present)) and (0.0 not in present or not any(map(_is_negative_zero, present)))
+        return values if plain else _one_by_one(values, kind)
     return _one_by_one(values, kind)
 
 

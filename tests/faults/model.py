@@ -143,7 +143,7 @@ class Model:
         for holding in candidates:
             final = most is not None and holding.deliveries >= most
             alone = most is not None and most > 1 and holding.deliveries == most - 1
-            if room == 0 or (alone and delivery.rowids):
+            if room == 0 or (delivery.rowids and (alone or final)) or (exhausted and not final):
                 break
             size = 1 if alone else room
             taken, rest = holding.part(holding.rowids[:size]), holding.part(holding.rowids[size:])
@@ -157,7 +157,7 @@ class Model:
                 delivery.rowids += taken.rowids
             if alone:
                 room = 0
-        new = self.between(consumer.position + 1, self.head)[:room]
+        new = [] if exhausted else self.between(consumer.position + 1, self.head)[:room]
         if new:
             consumer.keep([*consumer.holdings, Holding(new, member, delivery.token, self.now + lease)])
             consumer.position = new[-1]

@@ -11,19 +11,22 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
 from itertools import count
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from weft.errors import EventsLostError, LeaseLostError, SchemaError, SettingsError
+from weft.errors import EventsLostError, LeaseLostError, SchemaError, SettingsError, WeftError
 from weft.project import current
+from weft.streams import retention
 from weft.streams.declare import Stream
 from weft.streams.events import Event, Lease, to_events
 from weft.streams.publishing import publish_once
 from weft.streams.retention import aware
-from weft.streams.runtime import Opened, in_thread, open_stream, opened
+from weft.streams.runtime import Opened, in_thread, open_stream, opened, submit
 from weft.systems.base import Connection
 from weft.systems.log import PUBLISHED_AT, RESERVED_PREFIX, ROWID, Leased, Refused, Span
 from weft.types import FieldType, check_value, to_json
@@ -52,7 +55,7 @@ def consume_sync(
     the first event. Raises `EventsLostError` once when retention was faster than this consumer.
     """
     ready = opened(stream, connection) or open_stream(stream, connection)
-    member = _checked(ready, consumer, batch_size, member, lease, wait)
+    member = _checked(consumer, batch_size, member, lease, wait)
     deadline = time.monotonic() + wait
     while True:
         version = ready.hub.watch.version
@@ -76,18 +79,35 @@ async def consume(
     ready = opened(stream, connection)
     if ready is None:
         ready = await in_thread(open_stream, stream, connection)
-    member = _checked(ready, consumer, batch_size, member, lease, wait)
+    member = _checked(consumer, batch_size, member, lease, wait)
     deadline = time.monotonic() + wait
     while True:
         version = ready.hub.watch.version
-        events = await in_thread(_take, ready, consumer, member, batch_size, lease)
+        future = submit(_take, ready, consumer, member, batch_size, lease)
+        try:
+            events = await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            # The thread goes on, and leases to a task that is gone.
+            future.add_done_callback(lambda done: _give_back(ready, consumer, done))
+            raise
         left = deadline - time.monotonic()
         if events or left <= 0:
             return events
         await ready.hub.watch.wait_async(version, min(left, _LOOK_SECONDS))
 
 
-def _checked(ready: Opened, consumer: str, batch_size: int, member: str | None, lease: float, wait: float) -> str:
+def _give_back(ready: Opened, consumer: str, done: Future[list[dict[str, Any]]]) -> None:
+    """Return events that nobody received, as if they had not been delivered."""
+    if done.cancelled() or done.exception() is not None or not done.result():
+        return
+    events = done.result()
+    rowids = [event[ROWID] for event in events]
+    token = events[0].lease.token  # type: ignore[attr-defined]
+    with suppress(WeftError):  # else they come back when the lease ends
+        ready.log.nack(consumer, rowids, token=token, member=None, delay=0, reason=None, undelivered=True)
+
+
+def _checked(consumer: str, batch_size: int, member: str | None, lease: float, wait: float) -> str:
     _check_name("consumer", consumer)
     if member is not None:
         _check_name("member", member)
@@ -145,6 +165,7 @@ def _take(ready: Opened, consumer: str, member: str, limit: int, seconds: float)
             lease = Lease(stream.name, consumer, leased.token)  # one for all spans: their ack is one transaction
             events = [event for span in leased.spans for event in _read(ready, consumer, span, lease)]
             if events:
+                retention.look_soon(ready)
                 return events
         elif not leased.exhausted:
             return []
@@ -164,7 +185,8 @@ def _bury(ready: Opened, consumer: str, member: str, leased: Leased) -> None:
     A crash in between repeats the first step, which the key of each record makes harmless.
     """
     stream = ready.stream
-    target = current().streams.get(stream.dead_letter or "") or stream.dead_letters
+    declared = current().streams.get(stream.dead_letter or "")
+    target, connection = (declared, None) if declared is not None else (stream.dead_letters, ready.hub.connection)
     lease = Lease(stream.name, consumer, leased.token)
     records, rowids = [], []
     for span in leased.exhausted:
@@ -183,11 +205,11 @@ def _bury(ready: Opened, consumer: str, member: str, leased: Leased) -> None:
                     "deliveries": span.deliveries,
                     "reason": reason,
                     "event": body,
-                    "delivery": f"{stream.name}/{consumer}/{leased.epoch}/{event[ROWID]}",
+                    "delivery": f"{stream.schema}.{stream.name}/{consumer}/{leased.epoch}/{event[ROWID]}",
                 }
             )
     if records:
-        publish_once(target, ready.hub.connection, records, "delivery")
+        publish_once(target, connection, records, "delivery")
         ready.log.ack(consumer, rowids, token=leased.token, member=member)
 
 

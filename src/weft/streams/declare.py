@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -14,7 +13,7 @@ from weft.errors import DeclarationError, nearest
 from weft.project import current
 from weft.systems.base import Connection
 from weft.systems.log import RESERVED_PREFIX
-from weft.types import FieldType
+from weft.types import FieldType, comparable
 
 Drift = Literal["evolve", "reject", "quarantine"]
 
@@ -237,6 +236,7 @@ def make_stream(name: str, **options: Any) -> Stream:
         raise DeclarationError(
             f"{where}: the schema {CATALOGUE_SCHEMA!r} holds Weft's own tables; choose another schema."
         )
+    _check_lengths(name, options, where)
     connection = options["connection"]
     if connection is not None and not isinstance(connection, (str, Connection)):
         raise DeclarationError(f"{where}: connection must be a name or a connection, not {type(connection).__name__}.")
@@ -305,9 +305,21 @@ def _check_name(name: object, option: str, where: str) -> None:
         )
 
 
-def comparable(name: str) -> str:
-    """What SQLite and MySQL compare column names by: no case, and in MySQL no accents either."""
-    return "".join(c for c in unicodedata.normalize("NFKD", name.casefold()) if not unicodedata.combining(c))
+def _check_lengths(name: str, options: Mapping[str, Any], where: str) -> None:
+    """MySQL's table is called `schema.name`, in 64 characters; what a stream brings along must fit as well."""
+    longest = name
+    if options["on_schema_drift"] == "quarantine":
+        longest = name + QUARANTINE_SUFFIX
+    if options["max_deliveries"] is not None:
+        dead_letter = options["dead_letter"]
+        other = dead_letter if isinstance(dead_letter, str) else name + DEAD_LETTER_SUFFIX
+        longest = max(longest, other, key=len)
+    full = f"{options['schema']}.{longest}"
+    if len(full) > 64:
+        raise DeclarationError(
+            f"{where}: {full!r} has {len(full)} characters; tables have names of up to 64.",
+            hint="Give the stream or its schema a shorter name.",
+        )
 
 
 def can_be_column(name: str) -> bool:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
 from weft.errors import SchemaError, nearest
-from weft.streams.declare import Stream, can_be_column, comparable
+from weft.streams.declare import Stream, can_be_column
 from weft.systems.log import EXTRA, META_TYPES, RESERVED_PREFIX, Batch, Log
-from weft.types import FieldType, check_column, check_value, dump_json, infer, to_json
+from weft.types import FieldType, check_column, check_value, comparable, dump_json, infer, to_json
 
 # A stream whose events have more keys than this keeps the others in `_weft_extra`: databases limit the columns of a
 # row.
@@ -172,7 +172,7 @@ def _by_event(stream: Stream, log: Log, events: list[dict[str, Any]], fields: di
         except SchemaError as error:
             if stream.on_schema_drift != "quarantine":
                 raise
-            quarantined.append(_record(stream, index, event, error))
+            quarantined.append(_record(index, event, error))
         else:
             rows.append(row)
             extras.append(extra)
@@ -238,7 +238,7 @@ def _extra_text(stream: Stream, index: int, extra: dict[str, Any]) -> str:
         raise _error(stream, index, EXTRA, list(extra), f"of all that fits no column together, {problem}") from None
 
 
-def _record(stream: Stream, index: int, event: dict[str, Any], error: SchemaError) -> dict[str, Any]:
+def _record(index: int, event: dict[str, Any], error: SchemaError) -> dict[str, Any]:
     try:
         as_json = json.loads(json.dumps(event, default=to_json, allow_nan=False))
         dump_json(as_json)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 from weft.streams import retention
@@ -28,8 +29,7 @@ async def publish(stream: str | Stream, events: Any, *, connection: str | Connec
         if not known_keys(ready.log, ticket.events):
             ticket.batches = await in_thread(_encode, ticket)
         await ready.hub.committer(ready.stream).publish_async(ticket)
-        if retention.due(ready):
-            ready.hub.in_background(retention.enforce_quietly, ready)
+        retention.look_soon(ready)
     return _result(ticket)
 
 
@@ -41,8 +41,7 @@ def publish_sync(stream: str | Stream, events: Any, *, connection: str | Connect
         if not known_keys(ready.log, ticket.events):
             ticket.batches = _encode(ticket)
         ready.hub.committer(ready.stream).publish(ticket)
-        if retention.due(ready):
-            ready.hub.in_background(retention.enforce_quietly, ready)
+        retention.look_soon(ready)
     return _result(ticket)
 
 
@@ -70,13 +69,13 @@ def _new_id() -> str:
 os.register_at_fork(after_in_child=_spare_ids.clear)
 
 
-def _encode(ticket: Ticket, key_fields: tuple[str, ...] | None = None) -> list[Batch]:
+def _encode(ticket: Ticket) -> list[Batch]:
     """A publish by itself: its stream's batch, then the quarantine's. They are stored together or not at all."""
     stream, log, events = ticket.ready.stream, ticket.ready.log, ticket.events
     encoded = encode(stream, log, events)
     batches = []
     if encoded.count:
-        batches.append(to_batch(stream, log, [(ticket.publish_id, encoded.count)], encoded, events, key_fields))
+        batches.append(to_batch(stream, log, [(ticket.publish_id, encoded.count)], encoded, events))
     if encoded.quarantined:
         place = open_stream(stream.quarantine, ticket.ready.hub.connection)
         records = encode(place.stream, place.log, encoded.quarantined)
@@ -84,12 +83,19 @@ def _encode(ticket: Ticket, key_fields: tuple[str, ...] | None = None) -> list[B
     return batches
 
 
-def publish_once(stream: Stream, connection: Connection, records: list[dict[str, Any]], key_field: str) -> None:
-    """Store records under a key of their own, so that doing it again after a crash stores nothing twice."""
+def publish_once(stream: Stream, connection: Connection | None, records: list[dict[str, Any]], key_field: str) -> None:
+    """Store records under a key of their own, so that doing it again after a crash stores nothing twice.
+
+    Whatever rules the stream has: a record that were refused would be tried again for ever.
+    """
     ready = open_stream(stream, connection)
     ticket = _ticket(ready, records)
-    ticket.batches = _encode(ticket, (key_field,))
+    lenient = replace(ready.stream, validate_schema=False, on_schema_drift="evolve")
+    encoded = encode(lenient, ready.log, ticket.events)
+    publishes = [(ticket.publish_id, encoded.count)]
+    ticket.batches = [to_batch(lenient, ready.log, publishes, encoded, ticket.events, (key_field,))]
     ready.hub.committer(ready.stream).publish(ticket)
+    retention.look_soon(ready)
 
 
 def _result(ticket: Ticket) -> dict[str, Any]:

@@ -181,8 +181,11 @@ class Log(Protocol):
         member: str | None,
         delay: float,
         reason: str | None,
+        undelivered: bool = False,
     ) -> int | Refused:
-        """Give offsets back, to be delivered again after `delay` seconds; how many."""
+        """Give offsets back, to be delivered again after `delay` seconds; how many.
+
+        `undelivered`: nobody saw them, so that this delivery does not count."""
 
     def reset(self, consumer: str, position: int) -> None:
         """Forget every lease of a consumer and let it go on after `position`."""

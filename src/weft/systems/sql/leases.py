@@ -49,6 +49,8 @@ class Release:
 
     delay: float
     reason: str | None
+    undelivered: bool = False
+    """The events never reached anybody: this delivery does not count."""
 
 
 _COLUMNS = "first, last, events, member, token, expires, deliveries, reason"
@@ -130,17 +132,16 @@ def lease(
             break
         final = max_deliveries is not None and held.deliveries >= max_deliveries
         # The last attempt goes alone: when it fails, its neighbours in the range are not dead-lettered with it.
-        alone = (
-            not final and max_deliveries is not None and max_deliveries > 1 and held.deliveries == max_deliveries - 1
-        )
-        if alone and spans:
+        alone = max_deliveries is not None and max_deliveries > 1 and held.deliveries == max_deliveries - 1
+        # What is exhausted goes alone too: while it cannot be moved away, nothing else may use up its deliveries.
+        if (spans and (alone or final)) or (exhausted and not final):
             break
         taken = _take_over(session, log, consumer, held, 1 if alone else room, member, token, expires, again=not final)
         room -= taken.events
         (exhausted if final else spans).append(taken)
         if alone:
             room = 0
-    if room > 0:
+    if room > 0 and not exhausted:
         fence = store.fence(session, log)
         if fence > state.position:
             first, last, events = log.take(session, state.position + 1, fence, room)
@@ -286,7 +287,11 @@ def _settle_lease(
             _insert(session, log, consumer, piece)
         elif release is not None:
             given_back = piece._replace(
-                member="", token="", expires=now + int(release.delay * 1e6), reason=release.reason or held.reason
+                member="",
+                token="",
+                expires=now + int(release.delay * 1e6),
+                deliveries=held.deliveries - release.undelivered,
+                reason=release.reason or held.reason,
             )
             _insert(session, log, consumer, given_back)
     # What retention removed meanwhile counts as lost, unless it is acknowledged right now.

@@ -169,10 +169,12 @@ class SqlLog:
         member: str | None,
         delay: float,
         reason: str | None,
+        undelivered: bool = False,
     ) -> int | Refused:
         """Give offsets back, all or none."""
         with self.store.session("keep") as session:
-            return leases.settle(session, self, consumer, rowids, token, member, leases.Release(delay, reason))
+            release = leases.Release(delay, reason, undelivered)
+            return leases.settle(session, self, consumer, rowids, token, member, release)
 
     def reset(self, consumer: str, position: int) -> None:
         """Let a consumer go on after a position."""
@@ -215,8 +217,10 @@ class SqlLog:
 
     def trim_keys(self, before: float) -> None:
         """Forget idempotency keys seen before a moment."""
-        with self.store.session("keep") as session:
-            self.store.forget_keys(session, self, int(before * 1e6))
+        while True:
+            with self.store.session("keep") as session:
+                if self.store.forget_keys(session, self, int(before * 1e6), _TRIM_STEP) < _TRIM_STEP:
+                    return
 
     def count_between(self, session: Session, first: int, last: int) -> int:
         """How many events a range holds now."""

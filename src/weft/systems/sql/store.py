@@ -17,7 +17,7 @@ from weft.errors import DeclarationError, WeftError
 from weft.systems.base import Connection
 from weft.systems.log import EXTRA, META_TYPES, PUBLISH_ID, PUBLISHED_AT, ROWID, Appended, Batch
 from weft.systems.sql.log import SqlLog
-from weft.types import FieldType
+from weft.types import FieldType, comparable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -163,9 +163,14 @@ class SqlStore(ABC):
         """The last event's offset at or below the fence: from there a reader may go on, also after a crash."""
         return self.fence(session, log)
 
-    def forget_keys(self, session: Session, log: SqlLog, before: int) -> None:
-        """Remove the idempotency keys last seen before a moment (in microseconds)."""
-        session.run(f"DELETE FROM {self.keys} WHERE stream = ? AND seen < ?", (log.number, before))
+    def forget_keys(self, session: Session, log: SqlLog, before: int, limit: int) -> int:
+        """Remove up to `limit` idempotency keys last seen before a moment (in microseconds); how many went."""
+        found = session.run(
+            f"DELETE FROM {self.keys} WHERE stream = ? AND id IN "
+            f"(SELECT id FROM {self.keys} WHERE stream = ? AND seen < ? LIMIT ?)",
+            (log.number, log.number, before, limit),
+        )
+        return int(found.rowcount)
 
     def unwatch(self) -> None:  # noqa: B027 - optional, not forgotten
         """Nobody waits for changes any more: give back what `changed` holds."""
@@ -277,6 +282,14 @@ class SqlStore(ABC):
 
     def _declare(self, log: SqlLog, fields: dict[str, FieldType]) -> None:
         present = log.fields(fresh=True)
+        spelled = {comparable(name): name for name in present}
+        for name in fields:
+            stored_as = spelled.get(comparable(name), name)
+            if stored_as != name:
+                raise DeclarationError(
+                    f"Field {name!r} of stream {log.schema}.{log.name} is stored as {stored_as!r}.",
+                    hint="Databases take names that differ in case or accents for one: keep the stored name.",
+                )
         missing = {name: kind for name, kind in fields.items() if name not in present}
         if missing:
             log.add_fields(missing)
