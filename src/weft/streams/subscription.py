@@ -77,6 +77,7 @@ class Subscription:
         self._batch: list[dict[str, Any]] = []
         self._page: deque[dict[str, Any]] = deque()
         self._seen = position
+        self._quiet_since = 0.0
         self._closed = False
         self.position = position
         """The offset up to which everything was yielded, filtered out or lost; `since=` this to go on later."""
@@ -96,7 +97,6 @@ class Subscription:
         self._ready.hub.watch.bump()
 
     async def __anext__(self) -> Any:
-        quiet_since = time.monotonic()
         watch = self._ready.hub.watch
         while not self._closed:
             while self._page and len(self._batch) < self._batch_size:
@@ -104,7 +104,11 @@ class Subscription:
                 self._seen = event[ROWID]
                 if self._filter is None or self._filter(event):
                     self._batch.append(event)
-            if len(self._batch) >= self._batch_size:
+                    self._quiet_since = time.monotonic()
+            patience = _LOOK_SECONDS
+            if self._batch and self._timeout is not None:
+                patience = min(patience, self._quiet_since + self._timeout - time.monotonic())
+            if len(self._batch) >= self._batch_size or patience <= 0:
                 return self._take()
             if not self._batch:
                 self.position = self._seen
@@ -121,14 +125,8 @@ class Subscription:
                 self._lose(floor)
             if page:
                 self._page.extend(page)
-                quiet_since = time.monotonic()
-                continue
-            patience = _LOOK_SECONDS
-            if self._batch and self._timeout is not None:
-                patience = min(patience, quiet_since + self._timeout - time.monotonic())
-                if patience <= 0:
-                    return self._take()
-            await watch.wait_async(version, patience)
+            else:
+                await watch.wait_async(version, patience)
         raise StopAsyncIteration
 
     def _take(self) -> Any:
