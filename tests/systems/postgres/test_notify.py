@@ -2,82 +2,117 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
+import pytest
 
+from servers import wait_until
+from weft.systems.postgres import notify
 from weft.systems.postgres.notify import CHANNEL
 from weft.systems.postgres.store import PostgresStore
 
-
-def settled(store: PostgresStore) -> object:
-    """A state right after the look of a second's poll, with nothing else on its way."""
-    seen = store.changed(None, 1)
-    while (now := store.changed(seen, 1)) == seen:
-        pass
-    return now
+Connect = Callable[..., psycopg.Connection[Any]]
 
 
-def wait(store: PostgresStore, seen: object) -> float:
-    started = time.monotonic()
-    while store.changed(seen, 1) == seen:
-        assert time.monotonic() - started < 5
-    return time.monotonic() - started
+def announced(listening: psycopg.Connection[Any], before: str) -> int:
+    """How often something was announced since the last time."""
+    listening.execute(f"NOTIFY {CHANNEL}, '{before}'")
+    for number, notification in enumerate(listening.notifies(timeout=60)):
+        if notification.payload == before:
+            return number
+    raise TimeoutError(f"{before} was not announced")
 
 
-def test_append_wakes_another_process(make_store: Callable[..., PostgresStore]) -> None:
+def test_append_wakes_another_process(make_store: Callable[..., PostgresStore], clock: Any) -> None:
     publisher, reader = make_store(), make_store()
-    seen = settled(reader)
-    publisher.appended()
-    assert wait(reader, seen) < 0.8
+    seen = reader.changed(None, 1)
+    listening = reader._listener._driver
+    # The clock stands, so that no second goes by after which the reader would look anyway.
+    for _ in range(3):
+        assert reader.changed(seen, 0.01) == seen
+        publisher.appended()
+        wait_until(lambda seen=seen: reader.changed(seen, 1) != seen, "the announcement")  # type: ignore[misc]
+        seen = reader.changed(None, 0)
+    assert reader._listener._driver is listening
 
 
-def test_lost_announcement_costs_a_second(store: PostgresStore) -> None:
-    seen = settled(store)
-    assert 0.5 < wait(store, seen) < 2
+def test_lost_announcement_costs_a_second(store: PostgresStore, clock: Any) -> None:
+    seen = store.changed(None, 1)
+    for _ in range(3):
+        clock.now += 0.99
+        assert store.changed(seen, 0.01) == seen
+        clock.now += 0.02
+        now = store.changed(seen, 0.01)
+        assert now != seen
+        assert store.changed(now, 0.01) == now
+        seen = now
 
 
-def test_burst_is_announced_a_few_times_and_after_its_end(
-    store: PostgresStore, connect: Callable[..., psycopg.Connection[Any]]
-) -> None:
-    connection = connect(autocommit=True)
-    connection.execute(f"LISTEN {CHANNEL}")
-    started = time.monotonic()
-    appended = 0
-    while time.monotonic() - started < 0.3:
+def test_burst_is_announced_once_and_after_its_end(store: PostgresStore, connect: Connect, clock: Any) -> None:
+    listening = connect(autocommit=True)
+    listening.execute(f"LISTEN {CHANNEL}")
+    pausing, go_on = threading.Semaphore(0), threading.Semaphore(0)
+
+    def pause(seconds: float) -> None:
+        assert seconds == notify._NOTIFY_SECONDS
+        pausing.release()
+        assert go_on.acquire(timeout=60)
+
+    clock.sleep = pause
+    store.appended()
+    assert pausing.acquire(timeout=60)
+    assert announced(listening, "the burst") == 1
+    for _ in range(1000):
         store.appended()
-        appended += 1
-    store.close()  # announces what is left
-    announced = len(list(connection.notifies(timeout=0.3)))
-    assert 1 <= announced <= 0.3 / 0.005 + 3 < appended
+    assert announced(listening, "the next") == 0
+    go_on.release()
+    assert pausing.acquire(timeout=60)
+    assert announced(listening, "the close") == 1
+    store.appended()
+    go_on.release(2)
+    thread = store._notifier._thread
+    store.close()
+    assert thread is not None
+    thread.join(60)
+    assert announced(listening, "the end") in (1, 2)  # what was left, and the close's own
 
 
-def test_nobody_listens_once_nobody_waits(
-    store: PostgresStore, connect: Callable[..., psycopg.Connection[Any]]
-) -> None:
+def test_nobody_listens_once_nobody_waits(store: PostgresStore, connect: Connect, clock: Any) -> None:
     connection = connect(autocommit=True)
 
-    def listening() -> tuple[int]:
-        return connection.execute(
+    def listening() -> int:
+        found = connection.execute(
             "SELECT count(*) FROM pg_stat_activity WHERE query = %s AND datname = current_database()",
             (f"LISTEN {CHANNEL}",),
         ).fetchone()
+        assert found
+        return int(found[0])
 
-    seen = settled(store)
-    assert listening() == (1,)
+    seen = store.changed(None, 1)
+    assert listening() == 1
     store.unwatch()
-    deadline = time.monotonic() + 10
-    while listening() != (0,):
-        assert time.monotonic() < deadline
+    wait_until(lambda: listening() == 0, "the server to see that the connection is closed")
     assert store.changed(seen, 1) != seen  # listens again, and looks for what it missed
-    assert listening() == (1,)
+    assert listening() == 1
 
 
-def test_close_is_quick(store: PostgresStore) -> None:
+def test_close_announces_what_is_left_and_waits_for_nothing_else(
+    store: PostgresStore, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notify, "_POLL_SECONDS", 3600)
+    listening = connect(autocommit=True)
+    listening.execute(f"LISTEN {CHANNEL}")
     store.changed(None, 1)
     store.appended()
-    started = time.monotonic()
-    store.close()
-    assert time.monotonic() - started < 0.5
+    thread = store._notifier._thread
+    assert thread is not None
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(store.changed, None, 3600)
+        store.close()
+        waiting.result(60)
+    assert not thread.is_alive()
+    assert announced(listening, "the end") >= 1
