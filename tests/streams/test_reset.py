@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
@@ -11,6 +12,7 @@ import weft
 from servers import wait_until
 from weft import LeaseLostError, SettingsError
 from weft.project import Project
+from weft.streams.runtime import open_stream
 from workers import declare, drain, rowids
 
 
@@ -140,10 +142,10 @@ def test_after_retention(offsets: list[int]) -> None:
 
 
 async def test_a_waiting_consumer_goes_on_after_a_reset(offsets: list[int]) -> None:
-    import asyncio
-
     drain("orders", "worker")
     waiting = asyncio.create_task(weft.consume("orders", "worker", wait=30))
-    await asyncio.sleep(0.1)
+    watch = open_stream("orders").hub.watch
+    await asyncio.to_thread(wait_until, lambda: watch._waiting == 1, "the consumer to wait")
+    assert not waiting.done()
     await weft.reset("orders", "worker", to=offsets[4])
     assert [event["n"] for event in await waiting] == [4, 5]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -34,3 +36,23 @@ def make_store(url: str) -> Iterator[Callable[..., MySQLStore]]:
 @pytest.fixture
 def store(make_store: Callable[..., MySQLStore]) -> MySQLStore:
     return make_store()
+
+
+@pytest.fixture
+def lock_waits(url: str, shared_server: Callable[[str], servers.Server]) -> Iterator[Callable[[], int]]:
+    """How many transactions wait for a row's lock now."""
+    database = url.rpartition("/")[2]
+    with contextlib.closing(shared_server("mysql").connect()) as connection:
+
+        def waits() -> int:
+            time.sleep(0.15)  # who looks more often than every 100 ms is shown the same again
+            cursor = connection.cursor()
+            cursor.execute(
+                "SELECT count(*) FROM information_schema.innodb_trx "
+                "JOIN information_schema.processlist ON id = trx_mysql_thread_id "
+                "WHERE trx_state = 'LOCK WAIT' AND db = %s",
+                (database,),
+            )
+            return int(cursor.fetchone()[0])
+
+        yield waits

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from servers import wait_until
 from weft.systems.log import ROWID, Batch
 from weft.systems.mysql.store import MySQLStore
 from weft.systems.sql.log import SqlLog
@@ -31,14 +32,14 @@ class GivenUpError(Exception):
     """Ends a transaction that is not to be."""
 
 
-def test_what_is_in_flight_holds_up_publishers_not_readers(store: MySQLStore) -> None:
+def test_what_is_in_flight_holds_up_publishers_not_readers(store: MySQLStore, lock_waits: Callable[[], int]) -> None:
     log = store.open("events", "t", FIELDS)
     store.append([batch(log, 1)])
     with ThreadPoolExecutor() as threads:
         with store.session("publish") as session:
             store.append_in(session, [batch(log, 2)])
             later = threads.submit(store.append, [batch(log, 3)])
-            time.sleep(0.1)
+            wait_until(lambda: lock_waits() == 1 or later.done(), "the later publisher to wait")
             assert not later.done()
             assert read(log, 0, log.head()) == [(1, 1)]
         later.result()

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from servers import wait_until
 from weft.systems.log import Appended, Batch
 from weft.systems.postgres.store import PostgresStore
 from weft.systems.sql.log import SqlLog
@@ -32,7 +33,9 @@ class GivenUpError(Exception):
 
 
 @pytest.mark.parametrize("gives_up", [False, True])
-def test_second_waits_for_the_first(store: PostgresStore, log: SqlLog, gives_up: bool) -> None:
+def test_second_waits_for_the_first(
+    store: PostgresStore, log: SqlLog, lock_waits: Callable[[], int], gives_up: bool
+) -> None:
     def second() -> Appended:
         return store.append([keyed(log, b"a", b"b")])[0][0]
 
@@ -41,7 +44,7 @@ def test_second_waits_for_the_first(store: PostgresStore, log: SqlLog, gives_up:
             with store.session("publish") as session:
                 store.append_in(session, [keyed(log, b"a")])
                 waiting = pool.submit(second)
-                time.sleep(0.2)
+                wait_until(lambda: lock_waits() == 1 or waiting.done(), "the second to wait for the first")
                 assert not waiting.done()
                 if gives_up:
                     raise GivenUpError
