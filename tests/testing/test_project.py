@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,8 @@ import pytest
 import weft
 from weft.project import Project, current
 from weft.streams import Stream
+from weft.streams.runtime import open_stream
+from weft.streams.watch import Watch
 
 
 @pytest.fixture
@@ -153,10 +154,15 @@ def test_closing_waits_for_work_in_the_background() -> None:
     gc.collect()
 
 
-def test_closing_is_quick_after_a_wait(orders: Stream) -> None:
+@pytest.mark.timeout(60)
+def test_closing_ends_the_watch_that_a_wait_began(orders: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without closing, it would go on for a while, for the next who waits."""
+    monkeypatch.setattr(Watch, "_LINGER_SECONDS", 3600)
     with weft.testing.project():
         waiting = threading.Thread(target=weft.consume_sync, args=("orders", "billing"), kwargs={"wait": 0.2})
         waiting.start()
         waiting.join()
-        began = time.monotonic()
-    assert time.monotonic() - began < 0.8
+        watch = open_stream(orders).hub.watch
+        thread = watch._thread
+        assert thread is not None and thread.is_alive()
+    assert not thread.is_alive()
