@@ -77,12 +77,15 @@ def test_acknowledged_events_are_there_once(system: Any, count: Callable[[int], 
         assert found[publish] in (0, begun[publish]), f"{publish} is there in part"
     assert found.keys() <= begun.keys()
     assert len({event["_weft_publish_id"] for event in stored}) == len(found)
-    # The kills hit what they were to hit: publishes before their commit, and after it but not acknowledged yet.
     stored_in_flight = sum(found[publish] > 0 for publish in in_flight)
     print(
         f"{count(100)} kills: {len(acknowledged)} acknowledged; in flight {len(in_flight)}, {stored_in_flight} stored"
     )
+    # The kills hit what they were to hit: publishes before their commit, and after it but not acknowledged yet. A few
+    # of them may by chance all be of one kind.
     assert len(in_flight) >= count(100)
+    if count(100) == 100:
+        assert 0 < stored_in_flight < len(in_flight)
     # And the stream goes on as if nothing had happened.
     result = publish_sync(declared(STREAM), {"writer": "survivor", "n": 1}, connection=system.connection)
     assert result["last_rowid"] > max(acknowledged.values())
