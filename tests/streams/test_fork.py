@@ -83,6 +83,7 @@ def test_child_publishes_and_consumes(streams: Project) -> None:
         answer(((own, events), (later, mine + rest)))
     """)
     (own, events), (later, mine) = child, parent
+    # Two members: neither gets what the other holds.
     assert [event["n"] for event in events] == [1, 2, 10]
     assert [event["n"] for event in mine] == [0, 11]
     assert own["first_rowid"] < later["first_rowid"]
@@ -103,20 +104,6 @@ def test_publish_ids_differ(streams: Project) -> None:
     assert len({*child, *parent}) == 10
     stored = {event["_weft_publish_id"] for event in drain("orders")}
     assert {*child, *parent} < stored
-
-
-def test_members_differ(streams: Project) -> None:
-    """Parent and child are two members: neither gets what the other holds."""
-    declare(fields={"n": "int64"})
-    parent, child = fork("""
-        stream = declare(fields={"n": "int64"})
-        weft.publish_sync(stream, [{"n": n} for n in range(4)])
-        mine = weft.consume_sync(stream, "workers", batch_size=2)
-        theirs = Child(lambda pause: weft.consume_sync(stream, "workers", batch_size=10)).answer()
-        answer((rowids(mine), rowids(theirs)))
-    """)
-    assert len(parent) == len(child) == 2
-    assert not {*parent} & {*child}
 
 
 @pytest.mark.parametrize("closes", ["parent", "child"])

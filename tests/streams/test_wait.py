@@ -20,9 +20,13 @@ LONG = 60
 Waiting = Callable[..., "Future[list[dict[str, Any]]]"]
 
 
-@pytest.fixture(params=["sync", "async"])
+BOTH = pytest.mark.parametrize("waiting", ["sync", "async"], indirect=True)
+
+
+@pytest.fixture
 def waiting(request: pytest.FixtureRequest) -> Iterator[Waiting]:
     """`waiting(consumer, …)` begins to wait, in a thread or in an event loop of its own; its `result()` comes later."""
+    is_async = getattr(request, "param", "sync") == "async"
     with ThreadPoolExecutor(8) as pool:
 
         def begin(consumer: str = "c", **options: Any) -> Future[list[dict[str, Any]]]:
@@ -37,7 +41,7 @@ def waiting(request: pytest.FixtureRequest) -> Iterator[Waiting]:
                 begun.set()
                 return await weft.consume("orders", consumer, **options)
 
-            future = pool.submit(wait) if request.param == "sync" else pool.submit(lambda: asyncio.run(wait_async()))
+            future = pool.submit(lambda: asyncio.run(wait_async())) if is_async else pool.submit(wait)
             begun.wait()
             return future
 
@@ -48,6 +52,7 @@ def numbers(events: list[dict[str, Any]]) -> list[int]:
     return [event["n"] for event in events]
 
 
+@BOTH
 def test_a_publish_of_this_process(streams: Project, waiting: Waiting) -> None:
     declare(fields=NUMBER)
     for n in range(3):
@@ -58,6 +63,7 @@ def test_a_publish_of_this_process(streams: Project, waiting: Waiting) -> None:
         weft.ack_sync("orders", "c", events)
 
 
+@BOTH
 def test_a_publish_of_another_process(streams: Project, waiting: Waiting) -> None:
     declare(fields=NUMBER)
     run = start("""
@@ -73,6 +79,7 @@ def test_a_publish_of_another_process(streams: Project, waiting: Waiting) -> Non
     run.answer()
 
 
+@BOTH
 def test_nothing_comes(streams: Project, waiting: Waiting) -> None:
     declare(fields=NUMBER)
     assert waiting(wait=0.05).result(LONG) == []
@@ -89,6 +96,7 @@ def test_no_wait_for_a_full_batch(streams: Project, waiting: Waiting) -> None:
     assert numbers(waiting(batch_size=100).result(LONG)) == [1, 2]
 
 
+@BOTH
 def test_a_lease_that_runs_out(streams: Project, waiting: Waiting) -> None:
     declare(fields=NUMBER)
     weft.publish_sync("orders", [{"n": 1}, {"n": 2}])
@@ -100,6 +108,7 @@ def test_a_lease_that_runs_out(streams: Project, waiting: Waiting) -> None:
     assert weft.ack_sync("orders", "c", taken) == 2
 
 
+@BOTH
 def test_a_delay_that_ends(streams: Project, waiting: Waiting) -> None:
     declare(fields=NUMBER)
     weft.publish_sync("orders", [{"n": 1}, {"n": 2}])
@@ -144,6 +153,7 @@ def test_consumers_that_wait_do_not(streams: Project, waiting: Waiting) -> None:
     assert [numbers(call.result(LONG)) for call in calls] == [[5]] * 4
 
 
+@BOTH
 def test_loss_ends_the_wait(streams: Project, waiting: Waiting) -> None:
     declare(fields=NUMBER)
     weft.publish_sync("orders", {"n": 0})
