@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 # A person needs longer than a program to look at events and acknowledge them.
 _LEASE_SECONDS = 300.0
+# So many offsets are held in memory, and settled in one transaction.
+_MAX_GIVEN = 1_000_000
 
 
 def _member_option(command: Any) -> Any:
@@ -216,6 +218,11 @@ def _given_events(stream: Stream, connection: str | None, given: tuple[str, ...]
             last = min(last, log.head())
             for batch in log.read_arrow(first - 1, last, [ROWID]):
                 there += batch.column(0).to_pylist()
+                if len(found) + len(there) > _MAX_GIVEN:
+                    raise click.UsageError(
+                        f"{text} names too many events: at most {_MAX_GIVEN:,} are taken at once. Give shorter ranges, "
+                        "one after the other."
+                    )
         if not there:
             raise SchemaError(f"Stream {stream.name!r} holds no event at {text}.", field=ROWID, value=text)
         found.update(dict.fromkeys(there))
