@@ -7,7 +7,6 @@ that can be seen can be seen too. There are no schemas here: stream `user_events
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import re
 import threading
@@ -141,11 +140,8 @@ class MySQLStore(SqlStore):
         return _quote(name)
 
     def table(self, schema: str, name: str) -> str:
-        """The table is called `schema.name`. MySQL takes 64 characters: the end of a longer name is made short."""
-        full = f"{schema}.{name}"
-        if len(full) > 64:
-            full = f"{full[:55]}~{hashlib.blake2b(full.encode(), digest_size=4).hexdigest()}"
-        return _quote(full)
+        """The table is called `schema.name`."""
+        return _quote(f"{schema}.{name}")
 
     def reflect(self, session: Session, schema: str, name: str) -> dict[str, FieldType] | None:
         """Columns by SHOW COLUMNS: types, and comments where a type does not say it all."""
