@@ -10,6 +10,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from bench import processes
+from tests import servers
+
+
+class SkippedError(Exception):
+    """A case cannot be measured here; the text says what to install."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -24,7 +31,7 @@ class Case:
     """The ratio must stay below the bar: it compares times per event."""
     rounds: int = 5
     needs: str | None = None
-    """The server it needs."""
+    """The server it needs; without it the case is skipped."""
 
 
 @dataclass
@@ -34,6 +41,8 @@ class Result:
     case: Case
     ours: list[float] = field(default_factory=list)
     yardstick: list[float] = field(default_factory=list)
+    skipped: str | None = None
+    """Why it was not measured."""
 
     @property
     def ratios(self) -> list[float]:
@@ -50,12 +59,28 @@ class Result:
 
     @property
     def holds(self) -> bool:
-        """Whether the bar is reached."""
+        """Whether the bar is reached, or not to be measured."""
+        if self.skipped:
+            return True
         return self.ratio <= self.case.bar if self.case.at_most else self.ratio >= self.case.bar
 
 
 def measure(case: Case, scale: float, report: Callable[[str], None]) -> Result:
-    """Run a case: one warm-up of each, then the rounds."""
+    """Run a case, unless something for it is missing."""
+    try:
+        if case.needs and servers.KINDS[case.needs].is_missing():
+            server = servers.KINDS[case.needs]
+            raise SkippedError(str(servers.MissingServerError(server.name, server.package)))
+        return _measure(case, scale, report)
+    except SkippedError as error:
+        report(f"{case.name}: skipped: {error}")
+        return Result(case, skipped=str(error))
+    finally:
+        processes.end_all()
+
+
+def _measure(case: Case, scale: float, report: Callable[[str], None]) -> Result:
+    """One warm-up of each, then the rounds."""
     ours, yardstick = case.prepare(scale)
     result = Result(case)
     ours()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import count
 from typing import Any
 
 import weft
 from bench.harness import Case
+from bench.processes import in_processes
 from bench.streams_sqlite import PUBLISHED, event, fill, fresh_stream, in_project, row
 from tests import servers
 
@@ -38,81 +40,109 @@ MYSQL_TABLE = (
 )
 
 
-def _in_threads(jobs: Sequence[Callable[[], None]]) -> None:
-    threads = [threading.Thread(target=job) for job in jobs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+CLIENTS = 8
 
 
-def _publishers(scale: float, url: str, raw_client: Callable[[list[list[dict[str, object]]]], None]) -> tuple[Job, Job]:
-    stream = fresh_stream(url)
+def _batches(number: int, each: int) -> list[list[dict[str, object]]]:
+    return [[event(number * 100_000 + b * 1000 + i) for i in range(1000)] for b in range(each)]
+
+
+def publisher(url: str, name: str, number: int, each: int) -> Job:
+    """Publishes so many batches of 1,000."""
+    stream, given = fresh_stream(url, name), _batches(number, each)
+    weft.streams.runtime.open_stream(stream)
+
+    def job() -> int:
+        for batch in given:
+            weft.publish_sync(stream, batch)
+        return 1000 * each
+
+    return job
+
+
+def postgres_client(url: str, number: int, each: int) -> Job:
+    """Inserts so many batches of 1,000 rows with a statement each."""
+    import psycopg
+
+    driver = psycopg.connect(url)
+    insert = f"INSERT INTO raw ({', '.join(COLUMNS)}) VALUES " + ", ".join(["(%s, %s, %s, %s, %s, %s)"] * 1000)
+    given = [
+        [value for e in batch for value in (e["user_id"], e["action"], e["amount"], e["n"], *PUBLISHED)]
+        for batch in _batches(number, each)
+    ]
+
+    def job() -> int:
+        for values in given:
+            driver.execute(insert, values)
+            driver.commit()
+        return 1000 * each
+
+    return job
+
+
+def mysql_client(url: str, number: int, each: int) -> Job:
+    """Inserts so many batches of 1,000 rows by executemany."""
+    import pymysql
+
+    driver = pymysql.connect(**weft.connect(url=url).resolved().parameters())  # type: ignore[attr-defined]
+    insert = f"INSERT INTO raw ({', '.join(COLUMNS)}) VALUES (%s, %s, %s, %s, %s, %s)"
+    published = ("2026-01-31 12:00:00", PUBLISHED[1])
+    given = [
+        [(e["user_id"], e["action"], e["amount"], e["n"], *published) for e in batch]
+        for batch in _batches(number, each)
+    ]
+
+    def job() -> int:
+        for rows in given:
+            driver.cursor().executemany(insert, rows)
+            driver.commit()
+        return 1000 * each
+
+    return job
+
+
+def _publishers(scale: float, url: str, client: Callable[..., Job], in_one: bool) -> tuple[Job, Job]:
     each = max(2, int(10 * scale))
-    given = [[[event(c * 100_000 + b * 1000 + i) for i in range(1000)] for b in range(each)] for c in range(8)]
+    raw = in_processes(f"bench.streams_servers:{client.__name__}", [(url, number, each) for number in range(CLIENTS)])
+    given = [(url, f"bench_{client.__name__}", number, each) for number in range(CLIENTS)]
+    if not in_one:
+        return in_processes(f"bench.streams_servers:{publisher.__name__}", given), raw
+    stream = fresh_stream(url)
+    batches = [_batches(number, each) for number in range(CLIENTS)]
+
+    def publish(batches: list[list[dict[str, object]]]) -> None:
+        for batch in batches:
+            weft.publish_sync(stream, batch)
 
     def ours() -> int:
-        def publisher(batches: list[list[dict[str, object]]]) -> None:
-            for batch in batches:
-                weft.publish_sync(stream, batch)
-
-        _in_threads([lambda batches=batches: publisher(batches) for batches in given])  # type: ignore[misc]
-        return 8 * each * 1000
-
-    def raw() -> int:
-        _in_threads([lambda batches=batches: raw_client(batches) for batches in given])  # type: ignore[misc]
-        return 8 * each * 1000
+        threads = [threading.Thread(target=publish, args=(given,)) for given in batches]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return CLIENTS * each * 1000
 
     return ours, raw
 
 
-def _values(batch: list[dict[str, object]]) -> list[object]:
-    return [value for e in batch for value in (e["user_id"], e["action"], e["amount"], e["n"], *PUBLISHED)]
-
-
-def postgres_publishers(scale: float) -> tuple[Job, Job]:
-    """8 publishers of batches of 1,000; 8 clients of multi-row inserts."""
+def postgres_publishers(scale: float, in_one: bool = True) -> tuple[Job, Job]:
+    """8 publishers of batches of 1,000, in one process or in 8; 8 clients of multi-row inserts, a process each."""
     import psycopg
 
     url = _postgres()
     with psycopg.connect(url, autocommit=True) as driver:
         driver.execute(POSTGRES_TABLE)
-    insert = f"INSERT INTO raw ({', '.join(COLUMNS)}) VALUES " + ", ".join(["(%s, %s, %s, %s, %s, %s)"] * 1000)
-    idle: list[Any] = []
-
-    def client(batches: list[list[dict[str, object]]]) -> None:
-        driver = idle.pop() if idle else psycopg.connect(url)
-        for batch in batches:
-            driver.execute(insert, _values(batch))
-            driver.commit()
-        idle.append(driver)
-
-    return _publishers(scale, url, client)
+    return _publishers(scale, url, postgres_client, in_one)
 
 
-def mysql_publishers(scale: float) -> tuple[Job, Job]:
-    """8 publishers of batches of 1,000; 8 clients of executemany."""
+def mysql_publishers(scale: float, in_one: bool = True) -> tuple[Job, Job]:
+    """8 publishers of batches of 1,000, in one process or in 8; 8 clients of executemany, a process each."""
     import pymysql
 
-    connection = weft.connect(url=_mysql())
-    parameters = connection.resolved().parameters()  # type: ignore[attr-defined]
-    driver = pymysql.connect(**parameters)
-    driver.cursor().execute(MYSQL_TABLE)
-    insert = f"INSERT INTO raw ({', '.join(COLUMNS)}) VALUES (%s, %s, %s, %s, %s, %s)"
-    idle: list[Any] = [driver]
-
-    def client(batches: list[list[dict[str, object]]]) -> None:
-        driver = idle.pop() if idle else pymysql.connect(**parameters)
-        for batch in batches:
-            cursor = driver.cursor()
-            cursor.executemany(
-                insert,
-                [(e["user_id"], e["action"], e["amount"], e["n"], "2026-01-31 12:00:00", PUBLISHED[1]) for e in batch],
-            )
-            driver.commit()
-        idle.append(driver)
-
-    return _publishers(scale, connection.url, client)  # type: ignore[attr-defined]
+    url = _mysql()
+    with pymysql.connect(**weft.connect(url=url).resolved().parameters()) as driver:  # type: ignore[attr-defined]
+        driver.cursor().execute(MYSQL_TABLE)
+    return _publishers(scale, url, mysql_client, in_one)
 
 
 def _consume(scale: float, url: str, driver: Any, load: Callable[[int], None]) -> tuple[Job, Job]:
@@ -204,19 +234,19 @@ def postgres_arrow(scale: float) -> tuple[Job, Job]:
 
 
 CASES = [
-    Case(
-        "publish batches of 1,000, 8 publishers, PostgreSQL",
-        "raw multi-row inserts, 8 clients",
-        0.5,
-        in_project(postgres_publishers),
-        needs="postgres",
-    ),
-    Case(
-        "publish batches of 1,000, 8 publishers, MariaDB",
-        "raw executemany, 8 clients",
-        0.5,
-        in_project(mysql_publishers),
-        needs="mysql",
+    *(
+        Case(
+            f"publish batches of 1,000, 8 publishers in {where}, {server}",
+            f"raw {statement}, 8 clients in 8 processes",
+            0.5,
+            in_project(functools.partial(publishers, in_one=in_one)),
+            needs=kind,
+        )
+        for publishers, server, kind, statement in (
+            (postgres_publishers, "PostgreSQL", "postgres", "multi-row inserts"),
+            (mysql_publishers, "MariaDB", "mysql", "executemany"),
+        )
+        for where, in_one in (("one process", True), ("8 processes", False))
     ),
     Case(
         "consume + ack 1,000, PostgreSQL",

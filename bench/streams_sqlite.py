@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import sqlite3
 import tempfile
 import threading
@@ -11,7 +12,9 @@ from itertools import count
 from pathlib import Path
 
 import weft
-from bench.harness import Case
+from bench.disk import SLOW_MILLISECONDS, slow_sync
+from bench.harness import Case, SkippedError
+from bench.processes import in_processes
 from weft.project import Project, use
 
 Job = Callable[[], int]
@@ -32,11 +35,11 @@ def row(i: int) -> tuple[object, ...]:
     return (f"u_{i % 1000}", "click", i * 1.37, i, *PUBLISHED)
 
 
-def fresh_stream(url: str | None = None, **options: object) -> weft.streams.Stream:
+def fresh_stream(url: str | None = None, name: str | None = None) -> weft.streams.Stream:
     """A new stream in a project of its own that stays current for the rest of the case."""
     url = url or f"sqlite:///{tempfile.mkdtemp(dir=_folder.name)}/weft.db"
-    name = f"bench_{next(_numbers)}"
-    declared = weft.stream(name=name, connection=weft.connect(url=url), fields=FIELDS, **options)(lambda: None)
+    name = name or f"bench_{next(_numbers)}"
+    declared = weft.stream(name=name, connection=weft.connect(url=url), fields=FIELDS)(lambda: None)
     assert isinstance(declared, weft.streams.Stream)
     return declared
 
@@ -58,71 +61,80 @@ def raw_database() -> sqlite3.Connection:
 INSERT = f"INSERT INTO events ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)"
 
 
-def _publishers_of_one(scale: float, raw: Callable[[int], Job]) -> tuple[Job, Job]:
+def _single_events(scale: float) -> int:
+    return max(640, int(12_800 * scale))
+
+
+def single_publishers(events: int) -> Job:
+    """64 tasks that publish one event at a time."""
     stream = fresh_stream()
-    events = max(640, int(12_800 * scale))
 
-    def ours() -> int:
-        async def publisher(number: int) -> None:
-            for i in range(events // 64):
-                await weft.publish(stream, event(number * 1000 + i))
+    async def publisher(number: int) -> None:
+        for i in range(events // 64):
+            await weft.publish(stream, event(number * 1000 + i))
 
-        async def main() -> None:
-            await asyncio.gather(*(publisher(number) for number in range(64)))
+    async def main() -> None:
+        await asyncio.gather(*(publisher(number) for number in range(64)))
 
+    def job() -> int:
         asyncio.run(main())
         return events
 
-    return ours, raw(events)
+    return job
+
+
+def one_client(events: int) -> Job:
+    """One client that commits one event at a time."""
+    driver = raw_database()
+
+    def job() -> int:
+        for i in range(events):
+            driver.execute("BEGIN IMMEDIATE")
+            driver.execute(INSERT, row(i))
+            driver.execute("COMMIT")
+        return events
+
+    return job
 
 
 def publishers_against_one_client(scale: float) -> tuple[Job, Job]:
     """64 tasks that publish one event at a time; one client that commits one event at a time."""
+    events = _single_events(scale)
+    return single_publishers(events), one_client(events // 4)
 
-    def raw(events: int) -> Job:
-        driver = raw_database()
 
-        def job() -> int:
-            done = events // 4
-            for i in range(done):
-                driver.execute("BEGIN IMMEDIATE")
-                driver.execute(INSERT, row(i))
-                driver.execute("COMMIT")
-            return done
-
-        return job
-
-    return _publishers_of_one(scale, raw)
+def publishers_on_a_slow_disk(scale: float) -> tuple[Job, Job]:
+    """The same on a disk that takes longer to sync, in processes that are told so."""
+    events, library = _single_events(scale), slow_sync(_folder.name)
+    ours, raw = (f"bench.streams_sqlite:{job.__name__}" for job in (single_publishers, one_client))
+    return in_processes(ours, [(events,)], library), in_processes(raw, [(events // 16,)], library)
 
 
 def publishers_against_64_clients(scale: float) -> tuple[Job, Job]:
     """64 tasks that publish one event at a time; 64 threads that each commit one event at a time."""
+    events = _single_events(scale)
+    each = max(2, events // 64 // 8)
+    driver = raw_database()
+    (path,) = [found[2] for found in driver.execute("PRAGMA database_list") if found[1] == "main"]
 
-    def raw(events: int) -> Job:
-        driver = raw_database()
-        (path,) = [found[2] for found in driver.execute("PRAGMA database_list") if found[1] == "main"]
+    def client(number: int) -> None:
+        own = sqlite3.connect(path, isolation_level=None, timeout=120)
+        own.execute("PRAGMA synchronous=FULL")
+        for i in range(each):
+            own.execute("BEGIN IMMEDIATE")
+            own.execute(INSERT, row(number * 1000 + i))
+            own.execute("COMMIT")
+        own.close()
 
-        def client(number: int, each: int) -> None:
-            own = sqlite3.connect(path, isolation_level=None, timeout=120)
-            own.execute("PRAGMA synchronous=FULL")
-            for i in range(each):
-                own.execute("BEGIN IMMEDIATE")
-                own.execute(INSERT, row(number * 1000 + i))
-                own.execute("COMMIT")
-            own.close()
+    def raw() -> int:
+        threads = [threading.Thread(target=client, args=(number,)) for number in range(64)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return each * 64
 
-        def job() -> int:
-            each = max(2, events // 64 // 8)
-            threads = [threading.Thread(target=client, args=(number, each)) for number in range(64)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            return each * 64
-
-        return job
-
-    return _publishers_of_one(scale, raw)
+    return single_publishers(events), raw
 
 
 def batches(scale: float) -> tuple[Job, Job]:
@@ -183,44 +195,39 @@ def consume(scale: float) -> tuple[Job, Job]:
 
 def arrow(scale: float) -> tuple[Job, Job]:
     """A range as Arrow; the ADBC driver, SQLite's fastest way there, in a process of its own that writes nothing."""
-    import json
-    import subprocess
-    import sys
-
+    if importlib.util.find_spec("adbc_driver_sqlite") is None:
+        raise SkippedError("adbc-driver-sqlite is not installed (pip install adbc-driver-sqlite)")
     stream = fresh_stream()
     total = max(10_000, int(1_000_000 * scale))
     fill(stream, total)
     log = weft.streams.runtime.open_stream(stream).log
     path = log.store.path  # type: ignore[attr-defined]
     table = log.table  # type: ignore[attr-defined]
-    # The ADBC driver brings a SQLite of its own and would drop this process's locks: it gets another process.
-    program = (
-        "import sys, json, adbc_driver_sqlite.dbapi as adbc\n"
-        "with adbc.connect(sys.argv[1]) as c:\n"
-        "    print('ready', flush=True)\n"
-        "    for line in sys.stdin:\n"
-        "        with c.cursor() as k:\n"
-        "            k.execute(json.loads(line)); print(k.fetch_arrow_table().num_rows, flush=True)\n"
-    )
-    helper = subprocess.Popen(
-        [sys.executable, "-c", program, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert helper.stdin and helper.stdout and helper.stdout.readline() == "ready\n"
 
     def ours() -> int:
         rows = sum(batch.num_rows for batch in log.read_arrow(0, log.head()))
         assert rows == total, rows
         return rows
 
-    def raw() -> int:
-        assert helper.stdin and helper.stdout
-        helper.stdin.write(json.dumps(f"SELECT * FROM {table} WHERE _weft_rowid > 0 AND _weft_rowid <= {total}") + "\n")
-        helper.stdin.flush()
-        rows = int(helper.stdout.readline())
+    # The ADBC driver brings a SQLite of its own and would drop this process's locks: it gets another process.
+    query = f"SELECT * FROM {table} WHERE _weft_rowid > 0 AND _weft_rowid <= {total}"
+    return ours, in_processes(f"bench.streams_sqlite:{adbc_client.__name__}", [(path, query, total)])
+
+
+def adbc_client(path: str, query: str, total: int) -> Job:
+    """A query's rows as an Arrow table."""
+    import adbc_driver_sqlite.dbapi as adbc
+
+    driver = adbc.connect(path)
+
+    def job() -> int:
+        with driver.cursor() as cursor:
+            cursor.execute(query)
+            rows = int(cursor.fetch_arrow_table().num_rows)
         assert rows == total, rows
         return rows
 
-    return ours, raw
+    return job
 
 
 def fill(stream: weft.streams.Stream, total: int) -> None:
@@ -275,6 +282,12 @@ CASES = [
         "raw SQLite, 64 clients, one event a commit",
         10,
         in_project(publishers_against_64_clients),
+    ),
+    Case(
+        f"64 single-event publishers, SQLite, a disk that takes {SLOW_MILLISECONDS} ms to sync",
+        "raw SQLite, one client, one event a commit, the same disk",
+        10,
+        in_project(publishers_on_a_slow_disk),
     ),
     Case("publish batches of 1,000, SQLite", "raw executemany, one transaction a batch", 0.5, in_project(batches)),
     Case("consume + ack 1,000, SQLite", "bare SELECT … LIMIT 1000 into dicts", 0.4, in_project(consume)),
