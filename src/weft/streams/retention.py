@@ -7,7 +7,7 @@ import threading
 import time
 from datetime import UTC, datetime, timedelta
 
-from weft.errors import DeclarationError, SettingsError, WeftError
+from weft.errors import DeclarationError, SettingsError
 from weft.streams.declare import Stream
 from weft.streams.runtime import Opened, in_thread, open_stream
 from weft.systems.base import Connection
@@ -39,8 +39,8 @@ def _enforce_quietly(ready: Opened) -> None:
         ready.trimmed_at = time.monotonic()
     try:
         enforce(ready)
-    except WeftError as error:
-        # A publish is acknowledged whatever happens here.
+    except Exception as error:
+        # A publish is acknowledged whatever happens here, but nothing that goes wrong is kept quiet.
         _log.warning("retention of stream %s failed, and is tried again later: %s", ready.stream.name, error)
 
 
