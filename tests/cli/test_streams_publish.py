@@ -80,7 +80,7 @@ def test_form_that_is_told(numbers, call, layout: str) -> None:
 @pytest.mark.parametrize("text", ["", "\n\n", "[]", " [ ] "])
 def test_nothing(numbers, call, text: str) -> None:
     Path("a").write_text(text)
-    assert call("streams", "publish", "numbers", "a").stdout == "published 0 events to numbers\n"
+    assert call("streams", "publish", "numbers", "a").stdout == "a holds no event: nothing was published\n"
 
 
 def test_all_systems_and_the_report(streams, call) -> None:

@@ -36,7 +36,8 @@ def stored() -> list[int]:
         ("a.json", '[\n {"n": 0},\n {"n": 1,\n  "z": 2}\n]', "line 3, field 'z' = 2: the stream has no such field."),
         ("a.json", '[\n {"n": 0},\n 5]', "line 3: an event must be a JSON object, not a number."),
         ("a.csv", "n,s\n0,a\nx,b\n", "line 3, field 'n' = 'x': it must be int64, but it is not a whole number."),
-        ("a.csv", 'n,s\n0,"a\nb"\n1\n', "line 4: values: 1, but fields in the header: 2."),
+        ("a.csv", 'n,s\n0,"a\nb"\n1\n', "line 4: 1 value for the header's 2 fields."),
+        ("a.csv", "n,s\n0,a\n1,b,c\n", "line 3: 3 values for the header's 2 fields."),
         ("a.csv", 'n,s\n0,a\n1,"b"c\n', "line 3: ',' expected after '\"'."),
         ("a.csv", b"n,s\n0,a\n1,\xff\n", "line 3, field 's' = '\\udcff': it is not UTF-8."),
     ],
@@ -168,3 +169,55 @@ def test_database_that_goes_away(local, call, monkeypatch: pytest.MonkeyPatch) -
     )
     call("streams", "publish", "numbers", "a.ndjson", "--skip", 20)
     assert stored() == list(range(50))
+
+
+@pytest.mark.parametrize("name", ["semi.csv", "semi.csv.gz"])
+def test_csv_with_another_delimiter(numbers, call, name: str) -> None:
+    content = b"n;s\n1;a\n"
+    Path(name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    for on_error in ("stop", "skip"):
+        done = call("streams", "publish", "numbers", name, "--on-error", on_error, code=1)
+        assert done.stderr.startswith(
+            f"error: {name}: none of its columns is a field of numbers (n, s). Is the delimiter a comma?\n"
+        )
+    assert stored() == []
+
+
+@pytest.mark.parametrize("drift", ["evolve", "reject"])
+@pytest.mark.parametrize("text", ["hello world\n", "x,y\n1,2\n", "'n': 1\n", "n;s\n1;a\n", '"open\n', "<html>\n"])
+def test_text_is_no_data(local, call, text: str, drift: str) -> None:
+    declare("numbers", fields={"n": "int64", "s": "string?"}, on_schema_drift=drift)
+    done = call("streams", "publish", "numbers", "-", stdin=f"\n{text}", code=1)
+    assert done.stderr == (
+        "error: standard input, line 2: it is no JSON, nor does it name a field of numbers (n, s) as CSV would.\n"
+        "  If it is CSV, say so with --input csv. Nothing was published before that.\n"
+    )
+
+
+def test_csv_of_a_stream_without_fields(local, call) -> None:
+    declare("numbers")
+    done = call("streams", "publish", "numbers", "-", stdin="n\n1\n", code=1)
+    assert done.stderr.startswith("error: standard input, line 1: it is no JSON.\n")
+    call("streams", "publish", "numbers", "-", "--input", "csv", stdin="n\n1\n")
+    assert stored() == ["1"]
+
+
+def test_unknown_column_gets_the_nearest_field(local, call) -> None:
+    declare("users", fields={"id": "int64", "Email": "string"})
+    Path("a.csv").write_text("id,emial,other\n1,a,b\n")
+    done = call("streams", "publish", "users", "a.csv")
+    assert done.stderr == "note: a.csv: the column 'emial' is no field of users. Did you mean 'Email'?\n"
+    assert done.stdout == "published 1 event to users\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("a.csv", "n,s\n"), ("a.csv", ""), ("a.ndjson", "\n"), ("a.json", "[]"), ("a.txt", "")]
+)
+def test_empty_input_is_said(numbers, call, name: str, text: str) -> None:
+    Path(name).write_text(text)
+    assert call("streams", "publish", "numbers", name).stdout == f"{name} holds no event: nothing was published\n"
+
+
+def test_nothing_after_what_is_skipped(numbers, call) -> None:
+    done = call("streams", "publish", "numbers", "--data", '{"n": 1}', "--skip", 1)
+    assert done.stdout == "--data holds no event after the first 1: nothing was published\n"

@@ -105,7 +105,7 @@ def test_booleans_of_csv(local, call, text: str, value: bool) -> None:
         ("int64", "12 3", "field 'it' = '12 3': it must be int64"),
         ("int32", "9999999999", "it must be int32, but it is out of range for int32"),
         ("float64", "abc", "it must be float64, but it is not a number"),
-        ("float64", "nan", "it must be float64, but NaN and infinity"),
+        ("float64", "nan", "it must be float64, but it is NaN or infinity"),
         ("decimal(4,2)", "1.234", "it does not fit decimal(4,2) without rounding"),
         ("date", "31.01.2026", "it is not a date such as"),
         ("timestamp", "noon", "it is not a timestamp such as"),

@@ -11,15 +11,18 @@ import select
 import stat
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import chain
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
-from weft.errors import SchemaError, WeftError
+from weft.errors import SchemaError, WeftError, nearest
 from weft.types import FieldType, check_value, from_json
+
+if TYPE_CHECKING:
+    from weft.streams import Stream
 
 # A JSON array is read whole, to find where its events begin and end. NDJSON and CSV have no such limit.
 MAX_JSON_BYTES = 256 * 1024 * 1024
@@ -66,6 +69,8 @@ class Source:
         self._file: IO[bytes] | None = None
         self._lines_read = 0
         self._closing = ExitStack()
+        self.note: Callable[[str], object] = lambda text: None
+        """Called with what somebody should know about the input."""
         self.pausing: Callable[[], object] = lambda: None
         """Called when the next event may be long in coming."""
 
@@ -87,13 +92,14 @@ class Source:
         """How many bytes of the file were read; of a compressed one, compressed bytes."""
         return self._file.tell() if self._file is not None and self.size is not None else 0
 
-    def records(self, fields: Mapping[str, FieldType], skip: int = 0) -> Iterator[Record]:
-        """The events from the one after the first `skip`; `fields` says what the texts of a CSV file stand for."""
+    def records(self, stream: Stream, skip: int = 0) -> Iterator[Record]:
+        """The events from the one after the first `skip`; the stream's fields say what the texts of CSV stand for."""
+        fields = stream.fields
         try:
-            layout, lines = self._sniffed()
-            read: Callable[[Iterator[bytes]], Iterator[_Raw]] = getattr(self, f"_read_{layout}")
+            layout, lines = self._sniffed(stream)
+            read: Callable[[Iterator[bytes], Stream], Iterator[_Raw]] = getattr(self, f"_read_{layout}")
             decode = _DECODERS[layout]
-            for number, (line, raw, payload) in enumerate(read(lines), 1):
+            for number, (line, raw, payload) in enumerate(read(lines, stream), 1):
                 if number <= skip:
                     continue
                 try:
@@ -110,7 +116,7 @@ class Source:
 
     # ---------------------------------------------------------- lines
 
-    def _sniffed(self) -> tuple[str, Iterator[bytes]]:
+    def _sniffed(self, stream: Stream) -> tuple[str, Iterator[bytes]]:
         """The layout, by the file's ending or its first line."""
         if self._text is not None:
             return "json", iter([self._text.encode("utf-8", "surrogatepass")])
@@ -124,7 +130,15 @@ class Source:
             first.append(line)
             if line.strip(b" \t\r\n\xef\xbb\xbf"):
                 break
-        return _layout_of(first[-1] if first else b""), chain(first, lines)
+        layout = _layout_of(first[-1] if first else b"", stream.fields)
+        if layout is None:
+            named = f", nor does it name a field of {stream.name} ({_listed(stream.fields)}) as CSV would"
+            raise self._fail(
+                len(first),
+                f": it is no JSON{named if stream.fields else ''}",
+                hint="If it is CSV, say so with --input csv.",
+            )
+        return layout, chain(first, lines)
 
     def _lines(self) -> Iterator[bytes]:
         assert self._file is not None
@@ -162,13 +176,13 @@ class Source:
 
     # ---------------------------------------------------------- layouts
 
-    def _read_ndjson(self, lines: Iterator[bytes]) -> Iterator[_Raw]:
+    def _read_ndjson(self, lines: Iterator[bytes], _: Stream) -> Iterator[_Raw]:
         for line, content in enumerate(lines, 1):
             content = content.strip()
             if content:
                 yield line, content.decode("utf-8", "replace"), content
 
-    def _read_json(self, lines: Iterator[bytes]) -> Iterator[_Raw]:
+    def _read_json(self, lines: Iterator[bytes], _: Stream) -> Iterator[_Raw]:
         """An object or an array of objects, or several of either."""
         parts, size = [], 0
         for content in lines:
@@ -210,7 +224,7 @@ class Source:
         if in_array:
             raise self._fail(text.count("\n") + 1, ": the list has no end")
 
-    def _read_csv(self, lines: Iterator[bytes]) -> Iterator[_Raw]:
+    def _read_csv(self, lines: Iterator[bytes], stream: Stream) -> Iterator[_Raw]:
         csv.field_size_limit(MAX_LINE_BYTES)
         held: list[str] = []
 
@@ -235,16 +249,30 @@ class Source:
                 if isinstance(row, csv.Error):
                     raise self._fail(begins, f": {row}")
                 if row:
-                    header, self.header = self._checked_header(begins, row), "".join(held)
+                    header, self.header = self._checked_header(begins, row, stream), "".join(held)
             elif row:
                 yield begins, "".join(held), (header, row)
 
-    def _checked_header(self, line: int, row: list[str]) -> list[str]:
+    def _checked_header(self, line: int, row: list[str], stream: Stream) -> list[str]:
         header = [name.strip() for name in row]
         for index, name in enumerate(header):
             if not name or name in header[:index]:
                 problem = f"two columns are named {name!r}" if name else f"column {index + 1} has no name"
                 raise self._fail(line, f": {problem}", hint="The first line of a CSV file names the fields.")
+        fields = stream.fields
+        if fields and not fields.keys() & header:
+            raise SchemaError(
+                f"{self.name}: none of its columns is a field of {stream.name} ({_listed(fields)}). "
+                "Is the delimiter a comma?",
+                hint="The first line of a CSV file names the fields.",
+            )
+        for name in header if fields else ():
+            close = nearest(name.lower(), {field.lower(): field for field in fields})
+            if name not in fields and close is not None:
+                meant = next(field for field in fields if field.lower() == close)
+                self.note(
+                    f"note: {self.name}: the column {name!r} is no field of {stream.name}. Did you mean {meant!r}?"
+                )
         return header
 
 
@@ -259,7 +287,12 @@ def _lines_of(file: IO[bytes] | gzip.GzipFile) -> Iterator[bytes]:
     return iter(lambda: file.readline(MAX_LINE_BYTES + 1), b"")
 
 
-def _layout_of(line: bytes) -> str:
+def _listed(fields: Iterable[str]) -> str:
+    names = list(fields)
+    return ", ".join(names[:10]) + ", …" * (len(names) > 10)
+
+
+def _layout_of(line: bytes, fields: Mapping[str, FieldType]) -> str | None:
     content = line.strip(b" \t\r\n\xef\xbb\xbf")
     if content[:1] == b"{":
         # A whole object on its first line is followed by others; one that goes on below is alone or in a list.
@@ -268,7 +301,13 @@ def _layout_of(line: bytes) -> str:
         except ValueError:
             return "ndjson" if content[-1:] == b"}" else "json"
         return "ndjson"
-    return "json" if content[:1] in (b"[", b"") else "csv"
+    if content[:1] in (b"[", b""):
+        return "json"
+    try:
+        header = next(csv.reader([content.decode("utf-8", "replace")]))
+    except csv.Error:
+        return None
+    return "csv" if fields.keys() & {name.strip() for name in header} else None
 
 
 def _skip(text: str, at: int) -> int:
@@ -323,7 +362,8 @@ def _event_of_row(
     if isinstance(row, csv.Error):
         raise _BadRecordError(f": {row}")
     if len(row) != len(header):
-        raise _BadRecordError(f": values: {len(row)}, but fields in the header: {len(header)}")
+        count = f"{len(row)} value{'' if len(row) == 1 else 's'}"
+        raise _BadRecordError(f": {count} for the header's {len(header)} field{'' if len(header) == 1 else 's'}")
     event: dict[str, Any] = dict.fromkeys(header)
     for name, text in zip(header, row, strict=True):
         if not text:

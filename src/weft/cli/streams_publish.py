@@ -171,7 +171,7 @@ def _interrupts_wait() -> Iterator[None]:
     "--input",
     "layout",
     type=click.Choice(["json", "ndjson", "csv"]),
-    help="The form of the input; else the file's ending or its first line tells.",
+    help="The form of the input; else the file's ending or its first line tells. CSV names a field there.",
 )
 @click.option(
     "--batch-size",
@@ -238,9 +238,9 @@ def publish(
         written = closing.enter_context(open(rejects, "w", encoding="utf-8", errors="replace")) if rejects else None
         advance, say = closing.enter_context(_progress(source))
         run = _Publish(stream, connection, source, batch_size, on_error, written, say, done=skip)
-        source.pausing = run.flush
+        source.pausing, source.note = run.flush, say
         try:
-            for record in source.records(stream.fields, skip):
+            for record in source.records(stream, skip):
                 run.add(record)
                 if not run.batch:
                     advance(run.received)
@@ -271,6 +271,10 @@ def _report(run: _Publish, seconds: float, output: str) -> None:
                 "events_per_second": round(rate),
             }
         )
+        return
+    if not run.received and not run.rejected:
+        after = f" after the first {run.done:,}" if run.done else ""
+        click.echo(f"{run.source.name} holds no event{after}: nothing was published")
         return
     parts = [f"{click.style('published', fg='green', bold=True)} {events(run.published)} to {run.stream.name}"]
     for count, what in (
