@@ -7,6 +7,7 @@ import asyncio
 import atexit
 import os
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for_all
@@ -31,6 +32,8 @@ class Hub:
 
     def __init__(self, connection: Connection, clock: Callable[[], float]) -> None:
         self.connection = connection
+        self.real_time = clock is time.time
+        """Not so in a test that moves its own clock."""
         self.store: Store = system_for(connection.kind).load_log()(connection, clock)
         self.watch = Watch(self.store)
         self._committers = [Committer(self.store, self._committed) for _ in range(self.store.committers)]
@@ -188,6 +191,11 @@ def _threads() -> ThreadPoolExecutor:
     if _blocking is None:
         _blocking = ThreadPoolExecutor(_BLOCKING_THREADS, thread_name_prefix="weft-io")
     return _blocking
+
+
+def submit(function: Callable[..., T], *arguments: Any) -> Future[T]:
+    """Run a blocking call of the log protocol in a thread."""
+    return _threads().submit(function, *arguments)
 
 
 async def in_thread(function: Callable[..., T], *arguments: Any) -> T:

@@ -325,13 +325,14 @@ class PostgresStore(SqlStore):
         )
         return {key for (key,) in found}
 
-    def forget_keys(self, session: Session, log: SqlLog, before: int) -> None:
+    def forget_keys(self, session: Session, log: SqlLog, before: int, limit: int) -> int:
         """Those that a publisher renews right now are left: to wait for it could deadlock."""
-        session.run(
+        found = session.run(
             f"DELETE FROM {self.keys} WHERE stream = ? AND id IN (SELECT id FROM {self.keys} "
-            "WHERE stream = ? AND seen < ? FOR UPDATE SKIP LOCKED)",
-            (log.number, log.number, before),
+            "WHERE stream = ? AND seen < ? LIMIT ? FOR UPDATE SKIP LOCKED)",
+            (log.number, log.number, before, limit),
         )
+        return int(found.rowcount)
 
     # ---------------------------------------------------------------------------------------------------------- reading
 

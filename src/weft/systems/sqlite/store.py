@@ -23,7 +23,7 @@ from weft.systems.log import EXTRA, PUBLISH_ID, PUBLISHED_AT, ROWID, Batch
 from weft.systems.sql.log import SqlLog
 from weft.systems.sql.store import Role, Session, SqlStore, contiguous, publish_ids
 from weft.systems.sqlite.connection import SQLiteConnection
-from weft.types import FieldType, from_sql
+from weft.types import FieldType, comparable, from_sql
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -242,7 +242,8 @@ class SqliteStore(SqlStore):
     def add_column(self, log: SqlLog, name: str, kind: FieldType) -> None:
         """ALTER TABLE under the write lock, where nobody else can add the same."""
         with self.session("publish") as session:
-            if name not in (self.reflect(session, log.schema, log.name) or {}):
+            present = self.reflect(session, log.schema, log.name) or {}
+            if comparable(name) not in map(comparable, present):
                 session.run(f"ALTER TABLE {log.table} ADD COLUMN {self.quote(name)} {kind.sql('sqlite')}")
 
     def insert_ignore(self, table: str, columns: Sequence[str]) -> str:
