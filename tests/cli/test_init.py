@@ -15,8 +15,8 @@ def test_files(run, folder: str) -> None:
     assert tomllib.loads(Path(folder, "weft.toml").read_text()) == {"modules": ["my_streams"]}
     assert "@stream(" in Path(folder, "my_streams.py").read_text()
     assert Path(folder, ".gitignore").read_text() == ".weft/\n"
-    assert "weft streams publish user_events --data '{" in done.stdout
-    assert "weft streams tail user_events" in done.stdout
+    assert "weft streams publish page_views --data '{" in done.stdout
+    assert "weft streams tail page_views" in done.stdout
     assert (f"cd {folder}" in done.stdout) == (folder != ".")
 
 
@@ -58,7 +58,16 @@ def test_place_that_cannot_be_written(run) -> None:
 
 def test_first_steps_work(run) -> None:
     run("init")
-    published = run("streams", "publish", "user_events", "--data", '{"user_id": "u_123", "action": "click"}')
+    published = run("streams", "publish", "page_views", "--data", '{"user_id": "u_123", "page": "/"}')
     assert published.returncode == 0, published.stderr
     listed = run("streams", "list")
-    assert "user_events" in listed.stdout, listed.stderr
+    assert "page_views" in listed.stdout, listed.stderr
+
+
+def test_sample_goes_with_the_quickstart(run) -> None:
+    run("init")
+    quickstart = Path(__file__).parents[2] / "examples" / "quickstart.py"
+    Path("quickstart.py").write_text(quickstart.read_text())
+    listed = run("streams", "list", "--module", "quickstart")
+    assert listed.returncode == 0, listed.stderr
+    assert "user_events" in listed.stdout and "page_views" in listed.stdout

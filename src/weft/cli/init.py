@@ -28,15 +28,15 @@ from weft import stream
 
 
 @stream(
-    name="user_events",
+    name="page_views",
     schema="events",
-    fields={"user_id": "string", "action": "string", "timestamp": "timestamp?"},
-    description="User interaction events",
+    fields={"user_id": "string", "page": "string", "timestamp": "timestamp?"},
+    description="Pages that users looked at",
     tags=["ingestion", "clickstream"],
     owner="data-team",
 )
-def user_events():
-    """Never called: it stands for the stream, as in publish(user_events, {...})."""
+def page_views():
+    """Never called: it stands for the stream, as in publish(page_views, {...})."""
 '''
 
 _FILES = {"weft.toml": _SETTINGS, "my_streams.py": _STREAMS}
@@ -66,8 +66,8 @@ def init(directory: Path, force: bool) -> None:
     click.echo("\nNext:")
     if directory.resolve() != Path.cwd():
         click.echo(f"  cd {directory}")
-    click.echo("""  weft streams publish user_events --data '{"user_id": "u_123", "action": "click"}'""")
-    click.echo("  weft streams tail user_events")
+    click.echo("""  weft streams publish page_views --data '{"user_id": "u_123", "page": "/"}'""")
+    click.echo("  weft streams tail page_views")
 
 
 def _ignore(file: Path) -> None:
