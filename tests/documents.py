@@ -9,6 +9,7 @@
 | `toml FILE` | written to FILE; `toml` alone must be valid |
 | `json` | must be valid |
 | `py`, `console`, `text`, `sql`, none | shown only: signatures, and commands of a user's machine |
+| `py FILE` | written to FILE, for an `sh` block to run |
 """
 
 from __future__ import annotations
@@ -69,10 +70,10 @@ class Reader:
                 assert block.language in SHOWN_ONLY or hasattr(self, f"_{block.language}"), (
                     f"{where}: what kind of block is it? See {__file__}"
                 )
-                if block.language in SHOWN_ONLY:
-                    continue
                 if block.file:
                     Path(block.file).write_text(block.text, encoding="utf-8")
+                if block.language in SHOWN_ONLY:
+                    continue
                 try:
                     getattr(self, f"_{block.language}")(block, runner)
                 except BaseException as error:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from documents import ROOT
+from documents import ROOT, blocks_of
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
@@ -22,6 +24,29 @@ def test_example(example: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout
     assert done.stderr == ""
+
+
+def test_the_worker_of_the_guide_goes_on_after_a_failure_and_stops_when_told(project: Path) -> None:
+    for block in blocks_of(ROOT / "docs" / "streams.md"):
+        if block.file in ("my_streams.py", "worker.py"):
+            Path(block.file).write_text(block.text)
+    events = [{"user_id": "a", "action": "x"}, {"user_id": "b", "action": None}, {"user_id": "c", "action": "z"}]
+
+    def run(call: str) -> str:
+        command = [sys.executable, "-c", f"import weft, my_streams; print(weft.{call})"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+    run(f"publish_sync('user_events', {events})")
+    with subprocess.Popen(
+        [sys.executable, "worker.py"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as worker:
+        assert worker.stdout is not None and worker.stderr is not None
+        assert [worker.stdout.readline() for _ in range(2)] == ["a X\n", "c Z\n"]
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(timeout=60) == 0
+        assert "AttributeError" in worker.stderr.read()
+    (group,) = ast.literal_eval(run("groups_sync('user_events')"))
+    assert (group["lag"], group["pending"], group["members"]) == (0, 1, [])
 
 
 def test_the_demo_leaves_the_users_own_database_alone(project: Path) -> None:
