@@ -65,7 +65,8 @@ def publish_events() -> None:
     step("Publish: one event, a list, and one that does not fit")
     first = {"payment_id": "p_1", "amount": "12.50", "paid_at": "2026-01-31T12:00:00+01:00"}
     result = weft.publish_sync("payments", first)
-    say(f"publish_sync returned {result}")
+    for key in ("status", "rows_received", "first_rowid", "publish_id"):
+        say(f"{key}: {result[key]}")
     weft.publish_sync(payments, [payment(2), payment(3)])
     try:
         weft.publish_sync("payments", [payment(4), {"payment_id": "p_5", "amount": "a lot"}])
