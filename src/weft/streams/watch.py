@@ -72,8 +72,9 @@ class Watch:
 
     def _watching(self) -> None:
         if self._thread is None and not self.closed:
-            self._thread = threading.Thread(target=self._run, name="weft-watch", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="weft-watch", daemon=True)
+            thread.start()
+            self._thread = thread
 
     def _run(self) -> None:
         seen: object = None

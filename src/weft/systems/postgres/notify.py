@@ -46,8 +46,9 @@ class Notifier:
         if self._thread is None:
             with self._starting:
                 if self._thread is None and not self._closed:
-                    self._thread = threading.Thread(target=self._run, name="weft-notify", daemon=True)
-                    self._thread.start()
+                    thread = threading.Thread(target=self._run, name="weft-notify", daemon=True)
+                    thread.start()
+                    self._thread = thread
 
     def close(self) -> None:
         """Send what is due, then end the thread."""
