@@ -36,14 +36,43 @@ def test_no_server(make_store: Callable[..., PostgresStore]) -> None:
     store.appended()
 
 
-def test_ended_by_an_administrator(store: PostgresStore, connect: Connect) -> None:
-    publish(store)
+def hang_up(connect: Connect) -> None:
     connect().execute(
         "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity "
         "WHERE application_name = 'weft' AND datname = current_database()"
     )
-    with pytest.raises(ConnectionFailedError) as caught:
+
+
+def test_hung_up_on_while_idle(store: PostgresStore, connect: Connect) -> None:
+    """As a restart does: what rests in the pools is dropped, not handed to the next one who needs it."""
+    for count in (1, 2, 3):
         publish(store)
+        log = store.open("events", "t", FIELDS)
+        assert len(log.lease("c", f"m{count}", 10, 60).spans) == 1
+        assert log.count() == count
+        assert sum(batch.num_rows for batch in log.read_arrow(0, log.head())) == count
+        assert store.arrow_idle
+        hang_up(connect)
+
+
+def test_a_message_that_waits_is_no_reason_to_hang_up(store: PostgresStore, connect: Connect) -> None:
+    publish(store)
+    ((_, driver),) = store._idle["publish"]
+    driver.execute("LISTEN something")
+    driver.commit()
+    notifier = connect(autocommit=True)
+    notifier.execute("NOTIFY something")
+    servers.wait_until(lambda: module._has_input(driver), "the message")
+    with store.session("publish") as session:
+        assert session.driver is driver
+
+
+def test_ended_by_an_administrator(store: PostgresStore, connect: Connect) -> None:
+    publish(store)
+    with pytest.raises(ConnectionFailedError) as caught, store.session("publish") as session:
+        session.run("SELECT 1")
+        hang_up(connect)
+        session.run("SELECT 1")
     assert "may or may not" in (caught.value.hint or "")
     publish(store)
     assert store.open("events", "t", FIELDS).count() == 2

@@ -33,29 +33,48 @@ def batches(
         store.quote(name) if kind.base in _NATIVE else f"{store.quote(name)}::text" for name, kind in columns.items()
     )
     schema = pa.schema([(name, kind.arrow) for name, kind in columns.items()])
+    sql = (
+        f"SELECT {wanted} FROM {log.table} "
+        f"WHERE {log.rowid} > {int(after)} AND {log.rowid} <= {int(upto)} ORDER BY {log.rowid}"
+    )
+    begun = False
+    while True:
+        driver = _idle(store)
+        fresh = driver is None
+        finished = False
+        try:
+            driver = driver or _connect(dbapi, store)
+            with closing(driver.cursor()) as cursor:
+                cursor.execute(sql)
+                for batch in cursor.fetch_record_batch():
+                    begun = True
+                    if batch.num_rows:
+                        yield _cast(batch, schema)
+            finished = True
+            return
+        except dbapi.Error as error:
+            # The server may have been restarted: what else is idle is broken as well.
+            _close_idle(store)
+            if fresh or begun:
+                raise _explain(dbapi, store, error) from None
+        finally:
+            # A reader that stopped early leaves the rest of its COPY in the connection.
+            if finished:
+                store.arrow_idle.append(driver)
+            elif driver is not None:
+                driver.close()
+
+
+def _idle(store: PostgresStore) -> Any:
     try:
-        driver = store.arrow_idle.pop() if store.arrow_idle else _connect(dbapi, store)
-    except dbapi.Error as error:
-        raise _explain(dbapi, store, error) from None
-    finished = False
-    try:
-        with closing(driver.cursor()) as cursor:
-            cursor.execute(
-                f"SELECT {wanted} FROM {log.table} "
-                f"WHERE {log.rowid} > {int(after)} AND {log.rowid} <= {int(upto)} ORDER BY {log.rowid}"
-            )
-            for batch in cursor.fetch_record_batch():
-                if batch.num_rows:
-                    yield _cast(batch, schema)
-        finished = True
-    except dbapi.Error as error:
-        raise _explain(dbapi, store, error) from None
-    finally:
-        # A reader that stopped early leaves the rest of its COPY in the connection.
-        if finished:
-            store.arrow_idle.append(driver)
-        else:
-            driver.close()
+        return store.arrow_idle.pop()
+    except IndexError:
+        return None
+
+
+def _close_idle(store: PostgresStore) -> None:
+    while (driver := _idle(store)) is not None:
+        driver.close()
 
 
 def _connect(dbapi: Any, store: PostgresStore) -> Any:
@@ -70,9 +89,6 @@ def _connect(dbapi: Any, store: PostgresStore) -> Any:
 
 
 def _explain(dbapi: Any, store: PostgresStore, error: Exception) -> WeftError:
-    # The server may have been restarted: what else is idle is broken as well.
-    while store.arrow_idle:
-        store.arrow_idle.pop().close()
     text = " ".join(settings.redact(str(error), store.connection.secrets()).split())
     kind = ConnectionFailedError if isinstance(error, dbapi.OperationalError) else WeftError
     return kind(f"PostgreSQL ({store.connection.target}): {text}")

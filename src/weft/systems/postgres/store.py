@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import random
 import re
+import select
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import lru_cache
 from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -43,6 +45,9 @@ _CREATE_LOCK = f"{0x77656674}, 0"
 # The registry's keys are (stream << 44) | offset: 2^19 streams with 2^44 offsets each.
 _OFFSET_BITS = 44
 _MAX_STREAM = 2**19 - 1
+# A longer statement is several, in characters of up to four bytes: the server ends a connection that sends a gigabyte.
+_STATEMENT_CHARACTERS = 64 * 1024 * 1024
+_MAX_STATEMENT_BYTES = 1_000_000_000
 # PostgreSQL cuts longer names without an error, and two of them could become one.
 _NAME_BYTES = 63
 
@@ -128,6 +133,14 @@ class PostgresStore(SqlStore):
         # A prepared SELECT * fails once somebody has added a column.
         prepare = False if sql.startswith("SELECT *") else None
         return driver.cursor(binary=True).execute(sql, parameters, prepare=prepare)
+
+    def _borrow(self, role: Role) -> Any:
+        """As for every database, except that one with unread input is tried first: most often the server hung up."""
+        while True:
+            driver = super()._borrow(role)
+            if not driver.closed and (not _has_input(driver) or self.alive(driver)):
+                return driver
+            self._drop(driver)
 
     def alive(self, driver: psycopg.Connection[Any]) -> bool:
         """Ask it."""
@@ -289,7 +302,8 @@ class PostgresStore(SqlStore):
             return self.append_in(session, batches)
 
     def insert(self, session: Session, log: SqlLog, batches: Sequence[Batch]) -> list[tuple[int, int]]:
-        """One statement for all. Several publishers' offsets interleave; those of a statement are in its order."""
+        """One statement for all, unless it were too long. Several publishers' offsets interleave; those of a statement
+        are in its order."""
         types, first = log.types(), batches[0]
         names, kinds = list(first.columns), [types[name] for name in first.columns]
         columns = [list(chain.from_iterable(parts)) for parts in zip(*(batch.values for batch in batches), strict=True)]
@@ -302,14 +316,20 @@ class PostgresStore(SqlStore):
             names.append(PUBLISH_ID)
             kinds.append(FieldType("string"))
             columns.append([publish_id for publish_id, count in publishes for _ in range(count)])
-        register = log.number not in session.written
-        sql = _insert_sql(log.table, self.sequence(log.number), log.number, tuple(names), tuple(kinds), register)
-        session.written.add(log.number)
-        arrays = [array_literal(values, kind) for values, kind in zip(columns, kinds, strict=True)]
         ids = () if names[-1] == PUBLISH_ID else (publishes[0][0],)
-        stored = self.execute(session.driver, sql, (*ids, *arrays)).fetchone()
-        assert stored is not None
-        offsets = stored[0]
+        parts = _array_literals(columns, kinds)
+        offsets: list[int] = []
+        driver = session.driver
+        with driver.transaction() if len(parts) > 1 and driver.autocommit else nullcontext():
+            for arrays in parts:
+                register = log.number not in session.written
+                sql = _insert_sql(
+                    log.table, self.sequence(log.number), log.number, tuple(names), tuple(kinds), register
+                )
+                session.written.add(log.number)
+                stored = self.execute(driver, sql, (*ids, *arrays)).fetchone()
+                assert stored is not None
+                offsets += stored[0]
         if len(publishes) == 1:
             return [(offsets[0], offsets[-1])]
         ends = accumulate(count for _, count in publishes)
@@ -389,6 +409,13 @@ _BUSY = ("40001", "40P01", "55P03", "57014")
 _FULL = ("53", "58", "25006")
 
 
+def _has_input(driver: psycopg.Connection[Any]) -> bool:
+    """Whether there is something to read that nobody asked for: the end of the connection, or a message."""
+    waiting = select.poll()
+    waiting.register(driver.fileno(), select.POLLIN)
+    return bool(waiting.poll(0))
+
+
 @lru_cache(maxsize=1024)
 def _insert_sql(
     table: str, sequence: str, number: int, names: tuple[str, ...], kinds: tuple[FieldType, ...], register: bool
@@ -427,6 +454,28 @@ def _fence_sql(sequence: str, number: int) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------- array literals
+
+
+def _array_literals(columns: Sequence[list[Any]], kinds: Sequence[FieldType]) -> list[list[str]]:
+    """The columns as array literals, one list for each statement that they need."""
+    arrays = [array_literal(values, kind) for values, kind in zip(columns, kinds, strict=True)]
+    rows = len(columns[0])
+    if sum(map(len, arrays)) <= _STATEMENT_CHARACTERS:
+        return [arrays]
+    if rows == 1:
+        size = sum(len(array.encode()) for array in arrays)
+        if size > _MAX_STATEMENT_BYTES:
+            raise SchemaError(
+                f"An event is too long for PostgreSQL: {size:,} bytes, and it takes {_MAX_STATEMENT_BYTES:,}."
+            )
+        return [arrays]
+    del arrays
+    half = rows // 2
+    return [
+        *_array_literals([values[:half] for values in columns], kinds),
+        *_array_literals([values[half:] for values in columns], kinds),
+    ]
+
 
 _ESCAPE = re.compile(r"\\(?:u00([0-9a-fA-F]{2})|(.))")
 _RAW = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
