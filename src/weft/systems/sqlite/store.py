@@ -56,6 +56,7 @@ class SqliteStore(SqlStore):
         self._writing = threading.Lock()
         self._watcher: sqlite3.Connection | None = None
         self._watchers = 0
+        self._watching = threading.Lock()
         self._in_use = _InUse()
         if not self.in_memory:
             _stores.add(self)
@@ -162,10 +163,16 @@ class SqliteStore(SqlStore):
                 f"{where} has been locked by another process for {LOCK_SECONDS:.0f} seconds.",
                 hint="Nothing was stored. End the other transaction, then try again.",
             )
-        if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR):
+        if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY):
             return StorageError(
                 f"{where} cannot be written: {error}.",
                 hint="Nothing was stored. Free disk space or check its permissions.",
+            )
+        if code == sqlite3.SQLITE_IOERR:
+            # The disk may have failed to confirm a commit that it holds nevertheless.
+            return StorageError(
+                f"{where} cannot be read or written: {error}.",
+                hint="If this was a publish, its events may or may not be stored. Check the disk and its free space.",
             )
         if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
             return ConnectionFailedError(
@@ -184,7 +191,8 @@ class SqliteStore(SqlStore):
             if self._memory is not None:
                 self._memory.close()
             self._memory = None
-            self._drop_watcher()
+            with self._watching:
+                self._drop_watcher()
 
     def _drop_watcher(self) -> None:
         if self._watcher is not None:
@@ -303,7 +311,7 @@ class SqliteStore(SqlStore):
         if self.in_memory:
             time.sleep(timeout)
             return None
-        with self._in_use:
+        with self._in_use, self._watching:
             if self._watcher is None:
                 self._watcher = self.connect("read")
                 self._watchers += 1
@@ -314,6 +322,11 @@ class SqliteStore(SqlStore):
                 if state != seen or time.monotonic() >= deadline:
                     return state
                 time.sleep(_POLL_SECONDS)
+
+    def unwatch(self) -> None:
+        """Close the connection that `changed` asks; the next call opens another."""
+        with self._in_use, self._watching:
+            self._drop_watcher()
 
 
 class _InUse:
