@@ -46,8 +46,6 @@ class Project:
         self.streams: dict[str, Stream] = {}
         self.clock: Callable[[], float] = time.time
         """What the embedded database takes for the time; a test may put another clock here."""
-        self.opened: dict[Connection, Any] = {}
-        """What `weft.streams` holds open, by connection."""
         self.opened_streams: dict[Any, Any] = {}
         """Streams that were opened, by what the caller named them."""
         self._root = Path(root) if root is not None else None

@@ -8,8 +8,7 @@ import weft
 from weft.streams.runtime import open_stream
 
 
-@pytest.mark.parametrize("broken", ["append", "appended"])
-async def test_a_defect_is_an_error_and_the_next_publish_works(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_defect_is_an_error_and_the_next_publish_works(monkeypatch: pytest.MonkeyPatch) -> None:
     with weft.testing.project():
 
         @weft.stream
@@ -18,7 +17,7 @@ async def test_a_defect_is_an_error_and_the_next_publish_works(broken: str, monk
         weft.publish_sync("jobs", {"id": 1})
         store = open_stream("jobs").hub.store
         with monkeypatch.context() as patch:
-            patch.setattr(store, broken, lambda *_: 1 / 0)
+            patch.setattr(store, "append", lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 weft.publish_sync("jobs", {"id": 2})
             with pytest.raises(ZeroDivisionError):

@@ -249,3 +249,28 @@ def test_arrow_on_both_sides(streams: Project) -> None:
     """)
     assert parent == (list(range(5)),) * 3
     assert child == list(range(5))
+
+
+def test_fork_inside_another_project(streams: Project) -> None:
+    """A child that leaves the block of its test goes on with the project outside, whose threads it does not have."""
+    declare(fields={"n": "int64"})
+    child = fork("""
+        import weft.testing
+        stream = declare(fields={"n": "int64"})
+        weft.publish_sync(stream, {"n": 0})
+        inside = weft.testing.project()
+        inside.__enter__()
+        weft.publish_sync(stream, {"n": 100})
+        def work(pause):
+            weft.publish_sync(stream, {"n": 101})
+            inside.__exit__(None, None, None)
+            return weft.publish_sync(stream, {"n": 1})["status"]
+        said = Child(work).answer()
+        weft.publish_sync(stream, {"n": 102})
+        assert [event["n"] for event in drain(stream, "check")] == [100, 102]
+        inside.__exit__(None, None, None)
+        weft.publish_sync(stream, {"n": 2})
+        answer(said)
+    """)
+    assert child == "accepted"
+    assert numbers() == [0, 1, 2]

@@ -8,8 +8,9 @@ that an error reaches the one that caused it.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import groupby
 from queue import Empty, SimpleQueue
@@ -22,14 +23,32 @@ from weft.systems.log import Appended, Batch, Log, Store
 if TYPE_CHECKING:
     from weft.streams.runtime import Opened
 
-# What one commit takes at most: a longer one would make everybody in it wait for its slowest part.
+_log = logging.getLogger("weft.streams")
+
+# What one commit takes at most, unless one publish alone is larger: everybody in it waits for its slowest part.
 _GROUP_EVENTS = 20_000
+_GROUP_BYTES = 64 * 1024 * 1024
+# How large a publish is shows in some of its events.
+_WEIGHED_EVENTS = 16
+_WEIGHED_DEPTH = 4
 
 
 class Ticket:
     """One publish that waits for its commit. Either its events are still to be encoded, or its batches are ready."""
 
-    __slots__ = ("appended", "batches", "encode", "error", "events", "future", "lock", "loop", "publish_id", "ready")
+    __slots__ = (
+        "appended",
+        "batches",
+        "encode",
+        "error",
+        "events",
+        "future",
+        "lock",
+        "loop",
+        "publish_id",
+        "ready",
+        "weight",
+    )
 
     future: asyncio.Future[None]
     lock: threading.Lock
@@ -49,6 +68,8 @@ class Ticket:
         self.appended: Appended | None = None
         """What became of the events that went to the stream itself, not to its quarantine."""
         self.error: BaseException | None = None
+        self.weight = 0
+        """About how many bytes the events have."""
         self.loop: asyncio.AbstractEventLoop | None = None
 
     def settle(self) -> None:
@@ -68,12 +89,15 @@ class Committer:
     It never waits for more to arrive: while it commits, the next group gathers by itself.
     """
 
-    def __init__(self, store: Store, committed: Callable[[], None]) -> None:
+    def __init__(self, store: Store, committed: Callable[[], None], name: str) -> None:
         self._store = store
         self._committed = committed
+        self._name = name
         self._queue: SimpleQueue[Ticket | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._starting = threading.Lock()
+        # Nothing is queued behind the end. Reentrant: a signal's handler may close while its own thread publishes.
+        self._lock = threading.RLock()
+        self._closed = False
 
     def publish(self, ticket: Ticket) -> None:
         """Store a publish, all or nothing, and return once it is durable."""
@@ -92,54 +116,88 @@ class Committer:
         return ticket.future
 
     def _put(self, ticket: Ticket) -> None:
-        if self._thread is None:
-            with self._starting:
-                if self._thread is None:
-                    self._thread = threading.Thread(target=self._run, name="weft-commit", daemon=True)
-                    self._thread.start()
-        self._queue.put(ticket)
+        ticket.weight = _weigh(ticket.events)
+        with self._lock:
+            if self._closed:
+                raise self._too_late()
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="weft-commit", daemon=True)
+                thread.start()
+                self._thread = thread
+            self._queue.put(ticket)
+            self._refuse_rest()
 
     def close(self) -> None:
-        """Commit what is queued, then end the thread."""
-        if self._thread is not None:
+        """Commit what is queued, then end the thread. Whoever comes later gets an error."""
+        with self._lock:
+            self._closed = True
             self._queue.put(None)
-            self._thread.join()
-            self._thread = None
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+        self._refuse_rest()
+
+    def _too_late(self) -> ConnectionFailedError:
+        return ConnectionFailedError(
+            f"Nothing was published: {self._name} was closed.", hint="Publish again: the next use opens it."
+        )
+
+    def _refuse_rest(self) -> None:
+        """Once this is closed, answer whatever came behind the end."""
+        if not self._closed:
+            return
+        rest = []
+        with suppress(Empty):
+            while True:
+                ticket = self._queue.get_nowait()
+                if ticket is not None:
+                    ticket.error = self._too_late()
+                    rest.append(ticket)
+        _wake(rest)
 
     def _run(self) -> None:
+        following: list[Ticket | None] = []
         while True:
-            ticket = self._queue.get()
+            ticket = following.pop() if following else self._queue.get()
             if ticket is None:
                 return
-            group, events, last = [ticket], len(ticket.events), False
+            group, events, weight = [ticket], len(ticket.events), ticket.weight
             with suppress(Empty):
                 while events < _GROUP_EVENTS:
                     ticket = self._queue.get_nowait()
-                    if ticket is None:
-                        last = True
+                    if ticket is None or weight + ticket.weight > _GROUP_BYTES:
+                        following.append(ticket)
                         break
                     group.append(ticket)
                     events += len(ticket.events)
+                    weight += ticket.weight
             try:
                 self._commit(group)
             except BaseException as error:  # a defect of ours, after the commit: better an error than a wait for ever
                 for ticket in group:
                     ticket.error = ticket.error or _copy(error)
             _wake(group)
-            if last:
-                return
 
-    def _commit(self, group: list[Ticket]) -> None:
+    def _commit(self, group: list[Ticket], *, again: bool = False) -> None:
+        unencoded = [ticket for ticket in group if ticket.batches is None]
+        batches: list[Batch] = []
         try:
             batches, owners = _encode(group)
             results = self._store.append(batches) if batches else []
         except BaseException as error:
             # What ends this thread would leave everybody waiting for ever, so everything is somebody's answer.
             waiting = [ticket for ticket in group if ticket.error is None]
-            if len(waiting) > 1 and not _from_outside(error):
+            if _from_outside(error):
+                for ticket in waiting:
+                    ticket.error = _copy(error)
+            elif not again and _altered(batches):
+                for ticket in unencoded:
+                    ticket.batches = None
+                self._commit(waiting, again=True)
+            elif len(waiting) > 1:
                 # One of them is to blame: alone, each gets its own answer.
                 for ticket in waiting:
-                    self._commit([ticket])
+                    self._commit([ticket], again=True)
             else:
                 for ticket in waiting:
                     ticket.error = _copy(error)
@@ -149,12 +207,26 @@ class Committer:
                 if batch.log is ticket.ready.log:
                     ticket.appended = result
         if batches:
-            self._committed()
+            try:
+                self._committed()
+            except BaseException as error:
+                # The events are stored. Readers look for themselves, if somewhat later.
+                _log.warning("telling readers of new events failed: %s", error)
 
 
 def _from_outside(error: BaseException) -> bool:
     """Whether the database is to blame, so that trying each publish alone would only wait for it again."""
     return isinstance(error, (ConnectionFailedError, StorageError)) or not isinstance(error, Exception)
+
+
+def _altered(batches: Sequence[Batch]) -> bool:
+    """Whether somebody altered the tables of these batches since we looked at them; now we know their columns."""
+    logs = {batch.log: batch.log.fields() for batch in batches}
+    try:
+        changed = [log for log, known in logs.items() if log.fields(fresh=True) != known]
+    except WeftError:
+        return False
+    return bool(changed) or any(not batch.log.fields().keys() >= set(batch.columns) for batch in batches)
 
 
 def _encode(group: Sequence[Ticket]) -> tuple[list[Batch], list[list[Ticket]]]:
@@ -191,6 +263,25 @@ def _encode(group: Sequence[Ticket]) -> tuple[list[Batch], list[list[Ticket]]]:
                     batches.append(batch)
                     owners.append([ticket])
     return batches, owners
+
+
+def _weigh(events: list[dict[str, Any]]) -> int:
+    """About how many bytes the events have, by some of them."""
+    if len(events) == 1:
+        return _length(events[0].values(), _WEIGHED_DEPTH)
+    step = len(events) // _WEIGHED_EVENTS + 1
+    return step * sum([_length(event.values(), _WEIGHED_DEPTH) for event in events[::step]])
+
+
+def _length(values: Iterable[Any], depth: int) -> int:
+    total = 0
+    for value in values:
+        kind = type(value)
+        if kind is str or kind is bytes:
+            total += len(value)
+        elif depth and (kind is dict or kind is list):
+            total += _length(value.values() if kind is dict else value, depth - 1)
+    return total
 
 
 def _wake(group: list[Ticket]) -> None:

@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for_all
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from weft.errors import SettingsError, unknown
 from weft.project import Project, current
@@ -36,12 +37,12 @@ class Hub:
         """Not so in a test that moves its own clock."""
         self.store: Store = system_for(connection.kind).load_log()(connection, clock)
         self.watch = Watch(self.store)
-        self._committers = [Committer(self.store, self._committed) for _ in range(self.store.committers)]
+        self._committer = Committer(self.store, self._committed, connection.label)
         self._background: set[Future[object]] = set()
 
     def committer(self, stream: Stream) -> Committer:
-        """The thread that commits a stream's events: always the same one, so that publishes keep their order."""
-        return self._committers[hash((stream.schema, stream.name)) % len(self._committers)]
+        """The thread that commits a stream's events."""
+        return self._committer
 
     def _committed(self) -> None:
         self.watch.bump()
@@ -58,8 +59,7 @@ class Hub:
 
     def close(self) -> None:
         """Commit what is queued, end the threads, close the connections."""
-        for committer in self._committers:
-            committer.close()
+        self._committer.close()
         wait_for_all(set(self._background))
         self.watch.close()
         self.store.close()
@@ -75,6 +75,15 @@ class Opened:
     trimmed_at: float = 0.0
 
 
+@dataclass(slots=True)
+class _Held:
+    """What one project holds open."""
+
+    hubs: dict[Connection, Hub] = field(default_factory=dict)
+
+
+_held: WeakKeyDictionary[Project, _Held] = WeakKeyDictionary()
+# Around the tables above, never around a database: one that does not answer would hold up all the others.
 _opening = threading.RLock()
 
 
@@ -124,16 +133,14 @@ def opened(stream: str | Stream, connection: str | Connection | None = None) -> 
 def open_stream(stream: str | Stream, connection: str | Connection | None = None) -> Opened:
     """The stream, opened where it is not yet; its table is created at first use."""
     project = current()
-    cache = _cache(project)
     ready = opened(stream, connection)
-    if ready is None:
+    while ready is None:
         declared = find(stream)
         hub = open_hub(project.connection(connection if connection is not None else declared.connection))
+        log = hub.store.open(declared.schema, declared.name, _plain(declared))
         with _opening:
-            ready = cache.get((stream, connection))
-            if ready is None:
-                log = hub.store.open(declared.schema, declared.name, _plain(declared))
-                ready = cache[stream, connection] = Opened(declared, hub, log)
+            if _held_by(project).hubs.get(hub.connection) is hub:  # else it was closed meanwhile
+                ready = _cache(project).setdefault((stream, connection), Opened(declared, hub, log))
     return ready
 
 
@@ -147,11 +154,19 @@ def open_hub(connection: Connection) -> Hub:
     """The hub of a connection, one a process."""
     project = current()
     with _opening:
-        hub = project.opened.get(connection)
+        hubs = _held_by(project).hubs
+        hub = hubs.get(connection)
         if hub is None:
-            hub = project.opened[connection] = Hub(connection, project.clock)
-        assert isinstance(hub, Hub)
+            hub = hubs[connection] = Hub(connection, project.clock)
         return hub
+
+
+def _held_by(project: Project) -> _Held:
+    held = _held.get(project)
+    if held is None:
+        with _opening:
+            held = _held.setdefault(project, _Held())
+    return held
 
 
 def _cache(project: Project) -> dict[Any, Opened]:
@@ -162,25 +177,34 @@ def close(project: Project | None = None) -> None:
     """Close everything that a project holds open. It opens again at the next use."""
     project = project or current()
     with _opening:
+        held = _held.pop(project, _Held())
         project.opened_streams.clear()
-        hubs = list(project.opened.values())
-        project.opened.clear()
-    for hub in hubs:
+    for hub in held.hubs.values():
         hub.close()
+
+
+def _close_all() -> None:
+    for project in list(_held):
+        close(project)
+
+
+# What a child has of its parent's is kept as it is: to close or forget it would end the parent's connections.
+_inherited: list[_Held] = []
 
 
 def _after_fork() -> None:
     """A child must not use its parent's connections, and has none of its threads."""
-    global _opening, _blocking
+    global _held, _opening, _blocking
     _opening = threading.RLock()
     _blocking = None
-    project = current()
-    project.opened = {}
-    project.opened_streams = {}
+    _inherited.extend(_held.values())
+    for project in _held:
+        project.opened_streams = {}
+    _held = WeakKeyDictionary()
 
 
 os.register_at_fork(after_in_child=_after_fork)
-atexit.register(close)
+atexit.register(_close_all)
 
 
 _blocking: ThreadPoolExecutor | None = None

@@ -208,11 +208,10 @@ class Log(Protocol):
 
 
 class Store(Protocol):
-    """A database that holds streams, as one process sees it."""
+    """A database that holds streams, as one process sees it.
 
-    committers: int
-    """How many threads may append at once. More than one only where that is faster and order per stream does not
-    suffer."""
+    Made of a connection and of the clock to use where the database has none of its own: `(connection, clock)`. One
+    thread at a time calls `append` and `appended`."""
 
     def open(self, schema: str, name: str, fields: dict[str, FieldType]) -> Log:
         """The stream's log, created where it is missing. Existing tables are never changed in a way that loses data."""
@@ -240,4 +239,4 @@ class Store(Protocol):
         """The store's clock, in seconds since 1970."""
 
     def close(self) -> None:
-        """Give back connections and threads."""
+        """Give back connections and threads. Whatever is called later raises `ConnectionFailedError`."""
