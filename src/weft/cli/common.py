@@ -26,6 +26,17 @@ def module_option(command: Command) -> Command:
     )(command)
 
 
+def unused_module_option(command: Command) -> Command:
+    """Take `--module M` as every command does, where an import has no use and its failure would be in the way."""
+    return click.option(
+        "--module",
+        multiple=True,
+        metavar="M",
+        expose_value=False,
+        help="Taken as by every command; this one imports nothing.",
+    )(command)
+
+
 def format_option(command: Command) -> Command:
     """Add `--format table|json`, given to the command as `output`."""
     return click.option(

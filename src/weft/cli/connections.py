@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from weft import settings
-from weft.cli.common import format_option, module_option, print_json, print_table
+from weft.cli.common import format_option, module_option, print_json, print_table, unused_module_option
 from weft.errors import NotFoundError, nearest
 from weft.project import DEFAULT, build_connection, check_name, current
 from weft.systems.base import url_scheme
@@ -73,6 +73,7 @@ def check(name: str, modules: tuple[str, ...], output: str) -> None:
 @connections.command("set")
 @click.argument("definition", metavar="NAME=DSN")
 @click.option("--project", "in_project", is_flag=True, help="Write ./weft.toml, not ~/.weft/connections.toml.")
+@unused_module_option
 def set_(definition: str, in_project: bool) -> None:
     """Let NAME lead to DSN.
 
@@ -113,6 +114,7 @@ def set_(definition: str, in_project: bool) -> None:
 @connections.command()
 @click.argument("name")
 @click.option("--project", "in_project", is_flag=True, help="Edit ./weft.toml, not ~/.weft/connections.toml.")
+@unused_module_option
 def remove(name: str, in_project: bool) -> None:
     """Take the connection NAME out of the file."""
     project = current()

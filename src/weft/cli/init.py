@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from weft.cli.common import unused_module_option
 from weft.errors import DeclarationError
 
 _SETTINGS = """\
@@ -46,6 +47,7 @@ _IGNORED = ".weft/"
 @click.command()
 @click.argument("directory", default=".", metavar="[DIR]", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--force", is_flag=True, help="Overwrite weft.toml and my_streams.py where they exist.")
+@unused_module_option
 def init(directory: Path, force: bool) -> None:
     """Start a project in DIR (here, if none is given): settings, a first stream, and .gitignore."""
     present = [name for name in _FILES if (directory / name).exists()]
