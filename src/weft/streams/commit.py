@@ -237,8 +237,9 @@ def _encode(group: Sequence[Ticket]) -> tuple[list[Batch], list[list[Ticket]]]:
     for ticket in group:
         streams.setdefault(ticket.ready.log, []).append(ticket)
     for log, tickets in streams.items():
-        # Runs, not heaps: the publishes of a process keep their order.
-        for is_ready, run in groupby(tickets, key=lambda ticket: ticket.batches is not None):
+        # Runs, not heaps: the publishes of a process keep their order. A table may have been declared again meanwhile:
+        # each publish is checked as its own declaration says.
+        for (is_ready, _), run in groupby(tickets, key=lambda t: (t.batches is not None, id(t.ready.stream))):
             members = list(run)
             together = None
             if not is_ready:
