@@ -72,6 +72,7 @@ class SqlStore(ABC):
         self._idle: dict[Role, list[tuple[float, Any]]] = {"publish": [], "keep": [], "read": []}
         self._logs: dict[tuple[str, str], SqlLog] = {}
         self._ready = False
+        self._closed = False
         self.streams = self.table("weft", "streams")
         self.groups = self.table("weft", "groups")
         self.leases = self.table("weft", "leases")
@@ -204,7 +205,12 @@ class SqlStore(ABC):
                 raise self.explain(error) from None
             raise
         else:
-            self._idle[role].append((time.monotonic(), driver))
+            self._rest(role, driver)
+
+    def _rest(self, role: Role, driver: Any) -> None:
+        self._idle[role].append((time.monotonic(), driver))
+        if self._closed:  # while this one was in use
+            self.drop_idle()
 
     def _borrow(self, role: Role) -> Any:
         while True:
@@ -222,21 +228,25 @@ class SqlStore(ABC):
         except Exception:
             # One broken connection means a restarted server: its siblings are broken too.
             self._drop(driver)
-            for pool in self._idle.values():
-                while pool:
-                    self._drop(pool.pop()[1])
+            self.drop_idle()
         else:
-            self._idle[role].append((time.monotonic(), driver))
+            self._rest(role, driver)
 
     def _drop(self, driver: Any) -> None:
         with suppress(Exception):
             driver.close()
 
-    def close(self) -> None:
-        """Close the idle connections."""
+    def drop_idle(self) -> None:
+        """Close the connections that nobody uses."""
         for pool in self._idle.values():
-            while pool:
-                self._drop(pool.pop()[1])
+            with suppress(IndexError):
+                while True:
+                    self._drop(pool.pop()[1])
+
+    def close(self) -> None:
+        """Close the idle connections now, and those in use when they are given back."""
+        self._closed = True
+        self.drop_idle()
 
     # -------------------------------------------------------------------------------------------------------- catalogue
 

@@ -91,7 +91,7 @@ class SqliteStore(SqlStore):
         """As for every database; an in-memory one has a single connection, which its users take in turn."""
         if self.in_memory:
             with self._lock:
-                if self._memory is None:
+                if self._memory is None or self._closed:
                     self._memory = self.connect("publish")
                 self._idle[role] = [(time.monotonic(), self._memory)]
                 with super().session(role) as session:
@@ -111,7 +111,7 @@ class SqliteStore(SqlStore):
         child goes on writing to, with events that it has acknowledged.
         """
         self._in_use.stop()
-        super().close()
+        self.drop_idle()
         self._drop_watcher()
 
     def after_fork(self) -> None:
