@@ -371,8 +371,11 @@ def _options(given: object, option: str, where: str, known: Mapping[str, type]) 
             )
         number = kind in (int, float)
         fits = type(value) in ((int, float) if kind is float else (kind,))
-        if not fits or (number and not 0 < value < 1e15) or (kind is str and not value):
+        # Databases count in microseconds from 1970: more days than these would leave their years.
+        most = 100_000 if str(key).endswith("_days") else 10**15
+        if not fits or (number and not 0 < value <= most) or (kind is str and not value):
             wanted = {int: "a positive whole number", float: "a positive number", str: "a non-empty string"}[kind]
+            wanted += f" of at most {most:,}" if number else ""
             raise DeclarationError(f"{where}: {option}[{key!r}] must be {wanted}.")
     return dict(given)
 
