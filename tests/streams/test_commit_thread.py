@@ -76,6 +76,8 @@ async def test_a_watch_that_cannot_start_is_tried_again(streams: Project) -> Non
     watch = open_stream("orders").hub.watch
     waiting = asyncio.create_task(watch.wait_async(watch.version, 60))
     await asyncio.to_thread(wait_until, lambda: watch._thread is not None, "the watch")
+    assert watch._thread is not None
+    assert watch._thread.is_alive()
     watch.bump()
     await waiting
 
