@@ -291,3 +291,10 @@ def test_options_are_copied() -> None:
     tags.append("b")
     assert list(made.fields) == ["id"]
     assert made.tags == ("a",)
+
+
+def test_a_url_in_place_of_a_connections_name() -> None:
+    """Refused at once, and without the password, which the stream's repr would show."""
+    error = refused(connection="postgresql://someone:hunter2@host/database")
+    assert "weft.connect" in str(error)
+    assert "hunter2" not in str(error)

@@ -11,6 +11,7 @@ from typing import Any, Literal, overload
 
 from weft.errors import DeclarationError, nearest
 from weft.project import current
+from weft.settings import redact_url
 from weft.systems.base import Connection
 from weft.systems.log import RESERVED_PREFIX
 from weft.types import FieldType, comparable
@@ -240,6 +241,11 @@ def make_stream(name: str, **options: Any) -> Stream:
     connection = options["connection"]
     if connection is not None and not isinstance(connection, (str, Connection)):
         raise DeclarationError(f"{where}: connection must be a name or a connection, not {type(connection).__name__}.")
+    if isinstance(connection, str) and "://" in connection:
+        raise DeclarationError(
+            f"{where}: connection is the URL {redact_url(connection)!r}, where a name is needed.",
+            hint="Pass weft.connect(url=…) instead.",
+        )
     for option in ("description", "owner"):
         if options[option] is not None and not isinstance(options[option], str):
             raise DeclarationError(f"{where}: {option} must be a string.")
