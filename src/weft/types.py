@@ -141,8 +141,12 @@ _ELSEWHERE = {
 
 
 def comparable(name: str) -> str:
-    """What SQLite and MySQL compare column names by: no case, and in MySQL no accents either."""
-    return "".join(c for c in unicodedata.normalize("NFKD", name.casefold()) if not unicodedata.combining(c))
+    """What SQLite and MySQL compare column names by: no case, and in MySQL no accents either, and ß is s."""
+    letters = (c for c in unicodedata.normalize("NFKD", name) if not unicodedata.combining(c))
+    return "".join(letters).translate(_MYSQL_LETTERS).casefold()
+
+
+_MYSQL_LETTERS = str.maketrans("ßẞı", "ssi")
 
 
 @lru_cache(maxsize=1024)
