@@ -8,9 +8,7 @@ behind that every publisher. (Texts in the CSV would need REPLACE, which takes M
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,6 +18,7 @@ from pyarrow import csv
 
 from weft.errors import SchemaError
 from weft.systems.log import ROWID
+from weft.systems.sql import chunks
 from weft.types import FieldType
 
 if TYPE_CHECKING:
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
     from weft.systems.sql.log import SqlLog
 
 _WORKERS = 2
-_FIRST_CHUNK = 4_096
-_MAX_CHUNK = 65_536
 # Some of these are in memory at once, as text and as Arrow.
 _CHUNK_BYTES = 4 * 1024 * 1024
 
@@ -39,19 +36,13 @@ def batches(
     store: MySQLStore, log: SqlLog, after: int, upto: int, columns: dict[str, FieldType]
 ) -> Iterator[pa.RecordBatch]:
     """The record batches of `after < offset <= upto`, in order."""
-    size = _FIRST_CHUNK
-    waiting: deque[Future[tuple[list[pa.RecordBatch], int]]] = deque()
-    with ThreadPoolExecutor(_WORKERS, thread_name_prefix="weft-arrow") as pool:
-        while waiting or after < upto:
-            while after < upto and len(waiting) <= _WORKERS:
-                end = min(after + size, upto)
-                waiting.append(pool.submit(_read, store, log, after, end, columns))
-                after = end
-            done, read = waiting.popleft().result()
-            rows = sum(batch.num_rows for batch in done)
-            if rows:
-                size = max(1, min(_MAX_CHUNK, size * 4, _CHUNK_BYTES * rows // max(read, 1)))
-            yield from done
+    return chunks.in_order(
+        lambda first, last: _read(store, log, first, last, columns),
+        after,
+        upto,
+        workers=_WORKERS,
+        chunk_bytes=_CHUNK_BYTES,
+    )
 
 
 def _read(

@@ -9,9 +9,7 @@ one process drop each other's file locks.
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,14 +17,13 @@ import pyarrow as pa
 from pyarrow import csv
 
 from weft.errors import SchemaError
+from weft.systems.sql import chunks
 from weft.types import FieldType
 
 if TYPE_CHECKING:
     from weft.systems.sql.log import SqlLog
     from weft.systems.sqlite.store import SqliteStore
 
-_FIRST_CHUNK = 4_096
-_MAX_CHUNK = 65_536
 # Some of these are in memory at once: what the threads work on and what waits for the reader.
 _CHUNK_BYTES = 16 * 1024 * 1024
 
@@ -35,20 +32,13 @@ def batches(
     store: SqliteStore, log: SqlLog, after: int, upto: int, columns: dict[str, FieldType]
 ) -> Iterator[pa.RecordBatch]:
     """The record batches of `after < offset <= upto`, in order."""
-    workers = 1 if store.in_memory else min(4, os.cpu_count() or 1)
-    size = _FIRST_CHUNK
-    waiting: deque[Future[tuple[list[pa.RecordBatch], int]]] = deque()
-    with ThreadPoolExecutor(workers, thread_name_prefix="weft-arrow") as pool:
-        while waiting or after < upto:
-            while after < upto and len(waiting) <= workers:
-                end = min(after + size, upto)
-                waiting.append(pool.submit(_read, store, log, after, end, columns))
-                after = end
-            done, read = waiting.popleft().result()
-            rows = sum(batch.num_rows for batch in done)
-            if rows:
-                size = max(1, min(_MAX_CHUNK, size * 4, _CHUNK_BYTES * rows // max(read, 1)))
-            yield from done
+    return chunks.in_order(
+        lambda first, last: _read(store, log, first, last, columns),
+        after,
+        upto,
+        workers=1 if store.in_memory else min(4, os.cpu_count() or 1),
+        chunk_bytes=_CHUNK_BYTES,
+    )
 
 
 def _read(
