@@ -148,11 +148,11 @@ def test_refused(orders: Any) -> None:
     refused(again)
 
 
-@pytest.mark.parametrize("delay", [-1, "5", None, float("nan"), float("inf"), True], ids=str)
-def test_bad_delay(orders: Any, delay: Any) -> None:
+def test_bad_delay(orders: Any) -> None:
     events = take()
-    with pytest.raises(SettingsError, match="delay"):
-        weft.nack_sync("orders", "worker", events, delay=delay)
+    for delay in (-1, "5", None, float("nan"), float("inf"), True):
+        with pytest.raises(SettingsError, match="delay"):
+            weft.nack_sync("orders", "worker", events, delay=delay)  # type: ignore[arg-type]
     assert weft.ack_sync("orders", "worker", events) == 6
 
 
