@@ -46,8 +46,8 @@ class Project:
         self.streams: dict[str, Stream] = {}
         self.clock: Callable[[], float] = time.time
         """What the embedded database takes for the time; a test may put another clock here."""
-        self.opened_streams: dict[Any, Any] = {}
-        """Streams that were opened, by what the caller named them."""
+        self.declarations = 0
+        """How many there were: what was opened under an earlier one may have other options now."""
         self._root = Path(root) if root is not None else None
         self._lock = RLock()
 

@@ -21,6 +21,7 @@ from weft import ConnectionFailedError
 from weft.project import Project, use
 from weft.streams.runtime import open_stream
 from weft.streams.watch import Watch
+from weft.systems.log import Batch
 from weft.systems.sqlite.store import SqliteStore
 from workers import declare, drain
 
@@ -52,9 +53,9 @@ def test_publish_during_close(streams: Project, way: str, monkeypatch: pytest.Mo
         first = pool.submit(publish, 1)
         entered.wait()
         second = pool.submit(publish, 2)
-        wait_until(lambda: hub._committer._queue.qsize() == 1, "the second publish to be queued")
+        wait_until(lambda: hub.committer._queue.qsize() == 1, "the second publish to be queued")
         closed = pool.submit(hub.close)
-        wait_until(lambda: hub._committer._closed, "the hub to be closing")
+        wait_until(lambda: hub.committer._closed, "the hub to be closing")
         late = pool.submit(publish, 3)
         with pytest.raises(ConnectionFailedError, match="was closed"):
             late.result(timeout=30)
@@ -69,7 +70,7 @@ def test_closed_by_a_signal_in_the_middle_of_a_publish(streams: Project) -> None
     """A handler runs in the thread that it interrupts, which may hold any lock."""
     declare(fields={"n": "int64"})
     weft.publish_sync("orders", {"n": 1})
-    committer: Any = open_stream("orders").hub._committer
+    committer: Any = open_stream("orders").hub.committer
     queue, put = committer._queue, committer._queue.put
 
     class Interrupted:
@@ -124,7 +125,7 @@ def test_every_project_is_closed(streams: Project) -> None:
 
     declare(fields={"n": "int64"})
     weft.publish_sync("orders", {"n": 1})
-    committer: Any = open_stream("orders").hub._committer
+    committer: Any = open_stream("orders").hub.committer
     with use(Project()):
         runtime._close_all()
     assert committer._closed
@@ -149,6 +150,76 @@ def test_a_host_that_does_not_answer_delays_nobody_else(tmp_path: Path) -> None:
         with pytest.raises(ConnectionFailedError):
             far.result(timeout=30)
         weft.streams.close(project)
+
+
+# ----------------------------------------------------------------------------------------------------- closed for good
+
+
+def idle(store: Any) -> int:
+    return sum(map(len, store._idle.values()))
+
+
+@pytest.mark.parametrize("way", ["sync", "async"])
+def test_a_consumer_that_waits_is_told(streams: Project, way: str) -> None:
+    """It would else open connections again that nobody closes."""
+    declare(fields={"n": "int64"})
+    weft.publish_sync("orders", {"n": 1})
+    weft.ack_sync("orders", "c", weft.consume_sync("orders", "c"))
+    hub: Any = open_stream("orders").hub
+
+    def consume() -> Any:
+        if way == "sync":
+            return weft.consume_sync("orders", "c", wait=60)
+        return asyncio.run(weft.consume("orders", "c", wait=60))
+
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(consume)
+        wait_until(lambda: hub.watch._waiting > 0, "the consumer to wait")
+        weft.streams.close()
+        with pytest.raises(ConnectionFailedError, match="was closed"):
+            waiting.result(timeout=30)
+    assert idle(hub.store) == 0
+
+
+def test_a_store_that_was_closed(streams: Project) -> None:
+    """Whoever still holds it gets an error, from every call."""
+    declare(fields={"n": "int64"})
+    weft.publish_sync("orders", {"n": 1})
+    ready = open_stream("orders")
+    store: Any = ready.hub.store
+    batches = ready.log.read_arrow(0, 10)
+    weft.streams.close()
+    for call in (
+        store.names,
+        ready.log.head,
+        lambda: ready.log.lease("c", "m", 1, 60),
+        lambda: list(ready.log.read_arrow(0, 10)),
+        lambda: list(batches),
+        lambda: store.open("events", "others", {}),
+        lambda: store.append([Batch(ready.log, [("p", 1)], ("n",), [[1]])]),
+    ):
+        with pytest.raises(ConnectionFailedError, match="was closed"):
+            call()
+    assert idle(store) == 0
+    assert numbers() == [1]
+
+
+def test_a_connection_that_is_in_use_at_the_end_is_closed_later(streams: Project) -> None:
+    declare(fields={"n": "int64"})
+    store: Any = open_stream("orders").hub.store
+    with store.session("read") as session:
+        store.close()
+        assert session.row("SELECT 1") == (1,)
+    assert idle(store) == 0
+
+
+def test_a_database_in_memory_does_not_begin_anew() -> None:
+    with weft.testing.project():
+        declare(fields={"n": "int64"})
+        weft.publish_sync("orders", {"n": 1})
+        log = open_stream("orders").log
+    with pytest.raises(ConnectionFailedError, match="was closed"):
+        log.count()
 
 
 # --------------------------------------------------------------------------------------------------------------- SQLite

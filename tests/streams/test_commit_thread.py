@@ -87,7 +87,7 @@ def test_a_notifier_that_cannot_start_is_tried_again(streams: Project, caplog: p
     """And the publish is acknowledged: its events are stored."""
     declare(fields={"n": "int64"})
     hub: Any = open_stream("orders").hub
-    hub._committer._put(_nothing(hub))  # the commit thread itself is running
+    hub.committer._put(_nothing(hub))  # the commit thread itself is running
     with no_new_threads(), caplog.at_level(logging.WARNING, "weft.streams"):
         assert weft.publish_sync("orders", {"n": 1})["status"] == "accepted"
     assert "can't start" in caplog.text
@@ -143,7 +143,7 @@ def test_a_group_has_a_bounded_size(streams: Project, monkeypatch: pytest.Monkey
     with monkeypatch.context() as patch:
         gate = Gate(hub.store, patch)
         with ThreadPoolExecutor(len(events)) as pool:
-            queue: Any = hub._committer._queue
+            queue: Any = hub.committer._queue
             published = [pool.submit(weft.publish_sync, "orders", events[0])]
             gate.entered.wait()
             for number, each in enumerate(events[1:]):

@@ -221,7 +221,7 @@ def register(declared: Stream, origin: str) -> None:
             )
     object.__setattr__(declared, "origin", origin)
     streams[declared.name] = declared
-    current().opened_streams.clear()  # it may be open under the options that it had before
+    current().declarations += 1
 
 
 def _place(declared: Stream) -> tuple[object, ...]:

@@ -28,7 +28,7 @@ async def publish(stream: str | Stream, events: Any, *, connection: str | Connec
     if ticket.events:
         if not known_keys(ready.log, ticket.events):
             ticket.batches = await in_thread(_encode, ticket)
-        await ready.hub.committer(ready.stream).publish_async(ticket)
+        await ready.hub.committer.publish_async(ticket)
         retention.look_soon(ready)
     return _result(ticket)
 
@@ -40,7 +40,7 @@ def publish_sync(stream: str | Stream, events: Any, *, connection: str | Connect
     if ticket.events:
         if not known_keys(ready.log, ticket.events):
             ticket.batches = _encode(ticket)
-        ready.hub.committer(ready.stream).publish(ticket)
+        ready.hub.committer.publish(ticket)
         retention.look_soon(ready)
     return _result(ticket)
 
@@ -94,7 +94,7 @@ def publish_once(stream: Stream, connection: Connection | None, records: list[di
     encoded = encode(lenient, ready.log, ticket.events)
     publishes = [(ticket.publish_id, encoded.count)]
     ticket.batches = [to_batch(lenient, ready.log, publishes, encoded, ticket.events, (key_field,))]
-    ready.hub.committer(ready.stream).publish(ticket)
+    ready.hub.committer.publish(ticket)
     retention.look_soon(ready)
 
 

@@ -37,12 +37,8 @@ class Hub:
         """Not so in a test that moves its own clock."""
         self.store: Store = system_for(connection.kind).load_log()(connection, clock)
         self.watch = Watch(self.store)
-        self._committer = Committer(self.store, self._committed, connection.label)
+        self.committer = Committer(self.store, self._committed, connection.label)
         self._background: set[Future[object]] = set()
-
-    def committer(self, stream: Stream) -> Committer:
-        """The thread that commits a stream's events."""
-        return self._committer
 
     def _committed(self) -> None:
         self.watch.bump()
@@ -59,7 +55,7 @@ class Hub:
 
     def close(self) -> None:
         """Commit what is queued, end the threads, close the connections."""
-        self._committer.close()
+        self.committer.close()
         wait_for_all(set(self._background))
         self.watch.close()
         self.store.close()
@@ -80,6 +76,9 @@ class _Held:
     """What one project holds open."""
 
     hubs: dict[Connection, Hub] = field(default_factory=dict)
+    streams: dict[Any, Opened] = field(default_factory=dict)
+    """By what the caller named them and their connection, as of so many declarations."""
+    declarations: int = 0
 
 
 _held: WeakKeyDictionary[Project, _Held] = WeakKeyDictionary()
@@ -124,8 +123,10 @@ def derived_streams(declared: Stream) -> list[Stream]:
 
 def opened(stream: str | Stream, connection: str | Connection | None = None) -> Opened | None:
     """The stream if this process has it open already."""
+    project = current()
+    held = _held_by(project)
     try:
-        return _cache(current()).get((stream, connection))
+        return held.streams.get((stream, connection)) if held.declarations == project.declarations else None
     except TypeError:  # not hashable, so not a stream
         return None
 
@@ -135,12 +136,16 @@ def open_stream(stream: str | Stream, connection: str | Connection | None = None
     project = current()
     ready = opened(stream, connection)
     while ready is None:
-        declared = find(stream)
+        declarations, declared = project.declarations, find(stream)
         hub = open_hub(project.connection(connection if connection is not None else declared.connection))
         log = hub.store.open(declared.schema, declared.name, _plain(declared))
         with _opening:
-            if _held_by(project).hubs.get(hub.connection) is hub:  # else it was closed meanwhile
-                ready = _cache(project).setdefault((stream, connection), Opened(declared, hub, log))
+            held = _held_by(project)
+            if held.declarations != project.declarations:
+                held.declarations, held.streams = project.declarations, {}
+            # Else it was closed or declared again meanwhile.
+            if held.hubs.get(hub.connection) is hub and declarations == held.declarations:
+                ready = held.streams.setdefault((stream, connection), Opened(declared, hub, log))
     return ready
 
 
@@ -169,16 +174,11 @@ def _held_by(project: Project) -> _Held:
     return held
 
 
-def _cache(project: Project) -> dict[Any, Opened]:
-    return project.opened_streams
-
-
 def close(project: Project | None = None) -> None:
     """Close everything that a project holds open. It opens again at the next use."""
     project = project or current()
     with _opening:
         held = _held.pop(project, _Held())
-        project.opened_streams.clear()
     for hub in held.hubs.values():
         hub.close()
 
@@ -198,8 +198,6 @@ def _after_fork() -> None:
     _opening = threading.RLock()
     _blocking = None
     _inherited.extend(_held.values())
-    for project in _held:
-        project.opened_streams = {}
     _held = WeakKeyDictionary()
 
 

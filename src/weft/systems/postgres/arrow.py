@@ -39,6 +39,7 @@ def batches(
     )
     begun = False
     while True:
+        store.check_open()
         driver = _idle(store)
         fresh = driver is None
         finished = False

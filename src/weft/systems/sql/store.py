@@ -13,7 +13,7 @@ from functools import lru_cache
 from itertools import chain, groupby, islice, repeat
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from weft.errors import DeclarationError, WeftError
+from weft.errors import ConnectionFailedError, DeclarationError, WeftError
 from weft.systems.base import Connection
 from weft.systems.log import EXTRA, META_TYPES, PUBLISH_ID, PUBLISHED_AT, ROWID, Appended, Batch
 from weft.systems.sql.log import SqlLog
@@ -59,7 +59,6 @@ class SqlStore(ABC):
     """What the three databases share. A subclass says how to connect, quote, lock, insert and wait."""
 
     dialect: ClassVar[str]
-    committers: int = 1
     for_update: ClassVar[str] = " FOR UPDATE"
     forbidden: ClassVar[str] = ""
     now_sql: ClassVar[str]
@@ -212,8 +211,16 @@ class SqlStore(ABC):
         if self._closed:  # while this one was in use
             self.drop_idle()
 
+    def check_open(self) -> None:
+        """Raise where this was closed: whoever still holds it must not open connections that nobody closes."""
+        if self._closed:
+            raise ConnectionFailedError(
+                f"Nothing was done: {self.connection.label} was closed.", hint="The next use of the stream opens it."
+            )
+
     def _borrow(self, role: Role) -> Any:
         while True:
+            self.check_open()
             try:
                 rested, driver = self._idle[role].pop()
             except IndexError:

@@ -91,7 +91,8 @@ class SqliteStore(SqlStore):
         """As for every database; an in-memory one has a single connection, which its users take in turn."""
         if self.in_memory:
             with self._lock:
-                if self._memory is None or self._closed:
+                self.check_open()
+                if self._memory is None:
                     self._memory = self.connect("publish")
                 self._idle[role] = [(time.monotonic(), self._memory)]
                 with super().session(role) as session:
@@ -313,6 +314,7 @@ class SqliteStore(SqlStore):
             return None
         with self._in_use, self._watching:
             if self._watcher is None:
+                self.check_open()
                 self._watcher = self.connect("read")
                 self._watchers += 1
             while True:
