@@ -17,6 +17,7 @@ import pyarrow as pa
 from pyarrow import csv
 
 from weft.errors import SchemaError
+from weft.systems.log import EXTRA, PUBLISH_ID, PUBLISHED_AT
 from weft.systems.sql import chunks
 from weft.types import FieldType
 
@@ -45,12 +46,33 @@ def _read(
     store: SqliteStore, log: SqlLog, after: int, upto: int, columns: dict[str, FieldType]
 ) -> tuple[list[pa.RecordBatch], int]:
     """The batches of a range, and how many bytes SQLite gave for them."""
-    parts = ["count(*)", *(_part(store.quote(name), kind) for name, kind in columns.items())]
+    where = f"FROM {log.table} WHERE {log.rowid} > {int(after)} AND {log.rowid} <= {int(upto)}"
+    parts = ["count(*)", *(_part(name, store.quote(name), kind) for name, kind in columns.items())]
     try:
         with store.session("read") as session:
-            found = session.row(
-                f"SELECT {', '.join(parts)} FROM {log.table} WHERE {log.rowid} > ? AND {log.rowid} <= ?", (after, upto)
-            )
+            found = session.row(f"SELECT {', '.join(parts)} {where}")
+            assert found is not None
+            count = found[0]
+            if not count:
+                return [], 0
+            values = iter(found[1:])
+            arrays = []
+            for name, kind in columns.items():
+                if kind.base in _NUMBERS:
+                    arrays.append(_numbers(next(values), kind))
+                    continue
+                array = None
+                if name in _WIDTHS:
+                    array = _fixed(next(values), count, _WIDTHS[name], kind)
+                elif name == EXTRA:
+                    array = pa.nulls(count, kind.arrow) if next(values) == 0 else None
+                else:
+                    array = _texts(next(values), next(values), kind)
+                if array is None:
+                    text = session.row(f"SELECT {_text(store.quote(name))} {where}")
+                    assert text is not None
+                    array = _texts(text[0], text[1], kind)
+                arrays.append(array)
     except SchemaError:
         # SQLite's limit for one value, a billion bytes: read half as much at a time.
         if upto - after <= 1:
@@ -59,27 +81,28 @@ def _read(
         left, left_bytes = _read(store, log, after, middle, columns)
         right, right_bytes = _read(store, log, middle, upto, columns)
         return left + right, left_bytes + right_bytes
-    assert found is not None
-    if not found[0]:
-        return [], 0
-    values = iter(found[1:])
-    arrays = [
-        _numbers(next(values), kind) if kind.base in _NUMBERS else _texts(next(values), next(values), kind)
-        for kind in columns.values()
-    ]
-    read = sum(len(value) for value in found[1:] if value is not None)
-    return [pa.record_batch(arrays, names=list(columns))], read
+    batch = pa.record_batch(arrays, names=list(columns))
+    return [batch], batch.nbytes
 
 
+# What only Weft writes, always in this many bytes: no need to ask for each length.
+_WIDTHS = {PUBLISHED_AT: 32, PUBLISH_ID: 36}
 _NUMBERS = ("bool", "int32", "int64", "float32", "float64")
 
 
-def _part(column: str, kind: FieldType) -> str:
+def _part(name: str, column: str, kind: FieldType) -> str:
     """The SQL that gives a column of a chunk: numbers as lines of text, texts as one text and their lengths."""
     if kind.base in _NUMBERS:
-        # 17 digits would tell every double from its neighbours, if SQLite rounded the last one right.
+        # 17 digits would tell every double from its neighbours, if SQLite rounded them right: so 20.
         number = f"printf('%!.20g', {column})" if kind.base.startswith("float") else column
         return f"CAST(group_concat(CASE WHEN {column} IS NULL THEN '' ELSE {number} END, '\n') AS BLOB)"
+    if name in _WIDTHS:
+        return f"CAST(group_concat({column}, '') AS BLOB)"
+    # Most events have nothing extra: whether there is any is cheap to ask.
+    return f"count({column})" if name == EXTRA else _text(column)
+
+
+def _text(column: str) -> str:
     return f"CAST(group_concat({column}, '') AS BLOB), group_concat(coalesce(length(CAST({column} AS BLOB)), -1))"
 
 
@@ -91,6 +114,14 @@ def _numbers(lines: bytes, kind: FieldType) -> pa.Array:
         convert_options=csv.ConvertOptions(column_types={"n": kind.arrow}),
     )
     return table.column(0).combine_chunks()
+
+
+def _fixed(data: bytes | None, count: int, width: int, kind: FieldType) -> pa.Array | None:
+    """Texts of one length; `None` where somebody else wrote others."""
+    if data is None or len(data) != count * width:
+        return None
+    offsets = np.arange(0, (count + 1) * width, width, dtype=np.int32)
+    return _typed(pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(offsets), pa.py_buffer(data)]), kind)
 
 
 def _texts(data: bytes | None, lengths: str, kind: FieldType) -> pa.Array:
@@ -106,6 +137,10 @@ def _texts(data: bytes | None, lengths: str, kind: FieldType) -> pa.Array:
     np.cumsum(sizes, out=offsets[1:])
     buffers = [validity, pa.py_buffer(offsets), pa.py_buffer(data or b"")]
     array = pa.Array.from_buffers(pa.binary() if kind.base == "bytes" else pa.string(), count, buffers, nulls)
+    return _typed(array, kind)
+
+
+def _typed(array: pa.Array, kind: FieldType) -> pa.Array:
     if array.type == kind.arrow:
         return array
     # Times of publication repeat: each is parsed once.
