@@ -1,4 +1,4 @@
-"""A range of a PostgreSQL table as Arrow, by the ADBC driver: a binary COPY, decoded in C, a batch at a time."""
+"""A range of a PostgreSQL table as Arrow, by the ADBC driver: binary COPYs, decoded in C."""
 
 from __future__ import annotations
 
@@ -12,58 +12,65 @@ from psycopg.conninfo import make_conninfo
 from weft import settings
 from weft.errors import ConnectionFailedError, WeftError
 from weft.systems.base import require
+from weft.systems.sql import chunks
 from weft.types import FieldType
 
 if TYPE_CHECKING:
     from weft.systems.postgres.store import PostgresStore
     from weft.systems.sql.log import SqlLog
 
+# Some of these are in memory at once: what the threads work on and what waits for the reader.
+_CHUNK_BYTES = 16 * 1024 * 1024
 _NATIVE = ("bool", "int32", "int64", "float32", "float64", "date", "timestamp", "bytes")
 
 
 def batches(
     store: PostgresStore, log: SqlLog, after: int, upto: int, columns: dict[str, FieldType]
 ) -> Iterator[pa.RecordBatch]:
-    """The record batches of `after < offset <= upto`, in order."""
-    if after >= upto:
-        return
+    """The record batches of `after < offset <= upto`, in order.
+
+    In two ranges at a time: by the index, which keeps the order, one alone is a third slower than a plain scan.
+    """
     dbapi = require("adbc_driver_postgresql.dbapi", "postgres")
     # The other types come as texts: what ADBC makes of them differs by version, and a decimal must keep its digits.
     wanted = ", ".join(
         store.quote(name) if kind.base in _NATIVE else f"{store.quote(name)}::text" for name, kind in columns.items()
     )
     schema = pa.schema([(name, kind.arrow) for name, kind in columns.items()])
-    sql = (
-        f"SELECT {wanted} FROM {log.table} "
-        f"WHERE {log.rowid} > {int(after)} AND {log.rowid} <= {int(upto)} ORDER BY {log.rowid}"
-    )
-    begun = False
+
+    def read(first: int, last: int) -> tuple[list[pa.RecordBatch], int]:
+        found = _read(
+            dbapi,
+            store,
+            f"SELECT {wanted} FROM {log.table} "
+            f"WHERE {log.rowid} > {int(first)} AND {log.rowid} <= {int(last)} ORDER BY {log.rowid}",
+        )
+        done = [_cast(batch, schema) for batch in found if batch.num_rows]
+        return done, sum(batch.nbytes for batch in done)
+
+    return chunks.in_order(read, after, upto, workers=2, chunk_bytes=_CHUNK_BYTES)
+
+
+def _read(dbapi: Any, store: PostgresStore, sql: str) -> list[pa.RecordBatch]:
     while True:
         store.check_open()
         driver = _idle(store)
         fresh = driver is None
-        finished = False
         try:
             driver = driver or _connect(dbapi, store)
             with closing(driver.cursor()) as cursor:
                 cursor.execute(sql)
-                for batch in cursor.fetch_record_batch():
-                    begun = True
-                    if batch.num_rows:
-                        yield _cast(batch, schema)
-            finished = True
-            return
+                found = list(cursor.fetch_record_batch())
         except dbapi.Error as error:
+            if driver is not None:
+                driver.close()
             # The server may have been restarted: what else is idle is broken as well.
             _close_idle(store)
-            if fresh or begun:
+            if fresh:
                 raise _explain(dbapi, store, error) from None
-        finally:
-            # A reader that stopped early leaves the rest of its COPY in the connection.
-            if finished:
-                store.arrow_idle.append(driver)
-            elif driver is not None:
-                driver.close()
+        else:
+            store.arrow_idle.append(driver)
+            return found
 
 
 def _idle(store: PostgresStore) -> Any:

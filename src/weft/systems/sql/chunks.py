@@ -8,8 +8,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pyarrow as pa
 
-_FIRST_CHUNK = 4_096
-_MAX_CHUNK = 65_536
+# How large events are is not known before some are read.
+_FIRST_CHUNK = 256
+_MAX_CHUNK = 131_072
 
 Read = Callable[[int, int], tuple[list[pa.RecordBatch], int]]
 """Reads `after < offset <= upto`: the batches, and how many bytes the database gave for them."""
