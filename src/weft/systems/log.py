@@ -200,9 +200,6 @@ class Log(Protocol):
     def trim_keys(self, before: float) -> None:
         """Forget idempotency keys seen before a moment (seconds of the store's clock)."""
 
-    def count_after(self, offset: int) -> int:
-        """How many visible events lie after an offset."""
-
     def nth_last(self, n: int) -> int | None:
         """The offset of the `n`-th event from the end, or `None` where there are fewer."""
 

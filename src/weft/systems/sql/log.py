@@ -74,15 +74,9 @@ class SqlLog:
 
     def count(self) -> int:
         """How many events are stored and visible."""
-        return self.count_after(0)
-
-    def count_after(self, offset: int) -> int:
-        """How many visible events lie after an offset."""
         with self.store.session("read") as session:
             fence = self.store.fence(session, self)
-            row = session.row(
-                f"SELECT count(*) FROM {self.table} WHERE {self.rowid} > ? AND {self.rowid} <= ?", (offset, fence)
-            )
+            row = session.row(f"SELECT count(*) FROM {self.table} WHERE {self.rowid} <= ?", (fence,))
         return int(row[0]) if row else 0
 
     def nth_last(self, n: int) -> int | None:

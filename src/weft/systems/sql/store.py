@@ -384,27 +384,9 @@ class SqlStore(ABC):
             kept[i] = batch if all(mask) else _select(batch, mask)
         return kept
 
+    @abstractmethod
     def claim_keys(self, session: Session, log: SqlLog, keys: list[bytes], horizon: float) -> set[bytes]:
-        """Remember keys, and give those that were not seen within the horizon. The caller holds the stream's write
-        lock."""
-        row = session.row(
-            f"SELECT {self.now_sql}, head FROM {self.streams} WHERE id = ?{self.for_update}", (log.number,)
-        )
-        assert row is not None
-        now = int(row[0])
-        oldest = now - int(horizon * 1e6)
-        fresh = set(keys)
-        for start in range(0, len(keys), 500):
-            some = keys[start : start + 500]
-            marks = ", ".join("?" * len(some))
-            found = session.rows(
-                f"SELECT id FROM {self.keys} WHERE stream = ? AND seen >= ? AND id IN ({marks})",
-                (log.number, oldest, *some),
-            )
-            fresh.difference_update(bytes(key) for (key,) in found)
-        for key in sorted(fresh):
-            session.run(f"REPLACE INTO {self.keys} (stream, id, seen) VALUES (?, ?, ?)", (log.number, key, now))
-        return fresh
+        """Remember sorted keys, and give those that were not seen within the horizon (in seconds)."""
 
     def now(self) -> float:
         """The clock that leases and ages are judged by."""

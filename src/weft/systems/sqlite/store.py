@@ -284,6 +284,25 @@ class SqliteStore(SqlStore):
             columns.append(batch.extra)
         return zip(*columns, repeat(published), publish_ids(batch), strict=False)
 
+    def claim_keys(self, session: Session, log: SqlLog, keys: list[bytes], horizon: float) -> set[bytes]:
+        """Under the write lock, where nobody else can claim the same."""
+        now = int(self.clock() * 1e6)
+        oldest = now - int(horizon * 1e6)
+        fresh = set(keys)
+        for start in range(0, len(keys), 500):
+            some = keys[start : start + 500]
+            marks = ", ".join("?" * len(some))
+            found = session.rows(
+                f"SELECT id FROM {self.keys} WHERE stream = ? AND seen >= ? AND id IN ({marks})",
+                (log.number, oldest, *some),
+            )
+            fresh.difference_update(bytes(key) for (key,) in found)
+        session.driver.executemany(
+            f"REPLACE INTO {self.keys} (stream, id, seen) VALUES (?, ?, ?)",
+            [(log.number, key, now) for key in sorted(fresh)],
+        )
+        return fresh
+
     def bind(self, value: Any, kind: FieldType) -> Any:
         """One value as sqlite3 takes it."""
         bind = _BINDERS.get(kind.base)
