@@ -33,6 +33,17 @@ def test_tail_prints_no_control_character(local: Any, call: Any) -> None:
     assert '"text": "\\u009b31mred"' in call("streams", "tail", "events", "--format", "json").stdout
 
 
+@pytest.mark.parametrize("output", ["json", "table"])
+def test_show_prints_no_control_character(local: Any, call: Any, output: str) -> None:
+    text = "".join(CONTROL)
+    declare("events", description=f"a{text}b", owner="größe")
+    shown = call("streams", "show", "events", "--format", output).stdout
+    assert [each for each in CONTROL if each in shown] == ["\n"]
+    if output == "json":
+        assert json.loads(shown)["description"] == f"a{text}b"
+        assert '"größe"' in shown
+
+
 @pytest.mark.parametrize("command", ["ack", "nack"])
 def test_ranges_are_bounded(local: Any, call: Any, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams_consume, "_MAX_GIVEN", 5)

@@ -12,6 +12,8 @@ import click
 
 # Also a number that is not exact, and one that is not known.
 _NUMBER = re.compile(r"[-~]?[0-9][0-9,.]*|\??")
+# Delete, C1 and the separators of lines and paragraphs.
+_CONTROL = re.compile("[\x7f-\x9f\u2028\u2029]")
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -58,7 +60,12 @@ def connection_option(command: Command) -> Command:
 
 def print_json(value: object) -> None:
     """Print `value` as indented JSON."""
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False, default=_for_json))
+    click.echo(escaped(json.dumps(value, indent=2, ensure_ascii=False, default=_for_json)))
+
+
+def escaped(text: str) -> str:
+    """JSON without the control characters that `json` leaves as they are: a terminal would obey some of them."""
+    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _for_json(value: object) -> object:

@@ -12,13 +12,11 @@ from typing import Any
 
 import click
 
-from weft.cli.common import one_line
+from weft.cli.common import escaped, one_line
 from weft.types import to_json
 
 # On a terminal a longer value is cut: nobody reads on, and the next events should be in sight.
 _SHOWN_CHARACTERS = 200
-# Delete, C1 and the separators of lines and paragraphs.
-_CONTROL = re.compile("[\x7f-\x9f\u2028\u2029]")
 _PLAIN = re.compile(r"[^\s\"'=]+")
 
 
@@ -32,12 +30,7 @@ def print_events(events: Iterable[Mapping[str, Any]], output: str) -> None:
 
 def to_ndjson(event: Mapping[str, Any]) -> str:
     """An event as one line of JSON, also for who takes Unicode's separators for ends of lines."""
-    return _escaped(json.dumps(event, ensure_ascii=False, default=to_json))
-
-
-def _escaped(text: str) -> str:
-    """JSON without the control characters that `json` leaves as they are: a terminal would obey some of them."""
-    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return escaped(json.dumps(event, ensure_ascii=False, default=to_json))
 
 
 def as_text(value: object) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from weft.cli.common import print_json, print_table
+from weft.cli.common import escaped, one_line, print_json, print_table
 from weft.cli.streams_common import (
     Moment,
     confirm,
@@ -241,7 +241,8 @@ def show(name: str, connection: str | None, modules: tuple[str, ...], output: st
     for key, value in {**details, **held}.items():
         if value is not None and value is not False and value not in ([], {}, ""):
             title = key.replace("_", " ") + ":"
-            click.echo(f"{click.style(title.ljust(17), dim=True)} {_plain(value)}")
+            text = "\n".join(map(one_line, _plain(value).split("\n")))
+            click.echo(f"{click.style(title.ljust(17), dim=True)} {text}")
     if columns:
         click.echo()
         for column in columns:
@@ -252,7 +253,7 @@ def show(name: str, connection: str | None, modules: tuple[str, ...], output: st
         click.echo()
         print_groups(groups)
     if not is_declared:
-        fields = json.dumps({column["column"]: column["type"] for column in columns}, ensure_ascii=False)
+        fields = escaped(json.dumps({column["column"]: column["type"] for column in columns}, ensure_ascii=False))
         click.echo(
             f"\n{name} is {_NOT_DECLARED}. To use it: --module with the module that declares it, or declare it:\n"
             f"  @stream(name={json.dumps(name)}, schema={json.dumps(stream.schema)}, fields={fields})",
