@@ -47,7 +47,7 @@ def test_stops_there_and_goes_on_from_there(numbers, call, name: str, text: str 
     done = call("streams", "publish", "numbers", name, code=1)
     what, hint = done.stderr.splitlines()
     assert what.startswith(f"error: {name}, {where}")
-    assert hint == (
+    assert hint.replace("Leave it out. ", "") == (
         "  Stored before it: 1 event. Correct it and go on with --skip 1, or leave out all that do not fit with "
         "--on-error skip."
     )
@@ -90,6 +90,18 @@ def test_batches_before_it_are_stored(numbers, call) -> None:
     Path("a.ndjson").write_text("\n".join(lines))
     call("streams", "publish", "numbers", "a.ndjson", "--skip", 2300)
     assert stored() == list(range(2300, 2500))
+
+
+@pytest.mark.parametrize("name", ["a.ndjson", "a.json"])
+def test_names_the_nearest_field(local, call, name: str) -> None:
+    declare("orders", fields={"order_id": "int64", "total": "float64"}, on_schema_drift="reject")
+    Path(name).write_text('{"order_id": 1}\n{"oder_id": 2}\n')
+    done = call("streams", "publish", "orders", name, code=1)
+    what, hint = done.stderr.splitlines()
+    assert what == f"error: {name}, line 2, field 'oder_id' = 2: the stream has no such field."
+    assert hint.startswith("  Did you mean 'order_id'? Stored before it: 1 event. Correct it and go on with --skip 1,")
+    done = call("streams", "publish", "orders", name, "--on-error", "skip")
+    assert done.stderr.splitlines()[0] == f"rejected: {what.removeprefix('error: ')} Did you mean 'order_id'?"
 
 
 BAD = '{"n": 1}\n{"n": "x"}\n{"n": 2\n{"n": 3}\n{"z": 4}\n{"n": 5}\n'

@@ -45,6 +45,7 @@ class Record:
     event: dict[str, Any] | None
     problem: str = ""
     """Begins with where it is: `, column 5: …`, `, field 'x' = 'y': …` or `: …`."""
+    hint: str | None = None
 
 
 class _BadRecordError(Exception):

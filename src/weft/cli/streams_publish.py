@@ -87,7 +87,7 @@ class _Publish:
                 # Those before it are published, so that --skip can say where to go on.
                 self._store(batch[: error.index])
                 culprit = batch[error.index]
-                culprit.problem = self._problem(error)
+                self._note(culprit, error)
                 self._reject(culprit)
             good = [record for record in batch if self._fits(record)]
             if len(good) == len(batch):
@@ -108,17 +108,18 @@ class _Publish:
         try:
             _ = encode_quickly(ready.stream, ready.log, event) or encode(ready.stream, ready.log, event)
         except SchemaError as error:
-            record.problem = self._problem(error)
+            self._note(record, error)
         return not record.problem
 
-    def _problem(self, error: SchemaError) -> str:
-        return error.what.removeprefix(f"Event {error.index} of the publish to {self.stream.name!r}").removesuffix(".")
+    def _note(self, record: Record, error: SchemaError) -> None:
+        where = f"Event {error.index} of the publish to {self.stream.name!r}"
+        record.problem, record.hint = error.what.removeprefix(where).removesuffix("."), error.hint
 
     def _reject(self, record: Record) -> None:
         what = f"{self.source.name}, line {record.line:,}{record.problem}."
         if self.on_error == "stop":
-            raise SchemaError(what, hint=self._how_to_go_on(record.number - 1))
-        self.say(f"rejected: {what}")
+            raise SchemaError(what, hint=" ".join(filter(None, [record.hint, self._how_to_go_on(record.number - 1)])))
+        self.say(" ".join(filter(None, [f"rejected: {what}", record.hint])))
         if self.rejects is None:
             self.say(f"  {one_line(record.raw.strip())}")
         else:
