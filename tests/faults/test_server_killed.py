@@ -219,6 +219,23 @@ def test_load_goes_on_after_a_crash(server: servers.Server, count: Callable[[int
         close(project)
 
 
+@pytest.mark.parametrize("ending", ["kill", "stop"])
+def test_a_restart_while_nothing_is_going_on_is_not_noticed(server: servers.Server, ending: str) -> None:
+    """Connections that the server has closed are not used again: nobody meets an error, nor a publish in doubt."""
+    with use(Project()) as project:
+        connection = connect(url=server.create_database("idle"))
+        stream = declared("idle")
+        for n in range(3):
+            assert publish_sync(stream, {"writer": "w", "n": n}, connection=connection)["rows_received"] == 1
+            events = consume_sync(stream, "group", 10, connection, "member")
+            assert events[-1]["n"] == n  # and before it what a killed server forgot to be acknowledged
+            assert ack_sync(stream, "group", events, connection=connection) == len(events)
+            assert [group["lag"] for group in groups_sync(stream, connection=connection)] == [0]
+            getattr(server, ending)()
+            server.start()
+        close(project)
+
+
 def test_offsets_of_readers_stay_valid(server: servers.Server) -> None:
     """A server that crashes forgets the offsets that rolled back publishes took, and gives them out again.
 

@@ -44,6 +44,11 @@ class Driver(pymysql.Connection):
                 if hasattr(socket, name):
                     opened.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
+    @property
+    def file(self) -> int:
+        """The number of the socket."""
+        return int(self._sock.fileno())  # type: ignore[attr-defined]
+
     def _create_ssl_ctx(self, sslp: Any) -> ssl.SSLContext:
         if not sslp:
             # The URL asks for nothing: PyMySQL encrypts if the server can, and verifies nobody. Yet it would load the

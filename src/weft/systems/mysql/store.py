@@ -30,7 +30,7 @@ from weft.systems.log import EXTRA, PUBLISH_ID, PUBLISHED_AT, ROWID, Batch
 from weft.systems.mysql.connection import MySQLConnection
 from weft.systems.mysql.driver import LOCK_SECONDS, Driver, connect
 from weft.systems.sql.log import SqlLog
-from weft.systems.sql.store import Role, Session, SqlStore, contiguous, publish_ids
+from weft.systems.sql.store import Role, Session, SqlStore, contiguous, publish_ids, readable
 from weft.types import FieldType, from_sql
 
 if TYPE_CHECKING:
@@ -89,6 +89,10 @@ class MySQLStore(SqlStore):
         cursor = driver.cursor()
         cursor.execute(sql, tuple(parameters))
         return cursor
+
+    def has_input(self, driver: Driver) -> bool:
+        """The end of the connection, or why the server ended it."""
+        return not driver.open or readable(driver.file)
 
     def alive(self, driver: Driver) -> bool:
         """Ask it."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import random
 import re
-import select
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -30,7 +29,7 @@ from weft.systems.log import EXTRA, PUBLISH_ID, PUBLISHED_AT, ROWID, Appended, B
 from weft.systems.postgres.connection import PostgresConnection
 from weft.systems.postgres.notify import Listener, Notifier
 from weft.systems.sql.log import SqlLog
-from weft.systems.sql.store import Role, Session, SqlStore
+from weft.systems.sql.store import Role, Session, SqlStore, readable
 from weft.types import FieldType, from_sql, round_float32
 
 if TYPE_CHECKING:
@@ -134,13 +133,9 @@ class PostgresStore(SqlStore):
         prepare = False if sql.startswith("SELECT *") else None
         return driver.cursor(binary=True).execute(sql, parameters, prepare=prepare)
 
-    def _borrow(self, role: Role) -> Any:
-        """As for every database, except that one with unread input is tried first: most often the server hung up."""
-        while True:
-            driver = super()._borrow(role)
-            if not driver.closed and (not _has_input(driver) or self.alive(driver)):
-                return driver
-            self._drop(driver)
+    def has_input(self, driver: psycopg.Connection[Any]) -> bool:
+        """The end of the connection, or a message."""
+        return driver.closed or readable(driver.fileno())
 
     def alive(self, driver: psycopg.Connection[Any]) -> bool:
         """Ask it."""
@@ -407,13 +402,6 @@ _LOST = ("08", "28", "3D000", "53300", "25P03", "57P")
 _BUSY = ("40001", "40P01", "55P03", "57014")
 # Out of disk, memory or other resources; an I/O error; a read-only server.
 _FULL = ("53", "58", "25006")
-
-
-def _has_input(driver: psycopg.Connection[Any]) -> bool:
-    """Whether there is something to read that nobody asked for: the end of the connection, or a message."""
-    waiting = select.poll()
-    waiting.register(driver.fileno(), select.POLLIN)
-    return bool(waiting.poll(0))
 
 
 @lru_cache(maxsize=1024)

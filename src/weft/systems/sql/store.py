@@ -4,6 +4,7 @@ publishes."""
 from __future__ import annotations
 
 import re
+import select
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -175,8 +176,12 @@ class SqlStore(ABC):
     def unwatch(self) -> None:  # noqa: B027 - optional, not forgotten
         """Nobody waits for changes any more: give back what `changed` holds."""
 
+    def has_input(self, driver: Any) -> bool:
+        """Whether a connection that nobody uses has something to read: most often the server hung up."""
+        return False
+
     def alive(self, driver: Any) -> bool:
-        """Whether a connection that rested for long still answers."""
+        """Whether a connection that rested for long, or has something to read, still answers."""
         return True
 
     decoders: ClassVar[dict[str, Callable[[Any], Any]]] = {}
@@ -225,7 +230,8 @@ class SqlStore(ABC):
                 rested, driver = self._idle[role].pop()
             except IndexError:
                 return self.connect(role)
-            if time.monotonic() - rested < _IDLE_SECONDS or self.alive(driver):
+            is_fresh = time.monotonic() - rested < _IDLE_SECONDS
+            if (is_fresh and not self.has_input(driver)) or self.alive(driver):
                 return driver
             self._drop(driver)
 
@@ -438,6 +444,13 @@ def contiguous(batches: Sequence[Batch], first: int) -> list[tuple[int, int]]:
 def publish_ids(batch: Batch) -> Iterator[str]:
     """The id of its publish for each event."""
     return chain.from_iterable(repeat(publish_id, count) for publish_id, count in batch.publishes)
+
+
+def readable(file: int) -> bool:
+    """Whether a read would not wait: there is something to read, or the end."""
+    waiting = select.poll()
+    waiting.register(file, select.POLLIN)
+    return bool(waiting.poll(0))
 
 
 # A field may have a question mark in its name.
