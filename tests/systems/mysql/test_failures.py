@@ -50,14 +50,38 @@ def test_wrong_password_and_no_database(url: str, root: Any, make_store: Callabl
         publish(make_store(url.rpartition("/")[0]))
 
 
+def hang_up(url: str, root: Any) -> None:
+    database = url.rpartition("/")[2]
+
+    def none_left() -> bool:
+        root.execute("SELECT id FROM information_schema.processlist WHERE db = %s", (database,))
+        found = root.fetchall()
+        for (number,) in found:
+            with contextlib.suppress(pymysql.OperationalError):  # it has ended meanwhile
+                root.execute(f"KILL {number}")
+        return not found
+
+    servers.wait_until(none_left, "the connections to end")
+
+
+def test_hung_up_on_while_idle(store: MySQLStore, url: str, root: Any) -> None:
+    """As a restart does: what rests in the pools is dropped, not handed to the next one who needs it."""
+    for count in (1, 2, 3):
+        publish(store)
+        log = store.open("events", "t", FIELDS)
+        assert len(log.lease("c", f"m{count}", 10, 60).spans) == 1
+        assert log.count() == count
+        assert sum(batch.num_rows for batch in log.read_arrow(0, log.head())) == count
+        hang_up(url, root)
+
+
 def test_killed_by_an_administrator(store: MySQLStore, url: str, root: Any) -> None:
     publish(store)
     state = store.changed(None, 1)
-    root.execute("SELECT id FROM information_schema.processlist WHERE db = %s", (url.rpartition("/")[2],))
-    for (number,) in root.fetchall():
-        root.execute(f"KILL {number}")
-    with pytest.raises(ConnectionFailedError) as caught:
-        publish(store)
+    with pytest.raises(ConnectionFailedError) as caught, store.session("publish") as session:
+        session.run("SELECT 1")
+        hang_up(url, root)
+        session.run("SELECT 1")
     assert "may or may not" in (caught.value.hint or "")
     publish(store)
     assert store.open("events", "t", FIELDS).count() == 2

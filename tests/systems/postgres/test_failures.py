@@ -62,7 +62,7 @@ def test_a_message_that_waits_is_no_reason_to_hang_up(store: PostgresStore, conn
     driver.commit()
     notifier = connect(autocommit=True)
     notifier.execute("NOTIFY something")
-    servers.wait_until(lambda: module._has_input(driver), "the message")
+    servers.wait_until(lambda: store.has_input(driver), "the message")
     with store.session("publish") as session:
         assert session.driver is driver
 
