@@ -1,0 +1,191 @@
+"""Columns of tables as Arrow fields: the one form in which rows travel between systems.
+
+A column is of one of the types that Spark has as well: bool, int8 to int64, float32, float64, decimal128, date32,
+timestamp in microseconds with UTC or without a zone, string, binary, and lists, structs and maps of them. What has no
+Arrow type of its own (UUID, JSON, time of day) travels as a string whose field says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from weft.errors import SchemaError
+
+_HINT = b"weft.type"
+UTC_TIME = pa.timestamp("us", "UTC")
+LOCAL_TIME = pa.timestamp("us")
+
+
+def hinted(name: str, hint: str, *, nullable: bool = True) -> pa.Field:
+    """A string field whose values are `uuid`, `json` or `time`."""
+    return pa.field(name, pa.string(), nullable=nullable, metadata={_HINT: hint.encode()})
+
+
+def hint_of(field: pa.Field) -> str | None:
+    """What the strings of a field are: `uuid`, `json`, `time`, or `None` for plain text."""
+    found = (field.metadata or {}).get(_HINT)
+    return None if found is None else found.decode()
+
+
+def is_nested(kind: pa.DataType) -> bool:
+    """Whether a column of this type holds lists, structs or maps."""
+    return bool(pa.types.is_nested(kind))
+
+
+def canonical_field(field: pa.Field) -> pa.Field:
+    """The field under which this column travels."""
+    kind = _canonical(field.type, field.name)
+    hint = hint_of(field)
+    if hint is None:
+        if isinstance(field.type, pa.UuidType):
+            hint = "uuid"
+        elif isinstance(field.type, pa.JsonType):
+            hint = "json"
+        elif pa.types.is_time(field.type):
+            hint = "time"
+    if hint is not None:
+        return hinted(field.name, hint, nullable=field.nullable)
+    return pa.field(field.name, kind, nullable=field.nullable)
+
+
+def canonical_schema(schema: pa.Schema) -> pa.Schema:
+    """The schema under which these columns travel."""
+    return pa.schema([canonical_field(field) for field in schema])
+
+
+def canonical_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The batch in a canonical schema; `SchemaError` where a value would be altered (nanoseconds, say)."""
+    if batch.schema.equals(schema):
+        return batch
+    arrays = []
+    for array, field in zip(batch.columns, schema, strict=True):
+        try:
+            arrays.append(_cast(array, field.type))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise SchemaError(f"Column {field.name!r} does not fit {field.type}: {error}", field=field.name) from None
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    if isinstance(array, pa.ExtensionArray):
+        if isinstance(array.type, pa.UuidType):
+            return pa.array([None if value is None else str(value) for value in array.to_pylist()], pa.string())
+        array = array.storage
+    if array.type.equals(kind):
+        return array
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if pa.types.is_timestamp(array.type) and pa.types.is_timestamp(kind) and array.type.tz != kind.tz:
+        # To UTC: the same instant. Arrow stores it in UTC whatever the zone.
+        array = array.cast(pa.timestamp(array.type.unit, kind.tz))
+    return array.cast(kind)
+
+
+def _canonical(kind: pa.DataType, name: str) -> pa.DataType:
+    types = pa.types
+    if isinstance(kind, pa.BaseExtensionType):
+        return pa.string() if isinstance(kind, pa.UuidType) else _canonical(kind.storage_type, name)
+    if types.is_dictionary(kind) or types.is_run_end_encoded(kind):
+        return _canonical(kind.value_type, name)
+    if types.is_timestamp(kind):
+        return UTC_TIME if kind.tz else LOCAL_TIME
+    if types.is_decimal(kind):
+        if kind.precision > 38:
+            raise SchemaError(f"Column {name!r} is {kind}; a decimal may have 38 digits.", field=name)
+        # A negative scale is a whole number to every database.
+        return pa.decimal128(kind.precision, kind.scale) if kind.scale >= 0 else pa.decimal128(38, 0)
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind) or _is_list_view(kind):
+        return pa.list_(pa.field("element", _canonical(kind.value_type, name)))
+    if types.is_struct(kind):
+        return pa.struct([pa.field(each.name, _canonical(each.type, name)) for each in kind])
+    if types.is_map(kind):
+        return pa.map_(_canonical(kind.key_type, name), _canonical(kind.item_type, name))
+    for matches, found in _SAME:
+        if matches(kind):
+            return found
+    raise SchemaError(f"Column {name!r} is of type {kind}, which no table can hold.", field=name)
+
+
+def _is_list_view(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind))
+
+
+_SAME: list[tuple[Callable[[pa.DataType], bool], pa.DataType]] = [
+    (pa.types.is_boolean, pa.bool_()),
+    (pa.types.is_int8, pa.int8()),
+    (pa.types.is_int16, pa.int16()),
+    (pa.types.is_int32, pa.int32()),
+    (pa.types.is_int64, pa.int64()),
+    # Unsigned: the next one that holds all of them.
+    (pa.types.is_uint8, pa.int16()),
+    (pa.types.is_uint16, pa.int32()),
+    (pa.types.is_uint32, pa.int64()),
+    (pa.types.is_uint64, pa.decimal128(20, 0)),
+    (pa.types.is_float16, pa.float32()),
+    (pa.types.is_float32, pa.float32()),
+    (pa.types.is_float64, pa.float64()),
+    (pa.types.is_date, pa.date32()),
+    (pa.types.is_time, pa.string()),
+    (pa.types.is_string, pa.string()),
+    (pa.types.is_large_string, pa.string()),
+    (pa.types.is_string_view, pa.string()),
+    (pa.types.is_binary, pa.binary()),
+    (pa.types.is_large_binary, pa.binary()),
+    (pa.types.is_binary_view, pa.binary()),
+    (pa.types.is_fixed_size_binary, pa.binary()),
+    # All that is known of such a column is that it is empty.
+    (pa.types.is_null, pa.string()),
+]
+
+
+# ------------------------------------------------------------------------------------------------------- nested columns
+
+
+def nested_to_json(array: pa.Array) -> pa.Array:
+    """Lists, structs and maps as JSON texts: instants as ISO 8601, bytes in hexadecimal, NaN and infinity as null."""
+    # Values go through Python one by one: Arrow has no JSON writer.
+    return pa.array([None if value is None else _encode(_plain(value)) for value in array.to_pylist()], pa.string())
+
+
+_encoder = msgspec.json.Encoder(decimal_format="number")
+
+
+def _encode(value: object) -> str:
+    return _encoder.encode(value).decode()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, list):
+        # Arrow gives a map as pairs.
+        if value and all(isinstance(each, tuple) and len(each) == 2 for each in value):
+            return {str(name): _plain(each) for name, each in value}
+        return [_plain(each) for each in value]
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, datetime):
+        return value.isoformat().replace("+00:00", "Z")
+    if isinstance(value, date | time):
+        return value.isoformat()
+    if isinstance(value, UUID | timedelta):
+        return str(value)
+    if isinstance(value, Decimal):
+        return value
+    return value
+
+
+def has_nan(array: pa.Array) -> bool:
+    """Whether a column of floats holds NaN, which some databases would store as null."""
+    return bool(pa.types.is_floating(array.type) and pc.any(pc.is_nan(array)).as_py())

@@ -1,0 +1,217 @@
+"""What a load is: rows, a target table, and how the two meet. Systems carry it out; nothing here opens anything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from datetime import UTC, datetime
+from typing import Any, Literal, Self, get_args
+from uuid import uuid4
+
+from weft.errors import DeclarationError, nearest
+
+Mode = Literal["append", "truncate", "merge", "scd2"]
+MODES: tuple[str, ...] = get_args(Mode)
+_ALIASES = {"scd1": "merge"}
+
+VALID_FROM, VALID_TO, IS_CURRENT, ROW_HASH = "valid_from", "valid_to", "is_current", "row_hash"
+SCD2_COLUMNS = (VALID_FROM, VALID_TO, IS_CURRENT, ROW_HASH)
+"""What an scd2 table has beside the source's columns: timestamp, timestamp or null, boolean, text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """One load into one table: picklable, and the same in every retry, so that a retry can be told from a new load."""
+
+    schema: str | None = None
+    table: str
+    mode: Mode = "append"
+    keys: tuple[str, ...] = ()
+    update_columns: tuple[str, ...] | None = None
+    """What a merge writes to a row that is there; all columns but the keys where `None`."""
+    compare_columns: tuple[str, ...] | None = None
+    """What must differ for a row to count as changed; the updated columns (scd2: all but keys and event time)."""
+    event_timestamp_column: str | None = None
+    """scd2: the column that says since when a row is so; the moment of the load where `None`."""
+    handle_deletes: Literal["hard", "soft"] | None = None
+    """Rows whose key the source no longer has: `hard` removes them (merge), `soft` closes their version (scd2)."""
+    deduplicate_by: tuple[str, ...] = ()
+    """Of the source rows with one key, keep the one that is greatest in these columns."""
+    ttl_seconds: float | None = None
+    """scd2: close current versions that began longer ago than this."""
+    allow_empty: bool = False
+    on_bad_rows: Literal["fail", "quarantine"] = "fail"
+    pipeline: str = ""
+    checkpoint_id: str = ""
+    batch_id: int = 0
+    moment: datetime
+    """When the load began, in UTC: one value for all of its rows and attempts."""
+
+    @classmethod
+    def declare(
+        cls,
+        *,
+        target: str | tuple[str, str] | tuple[str | None, str],
+        mode: str = "append",
+        keys: object = (),
+        commit_key: str | None = None,
+        moment: datetime | None = None,
+        **options: Any,
+    ) -> Self:
+        """A load from what a user wrote, or `DeclarationError` for what cannot be, before anything runs."""
+        known = [each.name for each in fields(cls)]
+        for name in options:
+            if name not in known:
+                close = nearest(name, known)
+                hint = f"Did you mean {close!r}?" if close else f"Its options: {', '.join(known)}."
+                raise DeclarationError(f"A load has no option {name!r}.", hint=hint)
+        schema, table = _target(target)
+        mode = _ALIASES.get(mode, mode)
+        if mode not in MODES:
+            close = nearest(mode, MODES)
+            hint = f"Did you mean {close!r}? " if close else ""
+            raise DeclarationError(f"There is no mode {mode!r}.", hint=f"{hint}Modes: {', '.join(MODES)}.")
+        for name in ("update_columns", "compare_columns"):
+            if options.get(name) is not None:
+                options[name] = _names(name, options[name])
+        options["deduplicate_by"] = _names("deduplicate_by", options.get("deduplicate_by") or ())
+        full = f"{schema}.{table}" if schema else table
+        load = cls(
+            schema=schema,
+            table=table,
+            mode=mode,  # type: ignore[arg-type]
+            keys=_names("keys", keys or ()),
+            pipeline=options.pop("pipeline", None) or full,
+            # A load that nobody named still has a name: a task that Spark tries twice must find what its first try did.
+            checkpoint_id=commit_key if commit_key is not None else f"once:{uuid4()}",
+            moment=moment or datetime.now(UTC),
+            **options,
+        )
+        load._check()
+        return load
+
+    @property
+    def name(self) -> str:
+        """How errors call the target."""
+        return f"{self.schema}.{self.table}" if self.schema else self.table
+
+    @property
+    def tracks_rows(self) -> bool:
+        """Whether source rows are matched with stored ones."""
+        return self.mode in ("merge", "scd2")
+
+    def _check(self) -> None:
+        if self.tracks_rows and not self.keys:
+            raise DeclarationError(f"The mode {self.mode!r} needs keys.", hint='For example keys=["id"].')
+        if self.keys and not self.tracks_rows and not self.deduplicate_by:
+            raise DeclarationError(
+                f"The mode {self.mode!r} takes no keys.", hint="Modes with keys: merge, scd2. Or add deduplicate_by."
+            )
+        if self.deduplicate_by and not self.keys:
+            raise DeclarationError("deduplicate_by needs keys.", hint='For example keys=["id"].')
+        if self.handle_deletes not in (None, "hard", "soft"):
+            raise DeclarationError(f"handle_deletes is 'hard' or 'soft', not {self.handle_deletes!r}.")
+        wanted = {"merge": "hard", "scd2": "soft"}.get(self.mode)
+        if self.handle_deletes is not None and self.handle_deletes != wanted:
+            raise DeclarationError(
+                f"The mode {self.mode!r} cannot handle deletes {self.handle_deletes!r}.",
+                hint="merge removes missing rows (hard), scd2 closes their version (soft).",
+            )
+        for name in ("event_timestamp_column", "ttl_seconds"):
+            if getattr(self, name) is not None and self.mode != "scd2":
+                raise DeclarationError(f"{name} is an option of scd2, not of {self.mode}.")
+        if self.update_columns is not None and self.mode != "merge":
+            raise DeclarationError(f"update_columns is an option of merge, not of {self.mode}.")
+        if self.compare_columns is not None and not self.tracks_rows:
+            raise DeclarationError(f"compare_columns is an option of merge and scd2, not of {self.mode}.")
+        if self.on_bad_rows not in ("fail", "quarantine"):
+            raise DeclarationError(f"on_bad_rows is 'fail' or 'quarantine', not {self.on_bad_rows!r}.")
+        if self.ttl_seconds is not None and not self.ttl_seconds > 0:
+            raise DeclarationError("ttl_seconds must be more than 0.")
+
+    def check_source(self, columns: list[str]) -> None:
+        """Refuse a load that names columns which the source does not have."""
+        if not columns:
+            raise DeclarationError(f"The source of {self.name} has no columns.")
+        repeated = {name for name in columns if columns.count(name) > 1}
+        if repeated:
+            raise DeclarationError(
+                f"The source of {self.name} has more than one column {sorted(repeated)[0]!r}.",
+                hint="Give each a name of its own: SELECT a.id AS id, b.id AS other_id …",
+            )
+        named = {
+            "keys": self.keys,
+            "update_columns": self.update_columns or (),
+            "compare_columns": self.compare_columns or (),
+            "deduplicate_by": self.deduplicate_by,
+            "event_timestamp_column": (self.event_timestamp_column,) if self.event_timestamp_column else (),
+        }
+        for option, names in named.items():
+            for name in names:
+                if name not in columns:
+                    close = nearest(name, columns)
+                    hint = f"Did you mean {close!r}?" if close else f"Its columns: {', '.join(columns[:30])}."
+                    raise DeclarationError(f"The source of {self.name} has no column {name!r} ({option}).", hint=hint)
+        if self.mode == "scd2":
+            for name in SCD2_COLUMNS:
+                if name in columns:
+                    raise DeclarationError(
+                        f"The source of {self.name} has a column {name!r}, which scd2 keeps itself.",
+                        hint="Leave it out of the SELECT, or give it another name.",
+                    )
+
+    def updated(self, columns: list[str]) -> list[str]:
+        """The columns that a merge writes to a row that is there."""
+        chosen = columns if self.update_columns is None else self.update_columns
+        return [name for name in chosen if name not in self.keys]
+
+    def compared(self, columns: list[str]) -> list[str]:
+        """The columns that tell a changed row."""
+        if self.compare_columns is not None:
+            return [name for name in self.compare_columns if name not in self.keys]
+        if self.mode == "merge":
+            return self.updated(columns)
+        return [name for name in columns if name not in (*self.keys, self.event_timestamp_column)]
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What a load did to its target."""
+
+    rows_read: int = 0
+    inserted: int = 0
+    updated: int = 0
+    unchanged: int = 0
+    deleted: int = 0
+    quarantined: int = 0
+    bytes: int = 0
+    replayed: bool = False
+    """Whether the ledger had it already, so that nothing was done."""
+
+    def __add__(self, other: Counts) -> Counts:
+        both = ((each.name, getattr(self, each.name) + getattr(other, each.name)) for each in fields(self))
+        return replace(Counts(**dict(both)), replayed=self.replayed or other.replayed)
+
+
+def _target(target: object) -> tuple[str | None, str]:
+    if isinstance(target, str):
+        schema, dot, table = target.partition(".")
+        found: tuple[str | None, str] = (schema, table) if dot else (None, target)
+    elif isinstance(target, tuple | list) and len(target) == 2 and isinstance(target[1], str):
+        found = (target[0], target[1])
+        if found[0] is not None and not isinstance(found[0], str):
+            raise DeclarationError('A target is ("schema", "table") or "schema.table".')
+    else:
+        raise DeclarationError('A target is ("schema", "table") or "schema.table".')
+    for name in found:
+        if name is not None and (not name or "\0" in name):
+            raise DeclarationError("A target's schema and table must have a name.", hint='("analytics", "orders")')
+    return found
+
+
+def _names(option: str, given: object) -> tuple[str, ...]:
+    names = (given,) if isinstance(given, str) else given
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise DeclarationError(f"{option} must be a list of column names.", hint=f'For example {option}=["id"].')
+    if len(set(names)) != len(names):
+        raise DeclarationError(f"{option} names a column twice.")
+    return tuple(names)
