@@ -13,6 +13,7 @@ _COMMANDS = {
     "init": ("weft.cli.init:init", "Start a project in a folder."),
     "connections": ("weft.cli.connections:connections", "List, check, set and remove connections."),
     "streams": ("weft.cli.streams:streams", "Publish to streams, read them, and manage their consumers."),
+    "jars": ("weft.cli.jars:jars", "Fetch, list and verify the jars of Spark's connectors."),
 }
 
 

