@@ -1,0 +1,195 @@
+"""A SQL database as the code above it uses it: pooled connections, transactions on them, and errors of ours."""
+
+from __future__ import annotations
+
+import re
+import select
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from typing import Any, ClassVar, Literal
+
+from weft.errors import ConnectionFailedError, WeftError
+from weft.systems.base import Connection
+
+Role = Literal["publish", "keep", "read"]
+"""`publish` commits wait for the disk; `keep` is bookkeeping, whose loss in a power cut only redelivers; `read` is
+autocommit."""
+
+# A pooled connection that rested this long is tried before use: servers and firewalls drop idle ones without a word.
+_IDLE_SECONDS = 60.0
+
+
+class Session:
+    """A driver's connection inside one transaction (or autocommit), with `?` as the placeholder everywhere."""
+
+    __slots__ = ("driver", "store", "written")
+
+    def __init__(self, store: SqlDriver, driver: Any) -> None:
+        # Whoever opened the session knows what more its store can do.
+        self.store: Any = store
+        self.driver = driver
+        self.written: set[int] = set()
+        """The streams that this transaction has appended to."""
+
+    def run(self, sql: str, parameters: Sequence[Any] = ()) -> Any:
+        """Execute one statement and give its cursor."""
+        return self.store.execute(self.driver, self.store.translate_sql(sql), parameters)
+
+    def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """All rows of a query."""
+        return list(self.run(sql, parameters).fetchall())
+
+    def row(self, sql: str, parameters: Sequence[Any] = ()) -> tuple[Any, ...] | None:
+        """The first row of a query."""
+        found: tuple[Any, ...] | None = self.run(sql, parameters).fetchone()
+        return found
+
+
+class SqlDriver(ABC):
+    """A subclass says how to connect, quote, begin and commit, and what the driver's errors mean."""
+
+    dialect: ClassVar[str]
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection.resolved()
+        self._lock = threading.RLock()
+        self._idle: dict[Role, list[tuple[float, Any]]] = {"publish": [], "keep": [], "read": []}
+        self._closed = False
+
+    @abstractmethod
+    def connect(self, role: Role) -> Any:
+        """A new driver connection for a role."""
+
+    @abstractmethod
+    def execute(self, driver: Any, sql: str, parameters: Sequence[Any]) -> Any:
+        """Run a translated statement and give a cursor."""
+
+    @abstractmethod
+    def begin(self, driver: Any, role: Role) -> None:
+        """Open the transaction of a role."""
+
+    @abstractmethod
+    def commit(self, driver: Any, role: Role) -> None:
+        """Close it."""
+
+    @abstractmethod
+    def rollback(self, driver: Any) -> None:
+        """Undo it; raises where the connection is broken, which is then dropped."""
+
+    @abstractmethod
+    def is_driver_error(self, error: BaseException) -> bool:
+        """Whether the driver raised this."""
+
+    @abstractmethod
+    def explain(self, error: BaseException) -> WeftError:
+        """A driver's error as one of ours, without secrets."""
+
+    @abstractmethod
+    def table(self, schema: str, name: str) -> str:
+        """The quoted name of a table in a schema."""
+
+    @abstractmethod
+    def quote(self, name: str) -> str:
+        """A quoted identifier."""
+
+    def alive(self, driver: Any) -> bool:
+        """Whether a connection that rested for long, or has something to read, still answers."""
+        return True
+
+    def has_input(self, driver: Any) -> bool:
+        """Whether a connection that nobody uses has something to read: most often the server hung up."""
+        return False
+
+    def translate_sql(self, sql: str) -> str:
+        """From `?` to the driver's placeholder."""
+        return _percent(sql)
+
+    # --------------------------------------------------------------------------------------------------------- sessions
+
+    @contextmanager
+    def session(self, role: Role) -> Iterator[Session]:
+        """A transaction on a connection of that role; every driver error leaves as one of ours."""
+        driver: Any = None
+        try:
+            driver = self._borrow(role)
+            self.begin(driver, role)
+            yield Session(self, driver)
+            self.commit(driver, role)
+        except BaseException as error:
+            if driver is not None:
+                self._return_or_drop(role, driver)
+            if self.is_driver_error(error):
+                raise self.explain(error) from None
+            raise
+        else:
+            self._rest(role, driver)
+
+    def _rest(self, role: Role, driver: Any) -> None:
+        self._idle[role].append((time.monotonic(), driver))
+        if self._closed:  # while this one was in use
+            self.drop_idle()
+
+    def check_open(self) -> None:
+        """Raise where this was closed: whoever still holds it must not open connections that nobody closes."""
+        if self._closed:
+            raise ConnectionFailedError(
+                f"Nothing was done: {self.connection.label} was closed.", hint="The next use of the stream opens it."
+            )
+
+    def _borrow(self, role: Role) -> Any:
+        while True:
+            self.check_open()
+            try:
+                rested, driver = self._idle[role].pop()
+            except IndexError:
+                return self.connect(role)
+            is_fresh = time.monotonic() - rested < _IDLE_SECONDS
+            if (is_fresh and not self.has_input(driver)) or self.alive(driver):
+                return driver
+            self._drop(driver)
+
+    def _return_or_drop(self, role: Role, driver: Any) -> None:
+        try:
+            self.rollback(driver)
+        except Exception:
+            # One broken connection means a restarted server: its siblings are broken too.
+            self._drop(driver)
+            self.drop_idle()
+        else:
+            self._rest(role, driver)
+
+    def _drop(self, driver: Any) -> None:
+        with suppress(Exception):
+            driver.close()
+
+    def drop_idle(self) -> None:
+        """Close the connections that nobody uses."""
+        for pool in self._idle.values():
+            with suppress(IndexError):
+                while True:
+                    self._drop(pool.pop()[1])
+
+    def close(self) -> None:
+        """Close the idle connections now, and those in use when they are given back."""
+        self._closed = True
+        self.drop_idle()
+
+
+# A field may have a question mark in its name.
+_MARK = re.compile(r"""\"[^"]*"|`[^`]*`|\?""")
+
+
+@lru_cache(maxsize=4096)
+def _percent(sql: str) -> str:
+    return _MARK.sub(lambda found: "%s" if found[0] == "?" else found[0], sql.replace("%", "%%"))
+
+
+def readable(file: int) -> bool:
+    """Whether a read would not wait: there is something to read, or the end."""
+    waiting = select.poll()
+    waiting.register(file, select.POLLIN)
+    return bool(waiting.poll(0))
