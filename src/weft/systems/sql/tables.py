@@ -1,0 +1,198 @@
+"""Tables of a SQL database, as loads read and write them: what a dialect must say, and what follows from it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from weft.systems.base import Connection
+from weft.systems.sql.driver import Session, SqlDriver
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table that is there."""
+
+    name: str
+    field: pa.Field
+    """Its canonical type (`weft.columns`)."""
+    sql: str
+    """Its type as the database calls it, for CAST."""
+    required: bool = False
+    """Whether an INSERT must name it: not nullable, no default, not generated."""
+    generated: bool = False
+    """Whether the database alone may write it."""
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A part of a query's result that one task reads."""
+
+    sql: str
+    snapshot: str | None = None
+    """The exported snapshot that all parts are read in, where the database has such a thing."""
+
+
+class SqlTables(ABC):
+    """Reads queries as Arrow, and carries out the statements of a load.
+
+    Picklable: it travels to Spark's tasks and opens its connections there. Batches are in the canonical types of
+    `weft.columns`; what a reader yields has the schema that `describe` gave.
+    """
+
+    dialect: ClassVar[str]
+    one_host: ClassVar[bool] = False
+    """Whether only this machine can open it (a file), so that a cluster cannot."""
+    one_writer: ClassVar[bool] = False
+    """Whether one connection at a time may write, so that parallel tasks would only wait for each other."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection.resolved()
+
+    @cached_property
+    def driver(self) -> SqlDriver:
+        """The pooled connections of this process."""
+        return self.open_driver()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "driver"}
+
+    def close(self) -> None:
+        """Close what this process has open."""
+        if "driver" in self.__dict__:
+            self.driver.close()
+            del self.__dict__["driver"]
+
+    # -------------------------------------------------------------------------------------------------- what to connect
+
+    @abstractmethod
+    def open_driver(self) -> SqlDriver:
+        """A new pool of connections."""
+
+    @abstractmethod
+    def identity(self) -> str:
+        """What tells this database from others: two connections with one identity reach the same tables."""
+
+    # ---------------------------------------------------------------------------------------------------------- reading
+
+    @abstractmethod
+    def describe(self, sql: str) -> pa.Schema:
+        """The canonical schema of a query's result, without running it for real."""
+
+    @abstractmethod
+    def read(self, part: Slice, schema: pa.Schema, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """The rows of a query in canonical batches of bounded size, in one snapshot and in bounded memory.
+
+        `columns`: only these, in this order.
+        """
+
+    def slices(self, sql: str, parts: int, by: str | None = None) -> tuple[list[Slice], Any]:
+        """The query in parts that may be read in parallel but show one moment, and what must stay open meanwhile.
+
+        One part where the database cannot show several connections one moment. The second value has `close()`.
+        """
+        return [Slice(sql)], None
+
+    # ---------------------------------------------------------------------------------------------------------- writing
+
+    @abstractmethod
+    def columns(self, session: Session, schema: str | None, name: str) -> list[Column] | None:
+        """The columns of a table in order, or `None` where there is no such table."""
+
+    @abstractmethod
+    def sql_type(self, field: pa.Field, *, key: bool = False) -> str:
+        """The type of a new column for a canonical field (nested ones: the JSON type). `key`: it must be indexable."""
+
+    @abstractmethod
+    def copy_in(self, session: Session, table: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
+        """Append canonical batches to a (quoted) table inside the session's transaction, as fast as the system can.
+
+        The table's columns are named as the schema's and have the types that `sql_type` gives, or for
+        `fits(column, field)` those of the column. Gives the bytes sent.
+        """
+
+    def fits(self, column: Column, field: pa.Field) -> bool:
+        """Whether `copy_in` may write this field straight into that column, so that no staging table is needed."""
+        return bool(column.field.type.equals(field.type)) and column.sql == self.sql_type(field)
+
+    # ------------------------------------------------------------------------------------------------- words of a dialect
+
+    def quote(self, name: str) -> str:
+        """A quoted identifier."""
+        return self.driver.quote(name)
+
+    def table(self, schema: str | None, name: str) -> str:
+        """The quoted name of a table; without a schema, one of the connection's default schema."""
+        return self.quote(name) if schema is None else self.driver.table(schema, name)
+
+    def create_schema(self, session: Session, schema: str) -> None:
+        """Create a schema where it is missing."""
+        session.run(f"CREATE SCHEMA IF NOT EXISTS {self.quote(schema)}")
+
+    def temporary(self, name: str) -> str:
+        """The quoted name of a temporary table of this session."""
+        return self.quote(name)
+
+    def create_temporary(self, session: Session, name: str, columns: str) -> None:
+        """A temporary table with these column definitions; it ends with the transaction or is dropped by the load."""
+        session.run(f"CREATE TEMPORARY TABLE {self.temporary(name)} ({columns})")
+
+    def create_temporary_as(self, session: Session, name: str, select: str, parameters: Sequence[Any] = ()) -> int:
+        """A temporary table of a query's rows; gives how many."""
+        session.run(f"CREATE TEMPORARY TABLE {self.temporary(name)} AS {select}", parameters)
+        row = session.row(f"SELECT count(*) FROM {self.temporary(name)}")
+        assert row is not None
+        return int(row[0])
+
+    def drop_temporary(self, session: Session, name: str) -> None:
+        """Drop a temporary table where it is there."""
+        session.run(f"DROP TABLE IF EXISTS {self.temporary(name)}")
+
+    def filled(self, session: Session, table: str) -> None:  # noqa: B027 - optional, not forgotten
+        """A temporary table was filled: collect statistics where the planner needs them."""
+
+    def lock(self, session: Session, schema: str | None, name: str) -> None:  # noqa: B027 - optional, not forgotten
+        """Let one load at a time change this table until the transaction ends. Readers are not held up."""
+
+    def distinct(self, left: str, right: str, column: Column) -> str:
+        """Whether two values of a column differ, where null equals null."""
+        return f"{left} IS DISTINCT FROM {right}"
+
+    def cast(self, expression: str, field: pa.Field, column: Column) -> str:
+        """A staged value as a column's type; an error of the statement where it does not fit, never another value."""
+        return f"CAST({expression} AS {column.sql})"
+
+    def update_from(self, table: str, source: str, on: str, assignments: dict[str, str]) -> str:
+        """An UPDATE of `table` as `t` from the matching rows of `source` as `s`."""
+        changes = ", ".join(f"{self.quote(name)} = {value}" for name, value in assignments.items())
+        return f"UPDATE {table} AS t SET {changes} FROM {source} AS s WHERE {on}"
+
+    def delete_missing(self, table: str, source: str, on: str) -> str:
+        """A DELETE of the rows of `table` as `t` that match no row of `source` as `s`, by an anti-join."""
+        return f"DELETE FROM {table} AS t WHERE NOT EXISTS (SELECT 1 FROM {source} AS s WHERE {on})"
+
+    @abstractmethod
+    def row_hash(self, expressions: Sequence[str]) -> str:
+        """A hexadecimal hash of values, in which null, empty and shifted values differ."""
+
+    @abstractmethod
+    def moment(self, value: datetime) -> str:
+        """A literal of an instant, of the type that `valid_from` has."""
+
+    @abstractmethod
+    def add_seconds(self, expression: str, seconds: float) -> str:
+        """A timestamp expression some seconds later (or earlier)."""
+
+    def instant(self, expression: str, column: pa.Field) -> str:
+        """A staged date or timestamp as the type of `valid_from`."""
+        return expression
+
+    @abstractmethod
+    def is_rejection(self, error: BaseException) -> bool:
+        """Whether the database refused a value or a row (constraint, range, type), not the whole attempt."""
