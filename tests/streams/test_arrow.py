@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import random
 import struct
 import threading
@@ -156,6 +157,45 @@ def test_any_float(streams: Project) -> None:
     assert [repr(row["f"]) for row in rows] == list(map(repr, small))
 
 
+def test_floats_of_every_size(streams: Project) -> None:
+    """Every power of two with its neighbours and some of its kind, of both signs, among nulls and zeros."""
+    declare(fields={"d": "float64", "f": "float32"})
+    dice = random.Random(11)
+    doubles: list[float | None] = [None, 0.0, 0.5, None]
+    for exponent in range(-1074, 1024):
+        power = 2.0**exponent
+        near = [power, math.nextafter(power, 0.0), math.nextafter(power, 1e308), power * dice.uniform(1, 1.99)]
+        doubles += [value * sign for value in near for sign in (1, -1) if value]
+        doubles += [None] * (exponent % 2) + [0.0] * (exponent % 3)
+    doubles += [float(n) for bits in (31, 32, 52, 53, 62, 63, 64) for n in (2**bits - 1, 2**bits, -(2**bits))]
+    singles = [
+        None if value is None or not 1e-44 < abs(value) < 3.4e38 else struct.unpack("<f", struct.pack("<f", value))[0]
+        for value in doubles
+    ]
+    dice.shuffle(doubles)
+    weft.publish_sync("orders", [{"d": d, "f": f} for d, f in zip(doubles, singles, strict=True)])
+    rows = read(["d", "f"])
+    assert [row["d"] for row in rows] == doubles
+    assert [row["f"] for row in rows] == singles
+
+
+def test_texts_that_look_like_what_is_between_texts(streams: Project) -> None:
+    """Control characters, alone and inside, with and without nulls in the same column."""
+    names = ("all", "some", "none", "one")
+    declare(fields=dict.fromkeys(names, "string"))
+    texts = [*(chr(code) for code in range(1, 128)), "\x1e\x1f", "\x1f\x1f", "a\x1fb", "\x1e\x1e", "", "\x1f\n"]
+    events = [
+        {"all": text, "some": None if at % 3 else text, "none": None, "one": None if at else "\x1e"}
+        for at, text in enumerate(texts)
+    ]
+    weft.publish_sync("orders", events)
+    assert read(names) == events
+    # Alone too: in a chunk without other texts nothing else tells them apart.
+    first = read(["_weft_rowid"])[0]["_weft_rowid"]
+    for at, event in enumerate(events):
+        assert read(names, first + at - 1, first + at) == [event]
+
+
 def test_text_that_a_column_cannot_hold(streams: Project) -> None:
     """Whether it is in its column or beside it, it is there."""
     declare(fields={"s": "string"})
@@ -302,9 +342,11 @@ def test_only_what_readers_may_see(streams: Project) -> None:
 
 def test_a_trim_at_the_same_time(streams: Project) -> None:
     """Whole events in order; what was never removed is there."""
-    declare(fields={"n": "int64", "s": "string"})
+    declare(fields={"n": "int64", "s": "string", "t": "string", "d": "float64", "e": "int64"})
     count = 20_000
-    first = weft.publish_sync("orders", [{"n": n, "s": f"text {n}"} for n in range(count)])["first_rowid"]
+    # What SQLite is asked for twice: a text that holds a separator, tiny numbers, what does not fit its column.
+    events = [{"n": n, "s": f"text {n}", "t": f"\x1f{n}", "d": n * 1e-9, "e": f"no {n}"} for n in range(count)]
+    first = weft.publish_sync("orders", events)["first_rowid"]
     done = threading.Event()
 
     def trim() -> None:
@@ -317,11 +359,14 @@ def test_a_trim_at_the_same_time(streams: Project) -> None:
     trimmer.start()
     try:
         for _ in range(5):
-            rows = read(["_weft_rowid", "n", "s"])
+            rows = read(["_weft_rowid", "n", "s", "t", "d", "_weft_extra"])
             numbers = [row["n"] for row in rows]
             assert numbers == sorted(set(numbers))
             assert numbers[-2000:] == list(range(count - 2000, count))
-            assert all(row["s"] == f"text {row['n']}" and row["_weft_rowid"] == first + row["n"] for row in rows)
+            for row in rows:
+                assert row.pop("_weft_rowid") == first + row["n"]
+                beside = json.loads(row.pop("_weft_extra"))
+                assert {**row, **beside} == events[row["n"]]
     finally:
         done.set()
         trimmer.join()
