@@ -219,6 +219,7 @@ class System:
     connection: str
     schemes: tuple[str, ...] = ()
     log: str | None = None
+    tables: str | None = None
     extra: str | None = None
     describes: str = ""
 
@@ -233,6 +234,14 @@ class System:
             able = ", ".join(each.kind for each in systems().values() if each.log)
             raise DeclarationError(f"A {self.kind} connection cannot hold a stream.", hint=f"These can: {able}.")
         loaded: type[Any] = self._load(self.log)
+        return loaded
+
+    def load_tables(self) -> type[Any]:
+        """The class that reads and writes tables on this system."""
+        if self.tables is None:
+            able = ", ".join(each.kind for each in systems().values() if each.tables)
+            raise DeclarationError(f"A {self.kind} connection cannot hold tables.", hint=f"These can: {able}.")
+        loaded: type[Any] = self._load(self.tables)
         return loaded
 
     def _load(self, reference: str) -> Any:
@@ -263,6 +272,7 @@ _BUILT_IN = {
             connection="weft.systems.sqlite.connection:SQLiteConnection",
             schemes=("sqlite",),
             log="weft.systems.sqlite.store:SqliteStore",
+            tables="weft.systems.sqlite.tables:SqliteTables",
             describes="SQLite: a file in the project, no server",
         ),
         System(
@@ -270,6 +280,7 @@ _BUILT_IN = {
             connection="weft.systems.postgres.connection:PostgresConnection",
             schemes=("postgres", "postgresql"),
             log="weft.systems.postgres.store:PostgresStore",
+            tables="weft.systems.postgres.tables:PostgresTables",
             extra="postgres",
             describes="PostgreSQL",
         ),
