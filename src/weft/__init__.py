@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import weft as weft
+    from weft import connections as connections
     from weft import errors as errors
     from weft import project as project
     from weft import settings as settings
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from weft.errors import DeclarationError as DeclarationError
     from weft.errors import EventsLostError as EventsLostError
     from weft.errors import LeaseLostError as LeaseLostError
+    from weft.errors import LoadRefusedError as LoadRefusedError
     from weft.errors import MissingExtraError as MissingExtraError
     from weft.errors import NotFoundError as NotFoundError
     from weft.errors import SchemaError as SchemaError
@@ -49,7 +51,12 @@ if TYPE_CHECKING:
     from weft.streams import subscribe as subscribe
     from weft.streams import trim as trim
     from weft.streams import trim_sync as trim_sync
+    from weft.systems.delta.connection import DeltaLocalConnection as DeltaLocalConnection
+    from weft.systems.delta.connection import DeltaS3Connection as DeltaS3Connection
     from weft.systems.mysql.connection import MySQLConnection as MySQLConnection
+    from weft.systems.objects.connection import ObjectStoreLocalConnection as ObjectStoreLocalConnection
+    from weft.systems.objects.connection import ObjectStoreS3Connection as ObjectStoreS3Connection
+    from weft.systems.objects.formats import format_from_path as format_from_path
     from weft.systems.postgres.connection import PostgresConnection as PostgresConnection
     from weft.systems.sqlite.connection import SQLiteConnection as SQLiteConnection
 
@@ -62,6 +69,7 @@ _NAMES_OF_MODULES = {
         "DeclarationError",
         "EventsLostError",
         "LeaseLostError",
+        "LoadRefusedError",
         "MissingExtraError",
         "NotFoundError",
         "SchemaError",
@@ -88,13 +96,16 @@ _NAMES_OF_MODULES = {
         "trim",
         "trim_sync",
     ),
+    "weft.systems.delta.connection": ("DeltaLocalConnection", "DeltaS3Connection"),
     "weft.systems.mysql.connection": ("MySQLConnection",),
+    "weft.systems.objects.connection": ("ObjectStoreLocalConnection", "ObjectStoreS3Connection"),
+    "weft.systems.objects.formats": ("format_from_path",),
     "weft.systems.postgres.connection": ("PostgresConnection",),
     "weft.systems.sqlite.connection": ("SQLiteConnection",),
 }
 _MODULE_OF = {name: module for module, names in _NAMES_OF_MODULES.items() for name in names}
 # Reached as attributes too, without an import of their own: `weft.testing.…`.
-_SUBMODULES = ("errors", "project", "settings", "streams", "systems", "testing")
+_SUBMODULES = ("connections", "errors", "project", "settings", "streams", "systems", "testing")
 
 __all__ = sorted(_MODULE_OF)
 

@@ -87,6 +87,10 @@ class EventsLostError(WeftError):
         super().__init__(what, hint=hint)
 
 
+class LoadRefusedError(WeftError, ValueError):
+    """A load was not carried out because of its rows or its target's: nothing was written."""
+
+
 def nearest(name: str, candidates: Iterable[str]) -> str | None:
     """The candidate that looks most like `name`, if any comes close."""
     found = get_close_matches(name, list(candidates), n=1, cutoff=0.6)

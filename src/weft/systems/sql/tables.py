@@ -52,6 +52,11 @@ class SqlTables(ABC):
     one_writer: ClassVar[bool] = False
     """Whether one connection at a time may write, so that parallel tasks would only wait for each other."""
 
+    savepoints: ClassVar[bool] = True
+    """Whether a part of a transaction can be undone."""
+    true: ClassVar[str] = "TRUE"
+    false: ClassVar[str] = "FALSE"
+
     def __init__(self, connection: Connection) -> None:
         self.connection = connection.resolved()
 
@@ -121,7 +126,7 @@ class SqlTables(ABC):
         """Whether `copy_in` may write this field straight into that column, so that no staging table is needed."""
         return bool(column.field.type.equals(field.type)) and column.sql == self.sql_type(field)
 
-    # ------------------------------------------------------------------------------------------------- words of a dialect
+    # ----------------------------------------------------------------------------------------------- words of a dialect
 
     def quote(self, name: str) -> str:
         """A quoted identifier."""
@@ -157,6 +162,15 @@ class SqlTables(ABC):
     def filled(self, session: Session, table: str) -> None:  # noqa: B027 - optional, not forgotten
         """A temporary table was filled: collect statistics where the planner needs them."""
 
+    def create_key_index(self, session: Session, schema: str | None, name: str, keys: Sequence[str]) -> None:
+        """An index by which the versions of a key are found in a new scd2 table."""
+        columns = ", ".join(self.quote(key) for key in keys)
+        session.run(f"CREATE INDEX {self.quote(f'{name[:40]}_keys')} ON {self.table(schema, name)} ({columns})")
+
+    def is_sortable(self, field: pa.Field) -> bool:
+        """Whether ORDER BY takes a staged column of this type (PostgreSQL's json has no order)."""
+        return True
+
     def lock(self, session: Session, schema: str | None, name: str) -> None:  # noqa: B027 - optional, not forgotten
         """Let one load at a time change this table until the transaction ends. Readers are not held up."""
 
@@ -167,6 +181,11 @@ class SqlTables(ABC):
     def cast(self, expression: str, field: pa.Field, column: Column) -> str:
         """A staged value as a column's type; an error of the statement where it does not fit, never another value."""
         return f"CAST({expression} AS {column.sql})"
+
+    def update(self, table: str, assignments: dict[str, str], condition: str) -> str:
+        """An UPDATE of the rows of `table` as `t` that meet a condition."""
+        changes = ", ".join(f"{self.quote(name)} = {value}" for name, value in assignments.items())
+        return f"UPDATE {table} AS t SET {changes} WHERE {condition}"
 
     def update_from(self, table: str, source: str, on: str, assignments: dict[str, str]) -> str:
         """An UPDATE of `table` as `t` from the matching rows of `source` as `s`."""

@@ -1,0 +1,392 @@
+"""The one transaction of a load: rows are staged, checked, moved into the target and recorded in the ledger, or nothing
+of it happened.
+
+It runs wherever the rows are: in a Spark task that reads them, or in the driver after tasks have staged them or where
+the database has them already. The ledger `weft.commits` is written in the same transaction, so that a task which Spark
+tries again, or a load that is repeated under the same key, finds what was done and does nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from weft.errors import LoadRefusedError, WeftError, nearest
+from weft.systems.load import IS_CURRENT, ROW_HASH, SCD2_COLUMNS, VALID_FROM, VALID_TO, Counts, Load
+from weft.systems.sql import quarantine
+from weft.systems.sql.driver import Session
+from weft.systems.sql.merge import Move
+from weft.systems.sql.tables import Column, SqlTables
+
+# Tests stop a process at each of these steps, by a handler on this logger.
+_steps = logging.getLogger("weft.commit")
+
+STAGE = "_weft_stage"
+_ATTEMPT = "_weft_attempt"
+_LEDGER_FIELDS = pa.schema(
+    [
+        pa.field("pipeline", pa.string(), nullable=False),
+        pa.field("checkpoint_id", pa.string(), nullable=False),
+        pa.field("batch_id", pa.int64(), nullable=False),
+        pa.field("committed_at", pa.timestamp("us", "UTC"), nullable=False),
+        *(
+            pa.field(name, pa.int64())
+            for name in ("rows_read", "inserted", "updated", "unchanged", "deleted", "quarantined")
+        ),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Query:
+    """Rows that the target's database has itself."""
+
+    sql: str
+    schema: pa.Schema
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Rows that this process has, or reads from elsewhere as it goes."""
+
+    schema: pa.Schema
+    batches: Iterable[pa.RecordBatch]
+
+
+@dataclass(frozen=True)
+class Staged:
+    """Rows that tasks have put into a table, of which only some attempts count."""
+
+    table: str
+    schema: pa.Schema
+    attempts: tuple[str, ...]
+    bytes: int = 0
+
+
+Rows = Query | Batches | Staged
+
+
+def reached(step: str) -> None:
+    """Say which step of the protocol is done."""
+    _steps.debug(step)
+
+
+def ledger(tables: SqlTables) -> str:
+    """The quoted name of the table of commits."""
+    return tables.driver.table("weft", "commits")
+
+
+# ---------------------------------------------------------------------------------------------------------- preparation
+
+
+def prepare(tables: SqlTables, load: Load, schema: pa.Schema) -> None:
+    """Make the ledger and the target where they are missing, and refuse what cannot go into the target that is there.
+
+    Before the load's own transaction, because some databases commit at each CREATE TABLE.
+    """
+    load.check_source(schema.names)
+    _create_ledger(tables)
+    with tables.driver.session("read") as session:
+        columns = tables.columns(session, load.schema, load.table)
+    if columns is None:
+        _create(tables, lambda session: _create_target(tables, session, load, schema), load.schema, load.table)
+        with tables.driver.session("read") as session:
+            columns = tables.columns(session, load.schema, load.table)
+    if columns is None:
+        raise WeftError(f"The table {load.name} could not be created.")
+    _check_columns(load, schema, columns)
+    if load.on_bad_rows == "quarantine":
+        quarantine.prepare(tables, load)
+
+
+def _create_ledger(tables: SqlTables) -> None:
+    with suppress(WeftError), tables.driver.session("read") as session:
+        session.rows(f"SELECT 1 FROM {ledger(tables)} WHERE 1 = 0")
+        return
+    definitions = ", ".join(
+        f"{tables.quote(field.name)} {tables.sql_type(field, key=field.name in ('pipeline', 'checkpoint_id'))}"
+        f"{'' if field.nullable else ' NOT NULL'}"
+        for field in _LEDGER_FIELDS
+    )
+
+    def create(session: Session) -> None:
+        if ledger(tables).startswith(f"{tables.quote('weft')}."):
+            tables.create_schema(session, "weft")
+        session.run(
+            f"CREATE TABLE IF NOT EXISTS {ledger(tables)} "
+            f"({definitions}, PRIMARY KEY (pipeline, checkpoint_id, batch_id))"
+        )
+
+    try:
+        with tables.driver.session("publish") as session:
+            create(session)
+    except WeftError:
+        # Two first loads at once: one of them was faster.
+        with tables.driver.session("publish") as session:
+            create(session)
+
+
+def _create(tables: SqlTables, create: object, schema: str | None, name: str) -> None:
+    try:
+        with tables.driver.session("publish") as session:
+            create(session)  # type: ignore[operator]
+    except WeftError:
+        with tables.driver.session("read") as session:
+            if tables.columns(session, schema, name) is None:
+                raise
+
+
+def _create_target(tables: SqlTables, session: Session, load: Load, schema: pa.Schema) -> None:
+    if load.schema is not None:
+        tables.create_schema(session, load.schema)
+    definitions = []
+    for field in schema:
+        is_key = load.tracks_rows and field.name in load.keys
+        required = " NOT NULL" if is_key else ""
+        definitions.append(f"{tables.quote(field.name)} {tables.sql_type(field, key=is_key)}{required}")
+    keys = ", ".join(tables.quote(name) for name in load.keys)
+    if load.mode == "merge":
+        definitions.append(f"PRIMARY KEY ({keys})")
+    if load.mode == "scd2":
+        definitions += [
+            f"{tables.quote(field.name)} {tables.sql_type(field, key=field.name == VALID_FROM)}"
+            f"{'' if field.nullable else ' NOT NULL'}"
+            for field in scd2_fields()
+        ]
+        # Versions of one key that begin at one instant: a correction leaves a version of no length behind.
+    session.run(f"CREATE TABLE IF NOT EXISTS {tables.table(load.schema, load.table)} ({', '.join(definitions)})")
+    if load.mode == "scd2":
+        tables.create_key_index(session, load.schema, load.table, load.keys)
+
+
+def scd2_fields() -> list[pa.Field]:
+    """The columns that scd2 keeps itself."""
+    instant = pa.timestamp("us", "UTC")
+    return [
+        pa.field(VALID_FROM, instant, nullable=False),
+        pa.field(VALID_TO, instant),
+        pa.field(IS_CURRENT, pa.bool_(), nullable=False),
+        pa.field(ROW_HASH, pa.string()),
+    ]
+
+
+def _check_columns(load: Load, schema: pa.Schema, columns: list[Column]) -> None:
+    present = {column.name: column for column in columns}
+    for name in schema.names:
+        if name not in present:
+            close = nearest(name, present)
+            hint = f"Did you mean {close!r}?" if close else f"Its columns: {', '.join(list(present)[:30])}."
+            raise LoadRefusedError(f"The table {load.name} has no column {name!r}, which the source has.", hint=hint)
+        if present[name].generated:
+            raise LoadRefusedError(
+                f"The column {name!r} of {load.name} is generated by the database.", hint="Leave it out of the source."
+            )
+    if load.mode == "scd2":
+        for name in SCD2_COLUMNS:
+            if name not in present:
+                raise LoadRefusedError(
+                    f"The table {load.name} has no column {name!r}, which scd2 needs.",
+                    hint="Let the first load create the table, or add valid_from, valid_to, is_current and row_hash.",
+                )
+    for column in columns:
+        own = SCD2_COLUMNS if load.mode == "scd2" else ()
+        if column.required and column.name not in schema.names and column.name not in own:
+            raise LoadRefusedError(
+                f"The column {column.name!r} of {load.name} may not be null and has no default, but the source has "
+                "no such column.",
+                hint="Add it to the source, or give it a default.",
+            )
+
+
+# ------------------------------------------------------------------------------------------------------ the transaction
+
+
+def commit(tables: SqlTables, load: Load, rows: Rows) -> Counts:
+    """Carry out a prepared load; safe to call again with the same load, whatever became of the first call."""
+    if is_committed(tables, load):
+        return Counts(replayed=True)
+    try:
+        with tables.driver.session("publish") as session:
+            reached("begun")
+            counts = _Commit(tables, session, load, rows).run()
+            reached("recorded")
+    except _AlreadyCommittedError:
+        return Counts(replayed=True)
+    reached("committed")
+    return counts
+
+
+def is_committed(tables: SqlTables, load: Load) -> bool:
+    """Whether the ledger has this load."""
+    with tables.driver.session("read") as session:
+        return (
+            session.row(
+                f"SELECT 1 FROM {ledger(tables)} WHERE pipeline = ? AND checkpoint_id = ? AND batch_id = ?",
+                (load.pipeline, load.checkpoint_id, load.batch_id),
+            )
+            is not None
+        )
+
+
+class _AlreadyCommittedError(Exception):
+    """Another attempt of the same load was faster."""
+
+
+class _Commit:
+    def __init__(self, tables: SqlTables, session: Session, load: Load, rows: Rows) -> None:
+        self.tables, self.session, self.load, self.rows = tables, session, load, rows
+        self.schema = rows.schema
+        self.rows_read = 0
+        self.bytes = rows.bytes if isinstance(rows, Staged) else 0
+
+    def run(self) -> Counts:
+        tables, session, load = self.tables, self.session, self.load
+        self._claim()
+        reached("claimed")
+        columns = tables.columns(session, load.schema, load.table)
+        if columns is None:
+            raise LoadRefusedError(f"The table {load.name} is gone.", hint="Run the load again: it is created anew.")
+        by_name = {column.name: column for column in columns}
+        _check_columns(load, self.schema, columns)
+        if load.mode != "append":
+            tables.lock(session, load.schema, load.table)
+        try:
+            counts = self._straight() if self._goes_straight(by_name) else self._staged(by_name)
+        finally:
+            with suppress(Exception):
+                # Where it is not the transaction that ends them.
+                for name in (STAGE, *Move.TEMPORARY):
+                    tables.drop_temporary(session, name)
+        counts = replace(counts, bytes=self.bytes)
+        self._record(counts)
+        return counts
+
+    # ----------------------------------------------------------------------------------------------------------- ledger
+
+    def _claim(self) -> None:
+        """Write the ledger's row first: another attempt at the same load waits here, and then finds it."""
+        names = ", ".join(self.tables.quote(field.name) for field in _LEDGER_FIELDS)
+        load = self.load
+        values = ", ".join(["?", "?", "?", self.tables.moment(load.moment), *["0"] * 6])
+        try:
+            self.session.run(
+                f"INSERT INTO {ledger(self.tables)} ({names}) VALUES ({values})",
+                (load.pipeline, load.checkpoint_id, load.batch_id),
+            )
+        except Exception as error:
+            if self.tables.is_rejection(error):
+                raise _AlreadyCommittedError from None
+            raise
+
+    def _record(self, counts: Counts) -> None:
+        names = [field.name for field in _LEDGER_FIELDS][4:]
+        changes = ", ".join(f"{name} = {int(getattr(counts, name))}" for name in names)
+        load = self.load
+        self.session.run(
+            f"UPDATE {ledger(self.tables)} SET {changes} WHERE pipeline = ? AND checkpoint_id = ? AND batch_id = ?",
+            (load.pipeline, load.checkpoint_id, load.batch_id),
+        )
+
+    # -------------------------------------------------------------------------------------------------- without staging
+
+    def _goes_straight(self, columns: dict[str, Column]) -> bool:
+        """Whether rows can be written to the target at once: nothing to compare, nothing to convert."""
+        load = self.load
+        if load.tracks_rows or load.deduplicate_by or load.on_bad_rows != "fail":
+            return False
+        if isinstance(self.rows, Query):
+            return True
+        return isinstance(self.rows, Batches) and all(
+            self.tables.fits(columns[field.name], field) for field in self.schema
+        )
+
+    def _straight(self) -> Counts:
+        tables, load = self.tables, self.load
+        target = tables.table(load.schema, load.table)
+        deleted = 0
+        if load.mode == "truncate":
+            # Not TRUNCATE: it commits (MySQL), or shows an empty table to whoever began to read before (PostgreSQL).
+            deleted = int(self.session.run(f"DELETE FROM {target}").rowcount)
+        if isinstance(self.rows, Query):
+            names = ", ".join(tables.quote(name) for name in self.schema.names)
+            columns = {column.name: column for column in tables.columns(self.session, load.schema, load.table) or ()}
+            values = ", ".join(
+                f"{tables.cast(f's.{tables.quote(field.name)}', field, columns[field.name])}" for field in self.schema
+            )
+            cursor = self.session.run(f"INSERT INTO {target} ({names}) SELECT {values} FROM ({self.rows.sql}) AS s")
+            self.rows_read = int(cursor.rowcount)
+        else:
+            assert isinstance(self.rows, Batches)
+            self.bytes = tables.copy_in(self.session, target, self.schema, self._counted(self.rows.batches))
+        reached("staged")
+        self._check_empty()
+        reached("moved")
+        return Counts(rows_read=self.rows_read, inserted=self.rows_read, deleted=deleted)
+
+    def _counted(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            self.rows_read += batch.num_rows
+            yield batch
+
+    # ----------------------------------------------------------------------------------------------------- with staging
+
+    def _staged(self, columns: dict[str, Column]) -> Counts:
+        tables, load = self.tables, self.load
+        bad = quarantine.Quarantine(tables, self.session, load) if load.on_bad_rows == "quarantine" else None
+        staged_as = self._stage(bad)
+        reached("staged")
+        self._check_empty()
+        move = Move(tables, self.session, load, self.schema, columns, STAGE, staged_as)
+        moving = self.rows_read - move.check_keys(self.rows_read)
+        reached("checked")
+        counts = move.run() if bad is None else bad.run(move, self.rows_read)
+        reached("moved")
+        if bad is not None:
+            self.rows_read += bad.unstaged
+            counts = replace(counts, quarantined=bad.count)
+            moving -= bad.count - bad.unstaged
+        # Every row that meant something and changed nothing.
+        unchanged = moving - counts.inserted - counts.updated if load.tracks_rows else 0
+        return replace(counts, rows_read=self.rows_read, unchanged=unchanged)
+
+    def _stage(self, bad: quarantine.Quarantine | None) -> dict[str, str]:
+        """Fill the temporary table; gives the types of its columns where they are known."""
+        tables, session, rows = self.tables, self.session, self.rows
+        tables.drop_temporary(session, STAGE)
+        names = ", ".join(tables.quote(name) for name in self.schema.names)
+        if isinstance(rows, Batches):
+            types = {field.name: tables.sql_type(field) for field in self.schema}
+            definitions = [f"{tables.quote(name)} {kind}" for name, kind in types.items()]
+            if bad is None:
+                tables.create_temporary(session, STAGE, ", ".join(definitions))
+                stage = tables.temporary(STAGE)
+                self.bytes = tables.copy_in(session, stage, self.schema, self._counted(rows.batches))
+            else:
+                self.rows_read, self.bytes = bad.stage(STAGE, definitions, self.schema, rows.batches)
+        else:
+            select = f"SELECT {names} FROM ({rows.sql}) AS q" if isinstance(rows, Query) else self._of_attempts(rows)
+            if bad is not None:
+                select = f"SELECT q.*, row_number() OVER () AS {tables.quote(quarantine.ROW)} FROM ({select}) AS q"
+            self.rows_read = tables.create_temporary_as(session, STAGE, select)
+            types = {field.name: tables.sql_type(field) for field in self.schema} if isinstance(rows, Staged) else {}
+        tables.filled(session, tables.temporary(STAGE))
+        return types
+
+    def _of_attempts(self, rows: Staged) -> str:
+        names = ", ".join(self.tables.quote(name) for name in self.schema.names)
+        # Ours: they hold nothing but letters and digits.
+        attempts = ", ".join(f"'{attempt}'" for attempt in rows.attempts) or "''"
+        return f"SELECT {names} FROM {rows.table} WHERE {self.tables.quote(_ATTEMPT)} IN ({attempts})"
+
+    def _check_empty(self) -> None:
+        load = self.load
+        empties = load.mode == "truncate" or load.handle_deletes is not None
+        if self.rows_read == 0 and empties and not load.allow_empty:
+            raise LoadRefusedError(
+                f"The source of {load.name} is empty, and this load would empty the table.",
+                hint="If that is meant, say so: allow_empty=True.",
+            )
