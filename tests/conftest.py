@@ -7,6 +7,9 @@ def test_something(system):      runs on SQLite, PostgreSQL and MariaDB (-k sqli
 
 def test_something(streams):     the same, with that database as the connection `default` of a fresh project
     streams                      the project; `streams.clock` moves SQLite's time
+
+def test_something(s3):          a server that speaks S3
+    s3.fields()                  what a connection to a new bucket needs
 """
 
 from __future__ import annotations
@@ -127,6 +130,51 @@ def system(
         return
     with shared_server(kind).database() as url:
         yield System(kind, url)
+
+
+@dataclass
+class S3:
+    """A server that speaks S3."""
+
+    server: Any
+
+    @property
+    def endpoint(self) -> str:
+        return str(self.server.url())
+
+    def bucket(self) -> str:
+        """The name of a new, empty bucket."""
+        return str(self.server.create_bucket())
+
+    def fields(self) -> dict[str, str]:
+        """What a connection to a new bucket needs."""
+        return {
+            "bucket": self.bucket(),
+            "endpoint": self.endpoint,
+            "access_key_id": "me",
+            "secret_access_key": "hunter2",
+        }
+
+    def keys(self, bucket: str) -> list[str]:
+        """What is in a bucket, seen by another client than ours."""
+        from pyarrow import fs
+
+        found = self.files.get_file_info(fs.FileSelector(bucket, recursive=True))
+        return sorted(each.path.partition("/")[2] for each in found if each.type == fs.FileType.File)
+
+    @functools.cached_property
+    def files(self) -> Any:
+        from pyarrow import fs
+
+        at = self.endpoint.partition("://")[2]
+        return fs.S3FileSystem(
+            endpoint_override=at, scheme="http", access_key="me", secret_key="hunter2", region="us-east-1"
+        )
+
+
+@pytest.fixture(scope="session")
+def s3(shared_server: Callable[[str], servers.Server]) -> S3:
+    return S3(shared_server("s3"))
 
 
 @pytest.fixture

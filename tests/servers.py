@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 STARTUP_SECONDS = 60
-EXECUTABLES = {"postgres", "mariadbd"}
+EXECUTABLES = {"postgres", "mariadbd", Path(sys.executable).resolve().name}
 
 
 class MissingServerError(Exception):
@@ -340,7 +340,43 @@ class MariaDBServer(Server):
             cursor.execute(f"DROP DATABASE `{name}`")
 
 
-KINDS: dict[str, type[Server]] = {"postgres": PostgresServer, "mysql": MariaDBServer}
+class MotoServer(Server):
+    """S3, as far as moto does it, in a process of its own. Nothing is kept: a killed one comes back empty."""
+
+    name = "moto"
+    package = "moto"
+    user = "root"  # whoever runs the tests: their environment may be closed to others
+
+    @classmethod
+    def programs(cls) -> list[str]:
+        return ["moto_server"]
+
+    @classmethod
+    def search_path(cls) -> list[str]:
+        return [str(Path(sys.executable).parent)]
+
+    def initialise(self) -> None:
+        pass
+
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
+
+    def connect(self, database: str | None = None) -> Any:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=5)
+
+    def url(self, database: str | None = None) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def create_bucket(self) -> str:
+        """Make an empty bucket and give its name."""
+        from urllib.request import Request, urlopen
+
+        name = f"bucket-{next(self.numbers)}"
+        urlopen(Request(f"{self.url()}/{name}", method="PUT")).close()
+        return name
+
+
+KINDS: dict[str, type[Server]] = {"postgres": PostgresServer, "mysql": MariaDBServer, "s3": MotoServer}
 
 _servers: list[Server] = []
 

@@ -292,6 +292,34 @@ _BUILT_IN = {
             extra="mysql",
             describes="MySQL and MariaDB",
         ),
+        System(
+            kind="object_store_local",
+            connection="weft.systems.objects.connection:ObjectStoreLocalConnection",
+            schemes=(),
+            extra="spark",
+            describes="Parquet, CSV, JSON lines or ORC files in a folder",
+        ),
+        System(
+            kind="object_store_s3",
+            connection="weft.systems.objects.connection:ObjectStoreS3Connection",
+            schemes=(),
+            extra="spark",
+            describes="Parquet, CSV, JSON lines or ORC files in a bucket",
+        ),
+        System(
+            kind="delta_local",
+            connection="weft.systems.delta.connection:DeltaLocalConnection",
+            schemes=(),
+            extra="spark",
+            describes="Delta tables in a folder",
+        ),
+        System(
+            kind="delta_s3",
+            connection="weft.systems.delta.connection:DeltaS3Connection",
+            schemes=(),
+            extra="spark",
+            describes="Delta tables in a bucket",
+        ),
     )
 }
 

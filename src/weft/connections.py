@@ -1,0 +1,27 @@
+"""Connections and what belongs to them, under one name: `from weft.connections import format_from_path`."""
+
+from weft.project import connect, connection, get_connection, register_connection, registered_connections
+from weft.systems.base import Connection
+from weft.systems.delta.connection import DeltaLocalConnection, DeltaS3Connection
+from weft.systems.mysql.connection import MySQLConnection
+from weft.systems.objects.connection import ObjectStoreLocalConnection, ObjectStoreS3Connection
+from weft.systems.objects.formats import format_from_path
+from weft.systems.postgres.connection import PostgresConnection
+from weft.systems.sqlite.connection import SQLiteConnection
+
+__all__ = [
+    "Connection",
+    "DeltaLocalConnection",
+    "DeltaS3Connection",
+    "MySQLConnection",
+    "ObjectStoreLocalConnection",
+    "ObjectStoreS3Connection",
+    "PostgresConnection",
+    "SQLiteConnection",
+    "connect",
+    "connection",
+    "format_from_path",
+    "get_connection",
+    "register_connection",
+    "registered_connections",
+]

@@ -1,0 +1,1 @@
+"""Delta Lake tables in a folder or in a bucket."""

@@ -1,0 +1,77 @@
+"""Where files are: a folder or a bucket, and how the files in it are written and read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
+
+from weft.errors import DeclarationError
+from weft.systems.base import Connection
+from weft.systems.objects.local import FolderConnection
+from weft.systems.objects.options import FileOptions, Settings
+from weft.systems.objects.s3 import S3Connection
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileFields(Connection):
+    """The format of the files of a connection, and the options of that format."""
+
+    format: str | None = None
+    parquet_compression: str | None = None
+    csv_delimiter: str | int | None = None
+    csv_header: bool | None = None
+    csv_quote: str | int | None = None
+    csv_escape: str | int | None = None
+    csv_null_value: str | None = None
+    csv_read_options: dict[str, Any] | None = None
+    json_read_options: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("csv_read_options", "json_read_options"):
+            value = getattr(self, name)
+            if isinstance(value, dict):
+                # A copy that can be hashed: whoever gave it may change it later.
+                object.__setattr__(self, name, Settings(value))
+        super().__post_init__()
+
+    def validate(self) -> None:
+        """Only options of the format, with values that it can have."""
+        super().validate()
+        try:
+            _ = self.options
+        except DeclarationError as error:
+            raise DeclarationError(f"{type(self).__name__}: {error.what}", hint=error.hint) from None
+
+    @property
+    def options(self) -> FileOptions:
+        """How files are written and read here."""
+        return FileOptions.declare(**{each.name: getattr(self, each.name) for each in fields(FileOptions)})
+
+
+@dataclass(frozen=True)
+class ObjectStoreLocalConnection(FileFields, FolderConnection):
+    """Files in a folder: `ObjectStoreLocalConnection("/data/lake", format="parquet")`.
+
+    A table is the folder of its name in `path`, under `prefix` where there is one.
+    """
+
+    kind: ClassVar[str] = "object_store_local"
+
+    prefix: str = field(default="", kw_only=True)
+
+    @property
+    def root(self) -> str:
+        """The folder that tables are in."""
+        prefix = self.resolved().prefix.strip("/")
+        return f"{super().root}/{prefix}" if prefix else super().root
+
+
+@dataclass(frozen=True)
+class ObjectStoreS3Connection(FileFields, S3Connection):
+    """Files in a bucket: `ObjectStoreS3Connection("my-lake", region="eu-west-1", format="parquet")`.
+
+    A table is what begins with its name in the bucket, under `prefix` where there is one. `endpoint` names a server
+    other than Amazon's.
+    """
+
+    kind: ClassVar[str] = "object_store_s3"

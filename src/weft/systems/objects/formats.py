@@ -1,0 +1,44 @@
+"""The file formats, and which one a path names."""
+
+from __future__ import annotations
+
+import os
+
+FORMATS = ("parquet", "csv", "json_lines", "orc")
+EXTENSIONS = {"parquet": ".parquet", "csv": ".csv", "json_lines": ".jsonl", "orc": ".orc"}
+"""What the files that Weft writes end with."""
+
+_FORMAT_OF = {
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".json": "json_lines",
+    ".jsonl": "json_lines",
+    ".ndjson": "json_lines",
+    ".orc": "orc",
+}
+_COMPRESSIONS = (".gz", ".bz2", ".zst", ".lz4", ".snappy")
+
+
+def format_from_path(path: str | os.PathLike[str]) -> str | None:
+    """The format of a file by the end of its path or URL: "parquet", "csv", "json_lines", "orc", or `None`.
+
+    One compression suffix is taken off first: `events.csv.gz` is "csv". A query string is not: `x.csv?download=true`
+    names no format.
+    """
+    return _FORMAT_OF.get(os.path.splitext(_uncompressed(path))[1])
+
+
+def is_tab_separated(path: str | os.PathLike[str]) -> bool:
+    """Whether a path names a CSV file with tabs between its values."""
+    return _uncompressed(path).endswith(".tsv")
+
+
+def _uncompressed(path: str | os.PathLike[str]) -> str:
+    # Of a URL only the last part counts, so that a host such as `s3.csv` names nothing.
+    name = os.fspath(path).lower().rpartition("/")[2]
+    for suffix in _COMPRESSIONS:
+        if name.endswith(suffix):
+            return name[: -len(suffix)]
+    return name

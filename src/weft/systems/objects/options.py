@@ -1,0 +1,223 @@
+"""How files are written and read: the options of each format, checked when they are declared."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+from weft.errors import DeclarationError, nearest
+from weft.systems.objects.formats import FORMATS
+
+COMPRESSIONS = ("snappy", "gzip", "zstd", "uncompressed")
+# A timestamp keeps its microseconds; Spark's own form of one has none in CSV and JSON.
+TIMESTAMP = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"
+TIMESTAMP_NTZ = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"
+
+
+class Settings(dict[str, Any]):
+    """A dict that may be a field of a frozen, hashable connection."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(tuple(sorted(self.items())))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileOptions:
+    """What a file is written and read with. Where a read option is left out, the write option of its name counts, so
+    that what was written is read back."""
+
+    format: str = "parquet"
+    parquet_compression: str | None = None
+    csv_delimiter: str | None = None
+    csv_header: bool | None = None
+    csv_quote: str | None = None
+    csv_escape: str | None = None
+    csv_null_value: str | None = None
+    csv_read_options: Mapping[str, Any] | None = None
+    json_read_options: Mapping[str, Any] | None = None
+
+    @classmethod
+    def declare(cls, format: str | None = None, **given: Any) -> Self:
+        """Options as a user wrote them, or `DeclarationError` for an option or a value that cannot be."""
+        known = [each.name for each in fields(cls)]
+        for name in given:
+            if name not in known:
+                close = nearest(name, known)
+                hint = f"Did you mean {close!r}?" if close else f"Its options: {', '.join(known)}."
+                raise DeclarationError(f"Files have no option {name!r}.", hint=hint)
+        if format is not None and format not in FORMATS:
+            close = nearest(str(format), FORMATS)
+            hint = f"Did you mean {close!r}? " if close else ""
+            raise DeclarationError(f"There is no file format {format!r}.", hint=f"{hint}Formats: {', '.join(FORMATS)}.")
+        chosen = format or "parquet"
+        checked: dict[str, Any] = {}
+        for name, value in given.items():
+            if value is None:
+                continue
+            owner = _owner(name)
+            if owner != chosen:
+                raise DeclarationError(
+                    f"{name} is an option of {owner} files; these are {chosen}.",
+                    hint=f'Leave it out, or set format="{owner}".',
+                )
+            checked[name] = _CHECKS[name](name, value)
+        return cls(format=chosen, **checked)
+
+    def with_format(self, format: str) -> FileOptions:
+        """The same for files of another format: what is an option of this one does not carry over."""
+        return self if format == self.format else FileOptions(format=format)
+
+    @property
+    def read(self) -> dict[str, Any]:
+        """The CSV or JSON read options, with what the write options say for those that are left out."""
+        if self.format == "json_lines":
+            return dict(self.json_read_options or {})
+        written = {
+            "has_header": self.csv_header,
+            "delimiter": self.csv_delimiter,
+            "quote": self.csv_quote,
+            "escape": self.csv_escape,
+        }
+        defaults = {name: value for name, value in written.items() if value is not None}
+        return {"has_header": True, "delimiter": ",", "quote": '"', **defaults, **(self.csv_read_options or {})}
+
+    def spark_writer(self) -> dict[str, Any]:
+        """The options of Spark's writer."""
+        if self.format == "parquet":
+            return {"compression": self.parquet_compression or "snappy"}
+        times = {"timestampFormat": TIMESTAMP, "timestampNTZFormat": TIMESTAMP_NTZ}
+        if self.format == "json_lines":
+            # Every row has every key: a reader that looks at the first rows only must see all columns.
+            return {**times, "ignoreNullFields": False}
+        if self.format == "csv":
+            quote = self.csv_quote or '"'
+            return {
+                **times,
+                "sep": self.csv_delimiter or ",",
+                "header": True if self.csv_header is None else self.csv_header,
+                "quote": quote,
+                "escape": self.csv_escape or quote,
+                "nullValue": self.csv_null_value or "",
+                # Quoted, so that an empty text differs from a null.
+                "emptyValue": quote * 2,
+                # Spark would cut off blanks.
+                "ignoreLeadingWhiteSpace": False,
+                "ignoreTrailingWhiteSpace": False,
+            }
+        return {}
+
+    def spark_reader(self) -> dict[str, Any]:
+        """The options of Spark's reader, which knows neither `null_regex` nor a limit of inference in rows."""
+        if self.format == "json_lines":
+            return {"mode": "FAILFAST"}
+        if self.format != "csv":
+            return {}
+        read = self.read
+        options = {
+            "sep": read["delimiter"],
+            "header": read["has_header"],
+            "quote": read["quote"],
+            "escape": read.get("escape", read["quote"]),
+            "nullValue": self.csv_null_value or "",
+            "emptyValue": "",
+            "ignoreLeadingWhiteSpace": False,
+            "ignoreTrailingWhiteSpace": False,
+            # A quoted value may hold line breaks; by lines it would become two broken rows.
+            "multiLine": True,
+            # By default a row with too few values gets nulls and one with too many loses some.
+            "mode": "FAILFAST",
+        }
+        if "comment" in read:
+            options["comment"] = read["comment"]
+        return options
+
+
+def _owner(name: str) -> str:
+    return {"parquet": "parquet", "csv": "csv", "json": "json_lines"}[name.partition("_")[0]]
+
+
+def _character(name: str, value: object) -> str:
+    """One ASCII character; also its number, as TOML files of other tools give it."""
+    if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 128:
+        value = chr(value)
+    if not isinstance(value, str) or len(value) != 1 or not value.isascii() or value in "\0\r\n":
+        raise DeclarationError(f"{name} must be a single ASCII character, not {value!r}.")
+    return value
+
+
+def _flag(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise DeclarationError(f"{name} must be true or false, not {value!r}.")
+    return value
+
+
+def _count(name: str, value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise DeclarationError(f"{name} must be a whole number of at least 1, not {value!r}.")
+    return value
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise DeclarationError(f"{name} must be a text, not {type(value).__name__}.")
+    return value
+
+
+def _compression(name: str, value: object) -> str:
+    if value not in COMPRESSIONS:
+        close = nearest(str(value), COMPRESSIONS)
+        hint = f"Did you mean {close!r}? " if close else ""
+        raise DeclarationError(f"{name} cannot be {value!r}.", hint=f"{hint}It is one of: {', '.join(COMPRESSIONS)}.")
+    return str(value)
+
+
+def _pattern(name: str, value: object) -> str:
+    text = _text(name, value)
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise DeclarationError(f"{name} is no regular expression: {error}.") from None
+    return text
+
+
+def _table(checks: Mapping[str, Callable[[str, object], Any]]) -> Callable[[str, object], Settings]:
+    def check(name: str, value: object) -> Settings:
+        if not isinstance(value, Mapping):
+            raise DeclarationError(f"{name} must be a table of options, not {type(value).__name__}.")
+        checked = Settings()
+        for key, each in value.items():
+            if key not in checks:
+                close = nearest(str(key), checks)
+                hint = f"Did you mean {close!r}?" if close else f"Its options: {', '.join(checks)}."
+                raise DeclarationError(f"{name} has no option {key!r}.", hint=hint)
+            if each is not None:
+                checked[key] = checks[key](f"{name}[{key!r}]", each)
+        return checked
+
+    return check
+
+
+_CHECKS: dict[str, Callable[[str, object], Any]] = {
+    "parquet_compression": _compression,
+    "csv_delimiter": _character,
+    "csv_header": _flag,
+    "csv_quote": _character,
+    "csv_escape": _character,
+    "csv_null_value": _text,
+    "csv_read_options": _table(
+        {
+            "has_header": _flag,
+            "delimiter": _character,
+            "quote": _character,
+            "escape": _character,
+            "comment": _character,
+            "null_regex": _pattern,
+            "truncated_rows_ok": _flag,
+            "schema_infer_max_records": _count,
+        }
+    ),
+    # Spark decodes row by row, so that a batch's size changes nothing; it is taken because the guide's users set it.
+    "json_read_options": _table({"schema_infer_max_records": _count, "batch_size": _count}),
+}
