@@ -3,6 +3,7 @@
 from weft.project import connect, connection, get_connection, register_connection, registered_connections
 from weft.systems.base import Connection
 from weft.systems.delta.connection import DeltaLocalConnection, DeltaS3Connection
+from weft.systems.duckdb.connection import DuckDBConnection
 from weft.systems.mysql.connection import MySQLConnection
 from weft.systems.objects.connection import ObjectStoreLocalConnection, ObjectStoreS3Connection
 from weft.systems.objects.formats import format_from_path
@@ -13,6 +14,7 @@ __all__ = [
     "Connection",
     "DeltaLocalConnection",
     "DeltaS3Connection",
+    "DuckDBConnection",
     "MySQLConnection",
     "ObjectStoreLocalConnection",
     "ObjectStoreS3Connection",

@@ -293,6 +293,14 @@ _BUILT_IN = {
             describes="MySQL and MariaDB",
         ),
         System(
+            kind="duckdb",
+            connection="weft.systems.duckdb.connection:DuckDBConnection",
+            schemes=("duckdb",),
+            tables="weft.systems.duckdb.tables:DuckDBTables",
+            extra="duckdb",
+            describes="DuckDB: a file that one process at a time may write",
+        ),
+        System(
             kind="object_store_local",
             connection="weft.systems.objects.connection:ObjectStoreLocalConnection",
             schemes=(),

@@ -114,7 +114,7 @@ def _create_ledger(tables: SqlTables) -> None:
     )
 
     def create(session: Session) -> None:
-        if ledger(tables).startswith(f"{tables.quote('weft')}."):
+        if f"{tables.quote('weft')}." in ledger(tables):
             tables.create_schema(session, "weft")
         session.run(
             f"CREATE TABLE IF NOT EXISTS {ledger(tables)} "

@@ -1,0 +1,207 @@
+"""Sessions on a DuckDB file. Nothing rests: while one process has the file open for writing, no other can open it."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, ClassVar
+
+import duckdb
+
+from weft.errors import BusyError, ConnectionFailedError, SchemaError, StorageError, WeftError
+from weft.systems.base import Connection
+from weft.systems.duckdb.connection import CONFIG, MEMORY, DuckDBConnection
+from weft.systems.sql.driver import Role, SqlDriver
+
+# How long to wait for another process to close the file, or for another load of this process to end.
+WAIT_SECONDS = 30.0
+_PAUSE_SECONDS = 0.01
+_LONGEST_PAUSE_SECONDS = 0.25
+
+# What is in memory lives as long as the process, under the name of its connection.
+_memory: dict[str, duckdb.DuckDBPyConnection] = {}
+_memory_lock = threading.Lock()
+
+
+class DuckDBDriver(SqlDriver):
+    """One connection a session, closed with it. Readers open the file read-only, so that other readers may too."""
+
+    dialect: ClassVar[str] = "duckdb"
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection)
+        self._catalog: str | None = None
+        self._releases: dict[int, list[Callable[[], None]]] = {}
+
+    # ------------------------------------------------------------------------------------------------------ connections
+
+    @property
+    def path(self) -> str:
+        """The file, or `:memory:`."""
+        assert isinstance(self.connection, DuckDBConnection)
+        return self.connection.path or ""
+
+    @property
+    def catalog(self) -> str:
+        """What DuckDB calls the file inside: without it, `a.t` in the file a.duckdb could mean two things."""
+        if self._catalog is None:
+            with self.session("read" if self.path == MEMORY or os.path.exists(self.path) else "publish"):
+                pass
+        assert self._catalog is not None
+        return self._catalog
+
+    def connect(self, role: Role) -> duckdb.DuckDBPyConnection:
+        """Open the file; wait some seconds for a process that has it open in another way."""
+        driver = self._in_memory() if self.path == MEMORY else self._wait_for_file(role == "read")
+        try:
+            # The time zone decides what a date is as an instant.
+            driver.execute("SET TimeZone = 'UTC'")
+            if self._catalog is None:
+                ((self._catalog,),) = driver.execute("SELECT current_database()").fetchall()
+        except BaseException:
+            driver.close()
+            raise
+        return driver
+
+    def _in_memory(self) -> duckdb.DuckDBPyConnection:
+        name = self.connection.name or ""
+        with _memory_lock:
+            if name not in _memory:
+                _memory[name] = duckdb.connect(MEMORY, config=dict(CONFIG))
+            return _memory[name].cursor()
+
+    def _wait_for_file(self, read_only: bool) -> duckdb.DuckDBPyConnection:
+        deadline = time.monotonic() + WAIT_SECONDS
+        pause = _PAUSE_SECONDS
+        while True:
+            try:
+                return self._open(read_only)
+            except (duckdb.IOException, duckdb.ConnectionException) as error:
+                if not _is_held(error):
+                    hint = None
+                    if read_only and not os.path.exists(self.path):
+                        hint = "The file is not there: check the path. It is made by the first load into it."
+                    raise self.connection.failed(_one_line(error), hint=hint) from None
+                if time.monotonic() > deadline:
+                    raise self._held(error) from None
+            # Not all of those who wait at the same moment.
+            time.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(pause * 1.5, _LONGEST_PAUSE_SECONDS)
+
+    def _open(self, read_only: bool) -> duckdb.DuckDBPyConnection:
+        if not read_only:
+            os.makedirs(os.path.dirname(self.path), exist_ok=True)
+            return duckdb.connect(self.path, config=dict(CONFIG))
+        try:
+            return duckdb.connect(self.path, read_only=True, config=dict(CONFIG))
+        except duckdb.ConnectionException as error:
+            if not _is_held(error):
+                raise
+            # This process itself writes to it: readers share that.
+            return duckdb.connect(self.path, config=dict(CONFIG))
+
+    def _held(self, error: BaseException) -> BusyError:
+        holder = re.search(r"held in (.*?) \(PID (\d+)\)", str(error))
+        who = f"the process {holder[2]} ({holder[1]}) has" if holder else "another part of this process has"
+        return BusyError(
+            f"Cannot open {self.connection.label} ({self.connection.target}): {who} it open, and did not close it "
+            f"within {WAIT_SECONDS:.0f} s.",
+            hint="DuckDB lets one process write a file, or several read it. Close it there and run this again.",
+        )
+
+    def _rest(self, role: Role, driver: duckdb.DuckDBPyConnection) -> None:
+        self._drop(driver)
+
+    def _drop(self, driver: duckdb.DuckDBPyConnection) -> None:
+        super()._drop(driver)
+        for release in self._releases.pop(id(driver), []):
+            release()
+
+    def when_closed(self, driver: duckdb.DuckDBPyConnection, release: Callable[[], None]) -> None:
+        """Call this when the session of that connection is over."""
+        self._releases.setdefault(id(driver), []).append(release)
+
+    # ----------------------------------------------------------------------------------------------------- transactions
+
+    def begin(self, driver: duckdb.DuckDBPyConnection, role: Role) -> None:
+        """Readers are in autocommit mode."""
+        if role != "read":
+            driver.execute("BEGIN TRANSACTION")
+
+    def commit(self, driver: duckdb.DuckDBPyConnection, role: Role) -> None:
+        """Commit; this is where some conflicts are found."""
+        if role != "read":
+            driver.execute("COMMIT")
+
+    def rollback(self, driver: duckdb.DuckDBPyConnection) -> None:
+        """Undo what was open; a failed COMMIT did so itself."""
+        with suppress(duckdb.TransactionException):
+            driver.execute("ROLLBACK")
+
+    def translate_sql(self, sql: str) -> str:
+        """`?` is DuckDB's own placeholder."""
+        return sql
+
+    def execute(self, driver: duckdb.DuckDBPyConnection, sql: str, parameters: Sequence[Any]) -> Any:
+        """Run a statement; the connection is its own cursor."""
+        return driver.execute(sql, list(parameters)) if parameters else driver.execute(sql)
+
+    # ----------------------------------------------------------------------------------------------------------- errors
+
+    def is_driver_error(self, error: BaseException) -> bool:
+        """Whether DuckDB raised this."""
+        return isinstance(error, duckdb.Error)
+
+    def explain(self, error: BaseException) -> WeftError:
+        """By the class of the error."""
+        what = f"DuckDB ({self.connection.target}): {_one_line(error)}"
+        if isinstance(error, duckdb.TransactionException) and "onflict" in what:
+            return BusyError(what, hint="Nothing was stored: somebody else changed the same rows. Try again.")
+        if is_rejection(error):
+            return SchemaError(what)
+        if isinstance(error, duckdb.IOException | duckdb.OutOfMemoryException | duckdb.PermissionException):
+            return StorageError(what, hint="Nothing was stored. Check the disk's free space and the file's rights.")
+        if isinstance(error, duckdb.InvalidInputException) and "read-only" in what:
+            return StorageError(what, hint="A query of a source may only read.")
+        if isinstance(error, duckdb.FatalException | duckdb.InternalException | duckdb.ConnectionException):
+            return ConnectionFailedError(what)
+        return WeftError(what)
+
+    # ------------------------------------------------------------------------------------------------------------ names
+
+    def quote(self, name: str) -> str:
+        """A quoted identifier."""
+        return '"' + name.replace('"', '""') + '"'
+
+    def table(self, schema: str, name: str) -> str:
+        """With the catalogue's name, so that it cannot be taken for the schema's."""
+        return f"{self.quote(self.catalog)}.{self.quote(schema)}.{self.quote(name)}"
+
+
+def is_rejection(error: BaseException) -> bool:
+    """Whether DuckDB refused a value or a row."""
+    if isinstance(error, duckdb.InvalidInputException):
+        return "read-only" not in str(error)
+    if isinstance(error, duckdb.TransactionException):
+        return "constraint" in str(error)  # found at the COMMIT
+    return isinstance(
+        error,
+        duckdb.ConstraintException
+        | duckdb.ConversionException
+        | duckdb.OutOfRangeException
+        | duckdb.TypeMismatchException,
+    )
+
+
+def _is_held(error: BaseException) -> bool:
+    return "Could not set lock on file" in str(error) or "different configuration" in str(error)
+
+
+def _one_line(error: BaseException) -> Exception:
+    # The lines that follow show the statement, which may hold values.
+    return Exception(str(error).strip().partition("\n")[0].partition(" See also")[0])

@@ -1,0 +1,338 @@
+"""Tables of a DuckDB file. It speaks Arrow itself; what is left is to name types."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from itertools import chain
+from typing import Any, ClassVar
+
+import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from weft.columns import canonical_batch, canonical_schema, hint_of, hinted, is_nested, nested_to_json
+from weft.errors import BusyError, DeclarationError, SchemaError
+from weft.systems.duckdb.connection import MEMORY, DuckDBConnection
+from weft.systems.duckdb.driver import WAIT_SECONDS, DuckDBDriver, is_rejection
+from weft.systems.sql.driver import Session
+from weft.systems.sql.tables import Column, Slice, SqlTables
+
+# A batch's rows: a multiple of what DuckDB's own vectors have.
+_READ_ROWS = 16 * 1024
+# What one INSERT takes: a row group of DuckDB's has 122,880 rows.
+_WRITE_ROWS = 128 * 1024
+_WRITE_BYTES = 64 * 1024 * 1024
+
+# One load at a time of this process changes a table; other processes are kept out by the lock on the file.
+_table_locks: dict[tuple[str, ...], threading.Lock] = {}
+_table_locks_lock = threading.Lock()
+
+
+class DuckDBTables(SqlTables):
+    """The tables of one file. DuckDB keeps lists, structs and maps as they are."""
+
+    dialect: ClassVar[str] = "duckdb"
+    one_host: ClassVar[bool] = True
+    one_writer: ClassVar[bool] = True
+    savepoints: ClassVar[bool] = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        assert isinstance(self.connection, DuckDBConnection)
+        if self.connection.path == MEMORY:
+            raise DeclarationError(
+                f"Spark's tasks cannot reach {self.connection.label}: it is in the memory of this process.",
+                hint='Use a file: DuckDBConnection("warehouse.duckdb").',
+            )
+        return super().__getstate__()
+
+    def open_driver(self) -> DuckDBDriver:
+        """Sessions that close the file."""
+        return DuckDBDriver(self.connection)
+
+    @property
+    def _catalog(self) -> str:
+        assert isinstance(self.driver, DuckDBDriver)
+        return self.driver.catalog
+
+    def identity(self) -> str:
+        """The file, however it was written."""
+        assert isinstance(self.connection, DuckDBConnection)
+        path = self.connection.path or ""
+        return f"duckdb:{self.connection.name or ''}:{MEMORY}" if path == MEMORY else f"duckdb:{os.path.realpath(path)}"
+
+    # ---------------------------------------------------------------------------------------------------------- reading
+
+    def describe(self, sql: str) -> pa.Schema:
+        """By binding the query: DuckDB plans it and runs nothing."""
+        with self.driver.session("read") as session:
+            return _described(_relation(session.driver, sql))
+
+    def read(self, part: Slice, schema: pa.Schema, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """A streaming result: rows are computed as they are asked for, in the snapshot of its beginning."""
+        if columns is not None:
+            schema = pa.schema([schema.field(name) for name in columns])
+        with self.driver.session("read") as session:
+            relation = _relation(session.driver, part.sql)
+            by_name = dict(zip(relation.columns, relation.types, strict=True))
+            selected = [_selected(self.quote(field.name), by_name.get(field.name)) for field in schema]
+            if columns is not None or any(expression is not None for expression in selected):
+                spelled = ", ".join(
+                    f"{expression or self.quote(field.name)} AS {self.quote(field.name)}"
+                    for expression, field in zip(selected, schema, strict=True)
+                )
+                relation = _relation(session.driver, f"SELECT {spelled} FROM ({_bare(part.sql)}\n) AS q")
+            for batch in relation.to_arrow_reader(_READ_ROWS):
+                if batch.num_rows:
+                    yield canonical_batch(_finite(batch), schema)
+
+    # ---------------------------------------------------------------------------------------------------------- writing
+
+    def columns(self, session: Session, schema: str | None, name: str) -> list[Column] | None:
+        """From the information schema; DuckDB compares names without regard to case."""
+        found = session.rows(
+            "SELECT column_name, data_type, is_nullable, column_default, is_generated FROM information_schema.columns "
+            "WHERE table_catalog = ? AND lower(table_schema) = lower(?) AND lower(table_name) = lower(?) "
+            "ORDER BY ordinal_position",
+            (self._catalog, "main" if schema is None else schema, name),
+        )
+        if not found:
+            return None
+        fields = _described(_relation(session.driver, f"SELECT * FROM {self.table(schema, name)}"), strict=False)
+        return [
+            Column(
+                name=column,
+                field=field,
+                sql=kind,
+                required=nullable == "NO" and default is None and generated != "ALWAYS",
+                generated=generated == "ALWAYS",
+            )
+            for field, (column, kind, nullable, default, generated) in zip(fields, found, strict=True)
+        ]
+
+    def sql_type(self, field: pa.Field, *, key: bool = False) -> str:
+        """DuckDB's own types, nested ones too."""
+        hint = hint_of(field)
+        return _HINTED[hint] if hint is not None else _sql(field.type)
+
+    def fits(self, column: Column, field: pa.Field) -> bool:
+        """Also where both are nested: what types such a column has is compared by their Arrow types."""
+        same = column.field.type.equals(field.type) and hint_of(column.field) == hint_of(field)
+        return bool(same) and (column.sql == self.sql_type(field) or is_nested(field.type))
+
+    def copy_in(self, session: Session, table: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
+        """INSERT … SELECT from Arrow, a row group at a time."""
+        names = ", ".join(self.quote(name) for name in schema.names)
+        as_json = [
+            index for index, field in enumerate(schema) if is_nested(field.type) and _sql(field.type) == _HINTED["json"]
+        ]
+        sent = 0
+        for group in _groups(batches):
+            rows = pa.Table.from_batches(group).combine_chunks()
+            for index in as_json:
+                texts = nested_to_json(rows.column(index).combine_chunks())
+                rows = rows.set_column(index, schema.names[index], texts)
+            session.driver.register(_INCOMING, rows)
+            try:
+                session.driver.execute(f"INSERT INTO {table} ({names}) SELECT {names} FROM {_INCOMING}")
+            finally:
+                session.driver.unregister(_INCOMING)
+            sent += rows.nbytes
+        return sent
+
+    # ----------------------------------------------------------------------------------------------- words of a dialect
+
+    def table(self, schema: str | None, name: str) -> str:
+        """With catalogue and schema, so that no temporary table is taken for it."""
+        return self.driver.table("main" if schema is None else schema, name)
+
+    def create_schema(self, session: Session, schema: str) -> None:
+        """In the file's own catalogue."""
+        session.run(f"CREATE SCHEMA IF NOT EXISTS {self.quote(self._catalog)}.{self.quote(schema)}")
+
+    def temporary(self, name: str) -> str:
+        """In the catalogue of temporary tables."""
+        return f"temp.main.{self.quote(name)}"
+
+    def create_key_index(self, session: Session, schema: str | None, name: str, keys: Sequence[str]) -> None:
+        """None: DuckDB joins by hashes, and an index makes every later insert slower."""
+
+    def lock(self, session: Session, schema: str | None, name: str) -> None:
+        """Wait for the other loads of this process: DuckDB itself would let the later one fail."""
+        where = (self.identity(), (schema or "main").lower(), name.lower())
+        with _table_locks_lock:
+            lock = _table_locks.setdefault(where, threading.Lock())
+        if not lock.acquire(timeout=WAIT_SECONDS):
+            raise BusyError(
+                f"Another load of this process has been changing {name!r} for {WAIT_SECONDS:.0f} s.",
+                hint="Nothing was stored. Try again when it is done.",
+            )
+        session.store.when_closed(session.driver, lock.release)
+
+    def row_hash(self, expressions: Sequence[str]) -> str:
+        """Of a JSON list of texts, in which null, empty and shifted values differ."""
+        texts = ", ".join(f"CAST({each} AS VARCHAR)" for each in expressions)
+        return f"md5(CAST(to_json([{texts}]) AS VARCHAR))"
+
+    def moment(self, value: datetime) -> str:
+        """With its offset, which is 0."""
+        return (
+            f"TIMESTAMPTZ '{value.astimezone(UTC).replace(tzinfo=None).isoformat(sep=' ', timespec='microseconds')}+00'"
+        )
+
+    def add_seconds(self, expression: str, seconds: float) -> str:
+        """By whole microseconds."""
+        return f"({expression} + to_microseconds({round(seconds * 1_000_000)}))"
+
+    def instant(self, expression: str, column: pa.Field) -> str:
+        """Dates and times without a zone are UTC, as the session's zone is."""
+        return f"CAST({expression} AS TIMESTAMP WITH TIME ZONE)"
+
+    def is_rejection(self, error: BaseException) -> bool:
+        """What DuckDB refused, or what was refused in its place."""
+        return isinstance(error, SchemaError) or is_rejection(error)
+
+
+_INCOMING = "_weft_incoming"
+
+# ---------------------------------------------------------------------------------------------------------------- types
+
+_HINTED = {"uuid": "UUID", "json": "JSON", "time": "TIME"}
+_SQL: list[tuple[Callable[[pa.DataType], bool], str]] = [
+    (pa.types.is_boolean, "BOOLEAN"),
+    (pa.types.is_int8, "TINYINT"),
+    (pa.types.is_int16, "SMALLINT"),
+    (pa.types.is_int32, "INTEGER"),
+    (pa.types.is_int64, "BIGINT"),
+    (pa.types.is_float32, "FLOAT"),
+    (pa.types.is_float64, "DOUBLE"),
+    (pa.types.is_date, "DATE"),
+    (pa.types.is_string, "VARCHAR"),
+    (pa.types.is_binary, "BLOB"),
+]
+
+
+def _sql(kind: pa.DataType) -> str:
+    if pa.types.is_decimal(kind):
+        return f"DECIMAL({kind.precision},{kind.scale})"
+    if pa.types.is_timestamp(kind):
+        return "TIMESTAMP WITH TIME ZONE" if kind.tz else "TIMESTAMP"
+    if pa.types.is_map(kind):
+        return _native(kind, (kind.key_type, kind.item_type), lambda key, item: f"MAP({key}, {item})")
+    if pa.types.is_list(kind):
+        return _native(kind, (kind.value_type,), lambda value: f"{value}[]")
+    if pa.types.is_struct(kind):
+        names = [field.name for field in kind]
+        # DuckDB has no struct without fields, and none whose names differ by case alone.
+        if not names or len({name.lower() for name in names}) < len(names) or "" in names:
+            return _HINTED["json"]
+        quoted = ['"' + name.replace('"', '""') + '"' for name in names]
+        return _native(
+            kind,
+            [field.type for field in kind],
+            lambda *kinds: f"STRUCT({', '.join(f'{name} {each}' for name, each in zip(quoted, kinds, strict=True))})",
+        )
+    return next(sql for matches, sql in _SQL if matches(kind))
+
+
+def _native(kind: pa.DataType, inner: Sequence[pa.DataType], spell: Callable[..., str]) -> str:
+    kinds = [_sql(each) for each in inner]
+    # What has to be JSON inside makes JSON of the whole, since JSON is no Arrow type that could be nested.
+    return _HINTED["json"] if _HINTED["json"] in kinds else spell(*kinds)
+
+
+# Read as text: Arrow has no such type, or DuckDB gives it another meaning there (the offset of a time is left out).
+_AS_TEXT = {"uuid": "uuid", "time": "time", "time_ns": None, "time with time zone": None, "enum": None, "bit": None}
+_REFUSED = {"interval", "union", "variant", "bignum", "varint", "geometry"}
+
+
+def _described(relation: duckdb.DuckDBPyRelation, *, strict: bool = True) -> pa.Schema:
+    """The canonical schema; a table of which such columns are not asked for may have types that cannot be read."""
+    plain = relation.limit(0).to_arrow_reader().schema
+    fields = []
+    for name, kind, field in zip(relation.columns, relation.types, plain, strict=True):
+        described = _field(name, kind, field, strict=strict)
+        fields.append(described if described is not None else canonical_schema(pa.schema([field])).field(0))
+    return pa.schema(fields)
+
+
+def _field(name: str, kind: Any, field: pa.Field, *, strict: bool) -> pa.Field | None:
+    if found := _refused(kind):
+        if not strict:
+            return pa.field(name, pa.string())
+        raise SchemaError(
+            f"Column {name!r} is of DuckDB's type {found}, which no other system holds.",
+            field=name,
+            hint=f"Leave it out of the query, or say what it is there: CAST({name} AS VARCHAR).",
+        )
+    word = _word(kind)
+    if word in _AS_TEXT:
+        hint = _AS_TEXT[word]
+        return pa.field(name, pa.string()) if hint is None else hinted(name, hint)
+    if str(kind) == "JSON":
+        return hinted(name, "json")
+    return pa.field(name, pa.decimal128(38, 0)) if word in ("hugeint", "uhugeint") else None
+
+
+def _selected(quoted: str, kind: Any) -> str | None:
+    """What to select in place of a column whose type cannot be taken as it is."""
+    word = _word(kind) if kind is not None else ""
+    if word in _AS_TEXT:
+        return f"CAST({quoted} AS VARCHAR)"
+    # An error where 38 digits are not enough.
+    return f"CAST({quoted} AS DECIMAL(38, 0))" if word in ("hugeint", "uhugeint") else None
+
+
+def _word(kind: Any) -> str:
+    return str(kind.id)
+
+
+def _refused(kind: Any, *, inside: bool = False) -> str | None:
+    word = _word(kind)
+    if word in _REFUSED or (inside and word in ("bit", "time with time zone")):
+        return str(kind)
+    if word in ("list", "array", "struct", "map"):
+        for _, child in kind.children:
+            if not isinstance(child, int) and (found := _refused(child, inside=True)):
+                return found
+    return None
+
+
+def _relation(driver: duckdb.DuckDBPyConnection, sql: str) -> duckdb.DuckDBPyRelation:
+    statements = driver.extract_statements(sql)
+    if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+        raise DeclarationError("A source is one query: SELECT …", hint=f"This is none: {sql.strip()[:80]}")
+    # By name rather than by `execute`, whose results are copied once more.
+    return driver.sql(sql)
+
+
+def _bare(sql: str) -> str:
+    return sql.strip().rstrip(";")
+
+
+def _finite(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Refuse 'infinity': it is the largest number to Arrow, and a moment in the year 294247 to whoever reads it."""
+    for array, field in zip(batch.columns, batch.schema, strict=True):
+        if pa.types.is_timestamp(field.type) or pa.types.is_date(field.type):
+            bits = 31 if pa.types.is_date(field.type) else 63
+            bounds = pc.min_max(array.cast(pa.int32() if bits == 31 else pa.int64()))
+            if (1 << bits) - 1 in (bounds["max"].as_py(), -(bounds["min"].as_py() or 0)):
+                raise SchemaError(f"Column {field.name!r} holds infinity, which is no date.", field=field.name)
+    return batch
+
+
+def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    group: list[pa.RecordBatch] = []
+    for batch in chain(batches, [None]):
+        if batch is not None and batch.num_rows:
+            group.append(batch)
+        full = sum(each.num_rows for each in group) >= _WRITE_ROWS or sum(map(_size, group)) >= _WRITE_BYTES
+        if group and (full or batch is None):
+            yield group
+            group = []
+
+
+def _size(batch: pa.RecordBatch) -> int:
+    return int(batch.nbytes)
