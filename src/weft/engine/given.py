@@ -1,0 +1,208 @@
+"""What a caller hands to a load: SQL, a path, a stream, a frame, rows. Told apart once, here."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+
+from weft.columns import canonical_batch, canonical_schema, hinted
+from weft.errors import DeclarationError, NotFoundError
+from weft.streams.declare import Stream
+
+BATCH_ROWS = 65_536
+_SQL = re.compile(r"\s*(--[^\n]*\n\s*|/\*.*?\*/\s*)*\(?\s*(select|with|values|table|from)\b", re.IGNORECASE | re.DOTALL)
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+
+
+@dataclass(frozen=True)
+class Sql:
+    """A query, to be run by the source's database."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Files:
+    """A path or a prefix, on this machine or in an object store."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class Events:
+    """A stream."""
+
+    stream: str | Stream
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A Spark DataFrame."""
+
+    frame: Any
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Rows that this process has."""
+
+    schema: pa.Schema
+    batches: Iterable[pa.RecordBatch]
+
+
+Given = Sql | Files | Events | Frame | Memory
+
+
+def understand(data: object, *, has_source: bool) -> Given:
+    """What `data` is. With a `source=` connection a text is a query or a path there."""
+    if isinstance(data, Stream):
+        return Events(data)
+    if isinstance(data, os.PathLike):
+        return Files(os.fspath(data))
+    if isinstance(data, str):
+        return _text(data, has_source)
+    if type(data).__module__.startswith("pyspark."):
+        if hasattr(data, "mapInArrow"):
+            return Frame(data)
+        raise DeclarationError(f"A load cannot read a {type(data).__name__}.", hint="Give it a Spark DataFrame.")
+    return _memory(data)
+
+
+def _text(text: str, has_source: bool) -> Given:
+    if not text.strip():
+        raise DeclarationError("The source of a load is an empty text.")
+    if _SQL.match(text):
+        return Sql(text.strip().rstrip(";"))
+    if has_source:
+        return Files(text)
+    from weft.streams import runtime
+
+    try:
+        return Events(runtime.find(text))
+    except NotFoundError as error:
+        if _URL.match(text) or "/" in text or os.path.exists(text) or Path(text).suffix:
+            return Files(text)
+        raise DeclarationError(
+            f"{text!r} is neither SQL nor a path nor a declared stream.",
+            hint=f"SQL begins with SELECT or WITH. {error.hint or ''}".strip(),
+        ) from None
+
+
+def _memory(data: Any) -> Memory:
+    if isinstance(data, pa.Table | pa.RecordBatch):
+        data = pa.table(data) if isinstance(data, pa.RecordBatch) else data
+        return _of_table(data)
+    if isinstance(data, pa.RecordBatchReader):
+        return _of_batches(data.schema, data)
+    if _is_pandas(data):
+        return _of_table(pa.Table.from_pandas(data, preserve_index=False))
+    if hasattr(data, "collect_schema") and hasattr(data, "collect"):  # a LazyFrame of polars
+        data = data.collect()
+    if hasattr(data, "__arrow_c_stream__"):
+        return _of_table(pa.table(data))
+    if isinstance(data, dict):
+        raise DeclarationError("A load takes a list of dicts, not one dict.", hint="Put it in a list: [row].")
+    if isinstance(data, list | tuple):
+        if all(isinstance(row, dict) for row in data):
+            return _of_table(rows_to_table(data))
+        data = iter(data)
+    if isinstance(data, Iterable):
+        return _of_iterator(iter(data))
+    raise DeclarationError(
+        f"A load cannot read a {type(data).__name__}.",
+        hint="It takes SQL, a Spark, polars or pandas frame, an Arrow table, rows as dicts, an iterator of these, "
+        "a path or a stream.",
+    )
+
+
+def _is_pandas(data: object) -> bool:
+    return type(data).__module__.partition(".")[0] == "pandas" and hasattr(data, "columns")
+
+
+def _of_table(table: pa.Table) -> Memory:
+    return _of_batches(table.schema, table.to_batches(max_chunksize=BATCH_ROWS))
+
+
+def _of_batches(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Memory:
+    wanted = canonical_schema(schema)
+    return Memory(wanted, (canonical_batch(batch, wanted) for batch in batches))
+
+
+def _of_iterator(pieces: Iterator[Any]) -> Memory:
+    """An iterator of frames, tables, batches or dicts, of which only some are in memory at once."""
+    first = next(pieces, None)
+    if first is None:
+        return Memory(pa.schema([]), [])
+    if isinstance(first, dict):
+        return _of_rows(itertools.chain([first], pieces))
+    head = _memory(first)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield from head.batches
+        for piece in pieces:
+            table = _memory(piece)
+            if table.schema.names != head.schema.names:
+                raise DeclarationError(
+                    f"The batches of a load must have the same columns: first {', '.join(head.schema.names)}, "
+                    f"then {', '.join(table.schema.names)}."
+                )
+            for batch in table.batches:
+                yield canonical_batch(batch, head.schema)
+
+    return Memory(head.schema, batches())
+
+
+def _of_rows(rows: Iterator[dict[str, Any]]) -> Memory:
+    """Dicts one by one: the first few thousand say what the columns are."""
+    head = rows_to_table(list(itertools.islice(rows, BATCH_ROWS)))
+    schema = canonical_schema(head.schema)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for batch in head.to_batches():
+            yield canonical_batch(batch, schema)
+        while some := list(itertools.islice(rows, BATCH_ROWS)):
+            for batch in rows_to_table(some, schema).to_batches():
+                yield canonical_batch(batch, schema)
+
+    return Memory(schema, batches())
+
+
+def rows_to_table(rows: Iterable[dict[str, Any]], schema: pa.Schema | None = None) -> pa.Table:
+    """Dicts as columns: those of all rows, in the order in which they first appear."""
+    rows = list(rows)
+    names = dict.fromkeys(name for row in rows for name in row)
+    if schema is not None:
+        unknown = [name for name in names if name not in schema.names]
+        if unknown:
+            raise DeclarationError(
+                f"A row has a column {unknown[0]!r} that the rows before it did not have.",
+                hint="Give every row the same keys, or load a list, whose rows are all looked at first.",
+            )
+        names = dict.fromkeys(schema.names)
+    arrays, fields = [], []
+    for name in names:
+        if not isinstance(name, str):
+            raise DeclarationError(f"A row has the key {name!r}; column names are texts.")
+        values = [row.get(name) for row in rows]
+        array, field = _array(name, values, None if schema is None else schema.field(name))
+        arrays.append(array)
+        fields.append(field)
+    return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def _array(name: str, values: list[Any], field: pa.Field | None) -> tuple[pa.Array, pa.Field]:
+    if any(isinstance(value, UUID) for value in values):
+        return pa.array([None if value is None else str(value) for value in values], pa.string()), hinted(name, "uuid")
+    try:
+        array = pa.array(values) if field is None else pa.array(values, field.type)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as error:
+        raise DeclarationError(f"The values of column {name!r} are of no one type: {error}") from None
+    return array, pa.field(name, array.type) if field is None else field

@@ -1,0 +1,269 @@
+"""`weft.load`: read anything, write it exactly once.
+
+The rows go the shortest way: inside the database where it has them already, from this process where it has them, else
+by a Spark task that reads and writes, or a Spark query whose result a task writes. The transaction is the same each
+time (`weft.systems.sql.commit`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from weft.engine import given as kinds
+from weft.engine import outcome
+from weft.engine.given import Given
+from weft.engine.readers import Reader, SqlReader, StreamReader
+from weft.errors import DeclarationError
+from weft.project import current
+from weft.streams import runtime
+from weft.streams.declare import Stream
+from weft.systems.base import Connection, system_for
+from weft.systems.load import Counts, Load
+from weft.systems.log import META_TYPES
+from weft.systems.sql import commit as sql_commit
+from weft.systems.sql.commit import Batches, Query
+from weft.systems.sql.tables import SqlTables
+
+Engine = Literal["spark", "pushdown"]
+
+
+@dataclass(frozen=True)
+class LoadResult:
+    """What a load did. `engine`: `"spark"`, or `"pushdown"` where no Spark was needed."""
+
+    rows_read: int
+    inserted: int
+    updated: int
+    unchanged: int
+    deleted: int
+    quarantined: int
+    seconds: float
+    bytes: int
+    engine: str
+    replayed: bool = False
+    """Whether a load with this `commit_key` was there already, so that nothing was done."""
+
+
+def load(
+    data: object,
+    *,
+    target: str | tuple[str | None, str],
+    connection: str | Connection | None = None,
+    source: str | Connection | None = None,
+    mode: str = "append",
+    keys: list[str] | tuple[str, ...] | str = (),
+    commit_key: str | None = None,
+    engine: Engine | None = None,
+    transform_sql: str | None = None,
+    partition_by: str | None = None,
+    **options: Any,
+) -> LoadResult:
+    """Load rows into a table, all of them or none.
+
+    `data` is SQL (run by `source`), a Spark DataFrame, an Arrow table, a polars or pandas frame, a list of dicts, an
+    iterator of these, a path or a stream. `target` is `("schema", "table")` on `connection`. Modes: `append`,
+    `truncate`, `merge` (= `scd1`) and `scd2`; the last two need `keys`. The same `commit_key` twice changes nothing.
+    `transform_sql` is Spark SQL over the table `source`. `engine` forces `"spark"` or `"pushdown"`.
+    """
+    started = time.perf_counter()
+    if engine not in (None, "spark", "pushdown"):
+        raise DeclarationError(f"There is no engine {engine!r}.", hint="Engines: spark, pushdown.")
+    planned = Load.declare(target=target, mode=mode, keys=keys, commit_key=commit_key, **options)
+    job = _Job(planned, current().connection(connection), source, engine, transform_sql, partition_by)
+    counts, used = job.run(kinds.understand(data, has_source=source is not None))
+    return LoadResult(**asdict(counts), seconds=time.perf_counter() - started, engine=used)
+
+
+async def load_async(data: object, **arguments: Any) -> LoadResult:
+    """The same from a coroutine."""
+    return await asyncio.to_thread(functools.partial(load, data, **arguments))
+
+
+class _Job:
+    def __init__(
+        self,
+        planned: Load,
+        connection: Connection,
+        source: str | Connection | None,
+        engine: Engine | None,
+        transform_sql: str | None,
+        partition_by: str | None,
+    ) -> None:
+        self.load, self.engine = planned, engine
+        self.connection, self.source = connection, source
+        self.transform_sql, self.partition_by = transform_sql, partition_by
+
+    def run(self, given: Given) -> tuple[Counts, str]:
+        if system_for(self.connection.kind).tables is None:
+            return self._into_files(given)
+        tables = open_tables(self.connection)
+        try:
+            return self._into_tables(given, tables)
+        finally:
+            tables.close()
+
+    # ------------------------------------------------------------------------------------------------- SQL databases
+
+    def _into_tables(self, given: Given, tables: SqlTables) -> tuple[Counts, str]:
+        reader = self._reader(given)
+        plain = self.transform_sql is None and self.engine != "spark"
+        if plain and isinstance(reader, SqlReader) and reader.tables.identity() == tables.identity():
+            return self._pushed_down(reader, tables), "pushdown"
+        if plain and isinstance(given, kinds.Memory):
+            return self._from_here(given, tables), "pushdown"
+        if self.engine == "pushdown":
+            raise DeclarationError(
+                f"This load into {self.load.name} cannot be pushed down: its rows are not in {self.connection.label}.",
+                hint="Leave engine= out, or read from the target's own connection.",
+            )
+        return self._by_spark(given, reader, tables), "spark"
+
+    def _pushed_down(self, reader: SqlReader, tables: SqlTables) -> Counts:
+        sql_commit.prepare(tables, self.load, reader.schema)
+        return sql_commit.commit(tables, self.load, Query(reader.sql, reader.schema))
+
+    def _from_here(self, given: kinds.Memory, tables: SqlTables) -> Counts:
+        schema, batches = given.schema, given.batches
+        if not schema.names:
+            found = _target_schema(tables, self.load)
+            if found is None:
+                return Counts()
+            schema, batches = found, []
+        sql_commit.prepare(tables, self.load, schema)
+        return sql_commit.commit(tables, self.load, Batches(schema, batches))
+
+    def _by_spark(self, given: Given, reader: Reader | None, tables: SqlTables) -> Counts:
+        from weft.engine import session
+
+        if reader is not None and self.transform_sql is None:
+            _refuse_on_cluster(reader.one_host, "source", session)
+            _refuse_on_cluster(tables.one_host, "target", session)
+            sql_commit.prepare(tables, self.load, reader.schema)
+            return self._copied(reader, tables)
+        _refuse_on_cluster(tables.one_host, "target", session)
+        frame = self._frame(given, reader)
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        from weft.columns import canonical_schema
+
+        schema = canonical_schema(to_arrow_schema(frame.schema))
+        sql_commit.prepare(tables, self.load, schema)
+        return self._written(frame, schema, tables)
+
+    def _copied(self, reader: Reader, tables: SqlTables) -> Counts:
+        """One task that reads and writes: no row crosses the JVM."""
+        from weft.engine import session, tasks
+        from weft.engine.progress import progress
+
+        if sql_commit.is_committed(tables, self.load):
+            return Counts(replayed=True)
+        tables.close()
+        parts, held = reader.parts(1)
+        job = functools.partial(tasks.copy, reader, tables, self.load)
+        try:
+            with progress(f"loading {self.load.name}"), outcome.explained(f"load {self.load.name}"):
+                (found,) = session.spark().sparkContext.parallelize(parts, 1).map(job).collect()
+        finally:
+            if held is not None:
+                held.close()
+        return outcome.unpack(found)  # type: ignore[no-any-return]
+
+    def _written(self, frame: Any, schema: pa.Schema, tables: SqlTables) -> Counts:
+        """A query of Spark's whose rows one task writes, so that they are one transaction of the target's."""
+        from weft.engine import tasks
+        from weft.engine.progress import progress
+
+        if sql_commit.is_committed(tables, self.load):
+            return Counts(replayed=True)
+        tables.close()
+        with progress(f"loading {self.load.name}"), outcome.explained(f"load {self.load.name}"):
+            written = frame.coalesce(1).mapInArrow(tasks.write(tables, self.load, schema), tasks.RESULT).collect()
+        if not written:
+            # Spark calls no task for a query without partitions.
+            return sql_commit.commit(tables, self.load, Batches(schema, []))
+        return outcome.unpack(bytes(written[0][0]))  # type: ignore[no-any-return]
+
+    # -------------------------------------------------------------------------------------------------------- sources
+
+    def _reader(self, given: Given) -> Reader | None:
+        if isinstance(given, kinds.Sql):
+            tables = open_tables(current().connection(self.source) if self.source is not None else self.connection)
+            return SqlReader(tables, given.text, tables.describe(given.text), self.partition_by)
+        if isinstance(given, kinds.Events):
+            return stream_reader(given.stream, self.source)
+        return None
+
+    def _frame(self, given: Given, reader: Reader | None) -> Any:
+        from weft.engine import frames, session
+
+        spark = session.spark()
+        if self.transform_sql is not None:
+            # A session of its own for the name `source`: two loads at once must not see each other's.
+            spark = spark.newSession()
+        if reader is not None:
+            _refuse_on_cluster(reader.one_host, "source", session)
+            frame = frames.from_reader(spark, reader)
+        elif isinstance(given, kinds.Frame):
+            frame = given.frame
+            spark = frame.sparkSession
+        elif isinstance(given, kinds.Memory):
+            frame = frames.from_memory(spark, given)
+        else:
+            assert isinstance(given, kinds.Files)
+            frame = frames.from_files(spark, given.path, self.source)
+        if self.transform_sql is not None:
+            frame = frames.transformed(frame, self.transform_sql)
+        return frame
+
+    def _into_files(self, given: Given) -> tuple[Counts, str]:
+        from weft.engine import frames
+
+        if self.engine == "pushdown":
+            raise DeclarationError(f"A load into {self.connection.label} runs on Spark.", hint="Leave engine= out.")
+        return frames.write(self._frame(given, self._reader(given)), self.connection, self.load), "spark"
+
+
+def open_tables(connection: Connection) -> SqlTables:
+    """The tables of a connection; a clear error where it has none."""
+    opened: SqlTables = system_for(connection.kind).load_tables()(connection)
+    return opened
+
+
+def stream_reader(stream: str | Stream, connection: str | Connection | None = None) -> StreamReader:
+    """What a stream holds now."""
+    opened = runtime.open_stream(stream, connection)
+    log, declared = opened.log, opened.stream
+    types = {**log.fields(fresh=True), **META_TYPES}
+    return StreamReader(
+        opened.hub.connection.resolved(),
+        declared.schema,
+        declared.name,
+        tuple(types.items()),
+        log.floor(),
+        log.head(),
+    )
+
+
+def _target_schema(tables: SqlTables, planned: Load) -> pa.Schema | None:
+    from weft.systems.load import SCD2_COLUMNS
+
+    with tables.driver.session("read") as session:
+        columns = tables.columns(session, planned.schema, planned.table)
+    if columns is None:
+        return None
+    own = SCD2_COLUMNS if planned.mode == "scd2" else ()
+    return pa.schema([each.field for each in columns if not each.generated and each.name not in own])
+
+
+def _refuse_on_cluster(one_host: bool, role: str, session: Any) -> None:
+    if one_host and not session.is_local():
+        raise DeclarationError(
+            f"The {role} of this load is a file on this machine, which Spark's workers on a cluster cannot open.",
+            hint='Use a database with a server, or run Spark here: WEFT_SPARK_MASTER="local[*]".',
+        )

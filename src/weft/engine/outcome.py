@@ -1,0 +1,70 @@
+"""How a task tells the driver what became of its work, and how the driver tells the user.
+
+An error of ours travels as a value: Spark would try a refused load four times, and then show two stack traces around
+the one line that matters.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from weft.errors import ConnectionFailedError, WeftError
+
+
+def of(work: Callable[[], Any], *, finally_: Callable[[], None] = lambda: None) -> bytes:
+    """The result of `work`, or the error of ours that it raised, as bytes.
+
+    A lost connection is raised while Spark may still try the task again: it is safe to, and may help.
+    """
+    try:
+        return pickle.dumps(("done", work()))
+    except WeftError as error:
+        if isinstance(error, ConnectionFailedError) and _will_be_tried_again():
+            raise
+        return pickle.dumps(("failed", (type(error), error.what, error.hint)))
+    finally:
+        finally_()
+
+
+def _will_be_tried_again() -> bool:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    if context is None:
+        return False
+    attempts = context.getLocalProperty("weft.attempts")
+    return attempts is not None and context.attemptNumber() + 1 < int(attempts)
+
+
+def unpack(outcome: bytes) -> Any:
+    """The result, or the error raised again."""
+    kind, value = pickle.loads(outcome)
+    if kind == "done":
+        return value
+    error, what, hint = value
+    raise error(what, hint=hint)
+
+
+@contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Turn an error of Spark's into one of ours: its first telling line, and where the rest is."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        raise WeftError(
+            f"Spark could not {what}: {_telling_line(str(error))}", hint="More is in .weft/spark.log."
+        ) from error
+
+
+def _telling_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    ours = [
+        line for line in lines if "Error" in line and not line.startswith(("at ", "File ", "org.apache", "Traceback"))
+    ]
+    return (ours or lines or ["no reason given"])[-1 if ours else 0][:500]

@@ -1,0 +1,118 @@
+"""What a load reads: a picklable description of rows elsewhere, which a Spark task opens and reads as Arrow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from weft.columns import hinted
+from weft.systems.base import Connection, system_for
+from weft.systems.sql.tables import Slice, SqlTables
+from weft.types import FieldType
+
+# Enough to be worth a task of its own.
+_EVENTS_A_PART = 100_000
+
+
+class Reader(Protocol):
+    """Rows that any process can read, whole or in parts."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The canonical columns."""
+
+    @property
+    def one_host(self) -> bool:
+        """Whether only this machine can read it."""
+
+    def parts(self, wanted: int) -> tuple[list[Any], Any]:
+        """Up to `wanted` parts, of one moment, and what must stay open (it has `close`) while they are read."""
+
+    def read(self, part: Any, conditions: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
+        """The rows of a part that meet the conditions, in the source's own words; in batches of the schema."""
+
+
+@dataclass(frozen=True)
+class SqlReader:
+    """The rows of a query."""
+
+    tables: SqlTables
+    sql: str
+    schema: pa.Schema
+    partition_by: str | None = None
+
+    @property
+    def one_host(self) -> bool:
+        """Whether only this machine can read it."""
+        return self.tables.one_host
+
+    def parts(self, wanted: int) -> tuple[list[Any], Any]:
+        """Ranges of the `partition_by` column in one snapshot, where the database has them."""
+        if wanted > 1 and self.partition_by is not None:
+            return self.tables.slices(self.sql, wanted, self.partition_by)
+        return [Slice(self.sql)], None
+
+    def read(self, part: Any, conditions: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
+        """The rows of a part."""
+        if conditions:
+            wanted = " AND ".join(f"({each})" for each in conditions)
+            part = replace(part, sql=f"SELECT * FROM ({part.sql}) AS q WHERE {wanted}")
+        return self.tables.read(part, self.schema)
+
+    def selecting(self, columns: Sequence[str]) -> SqlReader:
+        """The same rows with these columns alone."""
+        listed = ", ".join(self.tables.quote(name) for name in columns)
+        schema = pa.schema([self.schema.field(name) for name in columns])
+        return SqlReader(self.tables, f"SELECT {listed} FROM ({self.sql}) AS q", schema, self.partition_by)
+
+
+@dataclass(frozen=True)
+class StreamReader:
+    """The events of a stream in a range of offsets, which never changes: it is its own snapshot."""
+
+    connection: Connection
+    stream_schema: str
+    stream: str
+    types: tuple[tuple[str, FieldType], ...]
+    after: int
+    upto: int
+
+    @property
+    def one_host(self) -> bool:
+        """Whether only this machine can read it."""
+        return self.connection.kind == "sqlite"
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The stored columns: the fields, then what Weft adds."""
+        return pa.schema([_field(name, kind) for name, kind in self.types])
+
+    def parts(self, wanted: int) -> tuple[list[Any], Any]:
+        """Ranges of about the same length."""
+        length = max(_EVENTS_A_PART, -(-(self.upto - self.after) // max(wanted, 1)))
+        starts = range(self.after, max(self.upto, self.after + 1), length)
+        return [(start, min(start + length, self.upto)) for start in starts], None
+
+    def read(self, part: Any, conditions: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
+        """The events of a range."""
+        assert not conditions, "a log takes no conditions"
+        after, upto = part
+        store = system_for(self.connection.kind).load_log()(self.connection)
+        schema = self.schema
+        try:
+            log = store.open(self.stream_schema, self.stream, {})
+            for batch in log.read_arrow(after, upto, [name for name, _ in self.types]):
+                yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+        finally:
+            store.close()
+
+
+def _field(name: str, kind: FieldType) -> pa.Field:
+    if kind.base in ("json", "uuid"):
+        return hinted(name, kind.base)
+    if kind.base == "decimal":
+        return pa.field(name, pa.decimal128(kind.precision, kind.scale))
+    return pa.field(name, kind.arrow)
