@@ -11,6 +11,8 @@ from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
+import pyarrow as pa
+
 import weft
 from bench.disk import SLOW_MILLISECONDS, slow_sync
 from bench.harness import Case, SkippedError
@@ -44,21 +46,26 @@ def fresh_stream(url: str | None = None, name: str | None = None) -> weft.stream
     return declared
 
 
+CREATE = (
+    "CREATE TABLE events (user_id TEXT, action TEXT, amount REAL, n INTEGER, "
+    "_weft_rowid INTEGER PRIMARY KEY AUTOINCREMENT, "
+    "_weft_published_at TEXT, _weft_publish_id TEXT, _weft_extra TEXT)"
+)
+INSERT = f"INSERT INTO events ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)"
+
+
+def raw_path() -> Path:
+    """Where a new database may be."""
+    return Path(tempfile.mkdtemp(dir=_folder.name)) / "raw.db"
+
+
 def raw_database() -> sqlite3.Connection:
     """A table like a stream's, with the durability of a stream."""
-    path = Path(tempfile.mkdtemp(dir=_folder.name)) / "raw.db"
-    driver = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=60)
+    driver = sqlite3.connect(raw_path(), isolation_level=None, check_same_thread=False, timeout=60)
     driver.execute("PRAGMA journal_mode=WAL")
     driver.execute("PRAGMA synchronous=FULL")
-    driver.execute(
-        "CREATE TABLE events (user_id TEXT, action TEXT, amount REAL, n INTEGER, "
-        "_weft_rowid INTEGER PRIMARY KEY AUTOINCREMENT, "
-        "_weft_published_at TEXT, _weft_publish_id TEXT, _weft_extra TEXT)"
-    )
+    driver.execute(CREATE)
     return driver
-
-
-INSERT = f"INSERT INTO events ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)"
 
 
 def _single_events(scale: float) -> int:
@@ -101,6 +108,21 @@ def publishers_against_one_client(scale: float) -> tuple[Job, Job]:
     """64 tasks that publish one event at a time; one client that commits one event at a time."""
     events = _single_events(scale)
     return single_publishers(events), one_client(events // 4)
+
+
+def publishers_against_the_defaults(scale: float) -> tuple[Job, Job]:
+    """64 tasks that publish one event at a time; one client that does, of a database that nobody has tuned."""
+    events = _single_events(scale)
+    driver = sqlite3.connect(raw_path())
+    driver.execute(CREATE)
+
+    def raw() -> int:
+        for i in range(events // 16):
+            driver.execute(INSERT, row(i))
+            driver.commit()
+        return events // 16
+
+    return single_publishers(events), raw
 
 
 def publishers_on_a_slow_disk(scale: float) -> tuple[Job, Job]:
@@ -193,25 +215,49 @@ def consume(scale: float) -> tuple[Job, Job]:
     return ours, raw
 
 
-def arrow(scale: float) -> tuple[Job, Job]:
-    """A range as Arrow; the ADBC driver, SQLite's fastest way there, in a process of its own that writes nothing."""
-    if importlib.util.find_spec("adbc_driver_sqlite") is None:
-        raise SkippedError("adbc-driver-sqlite is not installed (pip install adbc-driver-sqlite)")
+def stored_range(scale: float) -> tuple[Job, str, str, int]:
+    """A stream whose events are read as Arrow: the job, its database, the query for the same rows, and how many."""
     stream = fresh_stream()
     total = max(10_000, int(1_000_000 * scale))
     fill(stream, total)
     log = weft.streams.runtime.open_stream(stream).log
-    path = log.store.path  # type: ignore[attr-defined]
-    table = log.table  # type: ignore[attr-defined]
 
     def ours() -> int:
-        rows = sum(batch.num_rows for batch in log.read_arrow(0, log.head()))
+        rows = sum(len(batch) for batch in log.read_arrow(0, log.head()))
         assert rows == total, rows
         return rows
 
-    # The ADBC driver brings a SQLite of its own and would drop this process's locks: it gets another process.
+    table = log.table  # type: ignore[attr-defined]
     query = f"SELECT * FROM {table} WHERE _weft_rowid > 0 AND _weft_rowid <= {total}"
-    return ours, in_processes(f"bench.streams_sqlite:{adbc_client.__name__}", [(path, query, total)])
+    return ours, log.store.path, query, total  # type: ignore[attr-defined]
+
+
+def arrow(scale: float) -> tuple[Job, Job]:
+    """A range as Arrow; the ADBC driver, SQLite's fastest way there, in a process of its own that writes nothing."""
+    if importlib.util.find_spec("adbc_driver_sqlite") is None:
+        raise SkippedError("adbc-driver-sqlite is not installed (pip install adbc-driver-sqlite)")
+    ours, *arguments = stored_range(scale)
+    # The ADBC driver brings a SQLite of its own and would drop this process's locks: it gets another process.
+    return ours, in_processes(f"bench.streams_sqlite:{adbc_client.__name__}", [arguments])
+
+
+def arrow_by_hand(scale: float) -> tuple[Job, Job]:
+    """A range as Arrow; Python's own driver, the only other one that may be open in a process that publishes."""
+    ours, path, query, total = stored_range(scale)
+    driver = sqlite3.connect(path)
+    text = pa.string()
+    types = [text, text, pa.float64(), pa.int64(), pa.int64(), text, text, text]
+
+    def raw() -> int:
+        cursor, done = driver.execute(query), 0
+        names = [column[0] for column in cursor.description]
+        while found := cursor.fetchmany(10_000):
+            arrays = [pa.array(values, kind) for values, kind in zip(zip(*found, strict=True), types, strict=True)]
+            done += len(pa.record_batch(arrays, names))
+        assert done == total, done
+        return done
+
+    return ours, raw
 
 
 def adbc_client(path: str, query: str, total: int) -> Job:
@@ -279,6 +325,12 @@ CASES = [
     ),
     Case(
         "64 single-event publishers, SQLite",
+        "raw SQLite as it comes, one client, one event a commit",
+        10,
+        in_project(publishers_against_the_defaults),
+    ),
+    Case(
+        "64 single-event publishers, SQLite",
         "raw SQLite, 64 clients, one event a commit",
         10,
         in_project(publishers_against_64_clients),
@@ -291,6 +343,7 @@ CASES = [
     ),
     Case("publish batches of 1,000, SQLite", "raw executemany, one transaction a batch", 0.5, in_project(batches)),
     Case("consume + ack 1,000, SQLite", "bare SELECT … LIMIT 1000 into dicts", 0.4, in_project(consume)),
-    Case("1M events as Arrow, SQLite", "ADBC, SQLite's fastest way", 0.7, in_project(arrow), rounds=3),
+    Case("1M events as Arrow, SQLite", "ADBC in a process of its own", 0.7, in_project(arrow)),
+    Case("1M events as Arrow, SQLite", "Python's sqlite3, fetchmany", 0.7, in_project(arrow_by_hand)),
     Case("time per event at 10M events, SQLite", "at 100k events", 1.2, in_project(depth), at_most=True),
 ]
