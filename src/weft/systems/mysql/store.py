@@ -21,16 +21,15 @@ from uuid import UUID
 
 import msgspec
 import pymysql
-from pymysql.constants import CR, ER
+from pymysql.constants import ER
 
-from weft import settings
-from weft.errors import BusyError, ConnectionFailedError, SchemaError, StorageError, WeftError
+from weft.errors import ConnectionFailedError, SchemaError
 from weft.systems.base import Connection
 from weft.systems.log import EXTRA, PUBLISH_ID, PUBLISHED_AT, ROWID, Batch
-from weft.systems.mysql.connection import MySQLConnection
-from weft.systems.mysql.driver import LOCK_SECONDS, Driver, connect
+from weft.systems.mysql.driver import LOCK_SECONDS, Driver
+from weft.systems.mysql.sessions import BUSY, MySQLSessions, quote
 from weft.systems.sql.log import SqlLog
-from weft.systems.sql.store import Role, Session, SqlStore, contiguous, publish_ids, readable
+from weft.systems.sql.store import Session, SqlStore, contiguous, publish_ids
 from weft.types import FieldType, from_sql
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ _IDLE_POLL_SECONDS = 0.025
 _LOOK_SECONDS = 0.2
 
 
-class MySQLStore(SqlStore):
+class MySQLStore(MySQLSessions, SqlStore):
     """A MySQL or MariaDB database. Durability is the server's choice here: bookkeeping commits as publishes do."""
 
     dialect: ClassVar[str] = "mysql"
@@ -60,92 +59,12 @@ class MySQLStore(SqlStore):
         self._watching = threading.Lock()
         self._watcher: Driver | None = None
 
-    # ------------------------------------------------------------------------------------------------------ connections
-
-    def connect(self, role: Role) -> Driver:
-        """A connection; only readers are in autocommit mode."""
-        assert isinstance(self.connection, MySQLConnection)
-        try:
-            return connect(self.connection.parameters(), autocommit=role == "read")
-        except (pymysql.Error, RuntimeError) as error:  # RuntimeError: the package cryptography is missing
-            code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
-            answered = code >= 1000 and code // 1000 != 2  # those from 2000 on are the client's own
-            raise self.connection.unreachable(error, answered=answered) from None
-
-    def begin(self, driver: Driver, role: Role) -> None:
-        """The first statement begins a transaction."""
-
-    def commit(self, driver: Driver, role: Role) -> None:
-        """Commit, unless each statement did."""
-        if role != "read":
-            driver.commit()
-
-    def rollback(self, driver: Driver) -> None:
-        """Undo what was open."""
-        driver.rollback()
-
-    def execute(self, driver: Driver, sql: str, parameters: Sequence[Any]) -> Any:
-        """Run a statement."""
-        cursor = driver.cursor()
-        cursor.execute(sql, tuple(parameters))
-        return cursor
-
-    def has_input(self, driver: Driver) -> bool:
-        """The end of the connection, or why the server ended it."""
-        return not driver.open or readable(driver.file)
-
-    def alive(self, driver: Driver) -> bool:
-        """Ask it."""
-        try:
-            driver.ping(reconnect=False)
-        except pymysql.Error:
-            return False
-        return True
-
-    def is_driver_error(self, error: BaseException) -> bool:
-        """Whether PyMySQL raised this."""
-        return isinstance(error, pymysql.Error)
-
-    def explain(self, error: BaseException) -> WeftError:
-        """By the server's error number."""
-        code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
-        said = " ".join(str(error.args[1] if len(error.args) > 1 else error).split())
-        said = settings.redact(said, self.connection.secrets()) or "the connection is closed"
-        what = f"MySQL ({self.connection.target}): {said}" + (f" (error {code})." if code else ".")
-        if code in _LOST or isinstance(error, pymysql.InterfaceError):
-            return ConnectionFailedError(
-                what, hint="The connection is lost. If this was a publish, its events may or may not be stored."
-            )
-        if code in _BUSY:
-            return BusyError(what, hint="Nothing was stored. Somebody else held a lock for too long; try again.")
-        if code in _FULL:
-            return StorageError(what, hint="Nothing was stored. Free disk space, or use a server that can be written.")
-        if code in _DENIED:
-            return WeftError(
-                what,
-                hint="Weft creates its tables at first use. Grant the user CREATE, ALTER, SELECT, INSERT, UPDATE and "
-                "DELETE on the database.",
-            )
-        if code == ER.NO_DB_ERROR:
-            return ConnectionFailedError(what, hint="Name a database in the URL: mysql://user@host/database.")
-        if code in _TOO_LARGE or isinstance(error, pymysql.DataError):
-            return SchemaError(what)
-        return WeftError(what)
-
     def close(self) -> None:
         """Close every connection."""
         self.unwatch()
         super().close()
 
     # ----------------------------------------------------------------------------------------------------------- tables
-
-    def quote(self, name: str) -> str:
-        """A quoted identifier."""
-        return _quote(name)
-
-    def table(self, schema: str, name: str) -> str:
-        """The table is called `schema.name`."""
-        return _quote(f"{schema}.{name}")
 
     def reflect(self, session: Session, schema: str, name: str) -> dict[str, FieldType] | None:
         """Columns by SHOW COLUMNS: types, and comments where a type does not say it all."""
@@ -194,11 +113,11 @@ class MySQLStore(SqlStore):
         """The table and its row in the catalogue; both statements leave alone what another made meanwhile."""
         more = {ROWID: " PRIMARY KEY", PUBLISHED_AT: " NOT NULL DEFAULT (UTC_TIMESTAMP(6))"}
         spelled = ", ".join(
-            f"{_quote(column)} {kind.sql('mysql')}{more.get(column, '')}" for column, kind in columns.items()
+            f"{quote(column)} {kind.sql('mysql')}{more.get(column, '')}" for column, kind in columns.items()
         )
         table = self.table(schema, name)
         session.run(f"CREATE TABLE IF NOT EXISTS {table} ({spelled}) {_STORAGE}")
-        highest = session.row(f"SELECT max({_quote(ROWID)}) FROM {table}")
+        highest = session.row(f"SELECT max({quote(ROWID)}) FROM {table}")
         session.run(
             self.insert_ignore(self.streams, ("name", "head")), (f"{schema}.{name}", (highest and highest[0]) or 0)
         )
@@ -212,12 +131,12 @@ class MySQLStore(SqlStore):
                     return
                 session.run("SET SESSION lock_wait_timeout = 1")
                 try:
-                    session.run(f"ALTER TABLE {log.table} ADD COLUMN {_quote(name)} {kind.sql('mysql')}")
+                    session.run(f"ALTER TABLE {log.table} ADD COLUMN {quote(name)} {kind.sql('mysql')}")
                     return
                 except pymysql.OperationalError as error:
                     if error.args[0] == ER.DUP_FIELDNAME:
                         return
-                    if error.args[0] not in _BUSY or time.monotonic() > deadline:
+                    if error.args[0] not in BUSY or time.monotonic() > deadline:
                         raise
                 finally:
                     session.run(f"SET SESSION lock_wait_timeout = {LOCK_SECONDS}")
@@ -243,7 +162,7 @@ class MySQLStore(SqlStore):
         )
         ranges = contiguous(batches, int(cursor.lastrowid) - count + 1)
         names = [PUBLISH_ID, ROWID, *first.columns, *([EXTRA] if first.extra is not None else [])]
-        into = f"INSERT INTO {log.table} ({', '.join(map(_quote, names))}) VALUES ".encode()
+        into = f"INSERT INTO {log.table} ({', '.join(map(quote, names))}) VALUES ".encode()
         binders = [_BINDERS.get(types[name].base) for name in first.columns]
         offsets = itertools.count(ranges[0][0])
         rows = chain.from_iterable(_rows(batch, offsets, binders) for batch in batches)
@@ -338,50 +257,6 @@ class MySQLStore(SqlStore):
 
 
 _STORAGE = "ENGINE=InnoDB ROW_FORMAT=DYNAMIC"
-
-# No connection, refused, too many, shut down, killed, cut off, silent; a user or database that is not there.
-_LOST = {
-    *range(CR.CR_CONNECTION_ERROR, CR.CR_SERVER_LOST + 1),
-    2055,
-    ER.CON_COUNT_ERROR,
-    ER.OUT_OF_RESOURCES,
-    ER.ACCESS_DENIED_ERROR,
-    ER.BAD_DB_ERROR,
-    ER.SERVER_SHUTDOWN,
-    ER.NORMAL_SHUTDOWN,
-    ER.NEW_ABORTING_CONNECTION,
-    ER.NET_READ_ERROR,
-    ER.NET_READ_INTERRUPTED,
-    ER.NET_ERROR_ON_WRITE,
-    ER.NET_WRITE_INTERRUPTED,
-    1203,
-    1226,
-    1317,
-    1927,
-    4031,
-}
-# Lock wait timeout, deadlock, a row changed since it was read.
-_BUSY = {ER.LOCK_WAIT_TIMEOUT, ER.LOCK_DEADLOCK, ER.CHECKREAD}
-# Disk full, table full, write errors; read-only.
-_FULL = {
-    ER.DISK_FULL,
-    ER.RECORD_FILE_FULL,
-    ER.ERROR_ON_WRITE,
-    1026,
-    1030,
-    ER.OPTION_PREVENTS_STATEMENT,
-    1036,
-    1792,
-    1836,
-}
-_DENIED = {ER.DBACCESS_DENIED_ERROR, ER.TABLEACCESS_DENIED_ERROR, ER.COLUMNACCESS_DENIED_ERROR, 1227}
-# A packet, a row, a number of columns or of decimals (MySQL: 30) beyond the server's limits; a text that is none.
-_TOO_LARGE = {ER.NET_PACKET_TOO_LARGE, ER.TOO_BIG_ROWSIZE, ER.TOO_MANY_FIELDS, 1425, 1366}
-
-
-@lru_cache(maxsize=4096)
-def _quote(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
 
 
 def _marks(mark: str, values: Sequence[object]) -> str:
