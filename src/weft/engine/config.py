@@ -1,0 +1,207 @@
+"""The table `[spark]` of weft.toml: what it may say, and what Spark is told when it says nothing."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from weft.errors import SettingsError, nearest
+from weft.settings import PROJECT_FILE, interpolate, read_project_file
+
+Profile = Literal["quick", "throughput"]
+LogLevel = Literal["ERROR", "WARN", "INFO", "DEBUG"]
+_PROFILE_VARIABLE = "WEFT_SPARK_PROFILE"
+_MASTER_VARIABLE = "WEFT_SPARK_MASTER"
+_KEYS = ("archive", "conf", "jars", "log_level", "master", "profile")
+
+
+@dataclass(frozen=True)
+class SparkSettings:
+    """What a project says about its session."""
+
+    root: Path
+    master: str = "local[*]"
+    profile: Profile | None = None
+    """How the JVM is tuned; without one, whoever starts it decides."""
+    conf: Mapping[str, str] = field(default_factory=dict)
+    jars: tuple[Path | str, ...] = ()
+    log_level: LogLevel = "WARN"
+    archive: bool = True
+    """Whether the archive of loaded classes is used, and made where there is none."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether Spark runs in this process's own JVM, so that it sees this machine's files."""
+        return is_local(self.master)
+
+
+def is_local(master: str) -> bool:
+    """Whether that master is this process's own JVM."""
+    return master == "local" or master.startswith("local[")
+
+
+def read_settings(root: Path) -> SparkSettings:
+    """What `[spark]` in the project's weft.toml and the environment say."""
+    table = read_project_file(root).get("spark", {})
+    if not isinstance(table, dict):
+        raise SettingsError(f"{PROJECT_FILE}: spark must be a table.", hint='Write [spark] and master = "…" below.')
+    for key in table:
+        if key not in _KEYS:
+            raise _unknown_key(key)
+    master = os.environ.get(_MASTER_VARIABLE) or _text(table, "master", "local[*]")
+    return SparkSettings(
+        root=root,
+        master=master,
+        profile=_profile(table),
+        conf=_conf(table.get("conf", {}), master),
+        jars=_jars(table.get("jars", []), root),
+        log_level=_one_of(get_args(LogLevel), _text(table, "log_level", "WARN").upper(), "log_level"),
+        archive=_boolean(table, "archive", True),
+    )
+
+
+def session_conf(settings: SparkSettings) -> dict[str, str]:
+    """What Spark is told: our defaults below what `[spark.conf]` says."""
+    weft_folder = settings.root.absolute() / ".weft"
+    conf = {
+        "spark.app.name": settings.root.absolute().name or "weft",
+        "spark.ui.enabled": "false",
+        # Its bar goes to the JVM's stderr, which is a file here. Ours is in weft.engine.progress.
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.warehouse.dir": (weft_folder / "warehouse").as_uri(),
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        # Else a Python data source that takes filters is refused.
+        "spark.sql.python.filterPushdown.enabled": "true",
+    }
+    if settings.is_local:
+        cores = local_cores(settings.master)
+        conf |= {
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.sql.shuffle.partitions": str(cores),
+            # The default looks for a python3 on the PATH, which is another one in most virtual environments.
+            "spark.pyspark.python": sys.executable,
+            "spark.pyspark.driver.python": sys.executable,
+        }
+    else:
+        # Where this driver listens is for Spark to find out: workers elsewhere cannot reach a loopback address. Ones on
+        # this machine can, and then nobody else should.
+        host = master_host(settings.master)
+        if host in ("127.0.0.1", "localhost", "::1"):
+            conf |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+        # Data sources are planned here, by a Python that has what this one has.
+        conf["spark.pyspark.driver.python"] = sys.executable
+    return {**conf, "spark.master": settings.master, **settings.conf}
+
+
+def local_cores(master: str) -> int:
+    """How many threads `local[…]` means."""
+    inside = master[len("local[") : -1].partition(",")[0] if master.startswith("local[") else "1"
+    if inside == "*":
+        return len(os.sched_getaffinity(0))
+    try:
+        return max(1, int(inside))
+    except ValueError:
+        raise SettingsError(
+            f"The Spark master {master!r} is not understood.", hint="Write local[*], or local[4] for four cores."
+        ) from None
+
+
+def master_host(master: str) -> str | None:
+    """The host of the first master in `spark://host:port`; nothing for those that name none."""
+    if not master.startswith("spark://"):
+        return None
+    address = master.removeprefix("spark://").partition(",")[0]
+    return address.rpartition(":")[0].strip("[]") or address
+
+
+def _profile(table: Mapping[str, Any]) -> Profile | None:
+    given = os.environ.get(_PROFILE_VARIABLE)
+    where = _PROFILE_VARIABLE if given else "profile"
+    found = given or _text(table, "profile", "")
+    return _one_of(get_args(Profile), found, where) if found else None
+
+
+def _conf(given: object, master: str) -> dict[str, str]:
+    where = f"{PROJECT_FILE}, [spark.conf]"
+    if not isinstance(given, dict):
+        raise SettingsError(
+            f"{PROJECT_FILE}: spark.conf must be a table.",
+            hint='Write [spark.conf] and "spark.sql.ansi.enabled" = false below.',
+        )
+    conf: dict[str, str] = {}
+    _flatten(given, "", conf, where)
+    for key in conf:
+        if not key.startswith("spark."):
+            raise SettingsError(f"{where}: {key!r} is not a setting of Spark.", hint="They begin with spark.")
+    if conf.get("spark.master", master) != master:
+        raise SettingsError(f"{where}: spark.master is not set here.", hint='Write master = "…" in [spark].')
+    return conf
+
+
+def _flatten(table: Mapping[str, Any], prefix: str, conf: dict[str, str], where: str) -> None:
+    """Settings of Spark hold dots; written without quotes, TOML makes tables of them."""
+    for key, value in table.items():
+        name = prefix + key
+        if isinstance(value, dict):
+            _flatten(value, name + ".", conf, where)
+        elif isinstance(value, bool):
+            conf[name] = str(value).lower()
+        elif isinstance(value, int | float):
+            conf[name] = str(value)
+        elif isinstance(value, str):
+            conf[name] = interpolate(value, f"{where}, {name}")
+        else:
+            # The value is not shown: it may be a secret.
+            raise SettingsError(f"{where}: {name} must be a text, a number or true or false.")
+
+
+def _jars(given: object, root: Path) -> tuple[Path | str, ...]:
+    if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
+        raise SettingsError(f"{PROJECT_FILE}: spark.jars must be a list of files.", hint='jars = ["lib/mine.jar"]')
+    # What has a scheme (hdfs://, s3a://) is for Spark to fetch.
+    return tuple(each if "://" in each else existing_jar(root / Path(each).expanduser()) for each in given)
+
+
+def existing_jar(path: Path) -> Path:
+    """The file, if it is there: Spark itself only logs that it is not."""
+    path = path.absolute()
+    if not path.is_file():
+        raise SettingsError(f"The jar {path} is not there.", hint=f"Correct jars in {PROJECT_FILE}, or the argument.")
+    return path
+
+
+def _text(table: Mapping[str, Any], key: str, default: str) -> str:
+    value = table.get(key, default)
+    if not isinstance(value, str):
+        raise SettingsError(f"{PROJECT_FILE}: spark.{key} must be a text, not {type(value).__name__}.")
+    return interpolate(value, f"{PROJECT_FILE}, [spark], {key}")
+
+
+def _boolean(table: Mapping[str, Any], key: str, default: bool) -> bool:
+    value = table.get(key, default)
+    if not isinstance(value, bool):
+        raise SettingsError(f"{PROJECT_FILE}: spark.{key} must be true or false, not {type(value).__name__}.")
+    return value
+
+
+def _one_of(allowed: tuple[str, ...], given: str, where: str) -> Any:
+    if given in allowed:
+        return given
+    close = nearest(given, allowed)
+    hint = f"Did you mean {close!r}?" if close else f"Known: {', '.join(allowed)}."
+    raise SettingsError(f"The Spark setting {where} cannot be {given!r}.", hint=hint)
+
+
+def _unknown_key(key: str) -> SettingsError:
+    close = nearest(key, _KEYS)
+    if key.startswith("spark"):
+        hint = "Settings of Spark itself go into [spark.conf]."
+    else:
+        hint = f"Did you mean {close!r}?" if close else f"Known: {', '.join(_KEYS)}; other settings: [spark.conf]."
+    return SettingsError(f"{PROJECT_FILE}: unknown key {key!r} in [spark].", hint=hint)

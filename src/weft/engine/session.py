@@ -1,0 +1,266 @@
+"""The one Spark session of the process: made when it is first needed, from `[spark]` in weft.toml.
+
+    from weft.engine.session import spark
+
+    spark().sql("SELECT 1").show()
+
+A session that is there already, because the caller made one or because the process was started by spark-submit, is used
+as it is.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from weft.engine import config, jvm
+from weft.engine.java import find_java
+from weft.engine.log import Log
+from weft.errors import MissingExtraError, SettingsError, WeftError
+from weft.project import current
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_GATEWAY_VARIABLES = ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET")
+_CONNECT_VARIABLES = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "SPARK_LOCAL_REMOTE")
+
+
+@dataclass
+class _Running:
+    """The session that this module started."""
+
+    session: SparkSession
+    jvm: jvm.Jvm
+    gateway: Any
+    settings: config.SparkSettings
+
+
+_lock = threading.RLock()
+_running: _Running | None = None
+_at_stop: list[Callable[[], object]] = []
+
+
+def spark(*, jars: Iterable[str | os.PathLike[str]] = ()) -> SparkSession:
+    """The process's Spark session, started if there is none.
+
+    `jars` are files that it must have on its class path. The session stays the same when another project comes into
+    use: a process has one.
+    """
+    global _running
+    wanted = [config.existing_jar(Path(jar)) for jar in jars]
+    with _lock:
+        session = running()
+        if session is None:
+            _refuse_connect()
+            settings = config.read_settings(current().root)
+            _running = _start(settings, wanted)
+            session = _running.session
+        return session
+
+
+def running() -> SparkSession | None:
+    """The session in use, ours or the caller's own, if there is one."""
+    found = _running
+    if found is not None and found.session._jsc is not None and _is_alive(found.session):
+        return found.session
+    # Not imported for this: who has a session has imported it.
+    if "pyspark.core.context" not in sys.modules or "pyspark.sql.session" not in sys.modules:
+        return None
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    if SparkContext._active_spark_context is None:
+        return None
+    # The active one is that of a thread; the one that was made first is for all of them.
+    return SparkSession.getActiveSession() or SparkSession._instantiatedSession
+
+
+def is_local() -> bool:
+    """Whether Spark runs on this machine alone, so that its tasks see the files that this process sees."""
+    session = running()
+    if session is not None:
+        return config.is_local(session.sparkContext.master or "")
+    return config.read_settings(current().root).is_local
+
+
+def stop() -> None:
+    """Stop the session that `spark` started, and its JVM. The next use starts another one."""
+    global _running
+    with _lock:
+        found, _running = _running, None
+        _call_at_stop()
+        if found is not None:
+            with suppress(Exception):  # the JVM may be gone already
+                found.session.stop()
+            _forget_gateway(found)
+            found.jvm.stop()
+
+
+def at_stop(function: Callable[[], object]) -> None:
+    """Call something when the session stops, or when the process ends: what its frames still read from is closed so."""
+    with _lock:
+        _at_stop.append(function)
+
+
+def _call_at_stop() -> None:
+    while _at_stop:
+        with suppress(Exception):  # one that fails must not keep the others from being closed
+            _at_stop.pop()()
+
+
+def _is_alive(session: SparkSession) -> bool:
+    from pyspark import SparkContext
+
+    return SparkContext._active_spark_context is session.sparkContext
+
+
+def _start(settings: config.SparkSettings, jars: list[Path]) -> _Running:
+    conf = config.session_conf(settings)
+    listed = [jar if isinstance(jar, str) else jar.as_uri() for jar in (*settings.jars, *jars)]
+    if listed:
+        conf["spark.jars"] = ",".join(dict.fromkeys([*filter(None, conf.get("spark.jars", "").split(",")), *listed]))
+    log = Log(settings.root.absolute() / ".weft" / "spark.log")
+    try:
+        machine = jvm.start_jvm(
+            find_java(),
+            conf,
+            flags=jvm.profile_flags(settings.profile or "quick"),
+            log=log,
+            log_level=settings.log_level,
+        )
+    except BaseException:
+        log.close()
+        raise
+    log.watch()
+    try:
+        session, gateway = _connect(machine, conf)
+    except BaseException:
+        machine.stop()
+        raise
+    return _Running(session, machine, gateway, settings)
+
+
+def _connect(machine: jvm.Jvm, conf: dict[str, str]) -> tuple[SparkSession, Any]:
+    try:
+        from pyspark import SparkContext
+        from pyspark.java_gateway import launch_gateway
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise MissingExtraError(f"Spark cannot be imported: {error}.", hint="pip install 'weft[spark]'") from error
+    with _variables(dict(zip(_GATEWAY_VARIABLES, (str(machine.port), machine.secret), strict=True))):
+        gateway = launch_gateway()  # type: ignore[no-untyped-call]
+    try:
+        SparkContext._ensure_initialized(gateway=gateway)
+        with _own_interrupt(), _variables({"PYSPARK_PYTHON": conf.get("spark.pyspark.python")}):
+            session = SparkSession.builder.getOrCreate()
+    except BaseException:
+        SparkContext._gateway = SparkContext._jvm = None
+        gateway.shutdown()
+        raise
+    return session, gateway
+
+
+@contextmanager
+def _variables(values: dict[str, str | None]) -> Iterator[None]:
+    """Set variables for the block alone: a process that is started later must not find our gateway."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update({name: value for name, value in values.items() if value is not None})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def _own_interrupt() -> Iterator[None]:
+    """Spark replaces what happens on Ctrl-C by cancelling all jobs; that is right unless somebody has other plans."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        if before is not signal.default_int_handler:
+            signal.signal(signal.SIGINT, before)
+
+
+def _refuse_connect() -> None:
+    for name in _CONNECT_VARIABLES:
+        if os.environ.get(name):
+            raise SettingsError(
+                f"{name} is set, which makes every session one of Spark Connect; Weft needs a session of its own.",
+                hint=f"Unset {name}, and name the cluster by WEFT_SPARK_MASTER or master in [spark] of weft.toml.",
+            )
+
+
+# The end of the process, and its children
+
+
+def _forget_gateway(found: _Running) -> None:
+    from pyspark import SparkContext
+
+    with suppress(Exception):
+        found.gateway.shutdown()
+    if SparkContext._gateway is found.gateway:
+        SparkContext._gateway = SparkContext._jvm = None
+
+
+def _at_exit() -> None:
+    """The JVM would end by itself when this process has ended. It is waited for, so that nothing is left behind."""
+    _call_at_stop()
+    if _running is not None:
+        _running.jvm.stop()
+
+
+# Kept as they are: to forget them would tell the parent's JVM to forget them too.
+_inherited: list[_Running] = []
+_inherited_at_stop: list[Callable[[], object]] = []
+
+
+def _after_fork() -> None:
+    """A child has its parent's sockets and none of its threads: what it sent would end up among its parent's calls."""
+    global _lock, _running
+    _lock = threading.RLock()
+    _inherited_at_stop.extend(_at_stop)
+    _at_stop.clear()
+    if _running is None:
+        return
+    found, _running = _running, None
+    _inherited.append(found)
+    found.jvm.forget()
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    client = found.gateway._gateway_client
+    client.is_connected = False  # else what is garbage here is released there
+    client.send_command = _refuse_command
+    SparkContext._lock = threading.RLock()
+    SparkSession.Builder._lock = threading.RLock()
+    if SparkContext._gateway is found.gateway:
+        SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
+        SparkSession._instantiatedSession = SparkSession._activeSession = None
+
+
+def _refuse_command(*_: object, **__: object) -> None:
+    raise WeftError(
+        "This process was forked from one that has a Spark session, which cannot be shared.",
+        hint="Call weft.spark() here for a session of this process's own, or use threads.",
+    )
+
+
+os.register_at_fork(after_in_child=_after_fork)
+atexit.register(_at_exit)
