@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from weft import streams as streams
     from weft import systems as systems
     from weft import testing as testing
+    from weft.engine.session import spark as spark
     from weft.errors import BusyError as BusyError
     from weft.errors import ConnectionFailedError as ConnectionFailedError
     from weft.errors import DeclarationError as DeclarationError
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     __version__: str
 
 _NAMES_OF_MODULES = {
+    "weft.engine.session": ("spark",),
     "weft.errors": (
         "BusyError",
         "ConnectionFailedError",
