@@ -92,7 +92,8 @@ def _scd2(rows: list[Row], source: list[Row], load: Load) -> tuple[list[Row], in
     names = list(source[0]) if source else []
     compared = load.compared(names)
     event = load.event_timestamp_column
-    known = {_key(row, load) for row in rows}
+    # Without event times a key that had gone is new again.
+    known = {_key(row, load) for row in rows if event or row["is_current"]}
     inserted = updated = 0
 
     def same(one: Row, other: Row) -> bool:

@@ -1,0 +1,193 @@
+"""Every mode of a load on every database leaves what the oracle says, and reports it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from engine import oracle
+from weft.errors import LoadRefusedError
+from weft.systems.load import Counts, Load
+from weft.systems.sql import commit as sql_commit
+from weft.systems.sql.tables import Slice, SqlTables
+
+DAY = datetime(2026, 3, 1, tzinfo=UTC)
+SCHEMA = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("name", pa.string()),
+        ("amount", pa.float64()),
+        ("at", pa.timestamp("us", "UTC")),
+    ]
+)
+_numbers = count()
+
+
+def rows_of(tables: SqlTables, name: str) -> list[dict[str, Any]]:
+    sql = f"SELECT * FROM {tables.table(None, name)}"
+    schema = tables.describe(sql)
+    found = [row for batch in tables.read(Slice(sql), schema) for row in batch.to_pylist()]
+    for row in found:
+        row.pop("row_hash", None)
+    return found
+
+
+def in_order(rows: list[dict[str, Any]]) -> list[Any]:
+    return sorted(str([(name, str(value), value is None) for name, value in sorted(row.items())]) for row in rows)
+
+
+def run(tables: SqlTables, load: Load, rows: list[dict[str, Any]], how: str = "batches") -> Counts:
+    table = pa.Table.from_pylist(rows, schema=SCHEMA)
+    sql_commit.prepare(tables, load, SCHEMA)
+    if how == "query":
+        # The same rows, from a table of this database.
+        source = f"source_{next(_numbers)}"
+        feed = Load.declare(target=source)
+        sql_commit.prepare(tables, feed, SCHEMA)
+        sql_commit.commit(tables, feed, sql_commit.Batches(SCHEMA, table.to_batches()))
+        sql = f"SELECT * FROM {tables.table(None, source)}"
+        return sql_commit.commit(tables, load, sql_commit.Query(sql, SCHEMA))
+    # In small batches, as a source would give them.
+    return sql_commit.commit(tables, load, sql_commit.Batches(SCHEMA, table.to_batches(max_chunksize=3)))
+
+
+def check(tables: SqlTables, loads: list[tuple[dict[str, Any], list[dict[str, Any]]]], how: str = "batches") -> None:
+    name = f"target_{next(_numbers)}"
+    expected: list[dict[str, Any]] = []
+    for number, (options, rows) in enumerate(loads):
+        load = Load.declare(target=name, moment=DAY + timedelta(days=100, hours=number), **options)
+        try:
+            wanted, counts = oracle.apply(expected, rows, load)
+        except oracle.RefusedError:
+            with pytest.raises(LoadRefusedError):
+                run(tables, load, rows, how)
+        else:
+            found = run(tables, load, rows, how)
+            expected = wanted
+            assert _without_bytes(found) == counts
+        if expected or number:
+            assert in_order(rows_of(tables, name)) == in_order(expected)
+
+
+def _without_bytes(counts: Counts) -> Counts:
+    return Counts(**{**{each: getattr(counts, each) for each in Counts.__dataclass_fields__}, "bytes": 0})
+
+
+def _row(**values: Any) -> dict[str, Any]:
+    return {"id": 1, "name": "a", "amount": 1.0, "at": DAY, **values}
+
+
+ROW = st.fixed_dictionaries(
+    {
+        "id": st.integers(1, 4),
+        "name": st.sampled_from(["a", "b", "", None]),
+        "amount": st.sampled_from([0.0, 1.5, None]),
+        "at": st.integers(0, 5).map(lambda hours: DAY + timedelta(hours=hours)),
+    }
+)
+ROWS = st.lists(ROW, max_size=6)
+BY_KEY = st.lists(ROW, max_size=4, unique_by=lambda row: row["id"])
+BY_EVENT = st.lists(ROW, max_size=6, unique_by=lambda row: (row["id"], row["at"]))
+several = settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    max_examples=max(8, settings.get_profile("weft").max_examples // 8),
+)
+
+
+@pytest.mark.parametrize("how", ["batches", "query"])
+def test_append_and_truncate(tables: SqlTables, how: str) -> None:
+    one, two = [_row(), _row(id=2)], [_row(id=3, name=None)]
+    check(tables, [({"mode": "append"}, one), ({"mode": "append"}, two), ({"mode": "append"}, [])], how)
+    check(tables, [({"mode": "append"}, one), ({"mode": "truncate"}, two), ({"mode": "truncate"}, [])], how)
+    check(tables, [({"mode": "append"}, one), ({"mode": "truncate", "allow_empty": True}, [])], how)
+
+
+@several
+@given(loads=st.lists(BY_KEY, min_size=1, max_size=4), deletes=st.sampled_from([None, "hard"]))
+def test_merge(tables: SqlTables, loads: list[Any], deletes: str | None) -> None:
+    options = {"mode": "merge", "keys": ["id"], "handle_deletes": deletes}
+    check(tables, [(options, rows) for rows in loads])
+
+
+@several
+@given(loads=st.lists(ROWS, min_size=1, max_size=3))
+def test_merge_of_rows_that_share_a_key(tables: SqlTables, loads: list[Any]) -> None:
+    # Only what the tie does not decide.
+    plain = [[{**row, "name": "n", "amount": 1.0} for row in rows] for rows in loads]
+    options = {"mode": "merge", "keys": ["id"], "deduplicate_by": ["at"]}
+    check(tables, [(options, rows) for rows in plain])
+    check(tables, [({"mode": "merge", "keys": ["id"]}, rows) for rows in plain])
+
+
+def test_merge_of_chosen_columns(tables: SqlTables) -> None:
+    options = {"mode": "merge", "keys": ["id"], "update_columns": ["name"], "compare_columns": ["name"]}
+    rows = [_row(), _row(id=2)]
+    changed = [_row(amount=9.0), _row(id=2, name="b", amount=9.0)]
+    check(tables, [(options, rows), (options, changed)], "query")
+
+
+def test_merge_by_two_keys_and_null_keys(tables: SqlTables) -> None:
+    options = {"mode": "merge", "keys": ["id", "name"]}
+    check(tables, [(options, [_row(), _row(name="b")]), (options, [_row(amount=2.0), _row(name="c")])])
+    check(tables, [(options, [_row()]), (options, [_row(name=None)])])
+
+
+@several
+@given(loads=st.lists(BY_KEY, min_size=1, max_size=4), deletes=st.sampled_from([None, "soft"]))
+def test_scd2(tables: SqlTables, loads: list[Any], deletes: str | None) -> None:
+    options = {"mode": "scd2", "keys": ["id"], "handle_deletes": deletes}
+    check(tables, [(options, rows) for rows in loads])
+
+
+@several
+@given(
+    loads=st.lists(BY_EVENT, min_size=1, max_size=4),
+    deletes=st.sampled_from([None, None, "soft"]),
+    ttl=st.sampled_from([None, None, 86_400 * 99.9]),
+)
+def test_scd2_by_event_time(tables: SqlTables, loads: list[Any], deletes: str | None, ttl: float | None) -> None:
+    options = {
+        "mode": "scd2",
+        "keys": ["id"],
+        "event_timestamp_column": "at",
+        "handle_deletes": deletes,
+        "ttl_seconds": ttl,
+    }
+    check(tables, [(options, rows) for rows in loads])
+
+
+def test_scd2_of_one_key_over_time(tables: SqlTables) -> None:
+    options = {"mode": "scd2", "keys": ["id"], "compare_columns": ["name"], "event_timestamp_column": "at"}
+    hours = [DAY + timedelta(hours=hour) for hour in range(6)]
+    first = [_row(at=hours[0]), _row(at=hours[4], name="c")]
+    late = [_row(at=hours[2], name="b")]
+    for how in ("batches", "query"):
+        check(tables, [(options, first), (options, late), (options, late), (options, first + late)], how)
+
+
+def test_the_clock_goes_back(tables: SqlTables) -> None:
+    name = f"target_{next(_numbers)}"
+    options: dict[str, Any] = {"target": name, "mode": "scd2", "keys": ["id"]}
+    for moment, row in ((DAY, _row()), (DAY - timedelta(hours=1), _row(name="b")), (DAY, _row(name="c"))):
+        run(tables, Load.declare(moment=moment, **options), [row])
+    versions = sorted(rows_of(tables, name), key=lambda row: row["valid_from"])
+    assert [row["name"] for row in versions] == ["a", "b", "c"]
+    assert [row["is_current"] for row in versions] == [False, False, True]
+    assert [row["valid_to"] for row in versions[:-1]] == [row["valid_from"] for row in versions[1:]]
+
+
+@pytest.mark.parametrize("mode", ["append", "truncate", "merge", "scd2"])
+def test_the_same_load_twice_changes_nothing(tables: SqlTables, mode: str) -> None:
+    name = f"target_{next(_numbers)}"
+    keys = ["id"] if mode in ("merge", "scd2") else []
+    load = Load.declare(target=name, mode=mode, keys=keys, commit_key="monday", moment=DAY)
+    assert run(tables, load, [_row(), _row(id=2)]).inserted == 2
+    before = rows_of(tables, name)
+    assert run(tables, load, [_row(name="z"), _row(id=3)]) == Counts(replayed=True)
+    assert in_order(rows_of(tables, name)) == in_order(before)
