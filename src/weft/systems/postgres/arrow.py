@@ -57,7 +57,7 @@ def _read(dbapi: Any, store: PostgresStore, sql: str) -> list[pa.RecordBatch]:
         driver = _idle(store)
         fresh = driver is None
         try:
-            driver = driver or _connect(dbapi, store)
+            driver = driver or connect(dbapi, store)
             with closing(driver.cursor()) as cursor:
                 cursor.execute(sql)
                 found = list(cursor.fetch_record_batch())
@@ -67,7 +67,7 @@ def _read(dbapi: Any, store: PostgresStore, sql: str) -> list[pa.RecordBatch]:
             # The server may have been restarted: what else is idle is broken as well.
             _close_idle(store)
             if fresh:
-                raise _explain(dbapi, store, error) from None
+                raise explain(dbapi, store, error) from None
         else:
             store.arrow_idle.append(driver)
             return found
@@ -85,7 +85,8 @@ def _close_idle(store: PostgresStore) -> None:
         driver.close()
 
 
-def _connect(dbapi: Any, store: PostgresStore) -> Any:
+def connect(dbapi: Any, store: PostgresStore) -> Any:
+    """A connection of the ADBC driver."""
     driver = dbapi.connect(make_conninfo(**store.parameters()), autocommit=True)
     try:
         with closing(driver.cursor()) as cursor:
@@ -96,7 +97,8 @@ def _connect(dbapi: Any, store: PostgresStore) -> Any:
     return driver
 
 
-def _explain(dbapi: Any, store: PostgresStore, error: Exception) -> WeftError:
+def explain(dbapi: Any, store: PostgresStore, error: Exception) -> WeftError:
+    """The ADBC driver's error as one of ours, without secrets."""
     text = " ".join(settings.redact(str(error), store.connection.secrets()).split())
     kind = ConnectionFailedError if isinstance(error, dbapi.OperationalError) else WeftError
     return kind(f"PostgreSQL ({store.connection.target}): {text}")

@@ -1,0 +1,214 @@
+"""Types of PostgreSQL as canonical Arrow fields, and back."""
+
+from __future__ import annotations
+
+import re
+
+import pyarrow as pa
+
+from weft.columns import LOCAL_TIME, UTC_TIME, hint_of, hinted, is_nested
+from weft.systems.postgres import copy
+
+# A numeric without a precision, which may hold more digits than Arrow's decimals.
+ANY_NUMERIC = pa.decimal128(38, 18)
+
+_KINDS: dict[int, pa.DataType] = {
+    copy.BOOL: pa.bool_(),
+    copy.BYTEA: pa.binary(),
+    copy.INT8: pa.int64(),
+    copy.INT2: pa.int16(),
+    copy.INT4: pa.int32(),
+    26: pa.int64(),  # oid
+    copy.FLOAT4: pa.float32(),
+    copy.FLOAT8: pa.float64(),
+    copy.DATE: pa.date32(),
+    copy.TIMESTAMP: LOCAL_TIME,
+    copy.TIMESTAMPTZ: UTC_TIME,
+}
+_HINTS = {copy.UUID_: "uuid", copy.JSON: "json", copy.JSONB: "json", copy.TIME: "time"}
+# Arrays of these become lists; the others are texts, as PostgreSQL writes them.
+_ARRAYS: dict[int, int] = {
+    1000: copy.BOOL,
+    1001: copy.BYTEA,
+    1016: copy.INT8,
+    1005: copy.INT2,
+    1007: copy.INT4,
+    1009: copy.TEXT,
+    1014: copy.BPCHAR,
+    1015: copy.VARCHAR,
+    1021: copy.FLOAT4,
+    1022: copy.FLOAT8,
+    1115: copy.TIMESTAMP,
+    1182: copy.DATE,
+    1185: copy.TIMESTAMPTZ,
+    1231: copy.NUMERIC,
+    2951: copy.UUID_,
+}
+
+
+def field_of(name: str, oid: int, modifier: int, *, nullable: bool = True) -> pa.Field:
+    """The canonical field of a column of this type. What has no such type is read as PostgreSQL writes it."""
+    if oid in _HINTS:
+        return hinted(name, _HINTS[oid], nullable=nullable)
+    if oid in _ARRAYS:
+        return pa.field(name, pa.list_(pa.field("element", _kind(_ARRAYS[oid], modifier))), nullable=nullable)
+    return pa.field(name, _kind(oid, modifier), nullable=nullable)
+
+
+def _kind(oid: int, modifier: int) -> pa.DataType:
+    return _decimal(modifier) if oid == copy.NUMERIC else _KINDS.get(oid, pa.string())
+
+
+def _decimal(modifier: int) -> pa.DataType:
+    if modifier < 0:
+        return ANY_NUMERIC
+    precision = ((modifier - 4) >> 16) & 0xFFFF
+    # Eleven bits with a sign: since PostgreSQL 15 a scale may be negative, or more than the precision.
+    scale = (((modifier - 4) & 0x7FF) ^ 1024) - 1024
+    precision = max(precision, scale) if scale >= 0 else precision - scale
+    scale = max(scale, 0)
+    return pa.decimal128(min(precision, 38), min(scale, 38))
+
+
+_SQL: dict[pa.DataType, str] = {
+    pa.bool_(): "boolean",
+    pa.int8(): "smallint",
+    pa.int16(): "smallint",
+    pa.int32(): "integer",
+    pa.int64(): "bigint",
+    pa.float32(): "real",
+    pa.float64(): "double precision",
+    pa.date32(): "date",
+    UTC_TIME: "timestamp with time zone",
+    LOCAL_TIME: "timestamp without time zone",
+    pa.string(): "text",
+    pa.binary(): "bytea",
+}
+_HINTED_SQL = {"uuid": "uuid", "json": "json", "time": "time without time zone"}
+
+
+def sql_type(field: pa.Field) -> str:
+    """The type of a new column, spelled as PostgreSQL's catalogue spells it.
+
+    json, not jsonb: that one refuses some texts, and changes numbers and the order of keys.
+    """
+    if is_nested(field.type):
+        return "json"
+    if pa.types.is_decimal(field.type):
+        return f"numeric({field.type.precision},{field.type.scale})"
+    hint = hint_of(field)
+    return _HINTED_SQL[hint] if hint in _HINTED_SQL else _SQL[field.type]
+
+
+_OIDS = {
+    "boolean": copy.BOOL,
+    "bytea": copy.BYTEA,
+    "bigint": copy.INT8,
+    "smallint": copy.INT2,
+    "integer": copy.INT4,
+    "text": copy.TEXT,
+    "json": copy.JSON,
+    "real": copy.FLOAT4,
+    "double precision": copy.FLOAT8,
+    "character": copy.BPCHAR,
+    "character varying": copy.VARCHAR,
+    "date": copy.DATE,
+    "time without time zone": copy.TIME,
+    "timestamp without time zone": copy.TIMESTAMP,
+    "timestamp with time zone": copy.TIMESTAMPTZ,
+    "numeric": copy.NUMERIC,
+    "uuid": copy.UUID_,
+    "jsonb": copy.JSONB,
+}
+
+
+def takes(sql: str, field: pa.Field) -> bool:
+    """Whether a column of this type takes a field's values by COPY, all of them unchanged or with an error."""
+    base, numbers = parse(sql)
+    oid = _OIDS.get(base)
+    if oid is None or not copy.writes(field, oid):
+        return False
+    if oid == copy.NUMERIC:
+        # It would round what has more decimals.
+        return not numbers or numbers[-1] >= field.type.scale
+    return oid in (copy.VARCHAR, copy.BPCHAR) or not numbers
+
+
+def parse(sql: str) -> tuple[str, list[int]]:
+    """A type's name without its modifiers, and those: `timestamp(3) with time zone`."""
+    found = re.search(r"\(([-0-9, ]+)\)", sql)
+    if found is None:
+        return sql, []
+    numbers = [int(number) for number in found[1].split(",")]
+    if sql.startswith("numeric") and len(numbers) == 1:
+        numbers.append(0)
+    return sql.replace(found[0], "", 1), numbers
+
+
+# ---------------------------------------------------------------------------------------------------------------- casts
+
+
+def cast(expression: str, field: pa.Field, sql: str) -> str:
+    """A value of a field as another type, or an error where it would be altered.
+
+    An explicit cast rounds, cuts off or drops the time of day without a word. So what comes back from the cast is
+    compared with what went in, and where it differs, a text that says so is cast: no type can be read from that.
+    """
+    own = sql_type(field)
+    base, numbers = parse(sql)
+    if base.endswith("[]"):
+        return _array(expression, base[:-2] if not numbers else sql[:-2])
+    if sql == own and field.type != ANY_NUMERIC:
+        return expression
+    if base == "character varying":
+        # Without the length: the assignment to the column checks it.
+        return f"CAST({expression} AS character varying)"
+    there = f"CAST({expression} AS {sql})"
+    if base == "character":
+        return _checked(expression, there, f"CAST({there} AS text) = rtrim(CAST({expression} AS text), ' ')", sql)
+    back = own
+    if own == "text":
+        back = {"numeric": "numeric", "date": "timestamp"}.get(base, "")
+    elif (base, own) in _WIDER or base not in _NARROW or (base == "numeric" and not numbers):
+        back = ""
+    if field.type == ANY_NUMERIC:
+        back = "numeric"
+    if not back:
+        return there
+    return _checked(expression, there, f"CAST({there} AS {back}) = CAST({expression} AS {back})", sql)
+
+
+def _checked(expression: str, there: str, same: str, sql: str) -> str:
+    wrong = f"CAST(CAST({expression} AS text) || ' does not fit {sql}' AS {sql.partition('(')[0]})"
+    if sql.startswith(("character", "text")):
+        # These take every text: fail on the way, by a number that is none.
+        wrong = f"CAST(CAST(CAST({expression} AS text) || ' does not fit {sql}' AS integer) AS text)"
+    return f"CASE WHEN {expression} IS NULL OR {same} THEN {there} ELSE {wrong} END"
+
+
+# Casts to these may lose something (a float's digits are not among it), unless the type of the value is narrower.
+_NARROW = {
+    "boolean",
+    "smallint",
+    "integer",
+    "bigint",
+    "numeric",
+    "date",
+    "time without time zone",
+    "timestamp without time zone",
+    "timestamp with time zone",
+}
+_WIDER = {("bigint", "integer"), ("bigint", "smallint"), ("integer", "smallint"), ("integer", "bigint")} | {
+    (whole, "boolean") for whole in ("smallint", "integer", "bigint")
+}
+
+
+def _array(expression: str, element: str) -> str:
+    """A staged list is JSON; in the same database it is an array. Both are JSON by to_jsonb."""
+    item = f"CAST(item AS {element})"
+    if element == "bytea":
+        item = "decode(ltrim(item, '\\x'), 'hex')"
+    return (
+        f"CASE WHEN {expression} IS NOT NULL THEN ARRAY(SELECT {item} "
+        f"FROM jsonb_array_elements_text(to_jsonb({expression})) WITH ORDINALITY AS e (item, place) ORDER BY place) END"
+    )

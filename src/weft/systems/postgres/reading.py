@@ -1,0 +1,135 @@
+"""A query of PostgreSQL as Arrow: binary COPY, decoded in C by the ADBC driver, a batch at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from weft.errors import SchemaError, WeftError
+from weft.systems.base import require
+from weft.systems.postgres import arrow
+from weft.systems.postgres.kinds import ANY_NUMERIC
+from weft.systems.postgres.store import PostgresStore
+from weft.systems.sql.ahead import read_ahead
+from weft.systems.sql.queries import subquery
+
+# Of one batch, as the driver counts them. Four are in memory at once: being read, waiting, being used.
+_BATCH_BYTES = 4 * 1024 * 1024
+
+
+def batches(
+    store: PostgresStore, sql: str, fields: Sequence[pa.Field], snapshot: str | None = None
+) -> Iterator[pa.RecordBatch]:
+    """These columns of a query's result. The next batches are read while the last one is used."""
+    dbapi = require("adbc_driver_postgresql.dbapi", "postgres")
+    schema = pa.schema(fields)
+    wanted = ", ".join(_select(store.quote(field.name), field) for field in fields)
+    running: list[Any] = []
+
+    def read() -> Iterator[pa.RecordBatch]:
+        try:
+            with closing(arrow.connect(dbapi, store)) as driver, closing(driver.cursor()) as cursor:
+                if snapshot is not None:
+                    cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+                    cursor.execute(f"SET TRANSACTION SNAPSHOT '{snapshot}'")
+                cursor.adbc_statement.set_options(
+                    **{"adbc.postgresql.batch_size_hint_bytes": str(_BATCH_BYTES)},
+                )
+                running.append(cursor)
+                cursor.execute(f"SELECT {wanted} FROM {subquery(sql)} AS q")
+                with closing(cursor.fetch_record_batch()) as reader:
+                    for batch in reader:
+                        if batch.num_rows:
+                            yield _typed(batch, schema)
+        except (dbapi.Error, OSError) as error:
+            if isinstance(error, WeftError):
+                raise
+            # What goes wrong in the middle of the rows comes through Arrow, as an OSError.
+            raise arrow.explain(dbapi, store, error) from None
+
+    return read_ahead(read, cancel=lambda: running[0].adbc_cancel() if running else None)
+
+
+def _select(column: str, field: pa.Field) -> str:
+    """A column in a type that the driver decodes; texts for what it does not, or not in every version."""
+    kind = field.type
+    if pa.types.is_list(kind):
+        texts = pa.types.is_decimal(kind.value_type) or pa.types.is_string(kind.value_type)
+        items = f"{column}::text[]" if texts else column
+        # The driver would give all items of all dimensions as one list. No array can be read from that text.
+        return (
+            f"CASE WHEN array_ndims({column}) > 1 "
+            f"THEN (array_dims({column}) || ' has several dimensions; cast it to text')::{_array_type(kind)} "
+            f"ELSE {items} END AS {column}"
+        )
+    if pa.types.is_decimal(kind) or pa.types.is_string(kind):
+        return f"{column}::text"
+    return f"{column}::bigint" if kind == pa.int64() else column
+
+
+def _array_type(kind: pa.DataType) -> str:
+    value = kind.value_type
+    if pa.types.is_decimal(value) or pa.types.is_string(value):
+        return "text[]"
+    return {
+        pa.bool_(): "boolean[]",
+        pa.int16(): "smallint[]",
+        pa.int32(): "integer[]",
+        pa.int64(): "bigint[]",
+        pa.float32(): "real[]",
+        pa.float64(): "double precision[]",
+        pa.date32(): "date[]",
+        pa.binary(): "bytea[]",
+        pa.timestamp("us"): "timestamp[]",
+        pa.timestamp("us", "UTC"): "timestamptz[]",
+    }[value]
+
+
+def _typed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    if not len(schema):
+        return batch.select([])
+    arrays = []
+    for array, field in zip(batch.columns, schema, strict=True):
+        try:
+            arrays.append(_checked(array.cast(field.type), field))
+        except pa.ArrowInvalid as error:
+            raise _misfit(field, error) from None
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _misfit(field: pa.Field, error: Exception) -> SchemaError:
+    if field.type == ANY_NUMERIC:
+        return SchemaError(
+            f"Column {field.name!r} is a numeric without a precision, and not all of it fits decimal(38,18): {error}.",
+            field=field.name,
+            hint=f'Say how many digits it has: CAST("{field.name}" AS numeric(38,6)), or AS text, or AS float8.',
+        )
+    return SchemaError(f"Column {field.name!r} does not fit {field.type}: {error}.", field=field.name)
+
+
+# Years 1 to 9999. Infinity comes as a number beyond them, as do years before Christ.
+_DAYS = (-719_162, 2_932_896)
+
+
+def _checked(array: pa.Array, field: pa.Field) -> pa.Array:
+    values = array.flatten() if pa.types.is_list(array.type) else array
+    if pa.types.is_date(values.type):
+        numbers, (low, high) = values.view(pa.int32()), _DAYS
+    elif pa.types.is_timestamp(values.type):
+        numbers, (low, high) = values.view(pa.int64()), (_DAYS[0] * 86_400_000_000, (_DAYS[1] + 1) * 86_400_000_000 - 1)
+    else:
+        return array
+    ends = pc.min_max(numbers).as_py()
+    if ends["min"] is not None and (ends["min"] < low or ends["max"] > high):
+        raise SchemaError(
+            f"Column {field.name!r} has a {'date' if values.type == pa.date32() else 'timestamp'} outside the years "
+            "1 to 9999: infinity, or one before Christ.",
+            field=field.name,
+            hint=f'Leave such rows out (WHERE isfinite("{field.name}")), or read it as text: '
+            f'CAST("{field.name}" AS text).',
+        )
+    return array

@@ -1,0 +1,337 @@
+"""Tables of PostgreSQL, as loads read and write them: binary COPY in both directions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, date, datetime, timedelta
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import psycopg
+import pyarrow as pa
+
+from weft.columns import hint_of, is_nested
+from weft.errors import DeclarationError, SchemaError, WeftError, nearest
+from weft.systems.postgres import copy, kinds
+from weft.systems.postgres.store import PostgresStore
+from weft.systems.sql.driver import Role, Session
+from weft.systems.sql.queries import subquery
+from weft.systems.sql.tables import Column, Slice, SqlTables
+
+# The keys of our advisory locks: "load" in ASCII, then a hash of the table's name.
+_LOCK_SPACE = 0x6C6F6164
+# A load waits this long for another one of the same table; for anybody else's lock as long as the driver says.
+_LOAD_LOCK = "1h"
+# These types have no equality. As text, what is equal may look different: such a row is written once more.
+_UNEQUAL = {"xml", "point", "line", "lseg", "box", "path", "polygon", "circle", "json[]"}
+
+
+class PostgresTables(SqlTables):
+    """Tables of a PostgreSQL database."""
+
+    dialect: ClassVar[str] = "postgres"
+
+    @cached_property
+    def driver(self) -> PostgresStore:
+        """The pooled connections of this process."""
+        return self.open_driver()
+
+    def open_driver(self) -> PostgresStore:
+        """Connections that write values as text in one way, whatever the server's settings are."""
+        return _Driver(self.connection)
+
+    def identity(self) -> str:
+        """The server by its cluster and its start, since copies of a cluster keep its number; then the database."""
+        with self.driver.session("read") as session:
+            found = session.row(
+                "SELECT current_database(), pg_postmaster_start_time()::text, current_setting('port'), "
+                "has_function_privilege('pg_control_system()', 'EXECUTE')"
+            )
+            assert found is not None
+            database, started, port, allowed = found
+            cluster = session.row("SELECT system_identifier FROM pg_control_system()") if allowed else None
+        return f"postgres:{cluster[0] if cluster else port}:{started}:{database}"
+
+    # ---------------------------------------------------------------------------------------------------------- reading
+
+    def describe(self, sql: str) -> pa.Schema:
+        """By preparing the query: the server names the types of its columns."""
+        with self.driver.session("read") as session:
+            return self._describe(session, sql)
+
+    def _describe(self, session: Session, sql: str) -> pa.Schema:
+        connection: psycopg.Connection[Any] = session.driver
+        query = f"SELECT * FROM {subquery(sql)} AS q"
+        for result in (
+            connection.pgconn.prepare(b"", query.encode()),
+            connection.pgconn.describe_prepared(b""),
+        ):
+            if result.status != psycopg.pq.ExecStatus.COMMAND_OK:
+                raise psycopg.errors.error_from_result(result)
+        names = [(result.fname(number) or b"").decode() for number in range(result.nfields)]
+        return pa.schema(
+            [kinds.field_of(name, result.ftype(number), result.fmod(number)) for number, name in enumerate(names)]
+        )
+
+    def read(self, part: Slice, schema: pa.Schema, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """Streamed through the ADBC driver."""
+        from weft.systems.postgres import reading
+
+        names = schema.names if columns is None else columns
+        return reading.batches(self.driver, part.sql, [schema.field(name) for name in names], part.snapshot)
+
+    def slices(self, sql: str, parts: int, by: str | None = None) -> tuple[list[Slice], Any]:
+        """Ranges of a column, all in one exported snapshot. It lives as long as the transaction that made it."""
+        if parts < 2 or by is None:
+            return [Slice(sql)], None
+        connection = self.driver.connect_as("read", autocommit=False)
+        held = _Held(connection)
+        try:
+            session = Session(self.driver, connection)
+            session.run("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            # Whoever reads may take long, and this transaction only waits for them.
+            session.run("SET LOCAL idle_in_transaction_session_timeout = 0")
+            schema = self._describe(session, sql)
+            bounds = self._bounds(session, sql, schema, parts, by)
+            try:
+                row = session.row("SELECT pg_export_snapshot()")
+            except (psycopg.errors.ReadOnlySqlTransaction, psycopg.errors.ObjectNotInPrerequisiteState):
+                # A standby cannot export one.
+                held.close()
+                return [Slice(sql)], None
+            assert row is not None
+        except BaseException as error:
+            held.close()
+            if self.driver.is_driver_error(error):
+                raise self.driver.explain(error) from None
+            raise
+        return [Slice(each, row[0]) for each in self._ranges(sql, by, bounds)], held
+
+    def _bounds(self, session: Session, sql: str, schema: pa.Schema, parts: int, by: str) -> list[str]:
+        """Where all parts but the first begin, as literals."""
+        if by not in schema.names:
+            close = nearest(by, schema.names)
+            hint = f"Did you mean {close!r}?" if close else f"Its columns: {', '.join(schema.names[:30])}."
+            raise DeclarationError(f"The query has no column {by!r} to be split by.", hint=hint)
+        kind = schema.field(by).type
+        column = self.quote(by)
+        if not (pa.types.is_integer(kind) or pa.types.is_date(kind) or pa.types.is_timestamp(kind)):
+            raise DeclarationError(
+                f"A query cannot be split by the column {by!r}, which is {kind}.",
+                hint="Choose an integer, a date or a timestamp, best one with an index.",
+            )
+        found = session.driver.execute(f"SELECT min({column}), max({column}) FROM {subquery(sql)} AS q").fetchone()
+        low, high = found
+        if low is None or low == high:
+            return []
+        if pa.types.is_integer(kind):
+            starts = {low + (high - low + 1) * part // parts for part in range(1, parts)}
+            return [str(start) for start in sorted(starts - {low})]
+        days: set[date] = {low + timedelta((high - low).days * part // parts) for part in range(1, parts)}
+        if pa.types.is_timestamp(kind):
+            days = {low + (high - low) * part / parts for part in range(1, parts)}
+        word = "DATE" if pa.types.is_date(kind) else "TIMESTAMPTZ" if kind.tz else "TIMESTAMP"
+        return [f"{word} '{start.isoformat()}'" for start in sorted(days - {low})]
+
+    def _ranges(self, sql: str, by: str, bounds: list[str]) -> list[str]:
+        column, query = self.quote(by), f"SELECT * FROM {subquery(sql)} AS q"
+        if not bounds:
+            return [sql]
+        between = [f"{query} WHERE {column} >= {low} AND {column} < {high}" for low, high in pairwise(bounds)]
+        return [
+            f"{query} WHERE {column} < {bounds[0]} OR {column} IS NULL",
+            *between,
+            f"{query} WHERE {column} >= {bounds[-1]}",
+        ]
+
+    # ---------------------------------------------------------------------------------------------------------- writing
+
+    def columns(self, session: Session, schema: str | None, name: str) -> list[Column] | None:
+        """By the catalogue."""
+        rows = session.rows(
+            # A domain's own type is the one below it, maybe over several steps.
+            "WITH RECURSIVE a AS (SELECT a.attnum, a.attname, a.atttypid AS oid, a.atttypmod AS modifier, "
+            "format_type(a.atttypid, a.atttypmod) AS sql, a.attnotnull AS required, a.atthasdef OR a.attidentity <> '' "
+            "AS filled, a.attgenerated <> '' OR a.attidentity = 'a' AS generated FROM pg_attribute a "
+            "WHERE a.attrelid = to_regclass(?) AND a.attnum > 0 AND NOT a.attisdropped "
+            "UNION ALL SELECT a.attnum, a.attname, t.typbasetype, t.typtypmod, a.sql, a.required OR t.typnotnull, "
+            "a.filled OR t.typdefault IS NOT NULL, a.generated FROM a JOIN pg_type t ON t.oid = a.oid "
+            "AND t.typtype = 'd') "
+            "SELECT a.attname, a.oid::bigint, a.modifier, a.sql, a.required, a.filled, a.generated FROM a "
+            "JOIN pg_type t ON t.oid = a.oid WHERE t.typtype <> 'd' ORDER BY a.attnum",
+            (self.table(schema, name),),
+        )
+        if not rows and session.row("SELECT to_regclass(?)::text", (self.table(schema, name),)) in (None, (None,)):
+            return None
+        return [
+            Column(
+                name=column,
+                field=kinds.field_of(column, oid, modifier, nullable=not required),
+                sql=sql,
+                required=required and not filled and not generated,
+                generated=generated,
+            )
+            for column, oid, modifier, sql, required, filled, generated in rows
+        ]
+
+    def sql_type(self, field: pa.Field, *, key: bool = False) -> str:
+        """As the catalogue spells it; every type can be indexed but json."""
+        if key and (is_nested(field.type) or hint_of(field) == "json"):
+            raise DeclarationError(f"The column {field.name!r} is JSON, which PostgreSQL cannot take as a key.")
+        return kinds.sql_type(field)
+
+    def fits(self, column: Column, field: pa.Field) -> bool:
+        """Where the column's type takes the values by COPY, unchanged."""
+        return kinds.takes(column.sql, field)
+
+    def copy_in(self, session: Session, table: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
+        """By binary COPY."""
+        targets = self._targets(session, table, schema)
+        names = ", ".join(self.quote(name) for name in schema.names)
+        sent = 0
+        cursor: psycopg.Cursor[Any] = session.driver.cursor()
+        with cursor.copy(f"COPY {table} ({names}) FROM STDIN (FORMAT binary)".encode()) as stream:
+            stream.write(copy.HEADER)
+            for batch in batches:
+                for part in copy.encode(batch, targets):
+                    stream.write(part)
+                    sent += len(part)
+            stream.write(copy.TRAILER)
+        return sent
+
+    def _targets(self, session: Session, table: str, schema: pa.Schema) -> list[copy.Target]:
+        found = session.rows(
+            "SELECT attname, atttypid::bigint, atttypmod FROM pg_attribute "
+            "WHERE attrelid = to_regclass(?) AND attnum > 0 AND NOT attisdropped",
+            (table,),
+        )
+        targets = {name: copy.Target(oid, modifier) for name, oid, modifier in found}
+        for name in schema.names:
+            if name not in targets:
+                raise WeftError(f"The table {table} has no column {name!r}, or is not there.")
+        return [targets[name] for name in schema.names]
+
+    # ----------------------------------------------------------------------------------------------- words of a dialect
+
+    def create_schema(self, session: Session, schema: str) -> None:
+        """Where it is missing: IF NOT EXISTS would need the right to create schemas even where it is there."""
+        known = "SELECT 1 FROM pg_namespace WHERE nspname = ?"
+        if session.row(known, (schema,)) is None:
+            session.run("SELECT pg_advisory_xact_lock(?, 0)", (_LOCK_SPACE,))
+            if session.row(known, (schema,)) is None:
+                session.run(f"CREATE SCHEMA {self.quote(schema)}")
+
+    def temporary(self, name: str) -> str:
+        """In the session's own schema, whatever other tables are called."""
+        return f"pg_temp.{self.quote(name)}"
+
+    def create_temporary(self, session: Session, name: str, columns: str) -> None:
+        """It ends with the transaction."""
+        session.run(f"CREATE TEMPORARY TABLE {self.temporary(name)} ({columns}) ON COMMIT DROP")
+
+    def create_temporary_as(self, session: Session, name: str, select: str, parameters: Sequence[Any] = ()) -> int:
+        """It ends with the transaction. The server says how many rows went into it."""
+        cursor = session.run(f"CREATE TEMPORARY TABLE {self.temporary(name)} ON COMMIT DROP AS {select}", parameters)
+        return int(cursor.rowcount)
+
+    def filled(self, session: Session, table: str) -> None:
+        """No autovacuum looks at temporary tables: without this the planner guesses their size."""
+        session.run(f"ANALYZE {table}")
+
+    def create_key_index(self, session: Session, schema: str | None, name: str, keys: Sequence[str]) -> None:
+        """The server finds a name that is free and short enough."""
+        columns = ", ".join(self.quote(key) for key in keys)
+        session.run(f"CREATE INDEX ON {self.table(schema, name)} ({columns})")
+
+    def is_sortable(self, field: pa.Field) -> bool:
+        """json has no order."""
+        return not is_nested(field.type) and hint_of(field) != "json"
+
+    def lock(self, session: Session, schema: str | None, name: str) -> None:
+        """An advisory lock: whoever reads or appends by hand is not held up."""
+        session.run(f"SET LOCAL lock_timeout = '{_LOAD_LOCK}'")
+        session.run(
+            "SELECT pg_advisory_xact_lock(?, hashtext(coalesce(?::text, current_schema()) || '.' || ?))",
+            (_LOCK_SPACE, schema, name),
+        )
+        session.run("SET LOCAL lock_timeout TO DEFAULT")
+
+    def distinct(self, left: str, right: str, column: Column) -> str:
+        """Columns as they are, which is fastest; json, which has no equality, as texts and where they differ as jsonb:
+        the same value may be written in two ways."""
+        if column.sql == "json":
+            return (
+                f"CASE WHEN {left}::text IS NOT DISTINCT FROM {right}::text THEN FALSE "
+                f"ELSE {left}::jsonb IS DISTINCT FROM {right}::jsonb END"
+            )
+        if column.sql in _UNEQUAL:
+            return f"{left}::text IS DISTINCT FROM {right}::text"
+        return f"{left} IS DISTINCT FROM {right}"
+
+    def cast(self, expression: str, field: pa.Field, column: Column) -> str:
+        """A value that the type would round or cut off is an error."""
+        return kinds.cast(expression, field, column.sql)
+
+    def row_hash(self, expressions: Sequence[str]) -> str:
+        """Of the row's text, in which nulls are empty and empty texts quoted."""
+        return f"md5(ROW({', '.join(expressions)})::text)"
+
+    def moment(self, value: datetime) -> str:
+        """A timestamp with time zone."""
+        return f"TIMESTAMPTZ '{value.astimezone(UTC).isoformat()}'"
+
+    def add_seconds(self, expression: str, seconds: float) -> str:
+        """By an interval."""
+        return f"({expression} + INTERVAL '{seconds:.6f} seconds')"
+
+    def instant(self, expression: str, column: pa.Field) -> str:
+        """What has no zone is in UTC."""
+        if pa.types.is_date(column.type):
+            return f"(CAST({expression} AS timestamp) AT TIME ZONE 'UTC')"
+        if not pa.types.is_timestamp(column.type):
+            raise DeclarationError(
+                f"The column {column.name!r} is {column.type}: an event time is a date or timestamp."
+            )
+        return expression if column.type.tz else f"({expression} AT TIME ZONE 'UTC')"
+
+    def is_rejection(self, error: BaseException) -> bool:
+        """Values (SQLSTATE class 22) and constraints (23). Not deadlocks, resources, or an operator's intervention."""
+        if isinstance(error, SchemaError):
+            return True
+        found: BaseException | None = error
+        while found is not None:
+            if isinstance(found, psycopg.Error):
+                return (found.sqlstate or "")[:2] in ("22", "23")
+            # Outside of its session, a driver's error is what one of ours came from.
+            found = found.__context__ if isinstance(found, WeftError) else None
+        return False
+
+
+class _Driver(PostgresStore):
+    def connect_as(self, role: Role, *, autocommit: bool) -> psycopg.Connection[Any]:
+        connection = super().connect_as(role, autocommit=True)
+        try:
+            # A hash of a row is one of its text.
+            connection.execute(
+                "SELECT set_config('DateStyle', 'ISO, YMD', false), set_config('IntervalStyle', 'postgres', false), "
+                "set_config('bytea_output', 'hex', false), set_config('extra_float_digits', '1', false)"
+            )
+            connection.autocommit = autocommit
+        except BaseException as error:
+            connection.close()
+            if self.is_driver_error(error):
+                raise self.explain(error) from None
+            raise
+        return connection
+
+
+class _Held:
+    """A transaction whose snapshot others read in."""
+
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+        self._connection = connection
+
+    def close(self) -> None:
+        """End it; the snapshot is gone."""
+        self._connection.close()

@@ -1,0 +1,66 @@
+"""Work done ahead in a thread: what is read next while the last of it is used."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import TypeVar
+
+T = TypeVar("T")
+
+_DONE = object()
+
+
+def read_ahead(
+    make: Callable[[], Iterator[T]], *, depth: int = 2, cancel: Callable[[], None] = lambda: None
+) -> Iterator[T]:
+    """What the iterator gives, at most `depth` items ahead. It is made, used and closed in one thread.
+
+    Who stops early waits for that thread; `cancel` is called to end what the thread may be waiting for.
+    """
+    found: queue.Queue[object] = queue.Queue(depth)
+    stopped = threading.Event()
+
+    def put(item: object) -> bool:
+        while not stopped.is_set():
+            with suppress(queue.Full):
+                found.put(item, timeout=0.1)
+                return True
+        return False
+
+    def work() -> None:
+        end: object = _DONE
+        try:
+            items = make()
+            try:
+                for item in items:
+                    if not put(item):
+                        break
+            finally:
+                if hasattr(items, "close"):
+                    items.close()
+        except BaseException as error:
+            end = _Failure(error)
+        put(end)
+
+    thread = threading.Thread(target=work, name="weft-read-ahead", daemon=True)
+    thread.start()
+    try:
+        while (item := found.get()) is not _DONE:
+            if isinstance(item, _Failure):
+                raise item.error
+            yield item  # type: ignore[misc]
+    finally:
+        if thread.is_alive() and not stopped.is_set():
+            stopped.set()
+            if found.qsize() or thread.is_alive():
+                with suppress(Exception):
+                    cancel()
+        thread.join()
+
+
+class _Failure:
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
