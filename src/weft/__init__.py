@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from weft import streams as streams
     from weft import systems as systems
     from weft import testing as testing
+    from weft.engine.load import LoadResult as LoadResult
+    from weft.engine.load import load as load
+    from weft.engine.load import load_async as load_async
     from weft.engine.session import spark as spark
     from weft.errors import BusyError as BusyError
     from weft.errors import ConnectionFailedError as ConnectionFailedError
@@ -65,6 +68,7 @@ if TYPE_CHECKING:
     __version__: str
 
 _NAMES_OF_MODULES = {
+    "weft.engine.load": ("LoadResult", "load", "load_async"),
     "weft.engine.session": ("spark",),
     "weft.errors": (
         "BusyError",
