@@ -130,7 +130,7 @@ class Model:
         consumer = self.consumers.setdefault(name, Consumer(self.floor))
         own = [each for each in consumer.holdings if each.member == member]
         free = [each for each in consumer.holdings if each.member != member and each.expires <= self.now]
-        candidates = self._without_trimmed(consumer, (own + free)[:limit])
+        self._give_up_trimmed(consumer, own + free)
         if consumer.untold:
             lost, consumer.untold = consumer.untold, 0
             raise Lost(lost)
@@ -140,7 +140,7 @@ class Model:
         exhausted: list[Holding] = []
         room = limit
         most = self.max_deliveries
-        for holding in candidates:
+        for holding in own + free:
             final = most is not None and holding.deliveries >= most
             alone = most is not None and most > 1 and holding.deliveries == most - 1
             if room == 0 or (delivery.rowids and (alone or final)) or (exhausted and not final):
@@ -164,17 +164,13 @@ class Model:
             delivery.rowids += new
         return delivery, exhausted
 
-    def _without_trimmed(self, consumer: Consumer, candidates: list[Holding]) -> list[Holding]:
-        kept = []
-        for holding in candidates:
+    def _give_up_trimmed(self, consumer: Consumer, holdings: list[Holding]) -> None:
+        """What was trimmed can be acknowledged by who holds it, but not delivered again."""
+        for holding in holdings:
             left = [rowid for rowid in holding.rowids if rowid in self.events]
-            gone = len(holding.rowids) - len(left)
-            self._lose(consumer, gone)
+            self._lose(consumer, len(holding.rowids) - len(left))
             holding.rowids = left
-            if left:
-                kept.append(holding)
         consumer.keep(consumer.holdings)
-        return kept
 
     def _bury(self, name: str, holding: Holding) -> None:
         for rowid in holding.rowids:
@@ -193,9 +189,6 @@ class Model:
     def ack(self, name: str, rowids: Iterable[int], *, token: int | None = None, member: str | None = None) -> None:
         consumer, found = self._held(name, rowids, token, member, gives_back=False)
         for holding, chosen in found:
-            missing = {rowid for rowid in holding.rowids if rowid not in self.events}
-            if chosen != set(holding.rowids):
-                self._lose(consumer, len(missing - chosen))
             pieces = self._pieces(holding, chosen)
             consumer.keep([*consumer.without(holding), *(piece for piece, is_chosen in pieces if not is_chosen)])
 
@@ -211,10 +204,10 @@ class Model:
     ) -> None:
         consumer, found = self._held(name, rowids, token, member, gives_back=True)
         for holding, chosen in found:
-            self._lose(consumer, sum(rowid not in self.events for rowid in holding.rowids))
             pieces = self._pieces(holding, chosen)
             for piece, is_chosen in pieces:
                 if is_chosen:
+                    self._give_up_trimmed(consumer, [piece])
                     piece.member, piece.token, piece.expires = "", None, self.now + delay
                     piece.reason = reason or piece.reason
             consumer.keep([*consumer.without(holding), *(piece for piece, _ in pieces)])
@@ -246,9 +239,8 @@ class Model:
         return consumer, found
 
     def _pieces(self, holding: Holding, chosen: set[int]) -> list[tuple[Holding, bool]]:
-        """A holding cut where the chosen begin and end, without what was trimmed."""
-        stored = [rowid for rowid in holding.rowids if rowid in self.events]
-        return [(holding.part(list(run)), is_chosen) for is_chosen, run in groupby(stored, chosen.__contains__)]
+        """A holding cut where the chosen begin and end."""
+        return [(holding.part(list(run)), is_chosen) for is_chosen, run in groupby(holding.rowids, chosen.__contains__)]
 
     @staticmethod
     def _lose(consumer: Consumer, lost: int) -> None:

@@ -172,10 +172,12 @@ def _take(ready: Opened, consumer: str, member: str, limit: int, seconds: float)
 
 
 def _read(ready: Opened, consumer: str, span: Span, lease: Lease) -> list[dict[str, Any]]:
-    """The events of a leased span. One that somebody emptied by hand is given up: it would be leased again for ever."""
+    """The events of a leased span. One that is empty is given up, else it would be leased again for ever: somebody
+    deleted its rows by hand, or retention did after the lease."""
     events = to_events(ready.log.read(span.first - 1, span.last, span.events), lease)
     if not events:
-        ready.log.nack(consumer, [span.first], token=lease.token, member=None, delay=0, reason=None)
+        emptied = range(span.first, span.last + 1)
+        ready.log.nack(consumer, emptied, token=lease.token, member=None, delay=0, reason=None)
     return events
 
 

@@ -4,16 +4,19 @@ A consumer's `position` is the last offset that was ever delivered to it: whatev
 acknowledged or covered by a row of `leases`. Its row is locked before anything is read, so that two members never
 decide about the same range at once. Tokens are random: a counter could be issued twice after a crash that forgot the
 bookkeeping.
+
+Retention parts the leases that it reaches into. So a lease is either stored as a whole or removed as a whole, and one
+that is removed is dense: each of its offsets had an event. No row is left to ask.
 """
 
 from __future__ import annotations
 
 import secrets
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from itertools import groupby
+from itertools import count, groupby, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from weft.systems.log import Group, Leased, Member, Refused, Span
@@ -42,6 +45,11 @@ class _Lease(NamedTuple):
     deliveries: int
     reason: str | None
 
+    @property
+    def is_dense(self) -> bool:
+        """Whether each offset has an event. Only PostgreSQL has others: a publish that was rolled back took them."""
+        return self.events == self.last - self.first + 1
+
 
 @dataclass(frozen=True, slots=True)
 class Release:
@@ -56,6 +64,14 @@ class Release:
 _COLUMNS = "first, last, events, member, token, expires, deliveries, reason"
 
 
+def _create(session: Session, log: SqlLog, consumer: str, position: int) -> None:
+    store = session.store
+    session.run(
+        store.insert_ignore(store.groups, ("stream", "consumer", "position", "lost", "untold", "epoch")),
+        (log.number, consumer, position, 0, 0, 0),
+    )
+
+
 def _lock(session: Session, log: SqlLog, consumer: str, *, create: bool) -> _Consumer | None:
     store = session.store
     sql = (
@@ -65,10 +81,7 @@ def _lock(session: Session, log: SqlLog, consumer: str, *, create: bool) -> _Con
     row = session.row(sql, (log.number, consumer))
     if row is None and create:
         floor = session.row(f"SELECT floor FROM {store.streams} WHERE id = ?", (log.number,))
-        session.run(
-            store.insert_ignore(store.groups, ("stream", "consumer", "position", "lost", "untold", "epoch")),
-            (log.number, consumer, floor[0] if floor else 0, 0, 0, 0),
-        )
+        _create(session, log, consumer, int(floor[0]) if floor else 0)
         row = session.row(sql, (log.number, consumer))
     return None if row is None else _Consumer(int(row[0]), int(row[1]), int(row[2]), int(row[3]))
 
@@ -118,7 +131,7 @@ def lease(
         )
     ]
     if candidates:
-        candidates, gone = _without_trimmed(session, log, consumer, candidates)
+        gone = _give_up_trimmed(session, log, consumer, member, state.now)
         state = state._replace(untold=state.untold + gone)
     if state.untold:
         session.run(f"UPDATE {store.groups} SET untold = 0 WHERE stream = ? AND consumer = ?", (log.number, consumer))
@@ -155,26 +168,20 @@ def lease(
     return Leased(token, spans, exhausted, 0, state.epoch)
 
 
-def _without_trimmed(
-    session: Session, log: SqlLog, consumer: str, candidates: list[_Lease]
-) -> tuple[list[_Lease], int]:
-    """Take out of leases what retention has removed; how many events that were."""
-    row = session.row(f"SELECT floor FROM {session.store.streams} WHERE id = ?", (log.number,))
-    floor = int(row[0]) if row else 0
-    kept, gone = [], 0
-    for held in candidates:
-        if held.first <= floor:
-            events = log.count_between(session, held.first, held.last)
-            gone += held.events - events
-            _delete(session, log, consumer, held.first)
-            if not events:
-                continue
-            held = held._replace(first=floor + 1, events=events)
-            _insert(session, log, consumer, held)
-        kept.append(held)
+def _give_up_trimmed(session: Session, log: SqlLog, consumer: str, member: str, now: int) -> int:
+    """Forget the leases that a member could have now, if their events were removed; how many events that were."""
+    store = session.store
+    where = (
+        f"FROM {store.leases} WHERE stream = ? AND consumer = ? AND (member = ? OR expires <= ?) "
+        f"AND last <= (SELECT floor FROM {store.streams} WHERE id = ?)"
+    )
+    parameters = (log.number, consumer, member, now, log.number)
+    row = session.row(f"SELECT sum(events) {where}", parameters)
+    gone = int(row[0] or 0) if row else 0
     if gone:
+        session.run(f"DELETE {where}", parameters)
         _lose(session, log, consumer, gone, told=True)
-    return kept, gone
+    return gone
 
 
 def _take_over(
@@ -268,39 +275,45 @@ def _settle_lease(
     session: Session, log: SqlLog, consumer: str, held: _Lease, mine: list[int], now: int, release: Release | None
 ) -> None:
     _delete(session, log, consumer, held.first)
-    # A range without gaps that is acknowledged as a whole. Where there are gaps, some of `mine` may be offsets that no
-    # event has: to count them would acknowledge others.
-    if release is None and len(mine) == held.events == held.last - held.first + 1:
-        return
-    stored = [
-        int(row[0])
-        for row in session.rows(
-            f"SELECT {log.rowid} FROM {log.table} WHERE {log.rowid} >= ? AND {log.rowid} <= ? ORDER BY {log.rowid}",
-            (held.first, held.last),
-        )
-    ]
     chosen = set(mine)
-    for is_mine, run in groupby(stored, key=chosen.__contains__):
-        offsets = list(run)
-        piece = held._replace(first=offsets[0], last=offsets[-1], events=len(offsets))
-        if not is_mine:
-            _insert(session, log, consumer, piece)
-        elif release is not None:
-            given_back = piece._replace(
+    if held.is_dense:
+        edges = pairwise([held.first - 1, *mine, held.last + 1])
+        left = [held._replace(first=a + 1, last=b - 1, events=b - a - 1) for a, b in edges if b - a > 1]
+        stored = [] if release is None else log.between(session, mine[0], mine[-1])
+        given_back = _dense(held, [offset for offset in stored if offset in chosen])
+        # What was removed meanwhile can be acknowledged, but not delivered again.
+        lost = 0 if release is None else len(mine) - sum(piece.events for piece in given_back)
+    else:
+        # Some of `mine` may be offsets that no event has: to count them would acknowledge others.
+        stored = log.between(session, held.first, held.last)
+        left, given_back = [], []
+        for is_mine, run in groupby(stored, key=chosen.__contains__):
+            offsets = list(run)
+            piece = held._replace(first=offsets[0], last=offsets[-1], events=len(offsets))
+            (given_back if is_mine else left).append(piece)
+        # What somebody deleted by hand, unless it is acknowledged right now.
+        lost = held.events - len(stored) - (len(chosen.difference(stored)) if release is None else 0)
+    for piece in left:
+        _insert(session, log, consumer, piece)
+    if release is not None:
+        for piece in given_back:
+            free = piece._replace(
                 member="",
                 token="",
                 expires=now + int(release.delay * 1e6),
                 deliveries=held.deliveries - release.undelivered,
                 reason=release.reason or held.reason,
             )
-            _insert(session, log, consumer, given_back)
-    # What retention removed meanwhile counts as lost, unless it is acknowledged right now.
-    gone = held.events - len(stored)
-    if gone > 0:
-        here = set(stored)
-        acknowledged = sum(1 for rowid in mine if rowid not in here) if release is None else 0
-        if gone > acknowledged:
-            _lose(session, log, consumer, gone - acknowledged, told=False)
+            _insert(session, log, consumer, free)
+    if lost > 0:
+        _lose(session, log, consumer, lost, told=False)
+
+
+def _dense(held: _Lease, offsets: Iterable[int]) -> list[_Lease]:
+    """Parts of a lease that are these offsets and no others."""
+    position = count()
+    runs = [list(run) for _, run in groupby(offsets, key=lambda offset: offset - next(position))]
+    return [held._replace(first=run[0], last=run[-1], events=len(run)) for run in runs]
 
 
 def reset(session: Session, log: SqlLog, consumer: str, position: int) -> None:
@@ -325,14 +338,39 @@ def lock_all(session: Session, log: SqlLog) -> list[tuple[str, int]]:
 
 
 def pass_over(session: Session, log: SqlLog, consumers: list[tuple[str, int]], cut: int) -> None:
-    """Move consumers that have not reached `cut` behind it, and note how many events each lost."""
+    """Before the events up to `cut` go: move consumers that have not reached it behind it, and note how many events
+    each lost. What is leased is not lost yet: it may still be acknowledged."""
+    store = session.store
     for consumer, position in consumers:
         if position < cut:
             _lose(session, log, consumer, log.count_between(session, position + 1, cut), told=False)
             session.run(
-                f"UPDATE {session.store.groups} SET position = ? WHERE stream = ? AND consumer = ?",
+                f"UPDATE {store.groups} SET position = ? WHERE stream = ? AND consumer = ?",
                 (cut, log.number, consumer),
             )
+    for consumer, *columns in session.rows(
+        f"SELECT consumer, {_COLUMNS} FROM {store.leases} "
+        "WHERE stream = ? AND first <= ? AND (last > ? OR events < last - first + 1)",
+        (log.number, cut, cut),
+    ):
+        _part(session, log, consumer, _Lease(*columns), cut)
+
+
+def _part(session: Session, log: SqlLog, consumer: str, held: _Lease, cut: int) -> None:
+    """Part a lease at `cut`, and what is before it where there are gaps."""
+    end = min(held.last, cut)
+    if held.is_dense:
+        pieces = [held._replace(last=end, events=end - held.first + 1)]
+    else:
+        pieces = _dense(held, log.between(session, held.first, end))
+    left = held.events - sum(piece.events for piece in pieces)
+    if end < held.last and left > 0:
+        pieces.append(held._replace(first=end + 1, events=left))
+    elif left > 0:  # deleted by hand
+        _lose(session, log, consumer, left, told=False)
+    _delete(session, log, consumer, held.first)
+    for piece in pieces:
+        _insert(session, log, consumer, piece)
 
 
 def groups(session: Session, log: SqlLog) -> list[Group]:

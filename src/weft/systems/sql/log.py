@@ -194,8 +194,8 @@ class SqlLog:
                 return removed
 
     def _trim_step(self, session: Session, upto: int) -> tuple[int, bool]:
-        # Consumers first: a lease being taken right now must not be counted over events that are about to go.
-        behind = leases.lock_all(session, self)
+        # Consumers first: nobody may lease events that are about to go.
+        consumers = leases.lock_all(session, self)
         row = session.row(
             f"SELECT count(*), max(r) FROM (SELECT {self.rowid} AS r FROM {self.table} WHERE {self.rowid} <= ? "
             f"ORDER BY {self.rowid} LIMIT {_TRIM_STEP}) AS oldest",
@@ -204,7 +204,7 @@ class SqlLog:
         count, cut = (int(row[0]), row[1]) if row else (0, None)
         if not count or cut is None:
             return 0, False
-        leases.pass_over(session, self, behind, int(cut))
+        leases.pass_over(session, self, consumers, int(cut))
         session.run(f"DELETE FROM {self.table} WHERE {self.rowid} <= ?", (cut,))
         session.run(f"UPDATE {self.store.streams} SET floor = ? WHERE id = ? AND floor < ?", (cut, self.number, cut))
         return count, count == _TRIM_STEP
@@ -222,6 +222,14 @@ class SqlLog:
             f"SELECT count(*) FROM {self.table} WHERE {self.rowid} >= ? AND {self.rowid} <= ?", (first, last)
         )
         return int(row[0]) if row else 0
+
+    def between(self, session: Session, first: int, last: int) -> list[int]:
+        """The offsets in a range that have an event now."""
+        rowid = self.rowid
+        rows = session.rows(
+            f"SELECT {rowid} FROM {self.table} WHERE {rowid} >= ? AND {rowid} <= ? ORDER BY {rowid}", (first, last)
+        )
+        return [int(row[0]) for row in rows]
 
     def take(self, session: Session, first: int, last: int, limit: int) -> tuple[int, int, int]:
         """First offset, last offset and number of the first `limit` events of a range."""
