@@ -62,6 +62,18 @@ class Release:
 
 
 _COLUMNS = "first, last, events, member, token, expires, deliveries, reason"
+# A row among the consumers of a stream whose lock is for who creates a consumer and for who trims: so a trim knows all
+# of them. Not the stream's own row, which publishers hold on MySQL.
+_GATE = ""
+
+
+def _shut(session: Session, log: SqlLog) -> None:
+    """Let nobody else create a consumer or trim until this transaction ends. Before any consumer is locked."""
+    store = session.store
+    _create(session, log, _GATE, 0)
+    session.row(
+        f"SELECT position FROM {store.groups} WHERE stream = ? AND consumer = ?{store.for_update}", (log.number, _GATE)
+    )
 
 
 def _create(session: Session, log: SqlLog, consumer: str, position: int) -> None:
@@ -80,6 +92,7 @@ def _lock(session: Session, log: SqlLog, consumer: str, *, create: bool) -> _Con
     )
     row = session.row(sql, (log.number, consumer))
     if row is None and create:
+        _shut(session, log)
         floor = session.row(f"SELECT floor FROM {store.streams} WHERE id = ?", (log.number,))
         _create(session, log, consumer, int(floor[0]) if floor else 0)
         row = session.row(sql, (log.number, consumer))
@@ -328,13 +341,14 @@ def reset(session: Session, log: SqlLog, consumer: str, position: int) -> None:
 
 
 def lock_all(session: Session, log: SqlLog) -> list[tuple[str, int]]:
-    """Lock every consumer of a stream, in one order; their names and positions."""
+    """Lock every consumer of a stream, in one order, and let nobody create others; their names and positions."""
     store = session.store
+    _shut(session, log)
     rows = session.rows(
         f"SELECT consumer, position FROM {store.groups} WHERE stream = ? ORDER BY consumer{store.for_update}",
         (log.number,),
     )
-    return [(row[0], int(row[1])) for row in rows]
+    return [(row[0], int(row[1])) for row in rows if row[0] != _GATE]
 
 
 def pass_over(session: Session, log: SqlLog, consumers: list[tuple[str, int]], cut: int) -> None:
@@ -378,7 +392,8 @@ def groups(session: Session, log: SqlLog) -> list[Group]:
     store = session.store
     fence = store.fence(session, log)
     rows = session.rows(
-        f"SELECT consumer, position, lost FROM {store.groups} WHERE stream = ? ORDER BY consumer", (log.number,)
+        f"SELECT consumer, position, lost FROM {store.groups} WHERE stream = ? AND consumer <> ? ORDER BY consumer",
+        (log.number, _GATE),
     )
     held = session.rows(
         f"SELECT consumer, member, sum(events), max(expires), max(deliveries) FROM {store.leases} "
