@@ -1,0 +1,165 @@
+"""Values of one type as another, inside SQLite's statements: its own CAST never fails, it makes something up.
+
+`weft_cast(value, from, to)` takes and gives values as they are stored. Only columns whose type differs from the
+staged one go through it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, time, timedelta
+from decimal import Decimal
+from hashlib import md5
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+
+from weft.columns import UTC_TIME, hint_of, is_nested
+
+
+def code(field: pa.Field) -> str:
+    """A field's type in one word, for `cast`."""
+    if is_nested(field.type):
+        return "json"
+    hint = hint_of(field)
+    if hint is not None:
+        return hint
+    if pa.types.is_decimal(field.type):
+        return f"decimal {field.type.precision} {field.type.scale}"
+    if pa.types.is_timestamp(field.type):
+        return "timestamp" if field.type == UTC_TIME else "local"
+    return {"date32[day]": "date", "float": "float32", "double": "float64"}.get(str(field.type), str(field.type))
+
+
+def cast(value: Any, source: str, target: str) -> Any:
+    """A stored value of one type as it is stored in another; `ValueError` where it would be another value."""
+    if value is None:
+        return None
+    try:
+        return _TARGETS[target.partition(" ")[0]](value, source, target)
+    except (ValueError, ArithmeticError):
+        shown = repr(value) if len(repr(value)) < 100 else repr(value)[:100] + "…"
+        kind, *numbers = target.split()
+        raise ValueError(f"{shown} does not fit {kind}({','.join(numbers)})".removesuffix("()")) from None
+
+
+def _int(value: Any, source: str, target: str) -> int:
+    number = Decimal(value) if isinstance(value, str | float) else value
+    if number != int(number):
+        raise ValueError
+    bits = int(target[3:]) - 1
+    if not -(1 << bits) <= number < 1 << bits:
+        raise ValueError
+    return int(number)
+
+
+def _float(value: Any, source: str, target: str) -> float:
+    return float(value)
+
+
+def _decimal(value: Any, source: str, target: str) -> str:
+    precision, scale = map(int, target.split()[1:])
+    number = Decimal(repr(value) if isinstance(value, float) else value)
+    if not number.is_finite() or number.adjusted() >= precision - scale:
+        raise ValueError
+    sign, digits, exponent = number.as_tuple()
+    assert isinstance(exponent, int)
+    shift = exponent + scale
+    whole = int("".join(map(str, digits)))
+    if shift >= 0:
+        whole *= 10**shift
+    else:
+        whole, rest = divmod(whole, 10**-shift)
+        if rest:
+            raise ValueError
+    return str(Decimal((sign if whole else 0, tuple(map(int, str(whole))), -scale)))
+
+
+_TRUE, _FALSE = ("true", "t", "1"), ("false", "f", "0")
+
+
+def _bool(value: Any, source: str, target: str) -> int:
+    text = str(value).lower() if isinstance(value, str) else str(int(value)) if value in (0, 1) else ""
+    if text not in _TRUE + _FALSE:
+        raise ValueError
+    return int(text in _TRUE)
+
+
+def _moment(value: Any, source: str) -> datetime:
+    if not isinstance(value, str):
+        raise ValueError
+    found = datetime.fromisoformat(value)
+    return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+
+
+def _date(value: Any, source: str, target: str) -> str:
+    found = _moment(value, source)
+    if found.time() != time():
+        raise ValueError
+    return found.date().isoformat()
+
+
+def _timestamp(value: Any, source: str, target: str) -> str:
+    return _moment(value, source).isoformat(timespec="microseconds")
+
+
+def _local(value: Any, source: str, target: str) -> str:
+    return _moment(value, source).replace(tzinfo=None).isoformat(timespec="microseconds")
+
+
+def _string(value: Any, source: str, target: str) -> str:
+    if isinstance(value, bytes):
+        return value.decode()
+    if source == "bool":
+        return "true" if value else "false"
+    return str(value)
+
+
+def _bytes(value: Any, source: str, target: str) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode()
+
+
+def _json(value: Any, source: str, target: str) -> str:
+    text = _string(value, source, target)
+    if source in ("date", "timestamp", "local", "uuid", "time"):
+        return json.dumps(text)
+    json.loads(text)
+    return text
+
+
+def _uuid(value: Any, source: str, target: str) -> str:
+    return str(UUID(bytes=value) if isinstance(value, bytes) else UUID(value))
+
+
+def _time(value: Any, source: str, target: str) -> str:
+    return time.fromisoformat(value).isoformat()
+
+
+_TARGETS: dict[str, Callable[[Any, str, str], Any]] = {
+    **dict.fromkeys(("int8", "int16", "int32", "int64"), _int),
+    **dict.fromkeys(("float32", "float64"), _float),
+    "decimal": _decimal,
+    "bool": _bool,
+    "date": _date,
+    "timestamp": _timestamp,
+    "local": _local,
+    "string": _string,
+    "binary": _bytes,
+    "json": _json,
+    "uuid": _uuid,
+    "time": _time,
+}
+
+
+def row_hash(*values: Any) -> str:
+    """Of what Python would write for them: null, empty, shifted and differently typed values all look different."""
+    return md5(repr(values).encode("utf-8", "surrogatepass"), usedforsecurity=False).hexdigest()
+
+
+def add_seconds(value: str | None, seconds: float) -> str | None:
+    """A stored instant some seconds later: SQLite's own functions drop microseconds."""
+    if value is None:
+        return None
+    return (datetime.fromisoformat(value) + timedelta(seconds=seconds)).isoformat(timespec="microseconds")

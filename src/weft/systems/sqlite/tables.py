@@ -1,0 +1,286 @@
+"""Tables of SQLite, as loads read and write them."""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from datetime import UTC, datetime
+from functools import cached_property
+from itertools import chain
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from weft.columns import hint_of, is_nested
+from weft.errors import ConnectionFailedError, DeclarationError, SchemaError, WeftError
+from weft.systems.sql.driver import Role, Session
+from weft.systems.sql.queries import bare_rows, subquery
+from weft.systems.sql.tables import Column, Slice, SqlTables
+from weft.systems.sqlite import casts, kinds, rows
+from weft.systems.sqlite.store import SqliteStore, iso_timestamp
+
+# UPDATE … FROM.
+_OLDEST = (3, 33, 0)
+# What is looked at to tell the type of an expression.
+_LOOK_ROWS = 10_000
+# Of one batch, and how many rows are asked for while nobody knows how long they are.
+_BATCH_BYTES, _FIRST_ROWS, _MOST_ROWS = 4 * 1024 * 1024, 256, 65_536
+# Rows of one INSERT: twice as fast as one each. Every SQLite takes 999 values.
+_INSERT_ROWS, _INSERT_VALUES = 32, 999
+_QUERY = "_weft_query"
+
+
+class SqliteTables(SqlTables):
+    """Tables of a SQLite file."""
+
+    dialect: ClassVar[str] = "sqlite"
+    one_host: ClassVar[bool] = True
+    one_writer: ClassVar[bool] = True
+    true: ClassVar[str] = "1"
+    false: ClassVar[str] = "0"
+
+    @cached_property
+    def driver(self) -> SqliteStore:
+        """The pooled connections of this process."""
+        return self.open_driver()
+
+    def open_driver(self) -> SqliteStore:
+        """Connections that know our functions."""
+        if sqlite3.sqlite_version_info < _OLDEST:
+            raise ConnectionFailedError(
+                f"Loads need SQLite {'.'.join(map(str, _OLDEST))}, and this Python has {sqlite3.sqlite_version}.",
+                hint="Use a newer Python, or one that was built with a newer SQLite.",
+            )
+        return _Driver(self.connection)
+
+    def identity(self) -> str:
+        """The file. A database in memory is only ever itself."""
+        return f"sqlite:{id(self.driver) if self.driver.in_memory else os.path.realpath(self.driver.path)}"
+
+    # ---------------------------------------------------------------------------------------------------------- reading
+
+    def describe(self, sql: str) -> pa.Schema:
+        """By a temporary view, whose columns have the declared types of what they come from."""
+        view = self.quote(_QUERY)
+        with self.driver.session("read") as session:
+            try:
+                session.run(f"CREATE TEMP VIEW {view} AS {subquery(sql)[1:-1]}")
+                declared = session.rows("SELECT name, type FROM pragma_table_info(?)", (_QUERY,))
+            finally:
+                session.run(f"DROP VIEW IF EXISTS temp.{view}")
+            fields = [kinds.declared_field(name, kind) for name, kind in declared]
+            unclear = [number for number, (_, kind) in enumerate(declared) if kinds.needs_look(kind)]
+            if unclear:
+                seen = self._look(session, sql, [declared[number][0] for number in unclear])
+                for number, found in zip(unclear, seen, strict=True):
+                    name, kind = declared[number]
+                    fields[number] = kinds.seen_field(name, kind, found)
+        for (name, _), field in zip(declared, fields, strict=True):
+            if field is None:
+                raise SchemaError(
+                    f"Column {name!r} holds both bytes and other values.",
+                    field=name,
+                    hint=f'Give it one type: CAST("{name}" AS TEXT).',
+                )
+        return pa.schema([field.with_name(_given_name(field.name, declared)) for field in fields if field is not None])
+
+    def _look(self, session: Session, sql: str, names: list[str]) -> list[set[str]]:
+        kinds_of = ", ".join(f"typeof({self.quote(name)})" for name in names)
+        found = session.rows(f"SELECT DISTINCT * FROM (SELECT {kinds_of} FROM {subquery(sql)} LIMIT {_LOOK_ROWS})")
+        return [set(column) for column in zip(*found, strict=True)] or [set() for _ in names]
+
+    def read(self, part: Slice, schema: pa.Schema, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """In one statement, which is one snapshot."""
+        names = schema.names if columns is None else columns
+        wanted = pa.schema([schema.field(name) for name in names])
+        chosen = ", ".join(self.quote(name) for name in names) or "count(*)"
+        count = _FIRST_ROWS
+        with (
+            self.driver.session("read") as session,
+            closing(session.run(f"SELECT {chosen} FROM {subquery(part.sql)}")) as cursor,
+        ):
+            while found := cursor.fetchmany(count):
+                if not names:
+                    yield bare_rows(found[0][0])
+                    continue
+                arrays = [
+                    rows.arrow(column, field) for column, field in zip(zip(*found, strict=True), wanted, strict=True)
+                ]
+                batch = pa.RecordBatch.from_arrays(arrays, schema=wanted)
+                # As many as make a batch of the right size, but cautiously: the next ones may be longer.
+                fitting = len(found) * _BATCH_BYTES // max(batch.nbytes, 1)
+                count = max(1, min(fitting, 4 * count, _MOST_ROWS))
+                del found, arrays
+                yield batch
+
+    # ---------------------------------------------------------------------------------------------------------- writing
+
+    def columns(self, session: Session, schema: str | None, name: str) -> list[Column] | None:
+        """By PRAGMA table_xinfo."""
+        found = session.rows(
+            'SELECT name, type, "notnull", dflt_value, pk, hidden FROM pragma_table_xinfo(?) ORDER BY cid',
+            (self._name(schema, name),),
+        )
+        keys = [column for column, _, _, _, key, _ in found if key]
+        made = []
+        for column, declared, required, default, key, hidden in found:
+            if hidden == 1:  # of a virtual table: not one of its columns
+                continue
+            # The one integer key is the row's own number, which SQLite gives.
+            numbered = bool(key) and len(keys) == 1 and declared.upper() == "INTEGER"
+            field = kinds.declared_field(column, declared, nullable=not required)
+            made.append(
+                Column(
+                    name=column,
+                    field=pa.field(column, pa.string(), nullable=not required) if field is None else field,
+                    sql=declared,
+                    required=bool(required) and default is None and not numbered and hidden not in (2, 3),
+                    generated=hidden in (2, 3),
+                )
+            )
+        return made or None
+
+    def sql_type(self, field: pa.Field, *, key: bool = False) -> str:
+        """A declared type that says what the values mean."""
+        return kinds.sql_type(field)
+
+    def fits(self, column: Column, field: pa.Field) -> bool:
+        """Where the values are stored alike, or the column takes anything."""
+        if kinds.declared_field(column.name, column.sql) is None:
+            return True
+        if is_nested(field.type):
+            return hint_of(column.field) == "json"
+        return _widens(field, column.field) and hint_of(column.field) in (None, hint_of(field))
+
+    def copy_in(self, session: Session, table: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
+        """By INSERTs of some rows each, of values that were made a column at a time."""
+        names = ", ".join(self.quote(name) for name in schema.names)
+        marks = f"({', '.join('?' * len(schema))})"
+        several = max(1, min(_INSERT_ROWS, _INSERT_VALUES // max(len(schema), 1)))
+        one = f"INSERT INTO {table} ({names}) VALUES {marks}"
+        many = f"{one}{f', {marks}' * (several - 1)}"
+        driver: sqlite3.Connection = session.driver
+        sent = 0
+        for batch in batches:
+            columns = [rows.stored(array, field) for array, field in zip(batch.columns, schema, strict=True)]
+            whole = batch.num_rows // several * several
+            if whole and several > 1:
+                # One iterator, as often as a statement has values: each turn of zip is a statement's values.
+                values = chain.from_iterable(zip(*(column[:whole] for column in columns), strict=True))
+                driver.executemany(many, zip(*[values] * (several * len(schema)), strict=True))
+                columns = [column[whole:] for column in columns]
+            driver.executemany(one, zip(*columns, strict=True))
+            sent += batch.nbytes
+        return sent
+
+    # ----------------------------------------------------------------------------------------------- words of a dialect
+
+    def table(self, schema: str | None, name: str) -> str:
+        """SQLite has no schemas: outside of `main`, the table is called "schema.name"."""
+        return self.quote(self._name(schema, name))
+
+    def _name(self, schema: str | None, name: str) -> str:
+        return name if schema in (None, "main") else f"{schema}.{name}"
+
+    def create_schema(self, session: Session, schema: str) -> None:
+        """There are none."""
+
+    def temporary(self, name: str) -> str:
+        """In this connection's own database."""
+        return f"temp.{self.quote(name)}"
+
+    def create_key_index(self, session: Session, schema: str | None, name: str, keys: Sequence[str]) -> None:
+        """Named like the table: indexes of all tables share their names."""
+        columns = ", ".join(self.quote(key) for key in keys)
+        table = self._name(schema, name)
+        session.run(f"CREATE INDEX IF NOT EXISTS {self.quote(f'{table}_keys')} ON {self.quote(table)} ({columns})")
+
+    def distinct(self, left: str, right: str, column: Column) -> str:
+        """IS NOT compares any two values."""
+        return f"{left} IS NOT {right}"
+
+    def cast(self, expression: str, field: pa.Field, column: Column) -> str:
+        """By a function of ours, unless both are stored alike."""
+        if self.fits(column, field) and not kinds.is_loose(field):
+            return expression
+        target = column.field if kinds.declared_field(column.name, column.sql) is not None else field
+        return f"weft_cast({expression}, '{casts.code(field)}', '{casts.code(target)}')"
+
+    def row_hash(self, expressions: Sequence[str]) -> str:
+        """By a function of ours."""
+        return f"weft_hash({', '.join(expressions)})"
+
+    def moment(self, value: datetime) -> str:
+        """A text, as timestamps are stored."""
+        return f"'{iso_timestamp(value.astimezone(UTC))}'"
+
+    def add_seconds(self, expression: str, seconds: float) -> str:
+        """By a function of ours."""
+        return f"weft_add_seconds({expression}, {seconds!r})"
+
+    def instant(self, expression: str, column: pa.Field) -> str:
+        """What has no zone is in UTC."""
+        if pa.types.is_date(column.type):
+            return f"({expression} || 'T00:00:00.000000+00:00')"
+        if not pa.types.is_timestamp(column.type):
+            raise DeclarationError(
+                f"The column {column.name!r} is {column.type}: an event time is a date or timestamp."
+            )
+        return expression if column.type.tz else f"({expression} || '+00:00')"
+
+    def is_rejection(self, error: BaseException) -> bool:
+        """A constraint, a wrong type, a value that is too long, or one that our cast refused."""
+        found: BaseException | None = error
+        while found is not None:
+            if isinstance(found, SchemaError | sqlite3.IntegrityError | sqlite3.DataError):
+                return True
+            if isinstance(found, sqlite3.Error):
+                return _refused_by_function(found)
+            # Outside of its session, a driver's error is what one of ours came from.
+            found = found.__context__ if isinstance(found, WeftError) else None
+        return False
+
+
+def _widens(source: pa.Field, target: pa.Field) -> bool:
+    if pa.types.is_integer(source.type) and pa.types.is_integer(target.type):
+        return bool(source.type.bit_width <= target.type.bit_width)
+    if pa.types.is_floating(source.type) and pa.types.is_floating(target.type):
+        return bool(source.type.bit_width <= target.type.bit_width)
+    return bool(source.type.equals(target.type))
+
+
+def _given_name(name: str, declared: Sequence[tuple[str, str]]) -> str:
+    """The name that a query gave to a column: a view calls a second `a` `a:1`."""
+    first = re.sub(r":\d+$", "", name)
+    return first if first != name and first in (each for each, _ in declared) else name
+
+
+def _refused_by_function(error: sqlite3.Error) -> bool:
+    return "user-defined function raised exception" in str(error)
+
+
+class _Driver(SqliteStore):
+    _refused: str | None = None
+
+    def connect(self, role: Role) -> sqlite3.Connection:
+        driver = super().connect(role)
+        driver.create_function("weft_cast", 3, self._cast, deterministic=True)
+        driver.create_function("weft_hash", -1, casts.row_hash, deterministic=True)
+        driver.create_function("weft_add_seconds", 2, casts.add_seconds, deterministic=True)
+        return driver
+
+    def _cast(self, value: Any, source: str, target: str) -> Any:
+        try:
+            return casts.cast(value, source, target)
+        except ValueError as error:
+            # SQLite will only say that a function failed.
+            self._refused = str(error)
+            raise
+
+    def explain(self, error: BaseException) -> WeftError:
+        if isinstance(error, sqlite3.Error) and _refused_by_function(error) and self._refused:
+            return SchemaError(f"SQLite database {self.path} refused a value: {self._refused}.")
+        return super().explain(error)
