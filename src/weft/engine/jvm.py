@@ -74,9 +74,9 @@ class Jvm:
         self.secret = secret
         self.log = log
 
-    def stop(self) -> None:
+    def stop(self, *, patience: float = _GOODBYE) -> None:
         """End it and wait until it has ended."""
-        _end(self.process)
+        _end(self.process, patience)
         self.log.close()
 
     def forget(self) -> None:
@@ -179,12 +179,12 @@ def _not_started(ended: int | None, log: Log) -> SettingsError:
     )
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes], patience: float = _GOODBYE) -> None:
     if process.stdin is not None:
         with suppress(OSError):
             process.stdin.close()
     try:
-        process.wait(_GOODBYE)
+        process.wait(patience)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

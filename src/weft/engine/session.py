@@ -15,13 +15,13 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from weft.engine import config, jvm
+from weft.engine import archive, config, jvm
 from weft.engine.java import find_java
 from weft.engine.log import Log
 from weft.errors import MissingExtraError, SettingsError, WeftError
@@ -130,10 +130,12 @@ def _start(settings: config.SparkSettings, jars: list[Path]) -> _Running:
         conf["spark.jars"] = ",".join(dict.fromkeys([*filter(None, conf.get("spark.jars", "").split(",")), *listed]))
     log = Log(settings.root.absolute() / ".weft" / "spark.log")
     try:
+        java = find_java()
+        flags = archive.archive_flags(java) if settings.archive else []
         machine = jvm.start_jvm(
-            find_java(),
+            java,
             conf,
-            flags=jvm.profile_flags(settings.profile or "quick"),
+            flags=[*jvm.profile_flags(settings.profile or "quick"), *flags],
             log=log,
             log_level=settings.log_level,
         )
@@ -142,14 +144,17 @@ def _start(settings: config.SparkSettings, jars: list[Path]) -> _Running:
         raise
     log.watch()
     try:
-        session, gateway = _connect(machine, conf)
+        session, gateway = connect(machine, conf)
     except BaseException:
         machine.stop()
         raise
+    if settings.archive and not flags:
+        archive.build_in_background(java)
     return _Running(session, machine, gateway, settings)
 
 
-def _connect(machine: jvm.Jvm, conf: dict[str, str]) -> tuple[SparkSession, Any]:
+def connect(machine: jvm.Jvm, conf: Mapping[str, str]) -> tuple[SparkSession, Any]:
+    """The session in a JVM, and the gateway to it."""
     try:
         from pyspark import SparkContext
         from pyspark.java_gateway import launch_gateway
@@ -166,7 +171,13 @@ def _connect(machine: jvm.Jvm, conf: dict[str, str]) -> tuple[SparkSession, Any]
         SparkContext._gateway = SparkContext._jvm = None
         gateway.shutdown()
         raise
+    # It prints a traceback when the JVM goes before it is told to, at the end of a process for one.
+    session.sparkContext._accumulatorServer.handle_error = _ignore  # type: ignore[method-assign, assignment]
     return session, gateway
+
+
+def _ignore(*_: object) -> None:
+    """Nothing."""
 
 
 @contextmanager
