@@ -83,14 +83,21 @@ def _measure(case: Case, scale: float, report: Callable[[str], None]) -> Result:
     """One warm-up of each, then the rounds."""
     ours, yardstick = case.prepare(scale)
     result = Result(case)
-    ours()
-    yardstick()
+    for job in (ours, yardstick):
+        _reset(job)
+        job()
     for number in range(case.rounds):
         report(f"{case.name}: round {number + 1} of {case.rounds}")
         # Who goes first changes, so that what one leaves behind (dirty pages) does not always meet the other.
         order = [(ours, result.ours), (yardstick, result.yardstick)]
         for job, rates in order if number % 2 == 0 else reversed(order):
+            _reset(job)
             start = time.perf_counter()
             events = job()
             rates.append(events / (time.perf_counter() - start))
     return result
+
+
+def _reset(job: Callable[[], int]) -> None:
+    """Some jobs need to find things as they were: they carry how, and its time does not count."""
+    getattr(job, "reset", lambda: None)()

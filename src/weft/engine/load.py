@@ -152,7 +152,7 @@ class _Job:
 
         from weft.columns import canonical_schema
 
-        schema = canonical_schema(to_arrow_schema(frame.schema))
+        schema = canonical_schema(to_arrow_schema(frame.schema, timezone="UTC"))
         sql_commit.prepare(tables, self.load, schema)
         return self._written(frame, schema, tables)
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from weft.columns import hinted
 from weft.systems.base import Connection, system_for
+from weft.systems.sql.queries import subquery
 from weft.systems.sql.tables import Slice, SqlTables
 from weft.types import FieldType
 
@@ -59,14 +60,14 @@ class SqlReader:
         """The rows of a part."""
         if conditions:
             wanted = " AND ".join(f"({each})" for each in conditions)
-            part = replace(part, sql=f"SELECT * FROM ({part.sql}) AS q WHERE {wanted}")
+            part = replace(part, sql=f"SELECT * FROM {subquery(part.sql)} AS q WHERE {wanted}")
         return self.tables.read(part, self.schema)
 
     def selecting(self, columns: Sequence[str]) -> SqlReader:
         """The same rows with these columns alone."""
         listed = ", ".join(self.tables.quote(name) for name in columns)
         schema = pa.schema([self.schema.field(name) for name in columns])
-        return SqlReader(self.tables, f"SELECT {listed} FROM ({self.sql}) AS q", schema, self.partition_by)
+        return SqlReader(self.tables, f"SELECT {listed} FROM {subquery(self.sql)} AS q", schema, self.partition_by)
 
 
 @dataclass(frozen=True)

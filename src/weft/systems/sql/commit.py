@@ -20,6 +20,7 @@ from weft.systems.load import IS_CURRENT, ROW_HASH, SCD2_COLUMNS, VALID_FROM, VA
 from weft.systems.sql import quarantine
 from weft.systems.sql.driver import Session
 from weft.systems.sql.merge import Move
+from weft.systems.sql.queries import subquery
 from weft.systems.sql.tables import Column, SqlTables
 
 # Tests stop a process at each of these steps, by a handler on this logger.
@@ -317,7 +318,8 @@ class _Commit:
             values = ", ".join(
                 f"{tables.cast(f's.{tables.quote(field.name)}', field, columns[field.name])}" for field in self.schema
             )
-            cursor = self.session.run(f"INSERT INTO {target} ({names}) SELECT {values} FROM ({self.rows.sql}) AS s")
+            source = subquery(self.rows.sql)
+            cursor = self.session.run(f"INSERT INTO {target} ({names}) SELECT {values} FROM {source} AS s")
             self.rows_read = int(cursor.rowcount)
         else:
             assert isinstance(self.rows, Batches)
@@ -368,7 +370,8 @@ class _Commit:
             else:
                 self.rows_read, self.bytes = bad.stage(STAGE, definitions, self.schema, rows.batches)
         else:
-            select = f"SELECT {names} FROM ({rows.sql}) AS q" if isinstance(rows, Query) else self._of_attempts(rows)
+            is_query = isinstance(rows, Query)
+            select = f"SELECT {names} FROM {subquery(rows.sql)} AS q" if is_query else self._of_attempts(rows)
             if bad is not None:
                 select = f"SELECT q.*, row_number() OVER () AS {tables.quote(quarantine.ROW)} FROM ({select}) AS q"
             self.rows_read = tables.create_temporary_as(session, STAGE, select)
