@@ -289,6 +289,7 @@ _BUILT_IN = {
             connection="weft.systems.mysql.connection:MySQLConnection",
             schemes=("mysql", "mariadb"),
             log="weft.systems.mysql.store:MySQLStore",
+            tables="weft.systems.mysql.tables:MySQLTables",
             extra="mysql",
             describes="MySQL and MariaDB",
         ),

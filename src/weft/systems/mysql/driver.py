@@ -35,6 +35,11 @@ _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_US
 class Driver(pymysql.Connection):
     """A connection with our session settings."""
 
+    def __init__(self, **parameters: Any) -> None:
+        self.at_end: list[str] = []
+        """What is run when the transaction is over."""
+        super().__init__(**parameters)
+
     def connect(self, sock: socket.socket | None = None) -> None:
         """Connect, and notice dead peers soon."""
         super().connect(sock)
@@ -48,6 +53,19 @@ class Driver(pymysql.Connection):
     def file(self) -> int:
         """The number of the socket."""
         return int(self._sock.fileno())  # type: ignore[attr-defined]
+
+    def is_mariadb(self) -> bool:
+        """Whether the server is MariaDB, as it says itself."""
+        return "mariadb" in str(self.server_version).lower()  # type: ignore[attr-defined]
+
+    def clean_up(self) -> None:
+        """Run what was left for the end of the transaction."""
+        while self.at_end:
+            self.query(self.at_end.pop())
+
+    def cut(self) -> None:
+        """Close the connection without a word: an answer may still be under way."""
+        self._force_close()  # type: ignore[attr-defined]
 
     def _create_ssl_ctx(self, sslp: Any) -> ssl.SSLContext:
         if not sslp:

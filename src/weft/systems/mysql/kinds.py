@@ -1,0 +1,209 @@
+"""Types of MySQL and MariaDB as canonical Arrow fields, and back."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pymysql.constants import FIELD_TYPE, FLAG
+
+from weft.columns import LOCAL_TIME, UTC_TIME, hint_of, hinted, is_nested
+from weft.errors import SchemaError
+from weft.systems.mysql.results import Field
+
+_BINARY = 63
+_GEOMETRY, _VECTOR = 255, 242
+_INTEGERS: dict[int, tuple[pa.DataType, pa.DataType]] = {
+    FIELD_TYPE.TINY: (pa.int8(), pa.int16()),
+    FIELD_TYPE.SHORT: (pa.int16(), pa.int32()),
+    FIELD_TYPE.INT24: (pa.int32(), pa.int32()),
+    FIELD_TYPE.LONG: (pa.int32(), pa.int64()),
+    FIELD_TYPE.LONGLONG: (pa.int64(), pa.decimal128(20, 0)),
+    FIELD_TYPE.YEAR: (pa.int16(), pa.int16()),
+}
+_HINTS = ("uuid", "json", "time")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What the catalogue says of a column beyond its type."""
+
+    type: str = ""
+    comment: str = ""
+    is_json: bool = False
+    """Whether the table checks that it is JSON, as MariaDB's JSON columns do."""
+    in_stream: bool = False
+    """Whether it is of a stream, whose times are all in UTC."""
+
+
+def field_of(field: Field, stored: Stored) -> pa.Field:
+    """The canonical field of a result's column."""
+    name, kind = field.name, field.type
+    if kind in _INTEGERS:
+        if stored.comment == "bool":
+            return pa.field(name, pa.bool_())
+        return pa.field(name, _INTEGERS[kind][bool(field.flags & FLAG.UNSIGNED)])
+    if kind == FIELD_TYPE.FLOAT or (kind == FIELD_TYPE.DOUBLE and stored.comment == "float32"):
+        return pa.field(name, pa.float32())
+    if kind == FIELD_TYPE.DOUBLE:
+        return pa.field(name, pa.float64())
+    if kind in (FIELD_TYPE.DECIMAL, FIELD_TYPE.NEWDECIMAL):
+        return pa.field(name, _decimal(field))
+    if kind in (FIELD_TYPE.DATE, FIELD_TYPE.NEWDATE):
+        return pa.field(name, pa.date32())
+    if kind == FIELD_TYPE.TIMESTAMP or (kind == FIELD_TYPE.DATETIME and _is_instant(stored)):
+        return pa.field(name, UTC_TIME)
+    if kind == FIELD_TYPE.DATETIME:
+        return pa.field(name, LOCAL_TIME)
+    if kind == FIELD_TYPE.TIME:
+        return hinted(name, "time")
+    if kind == FIELD_TYPE.BIT:
+        if field.length == 1:
+            return pa.field(name, pa.bool_())
+        return pa.field(name, pa.int64() if field.length < 64 else pa.decimal128(20, 0))
+    if kind in (_GEOMETRY, _VECTOR):
+        raise SchemaError(
+            f"Column {name!r} is a {'geometry' if kind == _GEOMETRY else 'vector'}, which no other system holds.",
+            field=name,
+            hint=f"Leave it out of the query, or read it as text: ST_AsText({name}).",
+        )
+    if kind == FIELD_TYPE.JSON or stored.is_json:
+        return hinted(name, "json")
+    if stored.comment in _HINTS or stored.type == "uuid":
+        return hinted(name, stored.comment if stored.comment in _HINTS else "uuid")
+    # Of NULL itself nothing is known.
+    is_bytes = field.charset == _BINARY and kind != FIELD_TYPE.NULL
+    return pa.field(name, pa.binary() if is_bytes else pa.string())
+
+
+def _is_instant(stored: Stored) -> bool:
+    return stored.in_stream or stored.comment == "timestamptz"
+
+
+def _decimal(field: Field) -> pa.DataType:
+    # The length counts the sign and the point.
+    precision = field.length - (field.decimals > 0) - (not field.flags & FLAG.UNSIGNED)
+    if field.decimals > 38:
+        raise SchemaError(
+            f"Column {field.name!r} has {field.decimals} decimals; a decimal may have 38 digits.",
+            field=field.name,
+            hint=f"Say in the query how many it shall have: CAST({field.name} AS DECIMAL(38, 10)).",
+        )
+    # A sum has more than any of its terms; what does not fit is an error when it is read.
+    return pa.decimal128(max(min(precision, 38), field.decimals, 1), field.decimals)
+
+
+def selected(quoted: str, field: Field) -> str | None:
+    """What to select in place of a column whose text is not what it holds."""
+    if field.type == FIELD_TYPE.FLOAT:
+        return f"({quoted} + 0e0)"  # as a FLOAT it has six digits
+    return f"({quoted} + 0)" if field.type == FIELD_TYPE.BIT else None
+
+
+# ------------------------------------------------------------------------------------------------------------ to MySQL
+
+_TYPES: dict[pa.DataType, str] = {
+    pa.bool_(): "TINYINT(1) COMMENT 'bool'",
+    pa.int8(): "TINYINT",
+    pa.int16(): "SMALLINT",
+    pa.int32(): "INT",
+    pa.int64(): "BIGINT",
+    pa.float32(): "DOUBLE COMMENT 'float32'",
+    pa.float64(): "DOUBLE",
+    pa.date32(): "DATE",
+    LOCAL_TIME: "DATETIME(6)",
+    UTC_TIME: "DATETIME(6) COMMENT 'timestamptz'",
+}
+
+
+def sql_type(field: pa.Field, *, key: bool, collation: str) -> str:
+    """The type of a new column; comments carry what a type cannot say. `collation`: bytewise and without padding."""
+    text = f"CHARACTER SET utf8mb4 COLLATE {collation}"
+    if is_nested(field.type):
+        return f"LONGTEXT {text} COMMENT 'json'"
+    hint = hint_of(field)
+    if hint == "uuid":
+        return "CHAR(36) CHARACTER SET ascii COLLATE ascii_general_ci COMMENT 'uuid'"
+    if hint == "time":
+        return "TIME(6)"
+    if hint == "json":
+        return f"LONGTEXT {text} COMMENT 'json'"
+    if pa.types.is_string(field.type):
+        return f"{'VARCHAR(255)' if key else 'LONGTEXT'} {text}"
+    if pa.types.is_binary(field.type):
+        return "VARBINARY(255)" if key else "LONGBLOB"
+    if pa.types.is_decimal(field.type):
+        return f"DECIMAL({field.type.precision},{field.type.scale})"
+    return _TYPES[field.type]
+
+
+def takes(sql: str, stored: pa.Field, field: pa.Field) -> bool:
+    """Whether a column takes a field's texts in an INSERT, all of them unchanged or with an error."""
+    base, numbers = parse(sql)
+    if is_nested(field.type):
+        return hint_of(stored) == "json" and base == "longtext"
+    if not stored.type.equals(field.type) or hint_of(stored) != hint_of(field) or base == "bit":
+        return False
+    if base in ("datetime", "timestamp", "time"):
+        return numbers == [6]
+    # It would cut off spaces (char), or letters that its character set lacks.
+    return not pa.types.is_string(field.type) or hint_of(field) is not None or "collate utf8mb4" in sql
+
+
+def parse(sql: str) -> tuple[str, list[int]]:
+    """A type's name, and the numbers behind it."""
+    found = re.match(r"([a-z ]+?)(?:\(([\d, ]+)\)|$|\s+(?:unsigned|zerofill|collate))", sql)
+    if found is None:
+        return sql, []
+    return found[1], [int(number) for number in (found[2] or "").split(",") if number.strip()]
+
+
+# ---------------------------------------------------------------------------------------------------------------- casts
+
+_WHOLE = ("tinyint", "smallint", "mediumint", "int", "bigint", "year")
+_TIMES = ("datetime", "timestamp", "time")
+
+
+def cast(expression: str, field: pa.Field, sql: str) -> str:
+    """A staged value as a column takes it, or an error where it would be altered.
+
+    Strict mode refuses what is out of range or too long, but it rounds decimals and fractions of seconds and drops the
+    time of day without a word. What comes back from such a cast is compared with what went in.
+    """
+    kind, hint = field.type, hint_of(field)
+    base, numbers = parse(sql)
+    if base in _WHOLE and not (pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
+        return _checked(expression, f"CAST({expression} AS DECIMAL(65,0)) = {expression}")
+    if base == "decimal":
+        precision, scale = (*numbers, 10, 0)[:2] if numbers else (10, 0)
+        is_narrower = pa.types.is_decimal(kind) and kind.scale <= scale
+        if not is_narrower and not pa.types.is_integer(kind) and not pa.types.is_boolean(kind):
+            return _checked(expression, f"CAST({expression} AS DECIMAL({precision},{scale})) = {expression}")
+    if base == "date" and not pa.types.is_date(kind):
+        return _checked(expression, f"CAST(CAST({expression} AS DATE) AS DATETIME(6)) = {_moment(expression)}", "DATE")
+    if base in _TIMES and not pa.types.is_date(kind):
+        unit = 10 ** (6 - (numbers[0] if numbers else 0))
+        if (base == "time") != (hint == "time") and not (pa.types.is_string(kind) and hint is None):
+            # A moment has no place in a time of day, and a time of day is no moment.
+            return _checked(expression, "1 = 0")
+        if unit > 1:
+            as_type = "TIME(6)" if base == "time" else "DATETIME(6)"
+            return _checked(expression, f"MICROSECOND({expression}) % {unit} = 0", as_type)
+    collation = re.search(r"collate (utf8mb4_\w+)", sql)
+    if pa.types.is_string(kind) and hint is None and collation:
+        # By the column's own idea of what is the same, and so that its index is of use.
+        return f"({expression} COLLATE {collation[1]})"
+    return expression
+
+
+def _moment(expression: str) -> str:
+    return f"CAST({expression} AS DATETIME(6))"
+
+
+def _checked(expression: str, same: str, kind: str | None = None) -> str:
+    # A number beyond the largest: an error wherever it is computed, not only where it is stored.
+    wrong = f"9223372036854775807 + LENGTH({expression})"
+    if kind is not None:
+        wrong = f"CAST({wrong} AS {kind})"
+    return f"CASE WHEN {expression} IS NULL OR {same} THEN {expression} ELSE {wrong} END"

@@ -1,0 +1,335 @@
+"""Tables of MySQL and MariaDB, as loads read and write them. A schema is a database of the server.
+
+CREATE TABLE commits whatever is open, except of temporary tables: a load creates its target before its transaction.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pymysql
+from pymysql.constants import ER
+
+from weft.columns import hint_of
+from weft.errors import BusyError, DeclarationError, SchemaError, WeftError
+from weft.systems.log import ROWID
+from weft.systems.mysql import copy, kinds, results
+from weft.systems.mysql.driver import LOCK_SECONDS, Driver
+from weft.systems.mysql.sessions import MySQLSessions
+from weft.systems.sql.ahead import read_ahead
+from weft.systems.sql.driver import Role, Session
+from weft.systems.sql.queries import bare_rows, subquery
+from weft.systems.sql.tables import Column, Slice, SqlTables
+
+
+class MySQLTables(SqlTables):
+    """Tables of a server, by default those of the connection's database."""
+
+    dialect: ClassVar[str] = "mysql"
+
+    @cached_property
+    def driver(self) -> TablesDriver:
+        """The pooled connections of this process."""
+        return self.open_driver()
+
+    def open_driver(self) -> TablesDriver:
+        """Connections of loads."""
+        return TablesDriver(self.connection)
+
+    def identity(self) -> str:
+        """The server's own name for itself, and the database that names without a schema are in."""
+        with self.driver.session("read") as session:
+            # MariaDB's is of the host, which may have several servers.
+            unique = "@@datadir" if self._is_mariadb else "@@server_uuid"
+            found = session.row(f"SELECT @@hostname, @@port, {unique}, database()")
+        return "mysql:" + ":".join(map(str, found or ()))
+
+    @cached_property
+    def _is_mariadb(self) -> bool:
+        with self.driver.session("read") as session:
+            return bool(session.driver.is_mariadb())
+
+    @cached_property
+    def _packet(self) -> int:
+        with self.driver.session("read") as session:
+            return int(session.rows("SELECT @@max_allowed_packet")[0][0])
+
+    # ---------------------------------------------------------------------------------------------------------- reading
+
+    def describe(self, sql: str) -> pa.Schema:
+        """By preparing the query, which runs nothing, and by the comments of the columns that it shows."""
+        with self.driver.session("read") as session:
+            return pa.schema([kinds.field_of(field, stored) for field, stored in self._fields(session, sql)])
+
+    def _fields(self, session: Session, sql: str) -> list[tuple[results.Field, kinds.Stored]]:
+        found = results.fields(session.driver, sql.strip().rstrip(";"))
+        if not found:
+            raise DeclarationError("A source is one query: SELECT …", hint=f"This is none: {sql.strip()[:80]}")
+        catalogue = {}
+        for place in {(field.schema, field.table) for field in found if field.table and field.schema}:
+            catalogue[place] = _stored(session, *place)
+        return [
+            (field, catalogue.get((field.schema, field.table), {}).get(field.column, kinds.Stored())) for field in found
+        ]
+
+    def read(self, part: Slice, schema: pa.Schema, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """The packets of one statement, which is one snapshot, as they come; the next while the last is used."""
+        wanted = schema if columns is None else pa.schema([schema.field(name) for name in columns])
+        opened: list[Driver] = []
+
+        def read() -> Iterator[pa.RecordBatch]:
+            with self.driver.session("read") as session:
+                opened.append(session.driver)
+                if not wanted.names:
+                    ((count,),) = session.rows(f"SELECT count(*) FROM {subquery(part.sql)} AS q")
+                    yield bare_rows(int(count))
+                    return
+                sql = self._selection(session, part.sql, wanted, pruned=columns is not None)
+                done = False
+                try:
+                    for batch in results.rows(session.driver, sql, [field.type for field in wanted], wanted.names):
+                        yield _in_schema(batch, wanted)
+                    done = True
+                finally:
+                    if not done:
+                        # What is still under way would be taken for the answer to the next statement.
+                        session.driver.cut()
+
+        return read_ahead(read, cancel=lambda: opened[0].cut() if opened else None)
+
+    def _selection(self, session: Session, sql: str, wanted: pa.Schema, *, pruned: bool) -> str:
+        found = {field.name: kinds.selected(self.quote(field.name), field) for field, _ in self._fields(session, sql)}
+        if not pruned and not any(found.values()):
+            return sql.strip().rstrip(";")
+        spelled = ", ".join(
+            f"{found[name]} AS {self.quote(name)}" if found.get(name) else self.quote(name) for name in wanted.names
+        )
+        return f"SELECT {spelled} FROM {subquery(sql)} AS q"
+
+    # ---------------------------------------------------------------------------------------------------------- writing
+
+    def columns(self, session: Session, schema: str | None, name: str) -> list[Column] | None:
+        """By SHOW COLUMNS."""
+        table = self.table(schema, name)
+        try:
+            found = session.rows(f"SHOW FULL COLUMNS FROM {table}")
+        except pymysql.Error as error:
+            if error.args[0] in (ER.NO_SUCH_TABLE, ER.BAD_DB_ERROR):
+                return None
+            raise
+        chosen = ", ".join(self.quote(row[0]) for row in found)
+        fields = []
+        for field, stored in self._fields(session, f"SELECT {chosen} FROM {table}"):
+            try:
+                fields.append(kinds.field_of(field, stored))
+            except SchemaError:
+                fields.append(pa.field(field.name, pa.string()))
+        made = []
+        for field, (column, kind, collation, nullable, _, default, extra, *_) in zip(fields, found, strict=True):
+            generated = "GENERATED" in extra.replace("DEFAULT_GENERATED", "")
+            made.append(
+                Column(
+                    name=column,
+                    field=field.with_nullable(nullable == "YES"),
+                    sql=kind if collation is None else f"{kind} collate {collation}",
+                    required=nullable == "NO" and default is None and not generated and "auto_increment" not in extra,
+                    generated=generated,
+                )
+            )
+        return made
+
+    def sql_type(self, field: pa.Field, *, key: bool = False) -> str:
+        """Types that hold every value of the field; of a key as much as an index takes."""
+        # Without padding: under other collations "a" and "a " are the same.
+        collation = "utf8mb4_nopad_bin" if self._is_mariadb else "utf8mb4_0900_bin"
+        return kinds.sql_type(field, key=key, collation=collation)
+
+    def fits(self, column: Column, field: pa.Field) -> bool:
+        """Where nothing would be rounded."""
+        return kinds.takes(column.sql, column.field, field)
+
+    def copy_in(self, session: Session, table: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
+        """By INSERT statements of many rows."""
+        names = ", ".join(self.quote(name) for name in schema.names)
+        into = f"INSERT INTO {table} ({names}) VALUES "
+        return copy.insert(session.driver, into, schema, batches, self._packet)
+
+    # ----------------------------------------------------------------------------------------------- words of a dialect
+
+    def table(self, schema: str | None, name: str) -> str:
+        """A schema is a database."""
+        return self.quote(name) if schema is None else f"{self.quote(schema)}.{self.quote(name)}"
+
+    def create_schema(self, session: Session, schema: str) -> None:
+        """A database, where it is missing: who may not create one may use one that is there."""
+        if not session.row("SELECT 1 FROM information_schema.schemata WHERE schema_name = ?", (schema,)):
+            session.run(f"CREATE DATABASE IF NOT EXISTS {self.quote(schema)}")
+
+    def create_temporary(self, session: Session, name: str, columns: str) -> None:
+        """A temporary table, which is dropped when the transaction ends."""
+        session.run(f"CREATE TEMPORARY TABLE {self.temporary(name)} ({columns})")
+        session.driver.at_end.append(f"DROP TEMPORARY TABLE IF EXISTS {self.temporary(name)}")
+
+    def create_temporary_as(self, session: Session, name: str, select: str, parameters: Sequence[Any] = ()) -> int:
+        """The same, of a query's rows."""
+        cursor = session.run(f"CREATE TEMPORARY TABLE {self.temporary(name)} AS {select}", parameters)
+        session.driver.at_end.append(f"DROP TEMPORARY TABLE IF EXISTS {self.temporary(name)}")
+        return int(cursor.rowcount)
+
+    def drop_temporary(self, session: Session, name: str) -> None:
+        """Without the word TEMPORARY it would commit."""
+        session.run(f"DROP TEMPORARY TABLE IF EXISTS {self.temporary(name)}")
+
+    def create_key_index(self, session: Session, schema: str | None, name: str, keys: Sequence[str]) -> None:
+        """An index by which the versions of a key are found."""
+        columns = ", ".join(self.quote(key) for key in keys)
+        session.run(f"ALTER TABLE {self.table(schema, name)} ADD INDEX ({columns})")
+
+    def lock(self, session: Session, schema: str | None, name: str) -> None:
+        """A named lock of the server, which outlives the transaction by one statement."""
+        row = session.row("SELECT coalesce(?, database())", (schema,))
+        whole = f"{row[0] if row else ''}\0{name}".encode()
+        key = f"weft:{hashlib.sha256(whole).hexdigest()[:40]}"
+        # Before the wait: were the answer lost, the lock might be held all the same.
+        session.driver.at_end.append(f"DO RELEASE_LOCK('{key}')")
+        taken = session.row(f"SELECT GET_LOCK('{key}', {LOCK_SECONDS})")
+        if taken is None or taken[0] != 1:
+            raise BusyError(
+                f"Another load has been changing {name!r} for {LOCK_SECONDS} s.",
+                hint="Nothing was stored. Try again when it is done.",
+            )
+
+    def distinct(self, left: str, right: str, column: Column) -> str:
+        """Texts by their bytes: a collation may take letters, cases and spaces for the same."""
+        if "collate" in column.sql:
+            if "collate utf8mb4" not in column.sql:
+                left, right = f"CONVERT({left} USING utf8mb4)", f"CONVERT({right} USING utf8mb4)"
+            left, right = f"CAST({left} AS BINARY)", f"CAST({right} AS BINARY)"
+        elif column.sql.startswith("float"):
+            right = f"CAST({right} AS FLOAT)"
+        elif column.sql == "json":
+            right = f"CAST({right} AS JSON)"
+        return f"NOT ({left} <=> {right})"
+
+    def cast(self, expression: str, field: pa.Field, column: Column) -> str:
+        """The value itself, checked where strict mode would round it."""
+        return kinds.cast(expression, field, column.sql)
+
+    def update_from(self, table: str, source: str, on: str, assignments: dict[str, str]) -> str:
+        """UPDATE … JOIN. A value may not use a column that is assigned before it: that one is new already."""
+        changes = ", ".join(f"t.{self.quote(name)} = {value}" for name, value in assignments.items())
+        return f"UPDATE {table} AS t JOIN {source} AS s ON {on} SET {changes}"
+
+    def delete_missing(self, table: str, source: str, on: str) -> str:
+        """The form for several tables, the only one in which every version takes an alias."""
+        return f"DELETE t FROM {table} AS t WHERE NOT EXISTS (SELECT 1 FROM {source} AS s WHERE {on})"
+
+    def row_hash(self, expressions: Sequence[str]) -> str:
+        """Each value with its length before it; null has none."""
+        parts = ", ".join(f"IFNULL(CONCAT(LENGTH({each}), ':', {each}), 'N')" for each in expressions)
+        return f"MD5(CONCAT('', {parts}))"
+
+    def moment(self, value: datetime) -> str:
+        """In UTC, without saying so."""
+        text = value.astimezone(UTC).replace(tzinfo=None).isoformat(sep=" ", timespec="microseconds")
+        return f"TIMESTAMP'{text}'"
+
+    def add_seconds(self, expression: str, seconds: float) -> str:
+        """By whole microseconds."""
+        return f"({expression} + INTERVAL {round(seconds * 1_000_000)} MICROSECOND)"
+
+    def instant(self, expression: str, column: pa.Field) -> str:
+        """Dates and times without a zone are UTC."""
+        return f"CAST({expression} AS DATETIME(6))"
+
+    def is_rejection(self, error: BaseException) -> bool:
+        """What the server refused, or what was refused in its place."""
+        return isinstance(error, SchemaError) or _is_rejection(error)
+
+
+class TablesDriver(MySQLSessions):
+    """Sessions that leave neither locks nor temporary tables behind."""
+
+    def connect(self, role: Role) -> Driver:
+        """A connection that may be slow to read, and joins without an index by hashes."""
+        driver = super().connect(role)
+        try:
+            driver.query("SET SESSION net_write_timeout = 3600, net_read_timeout = 3600")
+            if driver.is_mariadb():
+                driver.query("SET SESSION join_cache_level = 8, join_buffer_size = 67108864")
+        except BaseException:
+            driver.close()
+            raise
+        return driver
+
+    def commit(self, driver: Driver, role: Role) -> None:
+        """Commit; what cannot be cleaned up then goes with the connection."""
+        super().commit(driver, role)
+        try:
+            driver.clean_up()
+        except pymysql.Error:
+            driver.cut()
+
+    def rollback(self, driver: Driver) -> None:
+        """Undo, and clean up."""
+        super().rollback(driver)
+        driver.clean_up()
+
+    def explain(self, error: BaseException) -> WeftError:
+        """A row that the server refused is one that does not fit."""
+        explained = super().explain(error)
+        return SchemaError(explained.what) if _is_rejection(error) else explained
+
+
+# Duplicate, null, no default, wrong value, out of range, cut off, wrong date, too long, no such parent, still a child,
+# a check, not JSON, a number beyond the largest.
+_REJECTIONS = {
+    *(1048, 1062, 1169, 1216, 1217, 1263, 1264, 1265, 1292, 1364, 1365, 1366, 1367, 1406, 1411, 1416, 1451, 1452, 1586),
+    *(1690, 1761, 1762, 1859, 3140, 3141, 3156, 3157, 3819, 4025, 4038),
+}
+
+
+def _is_rejection(error: BaseException) -> bool:
+    return isinstance(error, pymysql.Error) and bool(error.args) and error.args[0] in _REJECTIONS
+
+
+def _stored(session: Session, schema: str, table: str) -> dict[str, kinds.Stored]:
+    """What the catalogue says of a table's columns."""
+    found = session.rows(
+        "SELECT column_name, column_type, column_comment FROM information_schema.columns "
+        "WHERE table_schema = ? AND table_name = ?",
+        (schema, table),
+    )
+    in_stream = any(name == ROWID for name, _, _ in found)
+    checked: set[str] = set()
+    if session.driver.is_mariadb() and any(kind == "longtext" for _, kind, _ in found):
+        clauses = session.rows(
+            "SELECT check_clause FROM information_schema.check_constraints "
+            "WHERE constraint_schema = ? AND table_name = ?",
+            (schema, table),
+        )
+        checked = {clause.lower() for (clause,) in clauses}
+    return {
+        name: kinds.Stored(kind, comment, f"json_valid({_quoted(name)})" in checked, in_stream)
+        for name, kind, comment in found
+    }
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.lower().replace("`", "``") + "`"
+
+
+def _in_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    arrays = batch.columns
+    for index, field in enumerate(schema):
+        if hint_of(field) == "time":
+            # As others write it: as many digits of a second as there are.
+            short = pc.replace_substring_regex(arrays[index], r"(\.\d*?)0+$", r"\1")
+            arrays[index] = pc.replace_substring_regex(short, r"\.$", "")
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
