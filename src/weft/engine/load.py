@@ -27,7 +27,8 @@ from weft.systems.base import Connection, system_for
 from weft.systems.load import Counts, Load
 from weft.systems.log import META_TYPES
 from weft.systems.sql import commit as sql_commit
-from weft.systems.sql.commit import Batches, Query
+from weft.systems.sql import staging
+from weft.systems.sql.commit import Batches, Query, Staged
 from weft.systems.sql.tables import SqlTables
 
 Engine = Literal["spark", "pushdown"]
@@ -175,19 +176,32 @@ class _Job:
         return outcome.unpack(found)  # type: ignore[no-any-return]
 
     def _written(self, frame: Any, schema: pa.Schema, tables: SqlTables) -> Counts:
-        """A query of Spark's whose rows one task writes, so that they are one transaction of the target's."""
-        from weft.engine import tasks
+        """A query of Spark's, whose rows become one transaction of the target's."""
+        from weft.engine import session, tasks
         from weft.engine.progress import progress
 
         if sql_commit.is_committed(tables, self.load):
             return Counts(replayed=True)
-        tables.close()
         with progress(f"loading {self.load.name}"), outcome.explained(f"load {self.load.name}"):
+            if not session.is_local() and not tables.one_writer:
+                return self._staged(frame, schema, tables)
+            tables.close()
+            # On one machine a single writer is faster than several and a move: measured in docs/benchmarks.md.
             written = frame.coalesce(1).mapInArrow(tasks.write(tables, self.load, schema), tasks.RESULT).collect()
         if not written:
             # Spark calls no task for a query without partitions.
             return sql_commit.commit(tables, self.load, Batches(schema, []))
         return outcome.unpack(bytes(written[0][0]))  # type: ignore[no-any-return]
+
+    def _staged(self, frame: Any, schema: pa.Schema, tables: SqlTables) -> Counts:
+        """Each task writes its rows into a staging table; the driver moves those of the attempts that count."""
+        from weft.engine import tasks
+
+        with staging.staging_table(tables, schema) as table:
+            written = frame.mapInArrow(tasks.stage(tables, table, schema), tasks.RESULT).collect()
+            found = [outcome.unpack(bytes(each)) for (each,) in written]
+            rows = Staged(table, schema, tuple(attempt for attempt, _, _ in found), sum(sent for _, _, sent in found))
+            return sql_commit.commit(tables, self.load, rows)
 
     # -------------------------------------------------------------------------------------------------------- sources
 

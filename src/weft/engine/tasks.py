@@ -11,6 +11,7 @@ from weft.columns import canonical_batch
 from weft.engine import outcome
 from weft.engine.readers import Reader
 from weft.systems.load import Load
+from weft.systems.sql import staging
 from weft.systems.sql.ahead import read_ahead
 from weft.systems.sql.commit import Batches, commit
 from weft.systems.sql.tables import SqlTables
@@ -31,6 +32,22 @@ def write(tables: SqlTables, load: Load, schema: pa.Schema) -> Callable[[Iterabl
             return (canonical_batch(batch, schema) for batch in batches)
 
         found = outcome.of(lambda: commit(tables, load, Batches(schema, read_ahead(canonical))), finally_=tables.close)
+        yield pa.RecordBatch.from_pydict({"outcome": [found]})
+
+    return run
+
+
+def stage(tables: SqlTables, table: str, schema: pa.Schema) -> Callable[[Iterable[pa.RecordBatch]], Iterator[Any]]:
+    """A function for `mapInArrow` over many partitions: each attempt puts its rows into the staging table.
+
+    Spark hands the driver one result a partition, of the attempt that counts; what the others wrote is never moved.
+    """
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        def canonical() -> Iterator[pa.RecordBatch]:
+            return (canonical_batch(batch, schema) for batch in batches)
+
+        found = outcome.of(lambda: staging.fill(tables, table, schema, read_ahead(canonical)), finally_=tables.close)
         yield pa.RecordBatch.from_pydict({"outcome": [found]})
 
     return run

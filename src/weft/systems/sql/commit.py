@@ -21,13 +21,13 @@ from weft.systems.sql import quarantine
 from weft.systems.sql.driver import Session
 from weft.systems.sql.merge import Move
 from weft.systems.sql.queries import subquery
+from weft.systems.sql.staging import ATTEMPT
 from weft.systems.sql.tables import Column, SqlTables
 
 # Tests stop a process at each of these steps, by a handler on this logger.
 _steps = logging.getLogger("weft.commit")
 
 STAGE = "_weft_stage"
-_ATTEMPT = "_weft_attempt"
 _LEDGER_FIELDS = pa.schema(
     [
         pa.field("pipeline", pa.string(), nullable=False),
@@ -370,8 +370,10 @@ class _Commit:
             else:
                 self.rows_read, self.bytes = bad.stage(STAGE, definitions, self.schema, rows.batches)
         else:
-            is_query = isinstance(rows, Query)
-            select = f"SELECT {names} FROM {subquery(rows.sql)} AS q" if is_query else self._of_attempts(rows)
+            if isinstance(rows, Query):
+                select = f"SELECT {names} FROM {subquery(rows.sql)} AS q"
+            else:
+                select = self._of_attempts(rows)
             if bad is not None:
                 select = f"SELECT q.*, row_number() OVER () AS {tables.quote(quarantine.ROW)} FROM ({select}) AS q"
             self.rows_read = tables.create_temporary_as(session, STAGE, select)
@@ -383,7 +385,7 @@ class _Commit:
         names = ", ".join(self.tables.quote(name) for name in self.schema.names)
         # Ours: they hold nothing but letters and digits.
         attempts = ", ".join(f"'{attempt}'" for attempt in rows.attempts) or "''"
-        return f"SELECT {names} FROM {rows.table} WHERE {self.tables.quote(_ATTEMPT)} IN ({attempts})"
+        return f"SELECT {names} FROM {rows.table} WHERE {self.tables.quote(ATTEMPT.name)} IN ({attempts})"
 
     def _check_empty(self) -> None:
         load = self.load

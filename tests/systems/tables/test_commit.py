@@ -1,0 +1,197 @@
+"""What surrounds the modes: staging by several writers, refusals, bad rows, conversions, two loads at once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from systems.tables.test_modes import rows_of
+from weft.errors import DeclarationError, LoadRefusedError, WeftError
+from weft.systems.base import system_for
+from weft.systems.load import Counts, Load
+from weft.systems.sql import commit as sql_commit
+from weft.systems.sql import staging
+from weft.systems.sql.tables import SqlTables
+
+DAY = datetime(2026, 3, 1, tzinfo=UTC)
+
+
+def load(tables: SqlTables, rows: Any, **options: Any) -> Counts:
+    table = rows if isinstance(rows, pa.Table) else pa.Table.from_pylist(rows)
+    planned = Load.declare(**{"target": "t", "moment": DAY, **options})
+    sql_commit.prepare(tables, planned, table.schema)
+    return sql_commit.commit(tables, planned, sql_commit.Batches(table.schema, table.to_batches()))
+
+
+def run(tables: SqlTables, *statements: str) -> None:
+    with tables.driver.session("publish") as session:
+        for statement in statements:
+            session.run(statement)
+
+
+def names_of(tables: SqlTables, table: str = "t", column: str = "name") -> list[Any]:
+    return sorted(row[column] for row in rows_of(tables, table))
+
+
+def test_a_missing_table_is_created_in_its_schema(tables: SqlTables) -> None:
+    assert load(tables, [{"id": 1, "name": "a"}], target=("weft_analytics", "orders")).inserted == 1
+    assert load(tables, [{"id": 2, "name": "b"}], target="weft_analytics.orders").inserted == 1
+    with tables.driver.session("read") as session:
+        found = session.rows(f"SELECT count(*) FROM {tables.table('weft_analytics', 'orders')}")
+    assert found == [(2,)]
+    if tables.dialect == "mysql":
+        run(tables, "DROP DATABASE weft_analytics")
+
+
+def test_columns_that_the_target_lacks_are_refused(tables: SqlTables) -> None:
+    load(tables, [{"id": 1, "name": "a"}])
+    with pytest.raises(LoadRefusedError, match="has no column 'nmae'") as caught:
+        load(tables, [{"id": 2, "nmae": "b"}])
+    assert caught.value.hint == "Did you mean 'name'?"
+    # Fewer columns are fine: the rest is null.
+    assert load(tables, [{"id": 2}]).inserted == 1
+    assert [row["name"] for row in sorted(rows_of(tables, "t"), key=lambda row: row["id"])] == ["a", None]
+
+
+def test_columns_that_must_be_there(tables: SqlTables) -> None:
+    run(tables, "CREATE TABLE t (id INTEGER NOT NULL, name VARCHAR(20) NOT NULL, n INTEGER DEFAULT 7)")
+    with pytest.raises(LoadRefusedError, match="'name' of t may not be null"):
+        load(tables, [{"id": 1}])
+    assert load(tables, [{"id": 1, "name": "a"}]).inserted == 1
+    assert rows_of(tables, "t")[0]["n"] == 7
+
+
+def test_values_are_converted_to_the_columns_or_refused(tables: SqlTables) -> None:
+    run(tables, "CREATE TABLE t (id BIGINT, name VARCHAR(5), n INTEGER)")
+    assert load(tables, [{"id": 1, "name": "abc", "n": 4}]).inserted == 1
+    if tables.dialect == "sqlite":
+        return  # it takes any value in any column
+    for bad in ({"id": 1, "name": "a", "n": 2**40},):
+        with pytest.raises(WeftError):
+            load(tables, [bad])
+    if tables.dialect in ("postgres", "mysql"):
+        with pytest.raises(WeftError):
+            load(tables, [{"id": 1, "name": "too long", "n": 1}])
+    assert len(rows_of(tables, "t")) == 1
+
+
+def test_merge_refuses_without_writing(tables: SqlTables) -> None:
+    load(tables, [{"id": 1, "name": "a"}], mode="merge", keys=["id"])
+    with pytest.raises(LoadRefusedError, match=r"share a key: id=2 \(2 rows\)"):
+        load(
+            tables,
+            [{"id": 1, "name": "z"}, {"id": 2, "name": "b"}, {"id": 2, "name": "c"}],
+            mode="merge",
+            keys=["id"],
+        )
+    with pytest.raises(LoadRefusedError, match="1 of 2 source rows of t have no key"):
+        load(tables, [{"id": 1, "name": "z"}, {"id": None, "name": "b"}], mode="merge", keys=["id"])
+    assert names_of(tables) == ["a"]
+
+
+def test_a_source_that_fails_in_the_middle_changes_nothing(tables: SqlTables) -> None:
+    load(tables, [{"id": 1, "name": "a"}])
+    schema = pa.schema([("id", pa.int64()), ("name", pa.string())])
+
+    def broken() -> Iterator[pa.RecordBatch]:
+        yield pa.RecordBatch.from_pylist([{"id": 2, "name": "b"}], schema=schema)
+        raise OSError("the source is gone")
+
+    for mode, keys in (("append", []), ("truncate", []), ("merge", ["id"])):
+        planned = Load.declare(target="t", mode=mode, keys=keys, moment=DAY)
+        sql_commit.prepare(tables, planned, schema)
+        with pytest.raises(OSError, match="the source is gone"):
+            sql_commit.commit(tables, planned, sql_commit.Batches(schema, broken()))
+        assert names_of(tables) == ["a"]
+        assert not sql_commit.is_committed(tables, planned)
+
+
+@pytest.mark.parametrize(("mode", "keys"), [("append", []), ("truncate", []), ("merge", ["id"]), ("scd2", ["id"])])
+def test_bad_rows_alone_are_put_aside(tables: SqlTables, mode: str, keys: list[str]) -> None:
+    columns = "id BIGINT, name VARCHAR(20), n BIGINT CHECK (n < 100)"
+    if mode == "scd2":
+        kinds = {field.name: tables.sql_type(field) for field in sql_commit.scd2_fields()}
+        columns += "".join(f", {tables.quote(name)} {kind}" for name, kind in kinds.items())
+    run(tables, f"CREATE TABLE t ({columns})")
+    rows = [{"id": i, "name": f"n{i}", "n": 500 if i in (3, 57, 58) else i % 100} for i in range(200)]
+    if not tables.savepoints:
+        with pytest.raises(DeclarationError, match="cannot put bad rows aside"):
+            load(tables, rows, mode=mode, keys=keys, on_bad_rows="quarantine", target="t")
+        return
+    counts = load(tables, rows, mode=mode, keys=keys, on_bad_rows="quarantine")
+    assert (counts.rows_read, counts.inserted, counts.quarantined) == (200, 197, 3)
+    assert len(rows_of(tables, "t")) == 197
+    aside = rows_of(tables, "t__quarantine")
+    assert sorted('"id": 3,' in row["payload"] for row in aside) == [False, False, True]
+    assert all(row["_weft_error"] and row["_weft_pipeline"] == "t" for row in aside)
+    with pytest.raises(WeftError):
+        load(tables, rows, mode=mode, keys=keys)
+    assert len(rows_of(tables, "t")) == 197
+
+
+def test_two_loads_into_one_table_at_once(tables: SqlTables) -> None:
+    load(tables, [{"id": 0, "name": "start"}], mode="merge", keys=["id"])
+    errors: list[BaseException] = []
+
+    def merge(number: int) -> None:
+        own = system_for(tables.connection.kind).load_tables()(tables.connection)
+        try:
+            for turn in range(5):
+                load(own, [{"id": i, "name": f"{number}/{turn}"} for i in range(50)], mode="merge", keys=["id"])
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            own.close()
+
+    threads = [threading.Thread(target=merge, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    found = rows_of(tables, "t")
+    assert sorted(row["id"] for row in found) == list(range(50))
+    # The last load won, whole.
+    assert len({row["name"] for row in found}) == 1
+
+
+def test_staging_by_several_writers(tables: SqlTables) -> None:
+    if tables.one_writer:
+        pytest.skip(f"{tables.dialect} takes one writer at a time")
+    schema = pa.schema([("id", pa.int64()), ("name", pa.string())])
+    planned = Load.declare(target="t", mode="merge", keys=["id"], moment=DAY)
+    sql_commit.prepare(tables, planned, schema)
+
+    def batch(*ids: int) -> list[pa.RecordBatch]:
+        return [pa.RecordBatch.from_pylist([{"id": i, "name": f"n{i}"} for i in ids], schema=schema)]
+
+    with staging.staging_table(tables, schema) as table:
+        one, _, _ = staging.fill(tables, table, schema, batch(1, 2))
+        # An attempt that does not count: its task was tried again.
+        staging.fill(tables, table, schema, batch(3, 4))
+        two, rows, _ = staging.fill(tables, table, schema, batch(3, 4))
+        assert rows == 2
+        # What is in use is not swept away.
+        assert staging.sweep(tables) == []
+        counts = sql_commit.commit(tables, planned, sql_commit.Staged(table, schema, (one, two)))
+    assert counts.inserted == 4
+    assert names_of(tables) == ["n1", "n2", "n3", "n4"]
+    with tables.driver.session("publish") as session:
+        session.run(f"CREATE TABLE {tables.driver.table('weft', 'stage_0123')} (id INTEGER)")
+    assert staging.sweep(tables) == ["stage_0123"]
+    assert staging.sweep(tables) == []
+
+
+@pytest.mark.parametrize("name", ['a"b', "a b", "select", "Grüße 日本", "a'b", "a`b", "a.b", "a%s?b", "x" * 60])
+def test_hostile_names(tables: SqlTables, name: str) -> None:
+    rows = [{name: 1, f"{name[:50]}2": "a"}, {name: 2, f"{name[:50]}2": "b"}]
+    for target, mode in ((name, "merge"), (f"{name[:50]}3", "scd2")):
+        load(tables, rows, target=(None, target), mode=mode, keys=[name])
+        counts = load(tables, [rows[0], {name: 2, f"{name[:50]}2": "c"}], target=(None, target), mode=mode, keys=[name])
+        assert (counts.updated, counts.unchanged) == (1, 1)
+    assert {row[f"{name[:50]}2"] for row in rows_of(tables, name)} == {"a", "c"}
