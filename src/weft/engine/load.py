@@ -104,17 +104,20 @@ class _Job:
         if system_for(self.connection.kind).tables is None:
             return self._into_files(given)
         tables = open_tables(self.connection)
+        reader = None
         try:
-            return self._into_tables(given, tables)
+            reader = self._reader(given, tables)
+            return self._into_tables(given, reader, tables)
         finally:
             tables.close()
+            if isinstance(reader, SqlReader):
+                reader.tables.close()
 
     # ------------------------------------------------------------------------------------------------- SQL databases
 
-    def _into_tables(self, given: Given, tables: SqlTables) -> tuple[Counts, str]:
-        reader = self._reader(given)
+    def _into_tables(self, given: Given, reader: Reader | None, tables: SqlTables) -> tuple[Counts, str]:
         plain = self.transform_sql is None and self.engine != "spark"
-        if plain and isinstance(reader, SqlReader) and reader.tables.identity() == tables.identity():
+        if plain and isinstance(reader, SqlReader) and _is_same(reader.tables, tables):
             return self._pushed_down(reader, tables), "pushdown"
         if plain and isinstance(given, kinds.Memory):
             return self._from_here(given, tables), "pushdown"
@@ -205,9 +208,11 @@ class _Job:
 
     # -------------------------------------------------------------------------------------------------------- sources
 
-    def _reader(self, given: Given) -> Reader | None:
+    def _reader(self, given: Given, target: SqlTables | None = None) -> Reader | None:
         if isinstance(given, kinds.Sql):
-            tables = open_tables(current().connection(self.source) if self.source is not None else self.connection)
+            source = current().connection(self.source) if self.source is not None else self.connection
+            # One connection to one database: it answers sooner than two, and nobody need ask whether it is the same.
+            tables = target if target is not None and source.resolved() == target.connection else open_tables(source)
             return SqlReader(tables, given.text, tables.describe(given.text), self.partition_by)
         if isinstance(given, kinds.Events):
             return stream_reader(given.stream, self.source)
@@ -241,6 +246,10 @@ class _Job:
         if self.engine == "pushdown":
             raise DeclarationError(f"A load into {self.connection.label} runs on Spark.", hint="Leave engine= out.")
         return frames.write(self._frame(given, self._reader(given)), self.connection, self.load), "spark"
+
+
+def _is_same(one: SqlTables, other: SqlTables) -> bool:
+    return one is other or (one.dialect == other.dialect and one.identity() == other.identity())
 
 
 def open_tables(connection: Connection) -> SqlTables:
