@@ -66,7 +66,7 @@ def test_own_unacknowledged_events_come_first(streams: Project) -> None:
 def test_the_order_own_expired_new(streams: Project) -> None:
     declare()
     publish(*range(6))
-    assert consume("gone", batch_size=2, lease=0.05) == [0, 1]
+    assert consume("gone", batch_size=2, lease=2) == [0, 1]
     assert consume("a", batch_size=2) == [2, 3]
     wait_until_expired_of("gone")
     assert consume("a", batch_size=3) == [2, 3, 0]
