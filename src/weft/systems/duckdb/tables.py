@@ -18,6 +18,7 @@ from weft.errors import BusyError, DeclarationError, SchemaError
 from weft.systems.duckdb.connection import MEMORY, DuckDBConnection
 from weft.systems.duckdb.driver import WAIT_SECONDS, DuckDBDriver, is_rejection
 from weft.systems.sql.driver import Session
+from weft.systems.sql.queries import bare_rows, subquery
 from weft.systems.sql.tables import Column, Slice, SqlTables
 
 # A batch's rows: a multiple of what DuckDB's own vectors have.
@@ -76,6 +77,10 @@ class DuckDBTables(SqlTables):
             schema = pa.schema([schema.field(name) for name in columns])
         with self.driver.session("read") as session:
             relation = _relation(session.driver, part.sql)
+            if not schema.names:
+                ((count,),) = session.rows(f"SELECT count(*) FROM {subquery(part.sql)} AS q")
+                yield bare_rows(count)
+                return
             by_name = dict(zip(relation.columns, relation.types, strict=True))
             selected = [_selected(self.quote(field.name), by_name.get(field.name)) for field in schema]
             if columns is not None or any(expression is not None for expression in selected):
@@ -83,7 +88,7 @@ class DuckDBTables(SqlTables):
                     f"{expression or self.quote(field.name)} AS {self.quote(field.name)}"
                     for expression, field in zip(selected, schema, strict=True)
                 )
-                relation = _relation(session.driver, f"SELECT {spelled} FROM ({_bare(part.sql)}\n) AS q")
+                relation = _relation(session.driver, f"SELECT {spelled} FROM {subquery(part.sql)} AS q")
             for batch in relation.to_arrow_reader(_READ_ROWS):
                 if batch.num_rows:
                     yield canonical_batch(_finite(batch), schema)
@@ -171,6 +176,24 @@ class DuckDBTables(SqlTables):
             )
         session.store.when_closed(session.driver, lock.release)
 
+    def cast(self, expression: str, field: pa.Field, column: Column) -> str:
+        """DuckDB rounds, cuts off and drops the time of day: what comes back from the cast must be what went in."""
+        own = self.sql_type(field)
+        there = f"CAST({expression} AS {column.sql})"
+        if column.sql == own or is_nested(field.type) or column.sql in ("VARCHAR", "FLOAT", "DOUBLE"):
+            return there
+        back = own
+        if own == "VARCHAR":
+            if not column.sql.startswith(_ROUNDED):
+                return there
+            # As the type that has all the digits which the text may have.
+            back = "TIMESTAMP" if column.sql.startswith(("DATE", "TIMESTAMP")) else "DECIMAL(38,10)"
+        same = f"CAST({there} AS {back}) = CAST({expression} AS {back})"
+        if own == "VARCHAR" and column.sql == "TIME":
+            same = f"{expression} NOT LIKE '%-%'"  # a date
+        wrong = f"error(CAST({expression} AS VARCHAR) || ' does not fit {_unquoted(column.sql)}')"
+        return f"CASE WHEN {expression} IS NULL OR {same} THEN {there} ELSE {wrong} END"
+
     def row_hash(self, expressions: Sequence[str]) -> str:
         """Of a JSON list of texts, in which null, empty and shifted values differ."""
         texts = ", ".join(f"CAST({each} AS VARCHAR)" for each in expressions)
@@ -196,6 +219,7 @@ class DuckDBTables(SqlTables):
 
 
 _INCOMING = "_weft_incoming"
+_ROUNDED = ("DECIMAL", "TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "U", "DATE", "TIME")
 
 # ---------------------------------------------------------------------------------------------------------------- types
 
@@ -308,10 +332,6 @@ def _relation(driver: duckdb.DuckDBPyConnection, sql: str) -> duckdb.DuckDBPyRel
     return driver.sql(sql)
 
 
-def _bare(sql: str) -> str:
-    return sql.strip().rstrip(";")
-
-
 def _finite(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Refuse 'infinity': it is the largest number to Arrow, and a moment in the year 294247 to whoever reads it."""
     for array, field in zip(batch.columns, batch.schema, strict=True):
@@ -332,6 +352,10 @@ def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]
         if group and (full or batch is None):
             yield group
             group = []
+
+
+def _unquoted(sql: str) -> str:
+    return sql.replace("'", "")
 
 
 def _size(batch: pa.RecordBatch) -> int:

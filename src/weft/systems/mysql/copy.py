@@ -64,7 +64,7 @@ def _rows(batch: pa.RecordBatch, schema: pa.Schema) -> pa.Array:
 
 
 def _literals(array: pa.Array, field: pa.Field) -> pa.Array:
-    """Each value as a quoted text, which the server reads exactly, a negative zero too."""
+    """Each value as a quoted text: a number that is not quoted goes through DECIMAL on its way to a DOUBLE."""
     kind = field.type
     if pa.types.is_floating(kind):
         _refuse_not_finite(array, field)

@@ -161,6 +161,7 @@ def parse(sql: str) -> tuple[str, list[int]]:
 
 # ---------------------------------------------------------------------------------------------------------------- casts
 
+TOO_LARGE = "9223372036854775807"
 _WHOLE = ("tinyint", "smallint", "mediumint", "int", "bigint", "year")
 _TIMES = ("datetime", "timestamp", "time")
 
@@ -189,7 +190,7 @@ def cast(expression: str, field: pa.Field, sql: str) -> str:
             return _checked(expression, "1 = 0")
         if unit > 1:
             as_type = "TIME(6)" if base == "time" else "DATETIME(6)"
-            return _checked(expression, f"MICROSECOND({expression}) % {unit} = 0", as_type)
+            return _checked(expression, f"MICROSECOND(CAST({expression} AS {as_type})) % {unit} = 0", as_type)
     collation = re.search(r"collate (utf8mb4_\w+)", sql)
     if pa.types.is_string(kind) and hint is None and collation:
         # By the column's own idea of what is the same, and so that its index is of use.
@@ -203,7 +204,7 @@ def _moment(expression: str) -> str:
 
 def _checked(expression: str, same: str, kind: str | None = None) -> str:
     # A number beyond the largest: an error wherever it is computed, not only where it is stored.
-    wrong = f"9223372036854775807 + LENGTH({expression})"
+    wrong = f"{TOO_LARGE} + LENGTH({expression})"
     if kind is not None:
         wrong = f"CAST({wrong} AS {kind})"
     return f"CASE WHEN {expression} IS NULL OR {same} THEN {expression} ELSE {wrong} END"

@@ -6,6 +6,7 @@ CREATE TABLE commits whatever is open, except of temporary tables: a load create
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
@@ -284,7 +285,16 @@ class TablesDriver(MySQLSessions):
     def explain(self, error: BaseException) -> WeftError:
         """A row that the server refused is one that does not fit."""
         explained = super().explain(error)
-        return SchemaError(explained.what) if _is_rejection(error) else explained
+        if not _is_rejection(error):
+            return explained
+        checked = re.search(rf"'{kinds.TOO_LARGE} \+ .*`([^`]+)`\)'", explained.what)
+        if checked is None:
+            return SchemaError(explained.what)
+        return SchemaError(
+            f"MySQL ({self.connection.target}): a value of {checked[1]!r} would be rounded or cut off.",
+            field=checked[1],
+            hint="Round it in the source, or give the column a type that holds it.",
+        )
 
 
 # Duplicate, null, no default, wrong value, out of range, cut off, wrong date, too long, no such parent, still a child,
