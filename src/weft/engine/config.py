@@ -16,6 +16,15 @@ Profile = Literal["quick", "throughput"]
 LogLevel = Literal["ERROR", "WARN", "INFO", "DEBUG"]
 _PROFILE_VARIABLE = "WEFT_SPARK_PROFILE"
 _MASTER_VARIABLE = "WEFT_SPARK_MASTER"
+NEEDED_CONF = {
+    # Else a Python data source that takes filters is refused.
+    "spark.sql.python.filterPushdown.enabled": "true",
+}
+SESSION_CONF = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    **NEEDED_CONF,
+}
 _KEYS = ("archive", "conf", "jars", "log_level", "master", "profile")
 
 
@@ -73,10 +82,7 @@ def session_conf(settings: SparkSettings) -> dict[str, str]:
         # Its bar goes to the JVM's stderr, which is a file here. Ours is in weft.engine.progress.
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.warehouse.dir": (weft_folder / "warehouse").as_uri(),
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.execution.arrow.pyspark.enabled": "true",
-        # Else a Python data source that takes filters is refused.
-        "spark.sql.python.filterPushdown.enabled": "true",
+        **SESSION_CONF,
     }
     if settings.is_local:
         cores = local_cores(settings.master)

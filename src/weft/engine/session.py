@@ -19,18 +19,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from weft.engine import archive, config, jvm
 from weft.engine.java import find_java
 from weft.engine.log import Log
+from weft.engine.ship import ship
 from weft.errors import MissingExtraError, SettingsError, WeftError
 from weft.project import current
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 _GATEWAY_VARIABLES = ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET")
+_CANCEL_SECONDS = 5.0
 _CONNECT_VARIABLES = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "SPARK_LOCAL_REMOTE")
 
 
@@ -39,9 +43,15 @@ class _Running:
     """The session that this module started."""
 
     session: SparkSession
+    context: SparkContext
     jvm: jvm.Jvm
     gateway: Any
-    settings: config.SparkSettings
+
+    def is_alive(self) -> bool:
+        """Whether it can be used: its context is not stopped, and its JVM has not died."""
+        from pyspark import SparkContext
+
+        return SparkContext._active_spark_context is self.context and self.jvm.process.poll() is None
 
 
 _lock = threading.RLock()
@@ -60,17 +70,24 @@ def spark(*, jars: Iterable[str | os.PathLike[str]] = ()) -> SparkSession:
     with _lock:
         session = running()
         if session is None:
+            _discard()
             _refuse_connect()
             settings = config.read_settings(current().root)
-            _running = _start(settings, wanted)
-            session = _running.session
+            if _GATEWAY_VARIABLES[0] in os.environ:
+                session = _submitted(settings)
+            else:
+                _running = _start(settings)
+                session = _running.session
+        if _running is None or session is not _running.session:
+            _adopt(session)
+        require_jars(session, wanted)
         return session
 
 
 def running() -> SparkSession | None:
     """The session in use, ours or the caller's own, if there is one."""
     found = _running
-    if found is not None and found.session._jsc is not None and _is_alive(found.session):
+    if found is not None and found.is_alive():
         return found.session
     # Not imported for this: who has a session has imported it.
     if "pyspark.core.context" not in sys.modules or "pyspark.sql.session" not in sys.modules:
@@ -78,10 +95,35 @@ def running() -> SparkSession | None:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    if SparkContext._active_spark_context is None:
+    context = SparkContext._active_spark_context
+    if context is None or (found is not None and context is found.context):
         return None
     # The active one is that of a thread; the one that was made first is for all of them.
-    return SparkSession.getActiveSession() or SparkSession._instantiatedSession
+    return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
+
+
+def require_jars(session: SparkSession, jars: Iterable[Path]) -> None:
+    """Put files onto the class path of a session that runs.
+
+    What `spark.jars` does when a session starts can be done later too: the loader that it fills is the one of all the
+    driver's threads and of Hadoop's configuration, and in local mode also of the tasks. (`ADD JAR` fills that of one
+    session, which file systems do not see.) Executors elsewhere are sent the files before their next task.
+    """
+    machine: Any = session.sparkContext._jvm
+    for jar in jars:
+        loader = machine.java.lang.Thread.currentThread().getContextClassLoader()
+        url = machine.java.net.URI(jar.as_uri()).toURL()
+        try:
+            present = any(each.equals(url) for each in loader.getURLs())
+            if not present:
+                loader.addURL(url)
+        except Exception:  # a session that somebody else started, with a loader of another kind
+            raise SettingsError(
+                f"{jar.name} cannot be added to the Spark session that runs.",
+                hint="Start the session with it: name it in spark.jars where the session is made.",
+            ) from None
+        if not present and not config.is_local(session.sparkContext.master or ""):
+            session.sparkContext._jsc.addJar(str(jar))
 
 
 def is_local() -> bool:
@@ -94,15 +136,37 @@ def is_local() -> bool:
 
 def stop() -> None:
     """Stop the session that `spark` started, and its JVM. The next use starts another one."""
-    global _running
     with _lock:
-        found, _running = _running, None
         _call_at_stop()
-        if found is not None:
-            with suppress(Exception):  # the JVM may be gone already
-                found.session.stop()
-            _forget_gateway(found)
-            found.jvm.stop()
+        if _running is not None and _running.is_alive():
+            _running.session.stop()
+        _discard()
+
+
+def _discard() -> None:
+    """Let go of our session, which was stopped or whose JVM died, so that another one can be made."""
+    global _running
+    found, _running = _running, None
+    if found is None:
+        return
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    _hush(found)
+    found.jvm.stop()
+    if SparkContext._gateway is found.gateway:
+        SparkContext._gateway = SparkContext._jvm = None
+    if SparkContext._active_spark_context is found.context:
+        SparkContext._active_spark_context = None
+        with suppress(Exception):
+            found.context._accumulatorServer.shutdown()
+    if SparkSession._instantiatedSession is found.session:
+        SparkSession._instantiatedSession = SparkSession._activeSession = None
+
+
+def _hush(found: _Running) -> None:
+    """Objects of Java's that become garbage are released over the gateway; where there is none, it complains aloud."""
+    found.gateway._gateway_client.is_connected = False
 
 
 def at_stop(function: Callable[[], object]) -> None:
@@ -117,15 +181,9 @@ def _call_at_stop() -> None:
             _at_stop.pop()()
 
 
-def _is_alive(session: SparkSession) -> bool:
-    from pyspark import SparkContext
-
-    return SparkContext._active_spark_context is session.sparkContext
-
-
-def _start(settings: config.SparkSettings, jars: list[Path]) -> _Running:
+def _start(settings: config.SparkSettings) -> _Running:
     conf = config.session_conf(settings)
-    listed = [jar if isinstance(jar, str) else jar.as_uri() for jar in (*settings.jars, *jars)]
+    listed = [jar if isinstance(jar, str) else jar.as_uri() for jar in settings.jars]
     if listed:
         conf["spark.jars"] = ",".join(dict.fromkeys([*filter(None, conf.get("spark.jars", "").split(",")), *listed]))
     log = Log(settings.root.absolute() / ".weft" / "spark.log")
@@ -148,9 +206,27 @@ def _start(settings: config.SparkSettings, jars: list[Path]) -> _Running:
     except BaseException:
         machine.stop()
         raise
+    if not settings.is_local:
+        ship(session.sparkContext)
     if settings.archive and not flags:
         archive.build_in_background(java)
-    return _Running(session, machine, gateway, settings)
+    return _Running(session, session.sparkContext, machine, gateway)
+
+
+def _submitted(settings: config.SparkSettings) -> SparkSession:
+    """The session of a program that was started by spark-submit, which has a JVM and most of its settings already."""
+    from pyspark.sql import SparkSession
+
+    return SparkSession.builder.config(map={**config.SESSION_CONF, **settings.conf}).getOrCreate()
+
+
+def _adopt(session: SparkSession) -> None:
+    """Use a session that somebody else made: as it is, but for what our data sources cannot do without."""
+    for key, value in config.NEEDED_CONF.items():
+        if session.conf.get(key, None) != value:
+            session.conf.set(key, value)
+    if not config.is_local(session.sparkContext.master or ""):
+        ship(session.sparkContext)
 
 
 def connect(machine: jvm.Jvm, conf: Mapping[str, str]) -> tuple[SparkSession, Any]:
@@ -161,6 +237,7 @@ def connect(machine: jvm.Jvm, conf: Mapping[str, str]) -> tuple[SparkSession, An
         from pyspark.sql import SparkSession
     except ImportError as error:
         raise MissingExtraError(f"Spark cannot be imported: {error}.", hint="pip install 'weft[spark]'") from error
+    _quiet_gateway()
     with _variables(dict(zip(_GATEWAY_VARIABLES, (str(machine.port), machine.secret), strict=True))):
         gateway = launch_gateway()  # type: ignore[no-untyped-call]
     try:
@@ -174,6 +251,17 @@ def connect(machine: jvm.Jvm, conf: Mapping[str, str]) -> tuple[SparkSession, An
     # It prints a traceback when the JVM goes before it is told to, at the end of a process for one.
     session.sparkContext._accumulatorServer.handle_error = _ignore  # type: ignore[method-assign, assignment]
     return session, gateway
+
+
+def _quiet_gateway() -> None:
+    """Have Py4J log under its own name. It uses the root logger for calls that are interrupted or lose their JVM, which
+    prints them where nobody set up logging, and sets it up for the whole process."""
+    import logging
+
+    import py4j.java_gateway as gateway
+
+    if gateway.logging is logging:
+        gateway.logging = logging.getLogger("py4j.java_gateway")
 
 
 def _ignore(*_: object) -> None:
@@ -197,7 +285,7 @@ def _variables(values: dict[str, str | None]) -> Iterator[None]:
 
 @contextmanager
 def _own_interrupt() -> Iterator[None]:
-    """Spark replaces what happens on Ctrl-C by cancelling all jobs; that is right unless somebody has other plans."""
+    """Spark takes Ctrl-C for itself. It stays with who had other plans for it; else it cancels what Spark does."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -205,8 +293,23 @@ def _own_interrupt() -> Iterator[None]:
     try:
         yield
     finally:
-        if before is not signal.default_int_handler:
-            signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, _interrupt if before is signal.default_int_handler else before)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """What Spark does on Ctrl-C, but from another thread: this one may be in the middle of a call, and then Spark's own
+    way fails with tracebacks."""
+    found = _running
+    if found is not None and found.is_alive():
+        thread = threading.Thread(target=_cancel, args=(found.context,), daemon=True)
+        thread.start()
+        thread.join(_CANCEL_SECONDS)
+    signal.default_int_handler(number, frame)
+
+
+def _cancel(context: SparkContext) -> None:
+    with suppress(Exception):  # it stops meanwhile
+        context.cancelAllJobs()
 
 
 def _refuse_connect() -> None:
@@ -221,19 +324,11 @@ def _refuse_connect() -> None:
 # The end of the process, and its children
 
 
-def _forget_gateway(found: _Running) -> None:
-    from pyspark import SparkContext
-
-    with suppress(Exception):
-        found.gateway.shutdown()
-    if SparkContext._gateway is found.gateway:
-        SparkContext._gateway = SparkContext._jvm = None
-
-
 def _at_exit() -> None:
     """The JVM would end by itself when this process has ended. It is waited for, so that nothing is left behind."""
     _call_at_stop()
     if _running is not None:
+        _hush(_running)
         _running.jvm.stop()
 
 
@@ -256,9 +351,8 @@ def _after_fork() -> None:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    client = found.gateway._gateway_client
-    client.is_connected = False  # else what is garbage here is released there
-    client.send_command = _refuse_command
+    _hush(found)  # else what is garbage here is released in the parent's JVM
+    found.gateway._gateway_client.send_command = _refuse_command
     SparkContext._lock = threading.RLock()
     SparkSession.Builder._lock = threading.RLock()
     if SparkContext._gateway is found.gateway:

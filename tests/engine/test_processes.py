@@ -1,0 +1,170 @@
+"""Spark's JVM ends with the process that started it, is no business of a forked child, and keeps off the terminal."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.engine.conftest import Python, finish
+
+
+def wait_until_gone(pid: int, seconds: float = 15) -> float:
+    start = time.monotonic()
+    while time.monotonic() - start < seconds:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return time.monotonic() - start
+        time.sleep(0.02)
+    os.kill(pid, signal.SIGKILL)
+    raise AssertionError(f"the JVM outlived its process by {seconds} seconds")
+
+
+START = """
+from weft.engine import session
+weft.spark().range(10).count()
+print(session._running.jvm.process.pid, flush=True)
+"""
+
+
+def test_ends_with_a_killed_process(python: Python) -> None:
+    process = python(START + "time.sleep(600)")
+    assert process.stdout is not None
+    pid = int(process.stdout.readline())
+    process.kill()
+    wait_until_gone(pid)
+
+
+def test_ends_with_a_killed_process_that_has_a_forked_child(python: Python) -> None:
+    """The child has a copy of the pipe that the JVM waits on."""
+    process = python(
+        START
+        + """
+child = os.fork()
+if child == 0:
+    time.sleep(600)
+print(child, flush=True)
+time.sleep(600)
+"""
+    )
+    assert process.stdout is not None
+    pid, child = int(process.stdout.readline()), int(process.stdout.readline())
+    process.kill()
+    try:
+        wait_until_gone(pid)
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_ends_with_a_process_killed_during_the_start(python: Python) -> None:
+    process = python("""
+        from weft.engine import jvm
+        original = jvm._gateway
+        def tell(process, answer, log):
+            print(process.pid, flush=True)
+            return original(process, answer, log)
+        jvm._gateway = tell
+        weft.spark()
+        time.sleep(600)
+    """)
+    assert process.stdout is not None
+    pid = int(process.stdout.readline())
+    process.kill()
+    wait_until_gone(pid, 60)
+
+
+def test_a_forked_child_has_a_session_of_its_own(python: Python) -> None:
+    lines = finish(
+        python("""
+        import gc
+        from weft.engine import session
+        spark = weft.spark()
+        frame = spark.range(10)
+        child = os.fork()
+        if child == 0:
+            try:
+                frame.count()
+            except weft.WeftError as error:
+                print(str(error).splitlines()[0], flush=True)
+            assert session.running() is None
+            frame = None
+            gc.collect()
+            assert weft.spark() is not spark
+            print(weft.spark().range(3).count(), flush=True)
+            session.stop()
+            os._exit(0)
+        while os.waitpid(child, os.WNOHANG) == (0, 0):
+            assert frame.count() == 10
+        print(weft.spark() is spark, frame.count(), flush=True)
+        """)
+    )
+    assert lines == [
+        "This process was forked from one that has a Spark session, which cannot be shared.",
+        "3",
+        "True 10",
+    ]
+
+
+def test_nothing_of_spark_is_on_the_terminal(python: Python, project: Path) -> None:
+    """Neither of the JVM, nor of the workers, nor of a failing task, nor of a process that ends without stopping."""
+    process = python("""
+        def noisy(_):
+            print("a worker prints")
+            os.write(2, b"and complains\\n")
+            raise ValueError("a task fails")
+        context = weft.spark().sparkContext
+        print(context.parallelize([1, 2], 2).map(str).count())
+        try:
+            context.parallelize([1], 1).map(noisy).collect()
+        except Exception as error:
+            print("a task fails" in str(error))
+    """)
+    assert finish(process) == ["2", "True"]
+    log = (project / ".weft" / "spark.log").read_text()
+    assert "and complains" in log
+    assert "a worker prints" in log
+    assert "TaskSetManager: Lost task 0.0" in log
+
+
+def test_an_interrupt_cancels_and_does_not_end_spark(python: Python) -> None:
+    process = python("""
+        def slow(_):
+            time.sleep(600)
+        context = weft.spark().sparkContext
+        print("ready", flush=True)
+        try:
+            context.parallelize([1], 1).map(slow).collect()
+        except KeyboardInterrupt:
+            print("interrupted")
+        for _ in range(3):
+            try:
+                print(weft.spark().range(3).count())
+                break
+            except Exception:  # Py4J closes connections that it has use for, and recovers
+                pass
+    """)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(2)
+    process.send_signal(signal.SIGINT)
+    assert finish(process) == ["interrupted", "3"]
+
+
+@pytest.mark.parametrize("way", ["spark", "thread"])
+def test_others_handle_interrupts_themselves(python: Python, way: str) -> None:
+    call = "weft.spark()" if way == "spark" else "asyncio.run(asyncio.to_thread(weft.spark))"
+    lines = finish(
+        python(f"""
+        import asyncio
+        def mine(*_):
+            pass
+        signal.signal(signal.SIGINT, mine)
+        {call}
+        print(signal.getsignal(signal.SIGINT) is mine)
+        """)
+    )
+    assert lines == ["True"]
