@@ -64,7 +64,7 @@ def canonical_schema(schema: pa.Schema) -> pa.Schema:
 
 def canonical_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """The batch in a canonical schema; `SchemaError` where a value would be altered (nanoseconds, say)."""
-    if batch.schema.equals(schema):
+    if batch.schema.equals(schema, check_metadata=True):
         return batch
     arrays = []
     for array, field in zip(batch.columns, schema, strict=True):

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
+from weft.columns import canonical_batch
 from weft.errors import LoadRefusedError, WeftError, nearest
 from weft.systems.load import IS_CURRENT, ROW_HASH, SCD2_COLUMNS, VALID_FROM, VALID_TO, Counts, Load
 from weft.systems.sql import quarantine
@@ -332,7 +333,7 @@ class _Commit:
     def _counted(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             self.rows_read += batch.num_rows
-            yield batch
+            yield canonical_batch(batch, self.schema)
 
     # ----------------------------------------------------------------------------------------------------- with staging
 
