@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from weft import streams as streams
     from weft import systems as systems
     from weft import testing as testing
+    from weft.engine.frames import read as read
     from weft.engine.load import LoadResult as LoadResult
     from weft.engine.load import load as load
     from weft.engine.load import load_async as load_async
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     __version__: str
 
 _NAMES_OF_MODULES = {
+    "weft.engine.frames": ("read",),
     "weft.engine.load": ("LoadResult", "load", "load_async"),
     "weft.engine.session": ("spark",),
     "weft.errors": (

@@ -3,19 +3,70 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from weft.engine import given as kinds
-from weft.engine import session
-from weft.engine.readers import Reader, SqlReader
+from weft.engine import outcome, session
+from weft.engine.given import Given
+from weft.engine.readers import Reader, SqlReader, reader_for
 from weft.errors import DeclarationError
 from weft.project import current
 from weft.systems.base import Connection
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
 _numbers = itertools.count()
+
+
+def read(
+    data: object,
+    *,
+    source: str | Connection | None = None,
+    columns: Sequence[str] | None = None,
+    partitions: int = 1,
+    partition_by: str | None = None,
+) -> DataFrame:
+    """A Spark DataFrame of what a load would read: SQL (run by `source`), a stream, a path, a frame, rows.
+
+    `columns` are the ones to read. With `partitions` the tasks read that many parts at once, where the source can show
+    them all one moment: streams by their offsets, PostgreSQL by ranges of the column `partition_by`.
+    """
+    given = kinds.understand(data, has_source=source is not None)
+    reader = reader_for(given, source, None, partition_by)
+    if columns is not None and isinstance(reader, SqlReader):
+        reader = reader.selecting(columns)
+    frame: DataFrame = of(given, reader, source, None, partitions)
+    return frame if columns is None else frame.select(*columns)
+
+
+def of(
+    given: Given,
+    reader: Reader | None,
+    source: str | Connection | None,
+    transform_sql: str | None = None,
+    partitions: int = 1,
+) -> Any:
+    """The DataFrame of what was given, and of Spark SQL over it."""
+    if isinstance(given, kinds.Frame):
+        frame = given.frame
+    else:
+        spark = session.spark()
+        if transform_sql is not None:
+            # A session of its own for the name `source`: two loads at once must not see each other's.
+            spark = spark.newSession()
+        if reader is not None:
+            refuse_one_host(reader.one_host, "source")
+            frame = from_reader(spark, reader, partitions)
+        elif isinstance(given, kinds.Memory):
+            frame = from_memory(spark, given)
+        else:
+            assert isinstance(given, kinds.Files)
+            frame = from_files(spark, given.path, source)
+    return frame if transform_sql is None else transformed(frame, transform_sql)
 
 
 def from_reader(spark: Any, reader: Reader, parts: int = 1) -> Any:
@@ -85,10 +136,20 @@ def from_files(spark: Any, path: str, source: str | Connection | None) -> Any:
 
 def transformed(frame: Any, sql: str) -> Any:
     """The result of Spark SQL over the table `source`."""
-    frame.createOrReplaceTempView("source")
-    return frame.sparkSession.sql(sql)
+    with outcome.explained("understand transform_sql"):
+        frame.createOrReplaceTempView("source")
+        return frame.sparkSession.sql(sql)
 
 
 def write(frame: Any, connection: Connection, load: Any) -> Any:
     """Write a DataFrame to files or to a Delta table."""
     raise DeclarationError(f"{current().connection(connection).label} cannot be written yet.")
+
+
+def refuse_one_host(one_host: bool, role: str) -> None:
+    """Refuse what only this machine can open, where Spark's tasks run on others."""
+    if one_host and not session.is_local():
+        raise DeclarationError(
+            f"The {role} of this load is a file on this machine, which Spark's workers on a cluster cannot open.",
+            hint='Use a database with a server, or run Spark here: WEFT_SPARK_MASTER="local[*]".',
+        )

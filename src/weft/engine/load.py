@@ -18,14 +18,11 @@ import pyarrow as pa
 from weft.engine import given as kinds
 from weft.engine import outcome
 from weft.engine.given import Given
-from weft.engine.readers import Reader, SqlReader, StreamReader
+from weft.engine.readers import Reader, SqlReader, open_tables, reader_for
 from weft.errors import DeclarationError
 from weft.project import current
-from weft.streams import runtime
-from weft.streams.declare import Stream
 from weft.systems.base import Connection, system_for
 from weft.systems.load import Counts, Load
-from weft.systems.log import META_TYPES
 from weft.systems.sql import commit as sql_commit
 from weft.systems.sql import staging
 from weft.systems.sql.commit import Batches, Query, Staged
@@ -106,7 +103,7 @@ class _Job:
         tables = open_tables(self.connection)
         reader = None
         try:
-            reader = self._reader(given, tables)
+            reader = reader_for(given, self.source, self.connection, self.partition_by, tables)
             return self._into_tables(given, reader, tables)
         finally:
             tables.close()
@@ -143,15 +140,15 @@ class _Job:
         return sql_commit.commit(tables, self.load, Batches(schema, batches))
 
     def _by_spark(self, given: Given, reader: Reader | None, tables: SqlTables) -> Counts:
-        from weft.engine import session
+        from weft.engine import frames
 
         if reader is not None and self.transform_sql is None:
-            _refuse_on_cluster(reader.one_host, "source", session)
-            _refuse_on_cluster(tables.one_host, "target", session)
+            frames.refuse_one_host(reader.one_host, "source")
+            frames.refuse_one_host(tables.one_host, "target")
             sql_commit.prepare(tables, self.load, reader.schema)
             return self._copied(reader, tables)
-        _refuse_on_cluster(tables.one_host, "target", session)
-        frame = self._frame(given, reader)
+        frames.refuse_one_host(tables.one_host, "target")
+        frame = frames.of(given, reader, self.source, self.transform_sql)
         from pyspark.sql.pandas.types import to_arrow_schema
 
         from weft.columns import canonical_schema
@@ -206,71 +203,20 @@ class _Job:
             rows = Staged(table, schema, tuple(attempt for attempt, _, _ in found), sum(sent for _, _, sent in found))
             return sql_commit.commit(tables, self.load, rows)
 
-    # -------------------------------------------------------------------------------------------------------- sources
-
-    def _reader(self, given: Given, target: SqlTables | None = None) -> Reader | None:
-        if isinstance(given, kinds.Sql):
-            source = current().connection(self.source) if self.source is not None else self.connection
-            # One connection to one database: it answers sooner than two, and nobody need ask whether it is the same.
-            tables = target if target is not None and source.resolved() == target.connection else open_tables(source)
-            return SqlReader(tables, given.text, tables.describe(given.text), self.partition_by)
-        if isinstance(given, kinds.Events):
-            return stream_reader(given.stream, self.source)
-        return None
-
-    def _frame(self, given: Given, reader: Reader | None) -> Any:
-        from weft.engine import frames, session
-
-        spark = session.spark()
-        if self.transform_sql is not None:
-            # A session of its own for the name `source`: two loads at once must not see each other's.
-            spark = spark.newSession()
-        if reader is not None:
-            _refuse_on_cluster(reader.one_host, "source", session)
-            frame = frames.from_reader(spark, reader)
-        elif isinstance(given, kinds.Frame):
-            frame = given.frame
-            spark = frame.sparkSession
-        elif isinstance(given, kinds.Memory):
-            frame = frames.from_memory(spark, given)
-        else:
-            assert isinstance(given, kinds.Files)
-            frame = frames.from_files(spark, given.path, self.source)
-        if self.transform_sql is not None:
-            frame = frames.transformed(frame, self.transform_sql)
-        return frame
+    # ------------------------------------------------------------------------------------------------ files and Delta
 
     def _into_files(self, given: Given) -> tuple[Counts, str]:
         from weft.engine import frames
 
         if self.engine == "pushdown":
             raise DeclarationError(f"A load into {self.connection.label} runs on Spark.", hint="Leave engine= out.")
-        return frames.write(self._frame(given, self._reader(given)), self.connection, self.load), "spark"
+        reader = reader_for(given, self.source, self.connection, self.partition_by)
+        frame = frames.of(given, reader, self.source, self.transform_sql)
+        return frames.write(frame, self.connection, self.load), "spark"
 
 
 def _is_same(one: SqlTables, other: SqlTables) -> bool:
     return one is other or (one.dialect == other.dialect and one.identity() == other.identity())
-
-
-def open_tables(connection: Connection) -> SqlTables:
-    """The tables of a connection; a clear error where it has none."""
-    opened: SqlTables = system_for(connection.kind).load_tables()(connection)
-    return opened
-
-
-def stream_reader(stream: str | Stream, connection: str | Connection | None = None) -> StreamReader:
-    """What a stream holds now."""
-    opened = runtime.open_stream(stream, connection)
-    log, declared = opened.log, opened.stream
-    types = {**log.fields(fresh=True), **META_TYPES}
-    return StreamReader(
-        opened.hub.connection.resolved(),
-        declared.schema,
-        declared.name,
-        tuple(types.items()),
-        log.floor(),
-        log.head(),
-    )
 
 
 def _target_schema(tables: SqlTables, planned: Load) -> pa.Schema | None:
@@ -282,11 +228,3 @@ def _target_schema(tables: SqlTables, planned: Load) -> pa.Schema | None:
         return None
     own = SCD2_COLUMNS if planned.mode == "scd2" else ()
     return pa.schema([each.field for each in columns if not each.generated and each.name not in own])
-
-
-def _refuse_on_cluster(one_host: bool, role: str, session: Any) -> None:
-    if one_host and not session.is_local():
-        raise DeclarationError(
-            f"The {role} of this load is a file on this machine, which Spark's workers on a cluster cannot open.",
-            hint='Use a database with a server, or run Spark here: WEFT_SPARK_MASTER="local[*]".',
-        )

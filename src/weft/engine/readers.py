@@ -9,7 +9,13 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from weft.columns import hinted
+from weft.engine import given as kinds
+from weft.engine.given import Given
+from weft.project import current
+from weft.streams import runtime
+from weft.streams.declare import Stream
 from weft.systems.base import Connection, system_for
+from weft.systems.log import META_TYPES
 from weft.systems.sql.queries import subquery
 from weft.systems.sql.tables import Slice, SqlTables
 from weft.types import FieldType
@@ -117,3 +123,46 @@ def _field(name: str, kind: FieldType) -> pa.Field:
     if kind.base == "decimal":
         return pa.field(name, pa.decimal128(kind.precision, kind.scale))
     return pa.field(name, kind.arrow)
+
+
+# ----------------------------------------------------------------------------------------------------------- from users
+
+
+def reader_for(
+    given: Given,
+    source: str | Connection | None,
+    default: Connection | None,
+    partition_by: str | None = None,
+    target: SqlTables | None = None,
+) -> Reader | None:
+    """What reads SQL or a stream; `None` for what Spark or this process has itself."""
+    if isinstance(given, kinds.Sql):
+        connection = current().connection(source) if source is not None or default is None else default
+        # One connection to one database: it answers sooner than two, and nobody need ask whether it is the same.
+        same = target is not None and connection.resolved() == target.connection
+        tables = target if target is not None and same else open_tables(connection)
+        return SqlReader(tables, given.text, tables.describe(given.text), partition_by)
+    if isinstance(given, kinds.Events):
+        return stream_reader(given.stream, source)
+    return None
+
+
+def open_tables(connection: Connection) -> SqlTables:
+    """The tables of a connection; a clear error where it has none."""
+    opened: SqlTables = system_for(connection.kind).load_tables()(connection)
+    return opened
+
+
+def stream_reader(stream: str | Stream, connection: str | Connection | None = None) -> StreamReader:
+    """What a stream holds now."""
+    opened = runtime.open_stream(stream, connection)
+    log, declared = opened.log, opened.stream
+    types = {**log.fields(fresh=True), **META_TYPES}
+    return StreamReader(
+        opened.hub.connection.resolved(),
+        declared.schema,
+        declared.name,
+        tuple(types.items()),
+        log.floor(),
+        log.head(),
+    )
