@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.engine.cluster import Cluster
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -99,5 +101,22 @@ def python(cache: str) -> Iterator[Python]:
 def finish(process: subprocess.Popen[str]) -> list[str]:
     """Wait for the process, which must end well and say nothing on stderr, and give the lines that it printed."""
     out, err = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, err) == (0, "")
+    assert process.returncode == 0, err
+    assert err == ""
     return out.splitlines()
+
+
+@pytest.fixture(scope="session")
+def _cluster(cache: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("WEFT_CACHE", cache)
+        started = Cluster(tmp_path_factory.mktemp("cluster"))
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+def cluster(_cluster: Cluster) -> Cluster:
+    """The run's cluster, whole again if a test killed a worker. Two applications at once find no cores: stop yours."""
+    _cluster.restore()
+    return _cluster

@@ -87,6 +87,7 @@ def test_jars_are_files_of_the_project(tmp_path: Path) -> None:
         ("[spark]\nspark.ui.enabled = true", r"unknown key 'spark'.*\n.*\[spark\.conf\]"),
         ("[spark]\nmaster = 4", "spark.master must be a text, not int"),
         ('[spark]\nmaster = "local[many]"', "'local\\[many\\]' is not understood"),
+        ('[spark]\nmaster = "spark://host"', "'spark://host' is not understood.\n.*host:port"),
         ('[spark]\nprofile = "quik"', "profile cannot be 'quik'.\n.*'quick'"),
         ('[spark]\nlog_level = "LOUD"', "log_level cannot be 'LOUD'"),
         ('[spark]\narchive = "no"', "spark.archive must be true or false, not str"),

@@ -127,6 +127,17 @@ def test_what_keeps_it_from_starting_is_told(python: Python, project: Path) -> N
     assert str(project / ".weft" / "spark.log") in err
 
 
+def test_a_setting_that_spark_refuses(python: Python, project: Path) -> None:
+    (project / "weft.toml").write_text('[spark.conf]\nspark.task.cpus = "s3cret"\nspark.my.password = "s3cret"\n')
+    process = python("weft.spark()")
+    _, err = process.communicate(timeout=60)
+    last = err[err.rindex("ConnectionFailedError") :]
+    assert "A Spark session on local[2] cannot be made: " in last
+    assert "spark.task.cpus" in last
+    assert "s3cret" not in last
+    assert "\tat " not in last
+
+
 def test_spark_connect_is_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "running", lambda: None)
     monkeypatch.setattr(session, "_discard", lambda: None)

@@ -97,8 +97,8 @@ def session_conf(settings: SparkSettings) -> dict[str, str]:
     else:
         # Where this driver listens is for Spark to find out: workers elsewhere cannot reach a loopback address. Ones on
         # this machine can, and then nobody else should.
-        host = master_host(settings.master)
-        if host in ("127.0.0.1", "localhost", "::1"):
+        hosts = {host for host, _ in masters(settings.master)}
+        if hosts and hosts <= {"127.0.0.1", "localhost", "::1"}:
             conf |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
         # Data sources are planned here, by a Python that has what this one has.
         conf["spark.pyspark.driver.python"] = sys.executable
@@ -118,12 +118,14 @@ def local_cores(master: str) -> int:
         ) from None
 
 
-def master_host(master: str) -> str | None:
-    """The host of the first master in `spark://host:port`; nothing for those that name none."""
+def masters(master: str) -> list[tuple[str, int]]:
+    """Hosts and ports of `spark://host:port,host:port`; none for a master of another kind."""
     if not master.startswith("spark://"):
-        return None
-    address = master.removeprefix("spark://").partition(",")[0]
-    return address.rpartition(":")[0].strip("[]") or address
+        return []
+    found = [each.rpartition(":") for each in master.removeprefix("spark://").split(",")]
+    if not all(host and port.isdigit() for host, _, port in found):
+        raise SettingsError(f"The Spark master {master!r} is not understood.", hint="Write spark://host:port.")
+    return [(host.strip("[]"), int(port)) for host, _, port in found]
 
 
 def _profile(table: Mapping[str, Any]) -> Profile | None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -26,8 +27,9 @@ from weft.engine import archive, config, jvm
 from weft.engine.java import find_java
 from weft.engine.log import Log
 from weft.engine.ship import ship
-from weft.errors import MissingExtraError, SettingsError, WeftError
+from weft.errors import ConnectionFailedError, MissingExtraError, SettingsError, WeftError
 from weft.project import current
+from weft.settings import is_secret_name, redact
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
 _GATEWAY_VARIABLES = ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET")
 _CANCEL_SECONDS = 5.0
+_REACH_SECONDS = 10.0
 _CONNECT_VARIABLES = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "SPARK_LOCAL_REMOTE")
 
 
@@ -186,6 +189,7 @@ def _start(settings: config.SparkSettings) -> _Running:
     listed = [jar if isinstance(jar, str) else jar.as_uri() for jar in settings.jars]
     if listed:
         conf["spark.jars"] = ",".join(dict.fromkeys([*filter(None, conf.get("spark.jars", "").split(",")), *listed]))
+    _reach(settings.master)
     log = Log(settings.root.absolute() / ".weft" / "spark.log")
     try:
         java = find_java()
@@ -211,6 +215,23 @@ def _start(settings: config.SparkSettings) -> _Running:
     if settings.archive and not flags:
         archive.build_in_background(java)
     return _Running(session, session.sparkContext, machine, gateway)
+
+
+def _reach(master: str) -> None:
+    """Make sure that a master answers. Spark would try for a minute, and then name its own classes."""
+    problems = []
+    for address in config.masters(master):
+        try:
+            socket.create_connection(address, timeout=_REACH_SECONDS).close()
+        except OSError as error:
+            problems.append(error.strerror or str(error))
+        else:
+            return
+    if problems:
+        raise ConnectionFailedError(
+            f"No Spark master answers at {master}: {problems[0]}.",
+            hint="Start it, or correct master in [spark] of weft.toml or WEFT_SPARK_MASTER.",
+        )
 
 
 def _submitted(settings: config.SparkSettings) -> SparkSession:
@@ -244,13 +265,26 @@ def connect(machine: jvm.Jvm, conf: Mapping[str, str]) -> tuple[SparkSession, An
         SparkContext._ensure_initialized(gateway=gateway)
         with _own_interrupt(), _variables({"PYSPARK_PYTHON": conf.get("spark.pyspark.python")}):
             session = SparkSession.builder.getOrCreate()
-    except BaseException:
+    except BaseException as error:
+        # Put into words while there is a gateway: the text of an exception of Java's is over there.
+        told = _no_session(error, conf, machine.log.path) if isinstance(error, Exception) else None
         SparkContext._gateway = SparkContext._jvm = None
         gateway.shutdown()
-        raise
+        raise told or error from None
     # It prints a traceback when the JVM goes before it is told to, at the end of a process for one.
     session.sparkContext._accumulatorServer.handle_error = _ignore  # type: ignore[method-assign, assignment]
     return session, gateway
+
+
+def _no_session(error: Exception, conf: Mapping[str, str], log: Path) -> WeftError:
+    text = str(error)
+    # Of an error in Java the class and the message, without the way to it.
+    reason = (text.partition("\n: ")[2] or text).partition("\n\tat ")[0].strip()
+    secrets = (value for key, value in conf.items() if is_secret_name(key))
+    return ConnectionFailedError(
+        f"A Spark session on {conf['spark.master']} cannot be made: {redact(reason, secrets)}",
+        hint=f"Look at [spark] in weft.toml. Spark's log is {log}.",
+    )
 
 
 def _quiet_gateway() -> None:
