@@ -27,6 +27,11 @@ _LONGEST_PAUSE_SECONDS = 0.25
 _memory: dict[str, duckdb.DuckDBPyConnection] = {}
 _memory_lock = threading.Lock()
 
+# Who may write to a file now. A load may take long, and nothing is wrong with waiting for it.
+TURN_SECONDS = 3600.0
+_turns: dict[str, threading.Lock] = {}
+_turns_lock = threading.Lock()
+
 
 class DuckDBDriver(SqlDriver):
     """One connection a session, closed with it. Readers open the file read-only, so that other readers may too."""
@@ -57,16 +62,35 @@ class DuckDBDriver(SqlDriver):
 
     def connect(self, role: Role) -> duckdb.DuckDBPyConnection:
         """Open the file; wait some seconds for a process that has it open in another way."""
-        driver = self._in_memory() if self.path == MEMORY else self._wait_for_file(role == "read")
+        turn = self._take_turn() if role != "read" else None
+        try:
+            driver = self._in_memory() if self.path == MEMORY else self._wait_for_file(role == "read")
+        except BaseException:
+            if turn is not None:
+                turn.release()
+            raise
+        if turn is not None:
+            self._releases.setdefault(id(driver), []).append(turn.release)
         try:
             # The time zone decides what a date is as an instant.
             driver.execute("SET TimeZone = 'UTC'")
             if self._catalog is None:
                 ((self._catalog,),) = driver.execute("SELECT current_database()").fetchall()
         except BaseException:
-            driver.close()
+            self._drop(driver)
             raise
         return driver
+
+    def _take_turn(self) -> threading.Lock:
+        """One writer of this process at a time: DuckDB would let both begin, and the later one fail."""
+        with _turns_lock:
+            turn = _turns.setdefault(self.path if self.path != MEMORY else f":{self.connection.name}", threading.Lock())
+        if not turn.acquire(timeout=TURN_SECONDS):
+            raise BusyError(
+                f"Another load of this process has been writing to {self.connection.label} for {TURN_SECONDS:.0f} s.",
+                hint="Nothing was stored. Try again when it is done.",
+            )
+        return turn
 
     def _in_memory(self) -> duckdb.DuckDBPyConnection:
         name = self.connection.name or ""
@@ -81,7 +105,7 @@ class DuckDBDriver(SqlDriver):
         while True:
             try:
                 return self._open(read_only)
-            except (duckdb.IOException, duckdb.ConnectionException) as error:
+            except duckdb.Error as error:
                 if not _is_held(error):
                     hint = None
                     if read_only and not os.path.exists(self.path):
@@ -122,10 +146,6 @@ class DuckDBDriver(SqlDriver):
         for release in self._releases.pop(id(driver), []):
             release()
 
-    def when_closed(self, driver: duckdb.DuckDBPyConnection, release: Callable[[], None]) -> None:
-        """Call this when the session of that connection is over."""
-        self._releases.setdefault(id(driver), []).append(release)
-
     # ----------------------------------------------------------------------------------------------------- transactions
 
     def begin(self, driver: duckdb.DuckDBPyConnection, role: Role) -> None:
@@ -164,7 +184,8 @@ class DuckDBDriver(SqlDriver):
             return BusyError(what, hint="Nothing was stored: somebody else changed the same rows. Try again.")
         if is_rejection(error):
             return SchemaError(what)
-        if isinstance(error, duckdb.IOException | duckdb.OutOfMemoryException | duckdb.PermissionException):
+        full = "Could not write file" in what or "No space left" in what
+        if full or isinstance(error, duckdb.IOException | duckdb.OutOfMemoryException | duckdb.PermissionException):
             return StorageError(what, hint="Nothing was stored. Check the disk's free space and the file's rights.")
         if isinstance(error, duckdb.InvalidInputException) and "read-only" in what:
             return StorageError(what, hint="A query of a source may only read.")
@@ -199,7 +220,9 @@ def is_rejection(error: BaseException) -> bool:
 
 
 def _is_held(error: BaseException) -> bool:
-    return "Could not set lock on file" in str(error) or "different configuration" in str(error)
+    # The last one: another thread of this process is about to close it.
+    reasons = ("Could not set lock on file", "different configuration", "Resource In Use", "file handle conflict")
+    return any(reason in str(error) for reason in reasons)
 
 
 def _one_line(error: BaseException) -> Exception:

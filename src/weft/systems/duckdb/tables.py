@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import chain
@@ -14,9 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from weft.columns import canonical_batch, canonical_schema, hint_of, hinted, is_nested, nested_to_json
-from weft.errors import BusyError, DeclarationError, SchemaError
+from weft.errors import DeclarationError, SchemaError
 from weft.systems.duckdb.connection import MEMORY, DuckDBConnection
-from weft.systems.duckdb.driver import WAIT_SECONDS, DuckDBDriver, is_rejection
+from weft.systems.duckdb.driver import DuckDBDriver, is_rejection
 from weft.systems.sql.driver import Session
 from weft.systems.sql.queries import bare_rows, subquery
 from weft.systems.sql.tables import Column, Slice, SqlTables
@@ -26,10 +25,6 @@ _READ_ROWS = 16 * 1024
 # What one INSERT takes: a row group of DuckDB's has 122,880 rows.
 _WRITE_ROWS = 128 * 1024
 _WRITE_BYTES = 64 * 1024 * 1024
-
-# One load at a time of this process changes a table; other processes are kept out by the lock on the file.
-_table_locks: dict[tuple[str, ...], threading.Lock] = {}
-_table_locks_lock = threading.Lock()
 
 
 class DuckDBTables(SqlTables):
@@ -163,18 +158,6 @@ class DuckDBTables(SqlTables):
 
     def create_key_index(self, session: Session, schema: str | None, name: str, keys: Sequence[str]) -> None:
         """None: DuckDB joins by hashes, and an index makes every later insert slower."""
-
-    def lock(self, session: Session, schema: str | None, name: str) -> None:
-        """Wait for the other loads of this process: DuckDB itself would let the later one fail."""
-        where = (self.identity(), (schema or "main").lower(), name.lower())
-        with _table_locks_lock:
-            lock = _table_locks.setdefault(where, threading.Lock())
-        if not lock.acquire(timeout=WAIT_SECONDS):
-            raise BusyError(
-                f"Another load of this process has been changing {name!r} for {WAIT_SECONDS:.0f} s.",
-                hint="Nothing was stored. Try again when it is done.",
-            )
-        session.store.when_closed(session.driver, lock.release)
 
     def cast(self, expression: str, field: pa.Field, column: Column) -> str:
         """DuckDB rounds, cuts off and drops the time of day: what comes back from the cast must be what went in."""
