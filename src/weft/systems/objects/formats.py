@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 FORMATS = ("parquet", "csv", "json_lines", "orc")
-EXTENSIONS = {"parquet": ".parquet", "csv": ".csv", "json_lines": ".jsonl", "orc": ".orc"}
-"""What the files that Weft writes end with."""
+EXTENSIONS = {"parquet": ".parquet", "csv": ".csv", "json_lines": ".json", "orc": ".orc"}
+"""What the files that Spark writes end with."""
 
 _FORMAT_OF = {
     ".parquet": "parquet",

@@ -1,0 +1,89 @@
+"""What Spark needs beyond itself for a connection: added to the running session when it is first used.
+
+    frame = connectors.ready(session.spark(), connection).read…
+
+Not when the session starts: nobody should fetch jars for a bucket that today's load does not touch.
+"""
+
+from __future__ import annotations
+
+from threading import Lock
+from typing import Any
+
+from weft.engine.jars import jars_for
+from weft.errors import SettingsError
+from weft.systems.base import Connection
+
+_lock = Lock()
+# capability: a class that is there when its jars are
+_PROOF = {
+    "delta": "io.delta.sql.DeltaSparkSessionExtension",
+    "kafka": "org.apache.spark.sql.kafka010.KafkaSourceProvider",
+    "s3": "org.apache.hadoop.fs.s3a.S3AFileSystem",
+}
+_NEEDS = {"delta_local": ("delta",), "delta_s3": ("delta", "s3"), "object_store_s3": ("s3",), "kafka": ("kafka",)}
+_CATALOG = "spark.sql.catalog.spark_catalog"
+_DELTA_CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
+_DELTA_SETTINGS = {
+    _CATALOG: _DELTA_CATALOG,
+    # The list of a table's files is computed in this many tasks. By default 50: far too many for most tables.
+    "spark.databricks.delta.snapshotPartitions": "2",
+}
+_NOTE = "weft.delta.extensions"
+
+
+def needs(connection: Connection) -> tuple[str, ...]:
+    """The jars that a connection needs, by the names of their locks."""
+    return _NEEDS.get(connection.kind, ())
+
+
+def ready(spark: Any, *connections: Connection) -> Any:
+    """A session like this one that can use these connections: the same one, unless Delta must be put into it."""
+    wanted = {name for connection in connections for name in needs(connection)}
+    for name in sorted(wanted):
+        add(spark, name)
+    return with_delta(spark) if "delta" in wanted else spark
+
+
+def add(spark: Any, capability: str) -> None:
+    """Put the jars of a capability onto the class path of driver and executors, unless they are there: a user may
+    bring others by `jars` in `[spark]` of weft.toml."""
+    with _lock:
+        if _is_loadable(spark, _PROOF[capability]):
+            return
+        # What `spark.jars` does when a session starts: the loader that every later thread inherits, then the executors.
+        loader = spark._jvm.java.lang.Thread.currentThread().getContextClassLoader()
+        for jar in jars_for(capability):
+            loader.addURL(spark._jvm.java.io.File(str(jar)).toURI().toURL())
+            spark.sparkContext._jsc.addJar(str(jar))
+        if not _is_loadable(spark, _PROOF[capability]):
+            raise SettingsError(
+                f"The jars for {capability} cannot be added to this Spark session.",
+                hint='Start it with them: the files that "weft jars list" shows, in spark.jars.',
+            )
+
+
+def with_delta(spark: Any) -> Any:
+    """The session, or a copy of it, with Delta's statements and its catalog."""
+    from pyspark.sql import SparkSession
+
+    if spark.conf.get(_CATALOG, None) == _DELTA_CATALOG:
+        return spark
+    with _lock:
+        extensions = spark._jsparkSession.extensions()
+        # Noted in the JVM, because Spark itself does not tell. Put in twice, it would parse every statement twice.
+        noted = spark.sparkContext._jsc.hadoopConfiguration()
+        done = noted.get(_NOTE) or ""
+        if f"<{extensions.hashCode()}>" not in done:
+            spark._jvm.io.delta.sql.DeltaSparkSessionExtension().apply(extensions)
+            noted.set(_NOTE, f"{done}<{extensions.hashCode()}>")
+        # Only sessions that are made from now on have it.
+        own = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
+        for name, value in _DELTA_SETTINGS.items():
+            if own.conf.get(name, None) is None:
+                own.conf.set(name, value)
+    return own
+
+
+def _is_loadable(spark: Any, name: str) -> bool:
+    return bool(spark._jvm.org.apache.spark.util.Utils.classIsLoadable(name))

@@ -1,0 +1,217 @@
+"""The few things that a load does with files beside reading and writing rows, on this machine and in a bucket."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+_COPIES_AT_ONCE = 8
+
+
+class Folder(ABC):
+    """A folder of files with absolute paths. What is said to be atomic is seen by others whole or not at all."""
+
+    @abstractmethod
+    def files_in(self, path: str) -> dict[str, int]:
+        """The names and sizes of the files directly in a folder; nothing where it is not there."""
+
+    @abstractmethod
+    def folders_in(self, path: str) -> list[str]:
+        """The names of the folders directly in a folder."""
+
+    @abstractmethod
+    def read(self, path: str) -> bytes | None:
+        """A file's contents, or `None` where there is none."""
+
+    @abstractmethod
+    def create(self, path: str, data: bytes) -> bool:
+        """Make a file, atomically, unless it is there: whether it was made."""
+
+    @abstractmethod
+    def move(self, moves: Mapping[str, str]) -> None:
+        """Give files other names, each atomically. Those that another process moved already are passed by."""
+
+    @abstractmethod
+    def remove(self, paths: Iterable[str]) -> None:
+        """Remove files where they are there."""
+
+    @abstractmethod
+    def remove_tree(self, path: str) -> None:
+        """Remove a folder and all in it, where it is there."""
+
+    def flush(self, paths: Iterable[str]) -> None:  # noqa: B027 - optional, not forgotten
+        """Wait until files are on the disk."""
+
+
+class LocalFolder(Folder):
+    """Files of this machine."""
+
+    def files_in(self, path: str) -> dict[str, int]:
+        try:
+            with os.scandir(path) as found:
+                return {each.name: each.stat().st_size for each in found if each.is_file()}
+        except FileNotFoundError:
+            return {}
+
+    def folders_in(self, path: str) -> list[str]:
+        try:
+            with os.scandir(path) as found:
+                return [each.name for each in found if each.is_dir()]
+        except FileNotFoundError:
+            return []
+
+    def read(self, path: str) -> bytes | None:
+        try:
+            return Path(path).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def create(self, path: str, data: bytes) -> bool:
+        folder = os.path.dirname(path)
+        os.makedirs(folder, exist_ok=True)
+        draft = os.path.join(folder, f".{uuid4().hex}.tmp")
+        try:
+            with open(draft, "xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            # A second name for the whole file: fails where the name is taken, which a rename does not.
+            os.link(draft, path)
+        except FileExistsError:
+            return False
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(draft)
+        _flush_folder(folder)
+        return True
+
+    def move(self, moves: Mapping[str, str]) -> None:
+        for source, target in moves.items():
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            try:
+                os.rename(source, target)
+            except FileNotFoundError:
+                if not os.path.exists(target):
+                    raise
+        for folder in {os.path.dirname(target) for target in moves.values()}:
+            _flush_folder(folder)
+
+    def remove(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            with suppress(FileNotFoundError):
+                os.unlink(path)
+
+    def remove_tree(self, path: str) -> None:
+        shutil.rmtree(path, ignore_errors=True)
+
+    def flush(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
+
+
+def _flush_folder(path: str) -> None:
+    number = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+class BucketFolder(Folder):
+    """Files of a bucket, by the client that Spark's tasks use too: one set of keys, and those of a machine's role."""
+
+    def __init__(self, spark: Any, root: str) -> None:
+        self.jvm = spark._jvm
+        self.files = self._path(root).getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())
+
+    def _path(self, path: str) -> Any:
+        return self.jvm.org.apache.hadoop.fs.Path(path)
+
+    def _statuses(self, path: str) -> list[Any]:
+        try:
+            return list(self.files.listStatus(self._path(path)))
+        except Exception as error:
+            if _is(error, "FileNotFoundException"):
+                return []
+            raise
+
+    def files_in(self, path: str) -> dict[str, int]:
+        return {each.getPath().getName(): each.getLen() for each in self._statuses(path) if each.isFile()}
+
+    def folders_in(self, path: str) -> list[str]:
+        return [each.getPath().getName() for each in self._statuses(path) if each.isDirectory()]
+
+    def read(self, path: str) -> bytes | None:
+        try:
+            stream = self.files.open(self._path(path))
+        except Exception as error:
+            if _is(error, "FileNotFoundException"):
+                return None
+            raise
+        try:
+            return bytes(self.jvm.org.apache.commons.io.IOUtils.toByteArray(stream))
+        finally:
+            stream.close()
+
+    def create(self, path: str, data: bytes) -> bool:
+        builder = self.files.createFile(self._path(path))
+        # S3 refuses the object if there is one of that name (If-None-Match), so that of two at once one wins.
+        builder.overwrite(True).must("fs.option.create.conditional.overwrite", True)
+        stream = builder.build()
+        try:
+            stream.write(data)
+            stream.close()
+        except Exception as error:
+            if _is(error, "RemoteFileChangedException") or _is(error, "FileAlreadyExistsException"):
+                return False
+            raise
+        return True
+
+    def move(self, moves: Mapping[str, str]) -> None:
+        def one(pair: tuple[str, str]) -> None:
+            source, target = map(self._path, pair)
+            if self.files.exists(target):
+                self.files.delete(source, False)
+                return
+            try:
+                done = self.files.rename(source, target)
+            except Exception:
+                # The copy appears whole: where it is there, somebody finished what this load began.
+                if self.files.exists(target):
+                    return
+                raise
+            if not done and not self.files.exists(target):
+                raise FileNotFoundError(f"{pair[0]} is not there, nor is {pair[1]}")
+
+        with ThreadPoolExecutor(_COPIES_AT_ONCE) as pool:
+            list(pool.map(one, moves.items()))
+
+    def remove(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            self.files.delete(self._path(path), False)
+
+    def remove_tree(self, path: str) -> None:
+        self.files.delete(self._path(path), True)
+
+
+def _is(error: BaseException, name: str) -> bool:
+    """Whether an error of the JVM, or one that caused it, is of this class."""
+    cause = getattr(error, "java_exception", None)
+    while cause is not None:
+        if str(cause.getClass().getName()).endswith(name):
+            return True
+        cause = cause.getCause()
+    return False
+
+
+def folder_for(spark: Any, path: str) -> Folder:
+    """What works with files at this path."""
+    return BucketFolder(spark, path) if "://" in path else LocalFolder()

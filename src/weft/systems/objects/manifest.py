@@ -1,0 +1,271 @@
+"""Which files of a folder are a table's: a numbered log of loads beside it, which our readers obey.
+
+For a table at `lake/orders` the log is `lake/_weft/orders/log/00000000000000000001.json` and so on, one entry a load.
+An entry is made in one step and only if nobody else made it: that is the moment at which the load is decided. Then
+its files, staged under `lake/_weft/orders/staging`, are moved to `lake/orders` (`….published`), what a truncate
+replaces is removed, and the staging goes (`….done`). Whoever comes next finishes that first if the load's own process
+died, so that only the last entry can be unfinished. Readers take the last entry that is published.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+from weft.systems.load import Load
+from weft.systems.objects.folder import Folder, LocalFolder
+from weft.systems.objects.spark import reached
+
+# An entry with the whole state comes so often, so that nobody has to read them all.
+_WHOLE_EVERY = 25
+_ENTRY, _PUBLISHED, _DONE = ".json", ".published", ".done"
+_OWNER = "owner.json"
+_FORGOTTEN = timedelta(days=1)
+"""After this long the staging of a load on another machine is taken for a dead one's."""
+_RETRIES_END = timedelta(days=7)
+"""After this long nobody tries a load without a commit key again, so that the ledger may forget it."""
+
+
+@dataclass(frozen=True)
+class State:
+    """A table after a load."""
+
+    version: int = 0
+    format: str = "parquet"
+    schema: str | None = None
+    """Its columns, as Spark writes them in JSON."""
+    files: tuple[str, ...] = ()
+    rows: int = 0
+    ledger: dict[str, list[Any]] = field(default_factory=dict)
+    """By writer: its last batch, and when that was."""
+
+    def has(self, load: Load) -> bool:
+        """Whether a load is in the ledger."""
+        found = self.ledger.get(_writer(load))
+        return found is not None and int(found[0]) >= load.batch_id
+
+
+@dataclass(frozen=True)
+class Staged:
+    """Files that were written but are not yet a table's."""
+
+    folder: str
+    files: dict[str, int]
+    """Their names and sizes."""
+    rows: int
+
+
+class Manifest:
+    """The log of one table."""
+
+    def __init__(self, folder: Folder, path: str) -> None:
+        parent, _, name = path.rpartition("/")
+        self.folder, self.path = folder, path
+        self.home = f"{parent}/_weft/{name}"
+        self.log, self.staging = f"{self.home}/log", f"{self.home}/staging"
+
+    # ---------------------------------------------------------------------------------------------------------- reading
+
+    def state(self) -> State | None:
+        """The table as readers see it, or `None` where no load made one here."""
+        return self._state(self._published(self.folder.files_in(self.log)))
+
+    def _published(self, names: Any) -> int:
+        """The last entry whose files are in place. Those before it are: each load finishes the one before it."""
+        last = _last(names)
+        return last if {_name(last, _PUBLISHED), _name(last, _DONE)} & set(names) else last - 1
+
+    def _state(self, version: int) -> State | None:
+        entries: list[dict[str, Any]] = []
+        number = version
+        while number > 0:
+            entry = self._entry(number)
+            entries.append(entry)
+            if "state" in entry:
+                break
+            number -= 1
+        if not entries:
+            return None
+        state = State()
+        for entry in reversed(entries):
+            state = _from_json(entry) if "state" in entry else _after(state, entry)
+        return state
+
+    def _entry(self, number: int) -> dict[str, Any]:
+        data = self.folder.read(f"{self.log}/{_name(number, _ENTRY)}")
+        if data is None:
+            raise FileNotFoundError(f"{self.log}/{_name(number, _ENTRY)} is missing")
+        entry: dict[str, Any] = json.loads(data)
+        return entry
+
+    # ---------------------------------------------------------------------------------------------------------- writing
+
+    def begin(self, load: Load) -> str:
+        """A new folder to stage files in, which says whose it is."""
+        folder = f"{self.staging}/{uuid4().hex}"
+        owner = {"host": socket.gethostname(), "process": _process(os.getpid()), "at": datetime.now(UTC).isoformat()}
+        self.folder.create(f"{folder}/{_OWNER}", json.dumps({**owner, "load": _writer(load)}).encode())
+        return folder
+
+    def commit(self, load: Load, staged: Staged, format: str, schema: str) -> State | None:
+        """Make staged files a table's; the state before it, or `None` where the load was there already."""
+        self.folder.flush(f"{staged.folder}/data/{name}" for name in staged.files)
+        while True:
+            state = self.finish()
+            if state.has(load):
+                self.folder.remove_tree(staged.folder)
+                return None
+            entry: dict[str, Any] = {
+                "version": state.version + 1,
+                "mode": load.mode,
+                "format": format,
+                "schema": schema,
+                "writer": _writer(load),
+                "batch": load.batch_id,
+                "at": load.moment.isoformat(),
+                "staging": staged.folder.rpartition("/")[2],
+                "files": {name: _published_name(staged, name, number) for number, name in enumerate(staged.files)},
+                "bytes": sum(staged.files.values()),
+                "rows": staged.rows,
+                "removes": list(state.files) if load.mode == "truncate" else [],
+            }
+            if entry["version"] % _WHOLE_EVERY == 0:
+                entry["state"] = _to_json(_after(state, entry))
+            # What can be read of it now is what will always be: an entry is never changed.
+            if self.folder.create(f"{self.log}/{_name(entry['version'], _ENTRY)}", json.dumps(entry).encode()):
+                reached("recorded")
+                self._publish(entry)
+                return state
+
+    def finish(self) -> State:
+        """Finish the last load if its process did not, and give the state after it."""
+        names = self.folder.files_in(self.log)
+        last = _last(names)
+        if last and _name(last, _DONE) not in names:
+            self._publish(self._entry(last))
+        return self._state(last) or State()
+
+    def _publish(self, entry: dict[str, Any]) -> None:
+        """Bring the files of an entry to where everybody looks. Any number of processes may do so at once."""
+        version, staging = entry["version"], f"{self.staging}/{entry['staging']}"
+        try:
+            self.folder.move(
+                {f"{staging}/data/{staged}": f"{self.path}/{name}" for staged, name in entry["files"].items()}
+            )
+        except FileNotFoundError:
+            # Neither staged nor published: another process finished this load, and a truncate after it.
+            if _name(version, _DONE) in self.folder.files_in(self.log):
+                return
+            raise
+        reached("moved")
+        if entry["removes"]:
+            self.folder.create(f"{self.log}/{_name(version, _PUBLISHED)}", b"")
+            reached("published")
+            self.folder.remove(f"{self.path}/{name}" for name in entry["removes"])
+        self.folder.remove_tree(staging)
+        self.folder.create(f"{self.log}/{_name(version, _DONE)}", b"")
+        reached("committed")
+
+    # --------------------------------------------------------------------------------------------------------- cleaning
+
+    def abandon(self, folder: str) -> None:
+        """Remove what a failed load staged, unless it was decided before it failed: then the next one finishes it."""
+        last = _last(self.folder.files_in(self.log))
+        if not last or self._entry(last)["staging"] != folder.rpartition("/")[2]:
+            self.folder.remove_tree(folder)
+
+    def sweep(self) -> None:
+        """Remove what dead loads staged, and entries that nobody needs to know the state."""
+        now = datetime.now(UTC)
+        names = self.folder.files_in(self.log)
+        last = _last(names)
+        pending = {self._entry(last)["staging"]} if last and _name(last, _DONE) not in names else set()
+        for name in self.folder.folders_in(self.staging):
+            if name not in pending and self._is_dead(f"{self.staging}/{name}", now):
+                self.folder.remove_tree(f"{self.staging}/{name}")
+        # The last two whole states stay: a reader may be at the one before.
+        oldest = (last // _WHOLE_EVERY - 1) * _WHOLE_EVERY
+        old = [name for name in names if name[:20].isdigit() and int(name[:20]) < oldest]
+        self.folder.remove(f"{self.log}/{name}" for name in old)
+
+    def _is_dead(self, folder: str, now: datetime) -> bool:
+        data = self.folder.read(f"{folder}/{_OWNER}")
+        if data is None:
+            # Its first file is its owner's name; a bucket's listing may show what is being removed.
+            return True
+        owner = json.loads(data)
+        if owner["host"] == socket.gethostname():
+            number = int(owner["process"].partition(":")[0])
+            return bool(_process(number) != owner["process"])
+        return now - datetime.fromisoformat(owner["at"]) > _FORGOTTEN
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the files are this machine's."""
+        return isinstance(self.folder, LocalFolder)
+
+
+def _writer(load: Load) -> str:
+    return json.dumps([load.pipeline, load.checkpoint_id])
+
+
+def _published_name(staged: Staged, name: str, number: int) -> str:
+    """A name that no other load gives, and by which files sort in the order of their tasks."""
+    return f"part-{staged.folder.rpartition('/')[2]}-{number:05}{name[name.index('.') :]}"
+
+
+def _after(state: State, entry: dict[str, Any]) -> State:
+    replaces = entry["mode"] == "truncate"
+    ledger = {**state.ledger, entry["writer"]: [entry["batch"], entry["at"]]}
+    at = datetime.fromisoformat(entry["at"])
+    return replace(
+        state,
+        version=entry["version"],
+        format=entry["format"],
+        schema=entry["schema"],
+        files=(*(() if replaces else state.files), *entry["files"].values()),
+        rows=entry["rows"] + (0 if replaces else state.rows),
+        ledger={
+            writer: value
+            for writer, value in ledger.items()
+            if '"once:' not in writer or at - datetime.fromisoformat(value[1]) < _RETRIES_END
+        },
+    )
+
+
+def _to_json(state: State) -> dict[str, Any]:
+    return {"files": list(state.files), "rows": state.rows, "ledger": state.ledger}
+
+
+def _from_json(entry: dict[str, Any]) -> State:
+    whole = entry["state"]
+    return State(
+        version=entry["version"],
+        format=entry["format"],
+        schema=entry["schema"],
+        files=tuple(whole["files"]),
+        rows=whole["rows"],
+        ledger=whole["ledger"],
+    )
+
+
+def _name(version: int, suffix: str) -> str:
+    return f"{version:020}{suffix}"
+
+
+def _last(names: Any) -> int:
+    return max((int(name[:20]) for name in names if name.endswith(_ENTRY) and name[:20].isdigit()), default=0)
+
+
+def _process(number: int) -> str:
+    """A process of this machine, told from a later one with its number by when it began."""
+    try:
+        with open(f"/proc/{number}/stat", encoding="utf-8", errors="replace") as file:
+            return f"{number}:{file.read().rpartition(')')[2].split()[19]}"
+    except OSError:
+        return f"{number}:gone"

@@ -1,0 +1,141 @@
+"""What is checked of a source's rows before any is written: columns, keys, and which of several rows counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from weft.errors import LoadRefusedError, nearest
+from weft.systems.load import Load
+from weft.systems.objects.spark import quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import DataType, StructType
+
+_RANK = "_weft_rank"
+
+
+def column(name: str) -> Any:
+    """A column by its name, whatever characters that has."""
+    from pyspark.sql import functions as F
+
+    return F.col(quoted(name))
+
+
+def without_void(frame: DataFrame) -> DataFrame:
+    """Columns of nothing but nulls as texts: no file holds a column without a type."""
+    from pyspark.sql.types import NullType, StringType
+
+    return frame.select(
+        *(
+            column(field.name).cast(StringType()).alias(field.name)
+            if isinstance(field.dataType, NullType)
+            else column(field.name)
+            for field in frame.schema
+        )
+    )
+
+
+def fitted(frame: DataFrame, table: StructType, load: Load) -> DataFrame:
+    """The source's columns with the types of the table's, where no value can change by it; else a refusal."""
+    types = {field.name: field.dataType for field in table}
+    chosen = []
+    for field in frame.schema:
+        wanted = types.get(field.name)
+        if wanted is None:
+            close = nearest(field.name, types)
+            hint = f"Did you mean {close!r}?" if close else f"Its columns: {', '.join(list(types)[:30])}."
+            raise LoadRefusedError(
+                f"The table {load.name} has no column {field.name!r}, which the source has.", hint=hint
+            )
+        if not _fits(frame, field.dataType, wanted):
+            raise LoadRefusedError(
+                f"The column {field.name!r} of {load.name} is {wanted.simpleString()}, and "
+                f"{field.dataType.simpleString()} in the source.",
+                hint=f"Convert it there: CAST({quoted(field.name)} AS {wanted.simpleString()}).",
+            )
+        chosen.append(column(field.name).cast(wanted).alias(field.name))
+    return frame.select(*chosen)
+
+
+def _fits(frame: DataFrame, given: DataType, wanted: DataType) -> bool:
+    from pyspark.sql.types import DecimalType, IntegralType, NullType, StringType
+
+    if given == wanted or isinstance(given, NullType):
+        return True
+    if isinstance(wanted, StringType):
+        return False
+    if isinstance(given, IntegralType) and isinstance(wanted, IntegralType):
+        return True  # a value that is too large fails the load
+    if isinstance(given, DecimalType) and isinstance(wanted, DecimalType):
+        return wanted.scale >= given.scale
+    spark: Any = frame.sparkSession
+    to_java = spark._jsparkSession.parseDataType
+    cast = spark._jvm.org.apache.spark.sql.catalyst.expressions.Cast
+    return bool(cast.canUpCast(to_java(given.json()), to_java(wanted.json())))
+
+
+def refuse_empty(load: Load, rows: int) -> None:
+    """Refuse an empty source where it would empty the table."""
+    if rows == 0 and (load.mode == "truncate" or load.handle_deletes is not None) and not load.allow_empty:
+        raise LoadRefusedError(
+            f"The source of {load.name} is empty, and this load would empty the table.",
+            hint="If that is meant, say so: allow_empty=True.",
+        )
+
+
+def checked_keys(frame: DataFrame, load: Load) -> tuple[DataFrame, int, int]:
+    """One row a key, then how many rows there were and how many are left; refused where that is not clear."""
+    from functools import reduce
+
+    from pyspark.sql import functions as F
+
+    has_null = reduce(lambda one, other: one | other, (column(key).isNull() for key in load.keys))
+    total, nulls = frame.agg(F.count(F.lit(1)), F.count_if(has_null)).collect()[0]
+    if nulls:
+        raise LoadRefusedError(
+            f"{nulls:,} of {total:,} source rows of {load.name} have no key ({', '.join(load.keys)} is null).",
+            hint="Filter them out in the source, or choose other keys.",
+        )
+    event = load.event_timestamp_column
+    if event is not None and (nulls := frame.where(column(event).isNull()).count()):
+        raise LoadRefusedError(
+            f"{nulls:,} source rows of {load.name} have no event time ({event} is null).",
+            hint="Filter them out in the source, or load without event_timestamp_column.",
+        )
+    if load.deduplicate_by:
+        frame = _greatest(frame, load)
+        return frame, total, frame.count()
+    # Several events of one key are its history. Two at one instant would be a contradiction.
+    keys = [*load.keys, *([event] if event is not None and load.mode == "scd2" else [])]
+    shared = (
+        frame.groupBy(*map(column, keys)).agg(F.count(F.lit(1)).alias(_RANK)).where(F.col(_RANK) > 1).limit(5).collect()
+    )
+    if shared:
+        raise LoadRefusedError(_shared(load, keys, shared), hint=_WHICH)
+    return frame, total, total
+
+
+_WHICH = 'Say which of them counts: deduplicate_by="updated_at" keeps the greatest.'
+
+
+def _shared(load: Load, keys: Sequence[str], rows: Sequence[Any]) -> str:
+    examples = "; ".join(
+        f"{', '.join(f'{key}={value!s}' for key, value in zip(keys, row, strict=False))} ({row[-1]} rows)"
+        for row in rows
+    )
+    return f"Rows of the source of {load.name} share a key: {examples}{' …' if len(rows) == 5 else ''}."
+
+
+def _greatest(frame: DataFrame, load: Load) -> DataFrame:
+    """Of rows with one key, the greatest by `deduplicate_by`; ties go by all columns, so that a re-run agrees."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import AtomicType
+
+    sortable = {field.name for field in frame.schema if isinstance(field.dataType, AtomicType)}
+    rest = [name for name in frame.columns if name not in (*load.keys, *load.deduplicate_by) and name in sortable]
+    order = [column(name).desc_nulls_last() for name in (*load.deduplicate_by, *rest)]
+    window = Window.partitionBy(*map(column, load.keys)).orderBy(*order)
+    return frame.withColumn(_RANK, F.row_number().over(window)).where(F.col(_RANK) == 1).drop(_RANK)

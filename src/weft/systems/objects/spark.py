@@ -1,0 +1,91 @@
+"""What the readers and writers of files and of Delta tables need of a Spark session."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from threading import Lock
+from typing import Any
+
+from weft.errors import DeclarationError
+from weft.systems.base import Connection
+from weft.systems.objects.s3 import S3Connection
+
+# Tests stop a process at each step of a load, by a handler on this logger.
+_steps = logging.getLogger("weft.commit")
+_lock = Lock()
+
+CONF = {
+    # The default is a form of twelve bytes that other readers take for nanoseconds, which the year 1 does not fit.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # Dates before 1900 as they are, not as an older calendar had them.
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+    "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
+    "spark.sql.session.timeZone": "UTC",
+    # A value that does not fit is an error, not a null.
+    "spark.sql.ansi.enabled": "true",
+    # `a` and `A` are two columns in every file format.
+    "spark.sql.caseSensitive": "true",
+}
+
+
+def reached(step: str) -> None:
+    """Say which step of a load is done."""
+    _steps.debug(step)
+
+
+def own_session(spark: Any, conf: Mapping[str, str]) -> Any:
+    """A copy of a session with settings of its own, so that two loads at once do not read each other's."""
+    from pyspark.sql import SparkSession
+
+    own = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
+    for name, value in {**CONF, **conf}.items():
+        own.conf.set(name, value)
+    return own
+
+
+def moved_to(frame: Any, spark: Any) -> Any:
+    """A DataFrame as one of another session, whose settings then count for it."""
+    from pyspark.sql import DataFrame
+
+    dataset = spark._jvm.org.apache.spark.sql.classic.Dataset
+    plan = frame._jdf.queryExecution().analyzed()
+    return DataFrame(dataset.ofRows(spark._jsparkSession, plan), spark)
+
+
+def configure(spark: Any, connection: Connection) -> None:
+    """Tell Spark where a connection's bucket is and who we are there."""
+    if not isinstance(connection, S3Connection):
+        return
+    wanted = connection.hadoop()
+    target = spark.sparkContext._jsc.hadoopConfiguration()
+    bucket = f"fs.s3a.bucket.{connection.resolved().bucket}."
+    with _lock:
+        # Hadoop keeps one client a bucket: a second connection with other keys would silently use the first one's.
+        known = {name: value for name in (bucket + each for each in _NAMES) if (value := target.get(name)) is not None}
+        if known == wanted:
+            return
+        if known:
+            raise DeclarationError(
+                f"The bucket of {connection.label} is in use by this process with another endpoint, region or key.",
+                hint="Use one connection a bucket in a process.",
+            )
+        for name, value in wanted.items():
+            target.set(name, value)
+
+
+_NAMES = (
+    "endpoint",
+    "connection.ssl.enabled",
+    "path.style.access",
+    "endpoint.region",
+    "aws.credentials.provider",
+    "access.key",
+    "secret.key",
+    "session.token",
+)
+
+
+def quoted(name: str) -> str:
+    """A column's name in Spark SQL."""
+    return "`" + name.replace("`", "``") + "`"
