@@ -1,0 +1,301 @@
+"""Which rows of a Delta table a merge or scd2 load must change, as one DataFrame that a single MERGE applies.
+
+It reads the table, and is computed inside that MERGE: what it sees is what the MERGE replaces, and Delta refuses the
+commit if another load came between.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+from weft.systems.load import IS_CURRENT, ROW_HASH, VALID_FROM, VALID_TO, Load
+from weft.systems.objects.options import TIMESTAMP, TIMESTAMP_NTZ
+from weft.systems.objects.rows import column
+from weft.systems.objects.spark import quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType
+
+OP, TS, UNTIL, TO, ROW, HASH, EXPIRED = (f"_weft_{name}" for name in ("op", "ts", "until", "to", "row", "hash", "old"))
+INSERT, VERSION, UPDATE, CLOSE, DELETE = "insert", "version", "update", "close", "delete"
+_HIT, _SRC, _COVER, _BEFORE, _BEFORE_TS, _NEW, _SINCE = (
+    f"_weft_{name}" for name in ("hit", "src", "cover", "before", "before_ts", "new", "since")
+)
+_NEVER = datetime(9999, 12, 31, 23, 59, 59, 999_999, UTC)
+
+
+def key_name(number: int) -> str:
+    """Under which name a change carries the value of a key."""
+    return f"_weft_key_{number}"
+
+
+def row_hash(frame: DataFrame, names: list[str]) -> Column:
+    """A hash of values, in which null, empty and shifted values differ."""
+    from pyspark.sql import functions as F
+
+    types = {field.name: field.dataType for field in frame.schema}
+    parts = []
+    for name in names:
+        text = _text(column(name), types[name])
+        full = F.concat(F.length(text).cast("string"), F.lit(":"), text)
+        parts.append(F.when(column(name).isNull(), F.lit("-")).otherwise(full))
+    return F.sha2(F.concat(*parts, F.lit("")), 256)
+
+
+def _text(value: Column, kind: DataType) -> Column:
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import ArrayType, BinaryType, DoubleType, FloatType, MapType, StructType
+
+    if isinstance(kind, BinaryType):
+        return F.hex(value)
+    if isinstance(kind, FloatType | DoubleType):
+        return (value + F.lit(0.0)).cast("string")  # -0.0 equals 0.0
+    if isinstance(kind, ArrayType | MapType | StructType):
+        precise = {"timestampFormat": TIMESTAMP, "timestampNTZFormat": TIMESTAMP_NTZ, "ignoreNullFields": "false"}
+        return F.to_json(value, precise)
+    return value.cast("string")
+
+
+def _keys(load: Load) -> list[Column]:
+    return [column(key).alias(key_name(number)) for number, key in enumerate(load.keys)]
+
+
+def _same_key(left: str, right: str, load: Load) -> Column:
+    from pyspark.sql import functions as F
+
+    pairs = (
+        F.col(f"{left}.{key_name(number)}").eqNullSafe(F.col(f"{right}.{key_name(number)}"))
+        for number in range(len(load.keys))
+    )
+    return reduce(lambda one, other: one & other, pairs)
+
+
+def _listed(load: Load) -> list[str]:
+    return [key_name(number) for number in range(len(load.keys))]
+
+
+def merge_changes(source: DataFrame, table: DataFrame, load: Load) -> DataFrame:
+    """New rows and rows that differ; with `handle_deletes`, also the keys that are gone."""
+    from pyspark.sql import functions as F
+
+    names = source.columns
+    compared = load.compared(names)
+    given = source.select(
+        *_keys(load), row_hash(source, compared).alias(HASH), F.struct(*map(column, names)).alias(ROW)
+    ).alias("s")
+    stored = table.select(*_keys(load), row_hash(table, compared).alias(_BEFORE), F.lit(True).alias(_HIT)).alias("t")
+    joined = given.join(stored, _same_key("s", "t", load), "left")
+    found = joined.where(F.col(_HIT).isNull() | (F.col(_BEFORE) != F.col(HASH))).select(
+        *(F.col(f"s.{name}").alias(name) for name in _listed(load)),
+        F.when(F.col(_HIT).isNull(), F.lit(INSERT)).otherwise(F.lit(UPDATE)).alias(OP),
+        F.col(ROW),
+    )
+    if load.handle_deletes is None:
+        return found
+    gone = stored.join(given, _same_key("s", "t", load), "left_anti").select(
+        *_listed(load), F.lit(DELETE).alias(OP), F.lit(None).cast(found.schema[ROW].dataType).alias(ROW)
+    )
+    return found.unionByName(gone)
+
+
+def scd2_changes(source: DataFrame, table: DataFrame, load: Load) -> DataFrame:
+    """Versions to close and versions to add."""
+    from pyspark.sql import functions as F
+
+    names = source.columns
+    compared = load.compared(names)
+    began: Any = F.lit(load.moment)
+    if load.event_timestamp_column is not None:
+        began = column(load.event_timestamp_column).cast("timestamp")
+    given = source.select(
+        *_keys(load),
+        began.alias(TS),
+        row_hash(source, compared).alias(HASH),
+        F.struct(*map(column, names)).alias(ROW),
+    )
+    stored = table.select(
+        *_keys(load),
+        F.col(VALID_FROM).alias(_SINCE),
+        F.col(VALID_TO).alias(UNTIL),
+        F.col(IS_CURRENT),
+        row_hash(table, compared).alias(_BEFORE),
+    )
+    current = stored.where(F.col(IS_CURRENT)).drop(UNTIL, IS_CURRENT)
+    if load.event_timestamp_column is None:
+        changes = _by_load(given, current, load)
+    else:
+        changes = _by_event(given, stored, current, load)
+    closing = _closing(given, current, changes, load)
+    if load.ttl_seconds is not None:
+        # What comes with a time so old that it has ended already.
+        ends = F.col(TS) + F.expr(_interval(load.ttl_seconds))
+        is_old = F.col(OP).isin(INSERT, VERSION) & F.col(TO).isNull() & (F.col(TS) < F.lit(_oldest(load)))
+        changes = changes.withColumn(EXPIRED, is_old).withColumn(TO, F.when(is_old, ends).otherwise(F.col(TO)))
+    else:
+        changes = changes.withColumn(EXPIRED, F.lit(False))
+    return changes if closing is None else changes.unionByName(closing)
+
+
+def _change(op: Column, ts: Column, until: Column, to: Column, load: Load) -> list[Column]:
+    from pyspark.sql import functions as F
+
+    return [
+        *(F.col(name) for name in _listed(load)),
+        op.alias(OP),
+        ts.alias(TS),
+        until.cast("timestamp").alias(UNTIL),
+        to.cast("timestamp").alias(TO),
+        F.col(HASH),
+        F.col(ROW),
+    ]
+
+
+def _by_load(given: DataFrame, current: DataFrame, load: Load) -> DataFrame:
+    """A version begins with this load, where a row is new or differs from the current one."""
+    from pyspark.sql import functions as F
+
+    stored = current.withColumn(_HIT, F.lit(True)).alias("t")
+    joined = given.alias("s").join(stored, _same_key("s", "t", load), "left")
+    changed = joined.where(F.col(_HIT).isNull() | (F.col(_BEFORE) != F.col(HASH)))
+    # If the clock went back, still later than what is stored.
+    since = F.greatest(F.col(TS), F.col(_SINCE) + F.expr("INTERVAL 1 MICROSECOND"))
+    changed = changed.select(
+        *(F.col(f"s.{name}").alias(name) for name in _listed(load)), HASH, ROW, _HIT, _SINCE, since.alias(TS)
+    )
+    nothing = F.lit(None)
+    op = F.when(F.col(_HIT).isNull(), F.lit(INSERT)).otherwise(F.lit(VERSION))
+    added = changed.select(*_change(op, F.col(TS), nothing, nothing, load))
+    closed = changed.where(F.col(_HIT)).select(*_change(F.lit(CLOSE), F.col(_SINCE), nothing, F.col(TS), load))
+    return added.unionByName(closed)
+
+
+def _by_event(given: DataFrame, stored: DataFrame, current: DataFrame, load: Load) -> DataFrame:
+    """Put events into the history of their keys: each begins a version where it changes something, ends the one before
+    it, and is ended by the one after it, whatever order they come in."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+
+    keys = _listed(load)
+    # A key whose rows all say what the current version says, and not of an earlier time, is left alone.
+    touched = (
+        given.alias("s")
+        .join(current.withColumn(_HIT, F.lit(True)).alias("t"), _same_key("s", "t", load), "left")
+        .where(F.col(_HIT).isNull() | (F.col(_BEFORE) != F.col(HASH)) | (F.col(TS) < F.col(_SINCE)))
+        .select(*(F.col(f"s.{name}").alias(name) for name in keys))
+        .distinct()
+        .alias("k")
+    )
+    row_type = given.schema[ROW].dataType
+    versions = (
+        stored.alias("t")
+        .join(touched, _same_key("t", "k", load), "left_semi")
+        .select(
+            *keys,
+            F.col(_SINCE).alias(TS),
+            F.col(UNTIL),
+            F.lit(0).alias(_SRC),
+            F.col(_BEFORE).alias(HASH),
+            F.lit(None).cast(row_type).alias(ROW),
+        )
+    )
+    known = (
+        _same_key("s", "t", load) & (F.col(f"s.{TS}") == F.col(f"t.{TS}")) & (F.col(f"s.{HASH}") == F.col(f"t.{HASH}"))
+    )
+    events = (
+        given.alias("s")
+        .join(touched, _same_key("s", "k", load), "left_semi")
+        .join(versions.select(*keys, TS, HASH).alias("t"), known, "left_anti")
+        .select(*keys, TS, F.lit(None).cast("timestamp").alias(UNTIL), F.lit(1).alias(_SRC), HASH, ROW)
+    )
+    never = F.lit(_NEVER)
+    order = Window.partitionBy(*keys).orderBy(TS, _SRC, F.coalesce(UNTIL, never))
+    so_far = order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    # Where the version that began last before this row ends: stored versions never overlap.
+    cover = F.max(F.when(F.col(_SRC) == 0, F.coalesce(UNTIL, never))).over(so_far)
+    line = (
+        versions.unionByName(events)
+        .withColumn(_COVER, cover)
+        .withColumn(_BEFORE, F.lag(HASH).over(order))
+        .withColumn(_BEFORE_TS, F.lag(TS).over(order))
+        .withColumn(_NEW, F.min(_SRC).over(Window.partitionBy(*keys)))
+    )
+    # The key had gone and is back, with the values it had.
+    is_back = (F.col(_COVER) <= F.col(TS)) & (F.col(_BEFORE_TS) < F.col(_COVER))
+    kept = line.where((F.col(_SRC) == 0) | F.col(_BEFORE).isNull() | (F.col(_BEFORE) != F.col(HASH)) | is_back)
+    own_end = F.when((F.col(_COVER) > F.col(TS)) & (F.col(_COVER) < never), F.col(_COVER))
+    chain = kept.withColumn(TO, F.least(own_end, F.lead(TS).over(order)))
+    op = F.when(F.col(_SRC) == 0, F.lit(CLOSE)).when(F.col(_NEW) == 1, F.lit(INSERT)).otherwise(F.lit(VERSION))
+    moved = (F.col(_SRC) == 1) | ~F.col(TO).eqNullSafe(F.col(UNTIL))
+    return chain.where(moved).select(*_change(op, F.col(TS), F.col(UNTIL), F.col(TO), load))
+
+
+def _closing(given: DataFrame, current: DataFrame, changes: DataFrame, load: Load) -> DataFrame | None:
+    """The current versions that end because their key is gone or because they are too old."""
+    from pyspark.sql import functions as F
+
+    row_type = given.schema[ROW].dataType
+    found: list[DataFrame] = []
+
+    def close(rows: DataFrame, to: Column) -> None:
+        rows = rows.withColumn(HASH, F.lit(None).cast("string")).withColumn(ROW, F.lit(None).cast(row_type))
+        closed = rows.select(*_change(F.lit(DELETE), F.col(_SINCE), F.lit(None), to, load))
+        found.append(closed.withColumn(EXPIRED, F.lit(False)))
+
+    stored = current.alias("t")
+    if load.handle_deletes == "soft":
+        gone = stored.join(given.alias("s"), _same_key("s", "t", load), "left_anti")
+        close(gone, F.greatest(F.lit(load.moment), F.col(_SINCE)))
+        stored = stored.join(given.alias("s"), _same_key("s", "t", load), "left_semi").alias("t")
+    if load.ttl_seconds is not None:
+        ended = changes.where((F.col(OP) == CLOSE) & F.col(UNTIL).isNull()).alias("s")
+        old = stored.join(ended, _same_key("s", "t", load), "left_anti").where(F.col(_SINCE) < F.lit(_oldest(load)))
+        close(old, F.col(_SINCE) + F.expr(_interval(load.ttl_seconds)))
+    return reduce(lambda one, other: one.unionByName(other), found) if found else None
+
+
+def _oldest(load: Load) -> datetime:
+    assert load.ttl_seconds is not None
+    try:
+        return load.moment - timedelta(seconds=load.ttl_seconds)
+    except OverflowError:
+        return datetime(1, 1, 1, tzinfo=UTC)
+
+
+def _interval(seconds: float) -> str:
+    return f"INTERVAL '{seconds:.6f}' SECOND"
+
+
+def merge_statement(target: str, view: str, names: list[str], load: Load) -> str:
+    """The MERGE that applies changes of a merge."""
+    on = " AND ".join(f"t.{quoted(key)} <=> s.{key_name(number)}" for number, key in enumerate(load.keys))
+    updated = load.updated(names)
+    clauses = []
+    if load.handle_deletes is not None:
+        clauses.append(f"WHEN MATCHED AND s.{OP} = '{DELETE}' THEN DELETE")
+    if updated:
+        changes = ", ".join(f"t.{quoted(name)} = s.{ROW}.{quoted(name)}" for name in updated)
+        clauses.append(f"WHEN MATCHED AND s.{OP} <> '{DELETE}' THEN UPDATE SET {changes}")
+    values = ", ".join(f"s.{ROW}.{quoted(name)}" for name in names)
+    listed = ", ".join(map(quoted, names))
+    clauses.append(f"WHEN NOT MATCHED AND s.{OP} <> '{DELETE}' THEN INSERT ({listed}) VALUES ({values})")
+    return f"MERGE INTO {target} AS t USING {view} AS s ON {on} {' '.join(clauses)}"
+
+
+def scd2_statement(target: str, view: str, names: list[str], load: Load) -> str:
+    """The MERGE that applies changes of scd2."""
+    same = [f"t.{quoted(key)} <=> s.{key_name(number)}" for number, key in enumerate(load.keys)]
+    on = " AND ".join(
+        [f"s.{OP} IN ('{CLOSE}', '{DELETE}')", *same, f"t.{VALID_FROM} = s.{TS}", f"t.{VALID_TO} <=> s.{UNTIL}"]
+    )
+    listed = ", ".join([*map(quoted, names), VALID_FROM, VALID_TO, IS_CURRENT, ROW_HASH])
+    values = ", ".join(
+        [*(f"s.{ROW}.{quoted(name)}" for name in names), f"s.{TS}", f"s.{TO}", f"s.{TO} IS NULL", f"s.{HASH}"]
+    )
+    return (
+        f"MERGE INTO {target} AS t USING {view} AS s ON {on} "
+        f"WHEN MATCHED THEN UPDATE SET t.{VALID_TO} = s.{TO}, t.{IS_CURRENT} = (s.{TO} IS NULL) "
+        f"WHEN NOT MATCHED AND s.{OP} IN ('{INSERT}', '{VERSION}') THEN INSERT ({listed}) VALUES ({values})"
+    )

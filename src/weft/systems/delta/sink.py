@@ -1,0 +1,158 @@
+"""Loads into Delta tables: each is one commit of the table, and counts once however often it is tried."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from weft.errors import LoadRefusedError
+from weft.systems.base import Connection
+from weft.systems.delta import changes
+from weft.systems.delta.table import DeltaTable, properties, retried, settings
+from weft.systems.load import Counts, Load
+from weft.systems.objects import spark as sessions
+from weft.systems.objects.rows import checked_keys, fitted, refuse_empty, without_void
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+_VIEW = "_weft_changes"
+
+
+def write(frame: DataFrame, connection: Connection, load: Load, *, spark: SparkSession | None = None) -> Counts:
+    """Load a DataFrame into a Delta table. Called again with the same load, it changes nothing.
+
+    `spark`: a session that has Delta, where the frame's own has not.
+    """
+    load.check_source(frame.columns)
+    if load.on_bad_rows == "quarantine":
+        raise LoadRefusedError(
+            f"on_bad_rows='quarantine' is not there for Delta tables ({load.name}).",
+            hint="Delta takes every row whose types fit; filter in the source.",
+        )
+    return _Write(frame, connection, load, spark or frame.sparkSession).run()
+
+
+class _Write:
+    def __init__(self, frame: DataFrame, connection: Connection, load: Load, spark: SparkSession) -> None:
+        sessions.configure(spark, connection)
+        self.load = load
+        self.label = f"weft {uuid4()}"
+        self.spark: Any = sessions.own_session(spark, {})
+        self.frame = without_void(sessions.moved_to(frame, self.spark))
+        self.table = DeltaTable(self.spark, connection, load.schema, load.table)
+
+    def run(self) -> Counts:
+        load = self.load
+        columns = self.table.schema()
+        if columns is not None:
+            self.table.check(load, columns)
+            self.frame = fitted(self.frame, columns, load)
+            if self.table.has(load):
+                return Counts(replayed=True)
+        sessions.reached("begun")
+        if load.mode == "append" and not load.keys:
+            return self._written(columns, self.frame, None)
+        # Looked at more than once, and it must be the same each time.
+        source = self.frame.persist()
+        try:
+            return self._checked(source, columns)
+        finally:
+            source.unpersist()
+
+    def _mark(self) -> None:
+        """Let the next commit be the load's own."""
+        for name, value in settings(self.load, self.label).items():
+            self.spark.conf.set(name, value)
+
+    def _checked(self, source: DataFrame, columns: StructType | None) -> Counts:
+        load = self.load
+        if load.keys:
+            source, total, kept = checked_keys(source, load)
+        else:
+            total = kept = source.count()
+        refuse_empty(load, total)
+        sessions.reached("checked")
+        if not load.tracks_rows:
+            return self._written(columns, source, total)
+        if columns is None:
+            self.table.create(source.schema, load)
+        sessions.reached("created")
+        return self._merged(source, total, kept)
+
+    # ------------------------------------------------------------------------------------------------- append, truncate
+
+    def _written(self, columns: StructType | None, source: DataFrame, total: int | None) -> Counts:
+        load, table = self.load, self.table
+        deleted = 0
+        if load.mode == "truncate" and columns is not None:
+            deleted = table.read().count()
+        mode = "append" if load.mode == "append" else "overwrite"
+        made = properties(source.schema) if columns is None else {}
+
+        def commit() -> None:
+            source.write.format("delta").mode(mode).options(**made).save(table.path)
+
+        self._mark()
+        retried(commit, load)
+        sessions.reached("committed")
+        counted = table.metrics(self.label)
+        if counted is None:
+            return Counts(replayed=True)
+        rows = counted.get("numOutputRows", 0)
+        return Counts(
+            rows_read=rows if total is None else total,
+            inserted=rows,
+            deleted=deleted,
+            # An empty file is written for no rows.
+            bytes=counted.get("numOutputBytes", 0) if rows else 0,
+        )
+
+    # ------------------------------------------------------------------------------------------------------ merge, scd2
+
+    def _merged(self, source: DataFrame, total: int, kept: int) -> Counts:
+        from pyspark.sql import Observation
+        from pyspark.sql import functions as F
+
+        load, table, names = self.load, self.table, source.columns
+        is_scd2 = load.mode == "scd2"
+        statement = changes.scd2_statement if is_scd2 else changes.merge_statement
+
+        def commit() -> tuple[list[Any], Observation]:
+            stored = table.read()
+            found = (changes.scd2_changes if is_scd2 else changes.merge_changes)(source, stored, load)
+            observed = Observation()
+            counts = [
+                F.count_if(F.col(changes.OP) == op).alias(op)
+                for op in (changes.INSERT, changes.VERSION, changes.UPDATE, changes.DELETE)
+            ]
+            old = F.count_if(F.col(changes.EXPIRED)) if is_scd2 else F.lit(0)
+            found.observe(observed, *counts, old.alias("old")).createOrReplaceTempView(_VIEW)
+            return self.spark.sql(statement(table.name, _VIEW, names, load)).collect(), observed
+
+        self._mark()
+        try:
+            done, observed = retried(commit, load)
+        except Exception as error:
+            if "MULTIPLE_SOURCE_ROW_MATCHING" in str(error):
+                raise LoadRefusedError(
+                    f"The table {load.name} has more than one row with a key ({', '.join(load.keys)}) of the source.",
+                    hint="Something else than a merge wrote them: remove all but one.",
+                ) from None
+            raise
+        sessions.reached("committed")
+        if not done:
+            # Another attempt of the same load was faster.
+            return Counts(replayed=True)
+        found = observed.get
+        inserted, updated = found[changes.INSERT], found[changes.VERSION] + found[changes.UPDATE]
+        counted = table.metrics(self.label) or {}
+        return Counts(
+            rows_read=total,
+            inserted=inserted,
+            updated=updated,
+            unchanged=kept - inserted - updated,
+            deleted=found[changes.DELETE] + found["old"],
+            bytes=counted.get("numTargetBytesAdded", 0),
+        )

@@ -1,0 +1,26 @@
+"""Delta tables as DataFrames."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weft.errors import NotFoundError
+from weft.systems.base import Connection
+from weft.systems.delta.table import DeltaTable
+from weft.systems.objects.spark import configure
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def read(spark: SparkSession, connection: Connection, table: str, schema: str | None = None) -> DataFrame:
+    """The rows of a table as they are at its newest commit."""
+    configure(spark, connection)
+    found = DeltaTable(spark, connection, schema, table)
+    if found.schema() is None:
+        name = f"{schema}.{table}" if schema else table
+        raise NotFoundError(
+            f"There is no Delta table {name!r} in {connection.label} ({connection.target}).",
+            hint="A table is the folder of its name there, with a folder _delta_log in it.",
+        )
+    return found.read()

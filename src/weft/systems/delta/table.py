@@ -1,0 +1,141 @@
+"""One Delta table as Spark sees it: where it is, what it holds, and which loads it has."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from weft.errors import BusyError, LoadRefusedError
+from weft.systems.base import Connection
+from weft.systems.load import IS_CURRENT, ROW_HASH, SCD2_COLUMNS, VALID_FROM, VALID_TO, Load
+from weft.systems.objects.paths import table_path
+from weft.systems.objects.spark import quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+ATTEMPTS = 20
+# What Delta takes in a column's name only with a mapping of names, which not every other reader knows.
+_MAPPED = set(" ,;{}()\n\t=")
+_CONFLICTS = ("Concurrent", "DELTA_CONCURRENT", "ProtocolChanged", "MetadataChanged", "DELTA_METADATA_CHANGED")
+Result = TypeVar("Result")
+
+
+class DeltaTable:
+    """A table at a path, which need not be there yet."""
+
+    def __init__(self, spark: SparkSession, connection: Connection, schema: str | None, table: str) -> None:
+        self.spark: Any = spark
+        self.path = table_path(connection.root, schema, table)  # type: ignore[attr-defined]
+        self.name = f"delta.{quoted(self.path)}"
+
+    def read(self) -> DataFrame:
+        """Its rows now; inside a MERGE, those that the MERGE itself sees."""
+        frame: DataFrame = self.spark.read.format("delta").load(self.path)
+        return frame
+
+    def _snapshot(self) -> Any:
+        log = self.spark._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(self.spark._jsparkSession, self.path)
+        # Spelled so because defaults of Scala's parameters do not reach Python.
+        return log.update(*(getattr(log, f"update$default${number}")() for number in (1, 2, 3)))
+
+    def schema(self) -> StructType | None:
+        """Its columns, or `None` where there is no table."""
+        return self.read().schema if self._snapshot().version() >= 0 else None
+
+    def has(self, load: Load) -> bool:
+        """Whether this load was committed: the table keeps the last batch of each writer in its own log."""
+        found = self._snapshot().transactions().get(writer(load))
+        return bool(found.isDefined()) and int(found.get()) >= load.batch_id
+
+    def create(self, columns: StructType, load: Load) -> None:
+        """Make the table with these columns where it is missing, and for scd2 with its own."""
+        from pyspark.sql.types import BooleanType, StringType, StructType, TimestampType
+
+        wanted = StructType(list(columns.fields))
+        if load.mode == "scd2":
+            for name in (VALID_FROM, VALID_TO):
+                wanted = wanted.add(name, TimestampType())
+            wanted = wanted.add(IS_CURRENT, BooleanType()).add(ROW_HASH, StringType())
+        empty = self.spark.createDataFrame([], wanted)
+
+        def write() -> None:
+            if self._snapshot().version() < 0:
+                empty.write.format("delta").mode("append").options(**properties(wanted)).save(self.path)
+
+        retried(write, load)
+
+    def check(self, load: Load, columns: StructType) -> None:
+        """Refuse an scd2 load into a table that was made for something else."""
+        if load.mode == "scd2":
+            for name in SCD2_COLUMNS:
+                if name not in columns.names:
+                    raise LoadRefusedError(
+                        f"The table {load.name} has no column {name!r}, which scd2 needs.",
+                        hint="Let the first load create the table, or add valid_from, valid_to, is_current, row_hash.",
+                    )
+
+    def metrics(self, label: str) -> dict[str, int] | None:
+        """What Delta counted in the commit with this label, or `None` where there is no such commit."""
+        from pyspark.sql import functions as F
+
+        history = self.spark.sql(f"DESCRIBE HISTORY {self.name} LIMIT 50")
+        found = history.where(F.col("userMetadata") == label).select("operationMetrics").collect()
+        return {name: int(value) for name, value in found[0][0].items() if value.isdigit()} if found else None
+
+
+def properties(columns: StructType) -> dict[str, str]:
+    """What a new table needs for its columns' names."""
+    if not any(_MAPPED & set(name) for name in columns.names):
+        return {}
+    return {"delta.columnMapping.mode": "name", "delta.minReaderVersion": "2", "delta.minWriterVersion": "5"}
+
+
+def writer(load: Load) -> str:
+    """Under which name a table keeps that a load was done; its batches are counted."""
+    names = f"{len(load.pipeline)}:{load.pipeline}{load.checkpoint_id}"
+    return f"weft:{hashlib.sha256(names.encode()).hexdigest()[:40]}"
+
+
+def settings(load: Load, label: str) -> dict[str, str]:
+    """What makes a statement of a session count once, and be found again. Every commit of the session counts for it, so
+    that it may make no other one."""
+    start = "spark.databricks.delta."
+    return {
+        f"{start}write.txnAppId": writer(load),
+        f"{start}write.txnVersion": str(load.batch_id),
+        f"{start}commitInfo.userMetadata": label,
+        # The rows to merge are computed once, and counted when they are.
+        f"{start}merge.materializeSource": "all",
+    }
+
+
+def retried(action: Callable[[], Result], load: Load) -> Result:
+    """Do something again if another load changed the table meanwhile: Delta finds that out when it commits."""
+    import random
+    import time
+
+    for attempt in range(ATTEMPTS):
+        try:
+            return action()
+        except Exception as error:
+            if not is_conflict(error) or attempt == ATTEMPTS - 1:
+                if is_conflict(error):
+                    raise BusyError(
+                        f"Other loads kept changing {load.name} while this one tried {ATTEMPTS} times.",
+                        hint="Try again, or let fewer loads write to it at a time.",
+                    ) from None
+                raise
+            time.sleep(random.uniform(0, min(0.1 * 2**attempt, 3)))
+    raise AssertionError("unreachable")
+
+
+def is_conflict(error: BaseException) -> bool:
+    """Whether Delta refused a commit because of another one."""
+    names = [type(error).__name__, str(error)[:400], str(getattr(error, "_errorClass", ""))]
+    java = getattr(error, "java_exception", None)
+    if java is not None:
+        names.append(str(java.getClass().getName()))
+    return any(sign in name for sign in _CONFLICTS for name in names)

@@ -1,0 +1,227 @@
+"""Loads into Delta tables do what the oracle says, in one commit each, and once however often they are tried."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine import oracle
+from weft import DeltaLocalConnection, DeltaS3Connection, LoadRefusedError
+from weft.systems.delta import sink, source
+from weft.systems.load import Counts, Load
+
+MOMENT = datetime(2026, 11, 15, 12, tzinfo=UTC)
+SCHEMA = "id long, name string, amount double, at timestamp"
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> DeltaLocalConnection:
+    return DeltaLocalConnection(str(tmp_path / "lake"))
+
+
+def load(mode: str = "append", **options: Any) -> Load:
+    if mode in ("merge", "scd2"):
+        options.setdefault("keys", ["id"])
+    options.setdefault("moment", MOMENT)
+    return Load.declare(target=("sales", "orders"), mode=mode, **options)
+
+
+def rows_of(spark: Any, lake: Any, table: str = "orders") -> list[dict[str, Any]]:
+    rows = [row.asDict() for row in source.read(spark, lake, table, "sales").collect()]
+    for row in rows:
+        assert row.pop("row_hash", "x")
+        for name, value in row.items():
+            if isinstance(value, datetime):
+                row[name] = value.astimezone(UTC)
+    return rows
+
+
+def canonical(rows: list[dict[str, Any]]) -> list[Any]:
+    return sorted(tuple(sorted((name, str(value)) for name, value in row.items())) for row in rows)
+
+
+def write(spark: Any, lake: Any, rows: list[dict[str, Any]], planned: Load) -> Counts:
+    frame = spark.createDataFrame([tuple(row.values()) for row in rows], SCHEMA)
+    return sink.write(frame, lake, planned)
+
+
+def versions(lake: DeltaLocalConnection) -> int:
+    return len(list((Path(lake.root) / "sales" / "orders" / "_delta_log").glob("*.json")))
+
+
+def row(
+    number: int, name: str | None = "a", amount: float | None = 1.0, at: datetime | None = MOMENT
+) -> dict[str, Any]:
+    return {"id": number, "name": name, "amount": amount, "at": at}
+
+
+def agree(spark: Any, lake: Any, table: list[dict[str, Any]], given: list[dict[str, Any]], planned: Load) -> Any:
+    """Load, and compare table and counts with the oracle; gives the table."""
+    expected, counts = oracle.apply(table, given, planned)
+    found = write(spark, lake, given, planned)
+    assert dataclasses.replace(found, bytes=0) == counts
+    assert canonical(rows_of(spark, lake)) == canonical(expected)
+    return expected
+
+
+def test_append_and_truncate(spark: Any, lake: DeltaLocalConnection) -> None:
+    table = agree(spark, lake, [], [row(1), row(2, None, None, None)], load())
+    table = agree(spark, lake, table, [row(1), row(3)], load())
+    assert versions(lake) == 2
+    table = agree(spark, lake, table, [row(9)], load("truncate"))
+    assert versions(lake) == 3
+    with pytest.raises(LoadRefusedError, match="allow_empty=True"):
+        write(spark, lake, [], load("truncate"))
+    assert write(spark, lake, [], load()) == Counts()
+    assert canonical(rows_of(spark, lake)) == canonical(table)
+    agree(spark, lake, table, [], load("truncate", allow_empty=True))
+
+
+def test_bytes_are_counted(spark: Any, lake: DeltaLocalConnection) -> None:
+    assert write(spark, lake, [row(1)], load()).bytes > 100
+    assert write(spark, lake, [row(2)], load("merge")).bytes > 100
+
+
+@pytest.mark.parametrize("mode", ["append", "truncate", "merge", "scd2"])
+def test_a_commit_key_counts_once(spark: Any, lake: DeltaLocalConnection, mode: str) -> None:
+    planned = load(mode, commit_key="monday")
+    write(spark, lake, [row(1), row(2)], planned)
+    before = canonical(rows_of(spark, lake))
+    assert write(spark, lake, [row(1, "other"), row(3)], planned) == Counts(replayed=True)
+    assert canonical(rows_of(spark, lake)) == before
+    later = dataclasses.replace(planned, batch_id=1)
+    assert not write(spark, lake, [row(1, "other")], later).replayed
+    assert write(spark, lake, [row(1)], planned).replayed
+
+
+def test_merge(spark: Any, lake: DeltaLocalConnection) -> None:
+    table = agree(spark, lake, [], [row(1), row(2), row(3, None)], load("merge"))
+    files = {path.name for path in (Path(lake.root) / "sales" / "orders").glob("*.parquet")}
+    table = agree(spark, lake, table, [row(1), row(2), row(3, None)], load("merge"))
+    # Nothing differs, so nothing is written again.
+    assert {path.name for path in (Path(lake.root) / "sales" / "orders").glob("*.parquet")} == files
+    count = versions(lake)
+    table = agree(spark, lake, table, [row(1), row(2, None), row(3, "x"), row(4)], load("scd1"))
+    assert versions(lake) == count + 1
+    table = agree(spark, lake, table, [row(1, "y", 5.0)], load("merge", update_columns=["amount"]))
+    table = agree(spark, lake, table, [row(1, "z", 5.0), row(2, "z", 7.0)], load("merge", compare_columns=["amount"]))
+    table = agree(spark, lake, table, [row(1), row(9)], load("merge", handle_deletes="hard"))
+    with pytest.raises(LoadRefusedError, match="allow_empty"):
+        write(spark, lake, [], load("merge", handle_deletes="hard"))
+    agree(spark, lake, table, [], load("merge"))
+
+
+@pytest.mark.parametrize("mode", ["merge", "scd2"])
+def test_keys_are_checked_before_anything_is_written(spark: Any, lake: DeltaLocalConnection, mode: str) -> None:
+    with pytest.raises(LoadRefusedError, match=r"1 of 2 source rows of sales\.orders have no key"):
+        write(spark, lake, [row(1), {**row(2), "id": None}], load(mode))
+    with pytest.raises(LoadRefusedError, match=r"share a key: id=1 \(2 rows\)"):
+        write(spark, lake, [row(1), row(1, "b"), row(2)], load(mode))
+    assert not Path(lake.root).exists()
+    given = [row(1, "old", at=MOMENT), row(1, "new", at=MOMENT + timedelta(1)), row(1, "none", at=None), row(2)]
+    agree(spark, lake, [], given, load(mode, deduplicate_by="at"))
+    assert {each["name"] for each in rows_of(spark, lake)} == {"new", "a"}
+
+
+def test_scd2_by_load(spark: Any, lake: DeltaLocalConnection) -> None:
+    def at(hours: int, **options: Any) -> Load:
+        return load("scd2", moment=MOMENT + timedelta(hours=hours), **options)
+
+    table = agree(spark, lake, [], [row(1), row(2), row(3)], at(0))
+    count = versions(lake)
+    table = agree(spark, lake, table, [row(1), row(2), row(3)], at(1))
+    table = agree(spark, lake, table, [row(1, None), row(2, "b"), row(4)], at(2))
+    assert versions(lake) == count + 2
+    table = agree(spark, lake, table, [row(1, "a"), row(2, "c", 2.0)], at(3, compare_columns=["name"]))
+    table = agree(spark, lake, table, [row(1, "a"), row(5)], at(4, handle_deletes="soft"))
+    # Two is back, with the values it had.
+    table = agree(spark, lake, table, [row(1, "a"), row(2, "c", 2.0), row(5)], at(5, handle_deletes="soft"))
+    table = agree(spark, lake, table, [row(5, "e")], at(6, ttl_seconds=3600.5))
+    for key in {each["id"] for each in table}:
+        assert sum(each["is_current"] for each in table if each["id"] == key) <= 1
+
+
+def test_scd2_if_the_clock_went_back(spark: Any, lake: DeltaLocalConnection) -> None:
+    write(spark, lake, [row(1)], load("scd2"))
+    write(spark, lake, [row(1, "b")], load("scd2", moment=MOMENT - timedelta(1)))
+    first, second = sorted(rows_of(spark, lake), key=lambda each: each["valid_from"])
+    assert first["valid_to"] == second["valid_from"] == MOMENT + timedelta(microseconds=1)
+    assert (first["is_current"], second["is_current"]) == (False, True)
+
+
+def test_scd2_by_event(spark: Any, lake: DeltaLocalConnection) -> None:
+    def event(number: int, name: str | None, hour: int) -> dict[str, Any]:
+        return row(number, name, at=MOMENT + timedelta(hours=hour))
+
+    def planned(**options: Any) -> Load:
+        return load("scd2", event_timestamp_column="at", **options)
+
+    first = [event(1, "a", 0), event(1, "b", 5), event(2, "x", 3), event(1, "b", 7)]
+    table = agree(spark, lake, [], first, planned())
+    table = agree(spark, lake, table, first, planned())
+    # Out of order: before all, inside a version, the same values as the version that covers it.
+    table = agree(
+        spark, lake, table, [event(1, "c", 2), event(1, "z", -4), event(2, "x", 9), event(2, None, 8)], planned()
+    )
+    with pytest.raises(LoadRefusedError, match="share a key: id=1, at="):
+        write(spark, lake, [event(1, "q", 1), event(1, "r", 1)], planned())
+    with pytest.raises(LoadRefusedError, match=r"1 source rows of sales\.orders have no event time"):
+        write(spark, lake, [row(1, at=None)], planned())
+    table = agree(spark, lake, table, [event(1, "k", 20)], planned(handle_deletes="soft", moment=MOMENT + timedelta(2)))
+    agree(spark, lake, table, [event(3, "old", -400), event(2, "x", 60)], planned(ttl_seconds=86_400 * 3))
+
+
+def test_scd2_by_event_at_random(spark: Any, lake: DeltaLocalConnection, count: Any) -> None:
+    chance = random.Random(7)
+    table: list[dict[str, Any]] = []
+    for number in range(count(60)):
+        moments = chance.sample(range(40), 12)
+        given = [row(chance.randrange(3), chance.choice("ab"), at=MOMENT + timedelta(hours=hour)) for hour in moments]
+        options: dict[str, Any] = chance.choice([{}, {}, {"handle_deletes": "soft"}, {"ttl_seconds": 36_000}])
+        planned = load("scd2", event_timestamp_column="at", moment=MOMENT + timedelta(hours=20 + number), **options)
+        table = agree(spark, lake, table, given, planned)
+
+
+def test_hostile_names(spark: Any, lake: DeltaLocalConnection) -> None:
+    names = ["select", "a b", 'q"uo`te', "ünï", "x" * 80, "a.b", "k=;{}()"]
+    frame = spark.createDataFrame([tuple(range(7))], ", ".join(f"`{name.replace('`', '``')}` int" for name in names))
+    for table in ("select", "a b", "it's", 'q"uo`te', "ünï", "x" * 100, "a*b?[c]{d}", "%41", "_hidden", ".dot", "a:b"):
+        planned = Load.declare(target=(None, table), mode="merge", keys=["a b", "a.b"], moment=MOMENT)
+        assert sink.write(frame, lake, planned).inserted == 1
+        assert sink.write(frame, lake, planned).replayed
+        again = Load.declare(target=(None, table), mode="merge", keys=["a b", "a.b"], moment=MOMENT)
+        assert sink.write(frame, lake, again).unchanged == 1
+        assert source.read(spark, lake, table).collect()[0].asDict() == dict(zip(names, range(7), strict=True))
+
+
+def test_columns_that_do_not_fit(spark: Any, lake: DeltaLocalConnection) -> None:
+    write(spark, lake, [row(1)], load())
+    with pytest.raises(LoadRefusedError, match=r"no column 'nane'[\s\S]*Did you mean 'name'"):
+        sink.write(spark.sql("SELECT 1L AS id, 'a' AS nane"), lake, load("merge"))
+    with pytest.raises(LoadRefusedError, match=r"'amount' of sales\.orders is double, and string in the source"):
+        sink.write(spark.sql("SELECT 1L AS id, 'a' AS amount"), lake, load())
+    with pytest.raises(LoadRefusedError, match="no column 'valid_from', which scd2 needs"):
+        write(spark, lake, [row(1)], load("scd2"))
+    # Narrower numbers and nulls without a type fit, and columns may be left out.
+    assert sink.write(spark.sql("SELECT 2 AS id, NULL AS name, 1.5F AS amount"), lake, load()).inserted == 1
+
+
+def test_bucket(spark: Any, s3: Any) -> None:
+    bucket = DeltaS3Connection(**s3.fields(), prefix="delta tables")
+    table = agree(spark, bucket, [], [row(1), row(2)], load("merge"))
+    agree(spark, bucket, table, [row(2, "b"), row(3)], load("merge", handle_deletes="hard"))
+    assert all(key.startswith("delta tables/sales/orders/") for key in s3.keys(bucket.bucket))
+
+
+def test_other_readers_see_the_same(spark: Any, lake: DeltaLocalConnection) -> None:
+    import deltalake
+
+    write(spark, lake, [row(1), row(2)], load("merge"))
+    write(spark, lake, [row(2, "b")], load("merge"))
+    found = deltalake.DeltaTable(f"{lake.root}/sales/orders").to_pyarrow_table().to_pylist()
+    assert sorted((each["id"], each["name"]) for each in found) == [(1, "a"), (2, "b")]
