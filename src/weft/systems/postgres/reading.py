@@ -14,6 +14,7 @@ from weft.systems.base import require
 from weft.systems.postgres import arrow
 from weft.systems.postgres.kinds import ANY_NUMERIC
 from weft.systems.postgres.store import PostgresStore
+from weft.systems.sql import decimals
 from weft.systems.sql.ahead import read_ahead
 from weft.systems.sql.queries import subquery
 
@@ -95,10 +96,19 @@ def _typed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     arrays = []
     for array, field in zip(batch.columns, schema, strict=True):
         try:
-            arrays.append(_checked(array.cast(field.type), field))
+            arrays.append(_checked(_cast(array, field.type), field))
         except pa.ArrowInvalid as error:
             raise _misfit(field, error) from None
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    if pa.types.is_decimal(kind):
+        return decimals.from_texts(array, kind)
+    if pa.types.is_list(kind) and pa.types.is_decimal(kind.value_type):
+        items = decimals.from_texts(array.values, kind.value_type)
+        return pa.ListArray.from_arrays(array.offsets, items, kind, mask=array.is_null() if array.null_count else None)
+    return array.cast(kind)
 
 
 def _misfit(field: pa.Field, error: Exception) -> SchemaError:

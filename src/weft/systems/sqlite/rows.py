@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from weft.columns import LOCAL_TIME, UTC_TIME, has_nan, hint_of, is_nested, nested_to_json
 from weft.errors import SchemaError
+from weft.systems.sql import decimals
 from weft.systems.sqlite.kinds import is_loose
 
 
@@ -92,7 +93,7 @@ def _arrow(values: Sequence[Any], field: pa.Field) -> pa.Array:
         return texts
     if pa.types.is_timestamp(kind) and kind.tz is None and is_loose(field):
         return _foreign_timestamps(texts)
-    return texts.cast(kind)
+    return decimals.from_texts(texts, kind) if pa.types.is_decimal(kind) else texts.cast(kind)
 
 
 def _text(value: Any) -> str:
