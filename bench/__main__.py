@@ -13,7 +13,7 @@ import tempfile
 from bench.disk import sync_milliseconds
 from bench.harness import Case, Result, measure
 
-MODULES = ("bench.streams_sqlite", "bench.streams_servers", "bench.startup", "bench.engine_loads")
+MODULES = ("bench.streams_sqlite", "bench.streams_servers", "bench.startup", "bench.engine_start", "bench.engine_loads")
 
 
 def main() -> int:
