@@ -11,32 +11,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from weft.errors import ConnectionFailedError, WeftError
+from weft.errors import WeftError
 
 
 def of(work: Callable[[], Any], *, finally_: Callable[[], None] = lambda: None) -> bytes:
-    """The result of `work`, or the error of ours that it raised, as bytes.
-
-    A lost connection is raised while Spark may still try the task again: it is safe to, and may help.
-    """
+    """The result of `work`, or the error of ours that it raised, as bytes."""
     try:
         return pickle.dumps(("done", work()))
     except WeftError as error:
-        if isinstance(error, ConnectionFailedError) and _will_be_tried_again():
-            raise
         return pickle.dumps(("failed", (type(error), error.what, error.hint)))
     finally:
         finally_()
-
-
-def _will_be_tried_again() -> bool:
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    if context is None:
-        return False
-    attempts = context.getLocalProperty("weft.attempts")
-    return attempts is not None and context.attemptNumber() + 1 < int(attempts)
 
 
 def unpack(outcome: bytes) -> Any:

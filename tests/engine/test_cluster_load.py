@@ -1,0 +1,106 @@
+"""Loads on a real cluster, with a worker killed in the middle: all of it is there once, or a re-run makes it so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+import servers
+from tests.engine.cluster import Cluster
+from tests.engine.conftest import Python, finish
+
+
+@pytest.fixture
+def urls(shared_server: Callable[[str], servers.Server]) -> Iterator[tuple[str, str]]:
+    """Two empty databases."""
+    with ExitStack() as stack:
+        first, second = (stack.enter_context(shared_server("postgres").database()) for _ in range(2))
+        yield first, second
+
+
+def ask(url: str, sql: str) -> list[Any]:
+    with psycopg.connect(url) as driver:
+        return driver.execute(sql).fetchall()
+
+
+PROGRAM = """
+    source, target = (weft.connect(url=url) for url in sys.argv[1:3])
+    weft.spark().sparkContext.parallelize(range(2), 2).map(str).collect()  # both executors are there
+    print("running", flush=True)
+    if sys.argv[3] == "one task":
+        data = "SELECT * FROM orders"
+        more = {"source": source}
+    else:
+        data, more = weft.read("SELECT * FROM orders", source=source, partitions=8, partition_by="id"), {}
+    for attempt in range(3):
+        try:
+            result = weft.load(data, target="orders", connection=target, mode="merge", keys=["id"],
+                               commit_key="once", **more)
+            break
+        except weft.WeftError as error:
+            print("again:", error, file=sys.stderr)
+    print(result.rows_read, result.inserted, result.replayed, result.engine)
+"""
+
+
+# One of the two works on the one task.
+@pytest.mark.parametrize(("way", "killed"), [("one task", 0), ("one task", 1), ("many tasks", 0)])
+def test_a_worker_is_killed_during_a_load(
+    cluster: Cluster,
+    python: Python,
+    project: Path,
+    urls: tuple[str, str],
+    count: Callable[[int], int],
+    way: str,
+    killed: int,
+) -> None:
+    source, target = urls
+    rows = count(1_000_000)
+    with psycopg.connect(source) as driver:
+        driver.execute(
+            "CREATE TABLE orders AS SELECT i AS id, 'customer ' || i AS name, i * 1.5 AS total "
+            f"FROM generate_series(1, {rows}) AS i"
+        )
+    (project / "weft.toml").write_text(cluster.settings)
+    process = python(PROGRAM, source, target, way, WEFT_SPARK_MASTER="")
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == "running\n"
+        servers.wait_until(lambda: _is_busy(target) or process.poll() is not None, "rows are sent", 120)
+        cluster.kill(killed)
+        lines = finish(process)
+    finally:
+        cluster.restore()
+    assert lines == [f"{rows} {rows} False spark"]
+    assert ask(target, "SELECT count(*), count(DISTINCT id), sum(id) FROM orders") == [
+        (rows, rows, rows * (rows + 1) // 2)
+    ]
+    assert ask(target, "SELECT tablename FROM pg_tables WHERE tablename LIKE 'stage%'") == []
+
+
+def _is_busy(url: str) -> bool:
+    """Whether somebody is sending rows."""
+    return bool(ask(url, "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'COPY%'"))
+
+
+def test_files_of_one_machine_are_refused(cluster: Cluster, python: Python, project: Path) -> None:
+    (project / "weft.toml").write_text(cluster.settings)
+    process = python(
+        """
+        weft.load([{"id": 1}], target="t", connection=weft.SQLiteConnection("a.db"))
+        try:
+            weft.load("SELECT * FROM t", source=weft.SQLiteConnection("a.db"), target="t",
+                      connection=weft.SQLiteConnection("b.db"))
+        except weft.DeclarationError as error:
+            print(error.what)
+        """,
+        WEFT_SPARK_MASTER="",
+    )
+    assert finish(process) == [
+        "The source of this load is a file on this machine, which Spark's workers on a cluster cannot open."
+    ]
