@@ -370,8 +370,6 @@ def expected_of(value: Any) -> Any:
 
 def equal(got: Any, given: Any) -> bool:
     given = expected_of(given)
-    if isinstance(given, float) and given == 0:
-        return isinstance(got, (float, int)) and got == 0
     if isinstance(given, (Decimal, int, float)) and not isinstance(given, bool):
         # A column of floats may hold a whole number, one of decimals an int: it must be the same number.
         return isinstance(got, (Decimal, int, float)) and not isinstance(got, bool) and got == given
