@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 import pyarrow as pa
@@ -30,6 +31,8 @@ def batches(
     schema = pa.schema(fields)
     wanted = ", ".join(_select(store.quote(field.name), field) for field in fields)
     running: list[Any] = []
+    # Nothing may be cancelled that is being closed.
+    ending = threading.Lock()
 
     def read() -> Iterator[pa.RecordBatch]:
         try:
@@ -41,18 +44,27 @@ def batches(
                     **{"adbc.postgresql.batch_size_hint_bytes": str(_BATCH_BYTES)},
                 )
                 running.append(cursor)
-                cursor.execute(f"SELECT {wanted} FROM {subquery(sql)} AS q")
-                with closing(cursor.fetch_record_batch()) as reader:
-                    for batch in reader:
-                        if batch.num_rows:
-                            yield _typed(batch, schema)
+                try:
+                    cursor.execute(f"SELECT {wanted} FROM {subquery(sql)} AS q")
+                    with closing(cursor.fetch_record_batch()) as reader:
+                        for batch in reader:
+                            if batch.num_rows:
+                                yield _typed(batch, schema)
+                finally:
+                    with ending:
+                        running.clear()
         except (dbapi.Error, OSError) as error:
             if isinstance(error, WeftError):
                 raise
             # What goes wrong in the middle of the rows comes through Arrow, as an OSError.
             raise arrow.explain(dbapi, store, error) from None
 
-    return read_ahead(read, cancel=lambda: running[0].adbc_cancel() if running else None)
+    def cancel() -> None:
+        with ending, suppress(dbapi.Error):
+            for cursor in running:
+                cursor.adbc_cancel()
+
+    return read_ahead(read, cancel=cancel)
 
 
 def _select(column: str, field: pa.Field) -> str:

@@ -47,18 +47,23 @@ def read_ahead(
 
     thread = threading.Thread(target=work, name="weft-read-ahead", daemon=True)
     thread.start()
+    ended = False
     try:
-        while (item := found.get()) is not _DONE:
+        while True:
+            item = found.get()
+            ended = item is _DONE or isinstance(item, _Failure)
             if isinstance(item, _Failure):
                 raise item.error
+            if ended:
+                return
             yield item  # type: ignore[misc]
     finally:
-        if thread.is_alive() and not stopped.is_set():
-            stopped.set()
-            if found.qsize() or thread.is_alive():
-                with suppress(Exception):
-                    cancel()
-        thread.join()
+        stopped.set()
+        thread.join(0 if not ended else None)
+        while thread.is_alive():
+            # Again and again: it may only now begin with what takes long.
+            cancel()
+            thread.join(0.2)
 
 
 class _Failure:
