@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import UTC, datetime
 from decimal import Decimal
 from itertools import count
@@ -173,10 +175,40 @@ def read_arrow() -> None:
     check(table.num_rows == 100, "the range has the events that are left")
 
 
+def load_into_a_table(folder: str) -> None:
+    step("Load the stream into a table of another database, with Spark; again, and nothing changes")
+    warehouse = weft.SQLiteConnection(f"{folder}/warehouse.db", name="warehouse")
+    say("the first use starts Spark, on the Java that its package brings")
+    for expected in ((100, 0), (0, 100)):
+        result = weft.load(payments, target="payments", connection=warehouse, mode="merge", keys=["_weft_rowid"])
+        say(
+            f"{result.engine}: {result.rows_read} read in {result.seconds:.1f} s, {result.inserted} inserted, "
+            f"{result.updated} updated, {result.unchanged} unchanged"
+        )
+        check((result.inserted, result.unchanged) == expected, f"{expected[0]} new rows, {expected[1]} unchanged")
+
+    step("Keep the history of what changes (scd2): a late event is put where it belongs")
+    plans = [("basic", 1), ("gold", 3)], [("silver", 2)]
+    for events in plans:
+        rows = [{"customer": 7, "plan": plan, "since": datetime(2026, month, 1, tzinfo=UTC)} for plan, month in events]
+        weft.load(
+            rows, target="plans", connection=warehouse, mode="scd2", keys=["customer"], event_timestamp_column="since"
+        )
+    with closing(sqlite3.connect(f"{folder}/warehouse.db")) as database:
+        found = database.execute(
+            "SELECT plan, valid_from, valid_to, is_current FROM plans ORDER BY valid_from"
+        ).fetchall()
+    for plan, since, until, current in found:
+        say(f"{plan:<7} {since[:10]} to {(until or 'now')[:10]}{'  (current)' if current else ''}")
+    check([row[0] for row in found] == ["basic", "silver", "gold"], "silver stands between basic and gold")
+    check([row[3] for row in found] == [0, 0, 1], "one version is current")
+
+
 def main() -> None:
     began = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="weft-demo-") as folder:
         # Before any setting of the user's own: the demo must not write into their database.
+        os.chdir(folder)
         os.environ["WEFT_DSN_DEFAULT"] = f"sqlite:///{folder}/.weft/weft.db"
         console.print(f"[bold]Weft {weft.__version__}[/], streams on SQLite in {folder} (removed at the end)")
         publish_events()
@@ -187,6 +219,7 @@ def main() -> None:
         asyncio.run(follow())
         fall_behind()
         read_arrow()
+        load_into_a_table(folder)
         weft.streams.close()
     console.print(f"\n[bold green]All of it worked[/], in {time.perf_counter() - began:.1f} seconds.")
 
