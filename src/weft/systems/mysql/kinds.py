@@ -153,10 +153,28 @@ def takes(sql: str, stored: pa.Field, field: pa.Field) -> bool:
 
 def parse(sql: str) -> tuple[str, list[int]]:
     """A type's name, and the numbers behind it."""
-    found = re.match(r"([a-z ]+?)(?:\(([\d, ]+)\)|$|\s+(?:unsigned|zerofill|collate))", sql)
+    found = re.match(r"([a-z ]+?)(?:\(([\d, ]+)\)|$|\s+(?:unsigned|zerofill|collate|character|comment))", sql)
     if found is None:
         return sql, []
     return found[1], [int(number) for number in (found[2] or "").split(",") if number.strip()]
+
+
+def key_type(sql: str, field: pa.Field) -> str | None:
+    """The type of a text's column, where a staged text may be of it too."""
+    base, _ = parse(sql)
+    is_text = pa.types.is_string(field.type) and hint_of(field) is None
+    return sql if is_text and "collate utf8mb4" in sql and (base == "varchar" or base.endswith("text")) else None
+
+
+def prefix(sql: str) -> str:
+    """How much of a column goes into an index: of texts and bytes a part."""
+    base, numbers = parse(sql.lower())
+    if base.endswith(("text", "blob")) or (base in ("varchar", "varbinary") and numbers[0] > _PREFIX):
+        return f"({_PREFIX})"
+    return ""
+
+
+_PREFIX = 190
 
 
 # ---------------------------------------------------------------------------------------------------------------- casts

@@ -18,6 +18,7 @@ import pymysql
 from pymysql.constants import CR
 
 from weft.errors import SchemaError
+from weft.systems.sql import decimals
 
 # Received before it is parsed; a batch's texts have about this size.
 _CHUNK_BYTES = 2 * 1024 * 1024
@@ -195,7 +196,7 @@ def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
         if pa.types.is_timestamp(kind):
             # Arrow wants a zone with each text of a zoned column; the session's zone is UTC, and no text says so.
             return texts.cast(pa.timestamp("us")).cast(kind)
-        return texts.cast(kind)
+        return decimals.from_texts(texts, kind) if pa.types.is_decimal(kind) else texts.cast(kind)
     except pa.ArrowInvalid as error:
         raise _refused(texts, field, error) from None
 

@@ -45,10 +45,10 @@ class MySQLSessions(SqlDriver):
         """Undo what was open."""
         driver.rollback()
 
-    def execute(self, driver: Driver, sql: str, parameters: Sequence[Any]) -> Any:
+    def execute(self, driver: Driver, sql: str, parameters: Sequence[Any] | None) -> Any:
         """Run a statement."""
         cursor = driver.cursor()
-        cursor.execute(sql, tuple(parameters))
+        cursor.execute(sql, None if parameters is None else tuple(parameters))
         return cursor
 
     def has_input(self, driver: Driver) -> bool:

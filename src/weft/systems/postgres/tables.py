@@ -230,7 +230,14 @@ class PostgresTables(SqlTables):
         """It ends with the transaction."""
         session.run(f"CREATE TEMPORARY TABLE {self.temporary(name)} ({columns}) ON COMMIT DROP")
 
-    def create_temporary_as(self, session: Session, name: str, select: str, parameters: Sequence[Any] = ()) -> int:
+    def create_temporary_as(
+        self,
+        session: Session,
+        name: str,
+        select: str,
+        parameters: Sequence[Any] = (),
+        keys: dict[str, str] | None = None,
+    ) -> int:
         """It ends with the transaction. The server says how many rows went into it."""
         cursor = session.run(f"CREATE TEMPORARY TABLE {self.temporary(name)} ON COMMIT DROP AS {select}", parameters)
         return int(cursor.rowcount)

@@ -340,7 +340,7 @@ class _Commit:
     def _staged(self, columns: dict[str, Column]) -> Counts:
         tables, load = self.tables, self.load
         bad = quarantine.Quarantine(tables, self.session, load) if load.on_bad_rows == "quarantine" else None
-        staged_as = self._stage(bad)
+        staged_as = self._stage(bad, columns)
         reached("staged")
         self._check_empty()
         move = Move(tables, self.session, load, self.schema, columns, STAGE, staged_as)
@@ -356,14 +356,15 @@ class _Commit:
         unchanged = moving - counts.inserted - counts.updated if load.tracks_rows else 0
         return replace(counts, rows_read=self.rows_read, unchanged=unchanged)
 
-    def _stage(self, bad: quarantine.Quarantine | None) -> dict[str, str]:
+    def _stage(self, bad: quarantine.Quarantine | None, columns: dict[str, Column]) -> dict[str, str]:
         """Fill the temporary table; gives the types of its columns where they are known."""
         tables, session, rows = self.tables, self.session, self.rows
         tables.drop_temporary(session, STAGE)
         names = ", ".join(tables.quote(name) for name in self.schema.names)
+        keys = tables.stage_keys([self.schema.field(name) for name in self.load.keys], columns)
         if isinstance(rows, Batches):
-            types = {field.name: tables.sql_type(field) for field in self.schema}
-            definitions = [f"{tables.quote(name)} {kind}" for name, kind in types.items()]
+            types = {field.name: tables.sql_type(field) for field in self.schema} | keys
+            definitions = [f"{tables.quote(name)} {kind}" for name, kind in types.items()] + tables.stage_index(keys)
             if bad is None:
                 tables.create_temporary(session, STAGE, ", ".join(definitions))
                 stage = tables.temporary(STAGE)
@@ -377,8 +378,9 @@ class _Commit:
                 select = self._of_attempts(rows)
             if bad is not None:
                 select = f"SELECT q.*, row_number() OVER () AS {tables.quote(quarantine.ROW)} FROM ({select}) AS q"
-            self.rows_read = tables.create_temporary_as(session, STAGE, select)
+            self.rows_read = tables.create_temporary_as(session, STAGE, select, keys=keys)
             types = {field.name: tables.sql_type(field) for field in self.schema} if isinstance(rows, Staged) else {}
+            types |= keys
         tables.filled(session, tables.temporary(STAGE))
         return types
 

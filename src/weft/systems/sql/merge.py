@@ -142,7 +142,10 @@ class Move:
         )
         tables.drop_temporary(self.session, _UNIQUE)
         kept = tables.create_temporary_as(
-            self.session, _UNIQUE, f"SELECT * FROM ({ranked}) AS r WHERE {self._q(_RANK)} = 1"
+            self.session,
+            _UNIQUE,
+            f"SELECT * FROM ({ranked}) AS r WHERE {self._q(_RANK)} = 1",
+            keys=tables.stage_keys([self.fields[name] for name in load.keys], self.columns),
         )
         tables.filled(self.session, tables.temporary(_UNIQUE))
         self.stage = _UNIQUE

@@ -148,12 +148,27 @@ class SqlTables(ABC):
         """A temporary table with these column definitions; it ends with the transaction or is dropped by the load."""
         session.run(f"CREATE TEMPORARY TABLE {self.temporary(name)} ({columns})")
 
-    def create_temporary_as(self, session: Session, name: str, select: str, parameters: Sequence[Any] = ()) -> int:
-        """A temporary table of a query's rows; gives how many."""
+    def create_temporary_as(
+        self,
+        session: Session,
+        name: str,
+        select: str,
+        parameters: Sequence[Any] = (),
+        keys: dict[str, str] | None = None,
+    ) -> int:
+        """A temporary table of a query's rows; gives how many. `keys`: what `stage_keys` gave."""
         session.run(f"CREATE TEMPORARY TABLE {self.temporary(name)} AS {select}", parameters)
         row = session.row(f"SELECT count(*) FROM {self.temporary(name)}")
         assert row is not None
         return int(row[0])
+
+    def stage_keys(self, keys: Sequence[pa.Field], columns: dict[str, Column]) -> dict[str, str]:
+        """The types that keys have in a staging table with an index on them, where joins need one."""
+        return {}
+
+    def stage_index(self, keys: dict[str, str]) -> list[str]:
+        """The definition of that index."""
+        return []
 
     def drop_temporary(self, session: Session, name: str) -> None:
         """Drop a temporary table where it is there."""
