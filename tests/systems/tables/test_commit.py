@@ -195,3 +195,16 @@ def test_hostile_names(tables: SqlTables, name: str) -> None:
         counts = load(tables, [rows[0], {name: 2, f"{name[:50]}2": "c"}], target=(None, target), mode=mode, keys=[name])
         assert (counts.updated, counts.unchanged) == (1, 1)
     assert {row[f"{name[:50]}2"] for row in rows_of(tables, name)} == {"a", "c"}
+
+
+def test_a_users_query_is_run_as_it_is(tables: SqlTables) -> None:
+    """`?` and `%` in it are not placeholders of ours, and a comment at its end swallows nothing."""
+    load(tables, [{"id": 1, "name": "50% off?"}], target="s")
+    sql = f"SELECT id, name FROM {tables.table(None, 's')} WHERE name = '50% off?' AND name LIKE '%?' -- 100%?"
+    if tables.dialect == "postgres":
+        sql = "SELECT id, name FROM s WHERE '{\"a\": 1}'::jsonb ? 'a' AND id % 2 = 1"
+    for mode, keys in (("append", []), ("merge", ["id"])):
+        planned = Load.declare(target=f"t_{mode}", mode=mode, keys=keys, moment=DAY)
+        schema = tables.describe(sql)
+        sql_commit.prepare(tables, planned, schema)
+        assert sql_commit.commit(tables, planned, sql_commit.Query(sql, schema)).inserted == 1

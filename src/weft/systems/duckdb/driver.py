@@ -167,7 +167,7 @@ class DuckDBDriver(SqlDriver):
         """`?` is DuckDB's own placeholder."""
         return sql
 
-    def execute(self, driver: duckdb.DuckDBPyConnection, sql: str, parameters: Sequence[Any]) -> Any:
+    def execute(self, driver: duckdb.DuckDBPyConnection, sql: str, parameters: Sequence[Any] | None) -> Any:
         """Run a statement; the connection is its own cursor."""
         return driver.execute(sql, list(parameters)) if parameters else driver.execute(sql)
 

@@ -127,7 +127,9 @@ class PostgresStore(SqlStore):
             raise psycopg.OperationalError("the connection is closed")
         driver.rollback()
 
-    def execute(self, driver: psycopg.Connection[Any], sql: str, parameters: Sequence[Any]) -> psycopg.Cursor[Any]:
+    def execute(
+        self, driver: psycopg.Connection[Any], sql: str, parameters: Sequence[Any] | None
+    ) -> psycopg.Cursor[Any]:
         """Run a statement; results come in binary, which is faster to read."""
         # A prepared SELECT * fails once somebody has added a column.
         prepare = False if sql.startswith("SELECT *") else None

@@ -37,6 +37,9 @@ class Session:
 
     def run(self, sql: str, parameters: Sequence[Any] = ()) -> Any:
         """Execute one statement and give its cursor."""
+        # Without parameters nothing is translated: a user's query may hold `?` as an operator, and `%`.
+        if not parameters:
+            return self.store.execute(self.driver, sql, None)
         return self.store.execute(self.driver, self.store.translate_sql(sql), parameters)
 
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
@@ -65,8 +68,8 @@ class SqlDriver(ABC):
         """A new driver connection for a role."""
 
     @abstractmethod
-    def execute(self, driver: Any, sql: str, parameters: Sequence[Any]) -> Any:
-        """Run a translated statement and give a cursor."""
+    def execute(self, driver: Any, sql: str, parameters: Sequence[Any] | None) -> Any:
+        """Run a translated statement, or one as it is where `parameters` is `None`, and give a cursor."""
 
     @abstractmethod
     def begin(self, driver: Any, role: Role) -> None:

@@ -143,9 +143,9 @@ class SqliteStore(SqlStore):
         if driver.in_transaction:
             driver.execute("ROLLBACK")
 
-    def execute(self, driver: sqlite3.Connection, sql: str, parameters: Sequence[Any]) -> sqlite3.Cursor:
+    def execute(self, driver: sqlite3.Connection, sql: str, parameters: Sequence[Any] | None) -> sqlite3.Cursor:
         """Run a statement."""
-        return driver.execute(sql, parameters)
+        return driver.execute(sql, parameters or ())
 
     def translate_sql(self, sql: str) -> str:
         """SQLite's placeholder is ours."""
