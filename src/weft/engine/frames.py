@@ -1,4 +1,4 @@
-"""Spark DataFrames of what a load is given, and into what is not a SQL database."""
+"""Spark DataFrames of what a load is given."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from weft.engine import files, outcome, session
 from weft.engine import given as kinds
-from weft.engine import outcome, session
 from weft.engine.given import Given
 from weft.engine.readers import Reader, SqlReader, reader_for
 from weft.errors import DeclarationError
-from weft.project import current
 from weft.systems.base import Connection
 
 if TYPE_CHECKING:
@@ -65,7 +64,8 @@ def of(
             frame = from_memory(spark, given)
         else:
             assert isinstance(given, kinds.Files)
-            frame = from_files(spark, given.path, source)
+            with outcome.explained(f"read {given.path}"):
+                frame = files.read(spark, given.path, source)
     return frame if transform_sql is None else transformed(frame, transform_sql)
 
 
@@ -129,21 +129,11 @@ def from_memory(spark: Any, given: kinds.Memory) -> Any:
     return spark.createDataFrame(pa.Table.from_batches(list(given.batches), given.schema))
 
 
-def from_files(spark: Any, path: str, source: str | Connection | None) -> Any:
-    """A DataFrame of files, or of a Delta table, on this machine or in an object store."""
-    raise DeclarationError(f"Files are not read yet: {path}.")
-
-
 def transformed(frame: Any, sql: str) -> Any:
     """The result of Spark SQL over the table `source`."""
     with outcome.explained("understand transform_sql"):
         frame.createOrReplaceTempView("source")
         return frame.sparkSession.sql(sql)
-
-
-def write(frame: Any, connection: Connection, load: Any) -> Any:
-    """Write a DataFrame to files or to a Delta table."""
-    raise DeclarationError(f"{current().connection(connection).label} cannot be written yet.")
 
 
 def refuse_one_host(one_host: bool, role: str) -> None:

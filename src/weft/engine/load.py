@@ -206,13 +206,14 @@ class _Job:
     # ------------------------------------------------------------------------------------------------ files and Delta
 
     def _into_files(self, given: Given) -> tuple[Counts, str]:
-        from weft.engine import frames
+        from weft.engine import files, frames
 
+        files.refuse(self.connection, self.load)
         if self.engine == "pushdown":
             raise DeclarationError(f"A load into {self.connection.label} runs on Spark.", hint="Leave engine= out.")
         reader = reader_for(given, self.source, self.connection, self.partition_by)
         frame = frames.of(given, reader, self.source, self.transform_sql)
-        return frames.write(frame, self.connection, self.load), "spark"
+        return files.write(frame, self.connection, self.load), "spark"
 
 
 def _is_same(one: SqlTables, other: SqlTables) -> bool:

@@ -25,7 +25,7 @@ def lake(tmp_path: Path) -> DeltaLocalConnection:
 
 
 def load(mode: str = "append", **options: Any) -> Load:
-    if mode in ("merge", "scd2"):
+    if mode in ("merge", "scd1", "scd2"):
         options.setdefault("keys", ["id"])
     options.setdefault("moment", MOMENT)
     return Load.declare(target=("sales", "orders"), mode=mode, **options)
@@ -52,6 +52,12 @@ def write(spark: Any, lake: Any, rows: list[dict[str, Any]], planned: Load) -> C
 
 def versions(lake: DeltaLocalConnection) -> int:
     return len(list((Path(lake.root) / "sales" / "orders" / "_delta_log").glob("*.json")))
+
+
+def files_of(lake: DeltaLocalConnection) -> list[str]:
+    import deltalake
+
+    return sorted(deltalake.DeltaTable(f"{lake.root}/sales/orders").file_uris())
 
 
 def row(
@@ -101,10 +107,10 @@ def test_a_commit_key_counts_once(spark: Any, lake: DeltaLocalConnection, mode: 
 
 def test_merge(spark: Any, lake: DeltaLocalConnection) -> None:
     table = agree(spark, lake, [], [row(1), row(2), row(3, None)], load("merge"))
-    files = {path.name for path in (Path(lake.root) / "sales" / "orders").glob("*.parquet")}
+    files = files_of(lake)
     table = agree(spark, lake, table, [row(1), row(2), row(3, None)], load("merge"))
     # Nothing differs, so nothing is written again.
-    assert {path.name for path in (Path(lake.root) / "sales" / "orders").glob("*.parquet")} == files
+    assert files_of(lake) == files
     count = versions(lake)
     table = agree(spark, lake, table, [row(1), row(2, None), row(3, "x"), row(4)], load("scd1"))
     assert versions(lake) == count + 1
@@ -190,7 +196,7 @@ def test_scd2_by_event_at_random(spark: Any, lake: DeltaLocalConnection, count: 
 def test_hostile_names(spark: Any, lake: DeltaLocalConnection) -> None:
     names = ["select", "a b", 'q"uo`te', "ünï", "x" * 80, "a.b", "k=;{}()"]
     frame = spark.createDataFrame([tuple(range(7))], ", ".join(f"`{name.replace('`', '``')}` int" for name in names))
-    for table in ("select", "a b", "it's", 'q"uo`te', "ünï", "x" * 100, "a*b?[c]{d}", "%41", "_hidden", ".dot", "a:b"):
+    for table in ('it\'s a "select" ünï`*?[c]{d}%41:', "_" + "x" * 100):
         planned = Load.declare(target=(None, table), mode="merge", keys=["a b", "a.b"], moment=MOMENT)
         assert sink.write(frame, lake, planned).inserted == 1
         assert sink.write(frame, lake, planned).replayed

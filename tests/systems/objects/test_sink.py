@@ -109,6 +109,8 @@ def test_columns_follow_the_table(spark: Any) -> None:
         sink.write(spark.sql("SELECT 'a' AS id"), lake, load())
     with pytest.raises(LoadRefusedError, match=r"are csv, and orc is to be added"):
         sink.write(frame(spark, 1), connection("orc"), load())
+    with pytest.raises(LoadRefusedError, match=r"have sep ',', and ';' is to be added"):
+        sink.write(frame(spark, 1), connection("csv", csv_delimiter=";"), load())
     # What is replaced may be anything.
     sink.write(spark.sql("SELECT 'a' AS other"), connection("orc"), load("truncate"))
 

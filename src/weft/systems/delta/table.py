@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from weft.errors import BusyError, LoadRefusedError
 from weft.systems.base import Connection
 from weft.systems.load import IS_CURRENT, ROW_HASH, SCD2_COLUMNS, VALID_FROM, VALID_TO, Load
+from weft.systems.objects.folder import folder_for
 from weft.systems.objects.paths import table_path
-from weft.systems.objects.spark import quoted
+from weft.systems.objects.spark import active, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
 ATTEMPTS = 20
+_LOOKED_AT = 100
+"""So many commits of others may come between a commit of ours and the look at its counts."""
 # What Delta takes in a column's name only with a mapping of names, which not every other reader knows.
 _MAPPED = set(" ,;{}()\n\t=")
 _CONFLICTS = ("Concurrent", "DELTA_CONCURRENT", "ProtocolChanged", "MetadataChanged", "DELTA_METADATA_CHANGED")
@@ -37,9 +41,10 @@ class DeltaTable:
         return frame
 
     def _snapshot(self) -> Any:
-        log = self.spark._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(self.spark._jsparkSession, self.path)
-        # Spelled so because defaults of Scala's parameters do not reach Python.
-        return log.update(*(getattr(log, f"update$default${number}")() for number in (1, 2, 3)))
+        with active(self.spark):
+            log = self.spark._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(self.spark._jsparkSession, self.path)
+            # Spelled so because defaults of Scala's parameters do not reach Python.
+            return log.update(*(getattr(log, f"update$default${number}")() for number in (1, 2, 3)))
 
     def schema(self) -> StructType | None:
         """Its columns, or `None` where there is no table."""
@@ -47,7 +52,9 @@ class DeltaTable:
 
     def has(self, load: Load) -> bool:
         """Whether this load was committed: the table keeps the last batch of each writer in its own log."""
-        found = self._snapshot().transactions().get(writer(load))
+        snapshot = self._snapshot()
+        with active(self.spark):
+            found = snapshot.transactions().get(writer(load))
         return bool(found.isDefined()) and int(found.get()) >= load.batch_id
 
     def create(self, columns: StructType, load: Load) -> None:
@@ -79,11 +86,16 @@ class DeltaTable:
 
     def metrics(self, label: str) -> dict[str, int] | None:
         """What Delta counted in the commit with this label, or `None` where there is no such commit."""
-        from pyspark.sql import functions as F
-
-        history = self.spark.sql(f"DESCRIBE HISTORY {self.name} LIMIT 50")
-        found = history.where(F.col("userMetadata") == label).select("operationMetrics").collect()
-        return {name: int(value) for name, value in found[0][0].items() if value.isdigit()} if found else None
+        folder = folder_for(self.spark, self.path)
+        newest = int(self._snapshot().version())
+        for version in range(newest, max(newest - _LOOKED_AT, -1), -1):
+            # The file itself: DESCRIBE HISTORY takes a Spark job to say the same.
+            for line in (folder.read(f"{self.path}/_delta_log/{version:020}.json") or b"").splitlines():
+                info = json.loads(line).get("commitInfo")
+                if info is not None and info.get("userMetadata") == label:
+                    found = info.get("operationMetrics", {})
+                    return {name: int(value) for name, value in found.items() if str(value).isdigit()}
+        return None
 
 
 def properties(columns: StructType) -> dict[str, str]:

@@ -19,6 +19,7 @@ from uuid import uuid4
 
 from weft.systems.load import Load
 from weft.systems.objects.folder import Folder, LocalFolder
+from weft.systems.objects.options import FileOptions
 from weft.systems.objects.spark import reached
 
 # An entry with the whole state comes so often, so that nobody has to read them all.
@@ -39,6 +40,8 @@ class State:
     format: str = "parquet"
     schema: str | None = None
     """Its columns, as Spark writes them in JSON."""
+    dialect: dict[str, Any] = field(default_factory=dict)
+    """How its CSV files are written."""
     files: tuple[str, ...] = ()
     rows: int = 0
     ledger: dict[str, list[Any]] = field(default_factory=dict)
@@ -112,7 +115,7 @@ class Manifest:
         self.folder.create(f"{folder}/{_OWNER}", json.dumps({**owner, "load": _writer(load)}).encode())
         return folder
 
-    def commit(self, load: Load, staged: Staged, format: str, schema: str) -> State | None:
+    def commit(self, load: Load, staged: Staged, options: FileOptions, schema: str) -> State | None:
         """Make staged files a table's; the state before it, or `None` where the load was there already."""
         self.folder.flush(f"{staged.folder}/data/{name}" for name in staged.files)
         while True:
@@ -123,7 +126,8 @@ class Manifest:
             entry: dict[str, Any] = {
                 "version": state.version + 1,
                 "mode": load.mode,
-                "format": format,
+                "format": options.format,
+                "dialect": options.dialect(),
                 "schema": schema,
                 "writer": _writer(load),
                 "batch": load.batch_id,
@@ -227,6 +231,7 @@ def _after(state: State, entry: dict[str, Any]) -> State:
         state,
         version=entry["version"],
         format=entry["format"],
+        dialect=entry["dialect"],
         schema=entry["schema"],
         files=(*(() if replaces else state.files), *entry["files"].values()),
         rows=entry["rows"] + (0 if replaces else state.rows),
@@ -247,6 +252,7 @@ def _from_json(entry: dict[str, Any]) -> State:
     return State(
         version=entry["version"],
         format=entry["format"],
+        dialect=entry["dialect"],
         schema=entry["schema"],
         files=tuple(whole["files"]),
         rows=whole["rows"],

@@ -108,6 +108,11 @@ class FileOptions:
             }
         return {}
 
+    def dialect(self) -> dict[str, Any]:
+        """What must be known of files to read them again."""
+        writer = self.spark_writer()
+        return {name: writer[name] for name in ("sep", "header", "quote", "escape", "nullValue") if name in writer}
+
     def spark_reader(self) -> dict[str, Any]:
         """The options of Spark's reader, which knows neither `null_regex` nor a limit of inference in rows."""
         if self.format == "json_lines":

@@ -91,30 +91,36 @@ def checked_keys(frame: DataFrame, load: Load) -> tuple[DataFrame, int, int]:
 
     from pyspark.sql import functions as F
 
+    event = load.event_timestamp_column
+    # Several events of one key are its history. Two at one instant would be a contradiction.
+    keys = [*load.keys, *([event] if event is not None and not load.deduplicate_by else [])]
+    groups = frame.groupBy(*map(column, keys)).agg(F.count(F.lit(1)).alias(_RANK))
     has_null = reduce(lambda one, other: one | other, (column(key).isNull() for key in load.keys))
-    total, nulls = frame.agg(F.count(F.lit(1)), F.count_if(has_null)).collect()[0]
+    is_timeless = column(event).isNull() if event is not None and event in keys else F.lit(False)
+    rows = F.col(_RANK)
+    found = groups.agg(
+        *(F.coalesce(F.sum(F.when(condition, rows)), F.lit(0)) for condition in (F.lit(True), has_null, is_timeless)),
+        F.count(F.lit(1)),
+        F.max(rows),
+    )
+    total, nulls, timeless, different, most = found.collect()[0]
     if nulls:
         raise LoadRefusedError(
             f"{nulls:,} of {total:,} source rows of {load.name} have no key ({', '.join(load.keys)} is null).",
             hint="Filter them out in the source, or choose other keys.",
         )
-    event = load.event_timestamp_column
-    if event is not None and (nulls := frame.where(column(event).isNull()).count()):
+    if event is not None and event not in keys:
+        timeless = frame.where(column(event).isNull()).count()
+    if timeless:
         raise LoadRefusedError(
-            f"{nulls:,} source rows of {load.name} have no event time ({event} is null).",
+            f"{timeless:,} source rows of {load.name} have no event time ({event} is null).",
             hint="Filter them out in the source, or load without event_timestamp_column.",
         )
+    if not total or most == 1:
+        return frame, total, total
     if load.deduplicate_by:
-        frame = _greatest(frame, load)
-        return frame, total, frame.count()
-    # Several events of one key are its history. Two at one instant would be a contradiction.
-    keys = [*load.keys, *([event] if event is not None and load.mode == "scd2" else [])]
-    shared = (
-        frame.groupBy(*map(column, keys)).agg(F.count(F.lit(1)).alias(_RANK)).where(F.col(_RANK) > 1).limit(5).collect()
-    )
-    if shared:
-        raise LoadRefusedError(_shared(load, keys, shared), hint=_WHICH)
-    return frame, total, total
+        return _greatest(frame, load), total, different
+    raise LoadRefusedError(_shared(load, keys, groups.where(rows > 1).limit(5).collect()), hint=_WHICH)
 
 
 _WHICH = 'Say which of them counts: deduplicate_by="updated_at" keeps the greatest.'

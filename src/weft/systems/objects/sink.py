@@ -90,6 +90,13 @@ class _Write:
                 f"The files of {self.load.name} are {state.format}, and {self.options.format} is to be added.",
                 hint="Add to another table, or replace this one with mode='truncate'.",
             )
+        for name, value in self.options.dialect().items():
+            if state.dialect[name] != value:
+                raise LoadRefusedError(
+                    f"The CSV files of {self.load.name} have {name} {state.dialect[name]!r}, and {value!r} is to be "
+                    "added.",
+                    hint="Add to another table, or replace this one with mode='truncate'.",
+                )
         table = StructType.fromJson(json.loads(state.schema))
         frame = fitted(self.frame, table, self.load)
         present = set(frame.columns)
@@ -111,7 +118,7 @@ class _Write:
             if not staged.rows and load.mode == "append":
                 manifest.abandon(folder)
                 return Counts()
-            before = manifest.commit(load, staged, options.format, frame.schema.json())
+            before = manifest.commit(load, staged, options, frame.schema.json())
         except BaseException:
             manifest.abandon(folder)
             raise

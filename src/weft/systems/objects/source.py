@@ -36,14 +36,19 @@ def read(spark: SparkSession, connection: ObjectStoreLocalConnection | ObjectSto
     """
     sessions.configure(spark, connection)
     own: Any = sessions.own_session(spark, {})
-    root = connection.root
-    table = table_path(root, None, path)
-    state = Manifest(folder_for(own, table), table).state()
-    if state is not None:
-        return _table(own, table, state, connection.options.with_format(state.format))
+    options = connection.options
+    found = read_table(own, table_path(connection.root, None, path))
+    if found is not None:
+        return found
     return read_path(
-        own, f"{root}/{path.lstrip('/')}", connection.options, is_format_given=connection.format is not None
+        own, f"{connection.root}/{path.lstrip('/')}", options, is_format_given=connection.format is not None
     )
+
+
+def read_table(spark: SparkSession, path: str) -> DataFrame | None:
+    """The rows of a table that loads made in this folder; `None` where there is none."""
+    state = Manifest(folder_for(spark, path), path).state()
+    return None if state is None else _table(spark, path, state)
 
 
 def read_path(
@@ -77,8 +82,8 @@ def _format_inside(spark: SparkSession, path: str) -> str | None:
     return found.pop() if len(found) == 1 else None
 
 
-def _table(spark: Any, path: str, state: State, options: FileOptions) -> DataFrame:
-    """The files of a state, under the schema that it has."""
+def _table(spark: Any, path: str, state: State) -> DataFrame:
+    """The files of a state, under the schema that it has, as our writer wrote them."""
     from pyspark.sql.types import StructType
 
     schema = StructType.fromJson(json.loads(state.schema or "{}"))
@@ -86,11 +91,13 @@ def _table(spark: Any, path: str, state: State, options: FileOptions) -> DataFra
         empty: DataFrame = spark.createDataFrame([], schema)
         return empty
     reader = spark.read.format(SPARK_FORMAT[state.format]).schema(file_schema(schema, state.format))
-    given = {**options.spark_reader(), "timestampFormat": TIMESTAMP, "timestampNTZFormat": TIMESTAMP_NTZ}
+    given = {
+        **FileOptions(format=state.format).spark_reader(),
+        **state.dialect,
+        "timestampFormat": TIMESTAMP,
+        "timestampNTZFormat": TIMESTAMP_NTZ,
+    }
     if state.format == "csv":
-        # As our writer wrote it, whatever dialect other files are read in.
-        writer = options.spark_writer()
-        given |= {name: writer[name] for name in ("sep", "header", "quote", "escape", "nullValue")}
         given |= {"emptyValue": EMPTY, "enforceSchema": True}
     frame = reader.options(**given).load([f"{path}/{name}" for name in state.files])
     return decoded(frame, schema, state.format)

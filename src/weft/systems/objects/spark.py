@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from threading import Lock
 from typing import Any
 
@@ -42,6 +43,21 @@ def own_session(spark: Any, conf: Mapping[str, str]) -> Any:
     for name, value in {**CONF, **conf}.items():
         own.conf.set(name, value)
     return own
+
+
+@contextmanager
+def active(spark: Any) -> Iterator[None]:
+    """Let the JVM take this session for the current one: Delta asks for it in places where none is handed over."""
+    sessions = spark._jvm.org.apache.spark.sql.SparkSession
+    before = sessions.getActiveSession()
+    sessions.setActiveSession(spark._jsparkSession)
+    try:
+        yield
+    finally:
+        if before.isDefined():
+            sessions.setActiveSession(before.get())
+        else:
+            sessions.clearActiveSession()
 
 
 def moved_to(frame: Any, spark: Any) -> Any:

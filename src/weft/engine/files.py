@@ -1,0 +1,109 @@
+"""Loads from and into what Spark reads and writes itself: files and Delta tables."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+from weft.engine import connectors, outcome, session
+from weft.engine.progress import progress
+from weft.errors import DeclarationError
+from weft.project import current
+from weft.systems.base import Connection
+from weft.systems.load import Counts, Load
+from weft.systems.objects.local import FolderConnection
+from weft.systems.objects.s3 import S3Connection
+
+_BUCKET = re.compile(r"s3[an]?://")
+
+
+def is_files(connection: Connection) -> bool:
+    """Whether a connection leads to files or Delta tables."""
+    return isinstance(connection, FolderConnection | S3Connection)
+
+
+def refuse(connection: Connection, load: Load) -> None:
+    """Refuse what this target cannot do, before Spark starts."""
+    from weft.systems.objects import sink
+
+    _refuse_unknown(connection, "written")
+    _refuse_one_host(connection, "target")
+    if connection.kind.startswith("object_store"):
+        sink.refuse(load)
+
+
+def read(spark: Any, path: str, source: str | Connection | None) -> Any:
+    """A DataFrame of a table or of files: on a connection, or anywhere by their path."""
+    if source is None:
+        return _read_path(spark, path)
+    connection = current().connection(source)
+    _refuse_unknown(connection, "read by a path")
+    _refuse_one_host(connection, "source")
+    ready = connectors.ready(spark, connection)
+    if connection.kind.startswith("delta"):
+        from weft.systems.delta import source as delta
+
+        return delta.read(ready, connection, path)
+    from weft.systems.objects import source as objects
+
+    return objects.read(ready, connection, path)  # type: ignore[arg-type]
+
+
+def _read_path(spark: Any, path: str) -> Any:
+    from weft.systems.objects import source as objects
+    from weft.systems.objects.spark import own_session
+
+    if _BUCKET.match(path):
+        # With the keys of the environment: a path has none.
+        connectors.add(spark, "s3")
+        path = _BUCKET.sub("s3a://", path)
+    elif "://" in path:
+        raise DeclarationError(
+            f"Files cannot be read from {path.partition('://')[0]}://.", hint="A path of this machine, or s3://bucket/…"
+        )
+    else:
+        if not session.is_local():
+            raise DeclarationError(
+                "A path is a file on this machine, which Spark's workers on a cluster cannot open.",
+                hint='Put it into a bucket, or run Spark here: WEFT_SPARK_MASTER="local[*]".',
+            )
+        # The JVM keeps the folder that it was started in.
+        path = os.path.abspath(os.path.expanduser(path))
+        if os.path.isdir(os.path.join(path, "_delta_log")):
+            connectors.add(spark, "delta")
+            return connectors.with_delta(spark).read.format("delta").load(path)
+    own = own_session(spark, {})
+    found = objects.read_table(own, path)
+    return objects.read_path(own, path) if found is None else found
+
+
+def write(frame: Any, connection: Connection, load: Load) -> Counts:
+    """Write a DataFrame to files or to a Delta table."""
+    refuse(connection, load)
+    spark = connectors.ready(frame.sparkSession, connection)
+    with progress(f"loading {load.name}"), outcome.explained(f"load {load.name}"):
+        if connection.kind.startswith("delta"):
+            from weft.systems.delta import sink as delta
+
+            return delta.write(frame, connection, load, spark=spark)
+        from weft.systems.objects import sink as objects
+
+        return objects.write(frame, connection, load, spark=spark)  # type: ignore[arg-type]
+
+
+def _refuse_unknown(connection: Connection, verb: str) -> None:
+    if not is_files(connection):
+        raise DeclarationError(
+            f"{connection.label} ({connection.kind}) cannot be {verb}.",
+            hint="Files and Delta tables can: object_store_local, object_store_s3, delta_local, delta_s3.",
+        )
+
+
+def _refuse_one_host(connection: Connection, role: str) -> None:
+    if isinstance(connection, FolderConnection) and not session.is_local():
+        raise DeclarationError(
+            f"The {role} of this load, {connection.label}, is a folder of this machine, which Spark's workers on a "
+            "cluster do not see.",
+            hint='Use a bucket (object_store_s3, delta_s3), or run Spark here: WEFT_SPARK_MASTER="local[*]".',
+        )
