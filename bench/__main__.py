@@ -13,7 +13,10 @@ import tempfile
 from bench.disk import sync_milliseconds
 from bench.harness import Case, Result, measure
 
-MODULES = ("bench.streams_sqlite", "bench.streams_servers", "bench.startup", "bench.engine_start", "bench.engine_loads")
+MODULES = tuple(
+    f"bench.{name}"
+    for name in ("streams_sqlite", "streams_servers", "startup", "engine_start", "engine_loads", "engine_files")
+)
 
 
 def main() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Callable
 from itertools import count
@@ -66,28 +67,18 @@ class Pair:
             for statement in statements:
                 driver.execute(statement)
 
-    def pipe(self, driver: Any, table: str, select: str = SELECT) -> None:
-        """Binary COPY out of the first database into a table of the second."""
-        import psycopg
-
-        with (
-            psycopg.connect(self.here) as source,
-            source.cursor().copy(f"COPY ({select}) TO STDOUT (FORMAT binary)") as out,
-            driver.cursor().copy(f"COPY {table} ({NAMES}) FROM STDIN (FORMAT binary)") as into,
-        ):
-            for data in out:
-                into.write(data)
-
     def piped(self, table: str, *statements: str) -> None:
-        """A COPY pipe, then statements, in one transaction."""
-        import psycopg
-
-        with psycopg.connect(self.there) as driver:
-            if table == "stage":
-                driver.execute(f"CREATE TEMP TABLE stage ({COLUMNS}) ON COMMIT DROP")
-            self.pipe(driver, table)
-            for statement in statements:
-                driver.execute(statement)
+        """Binary COPY out of the first database into a table of the second, by psql (Python's driver hands over a row
+        at a time), then statements, in one transaction."""
+        before = [f"CREATE TEMP TABLE stage ({COLUMNS}) ON COMMIT DROP"] if table == "stage" else []
+        into = [*before, f"COPY {table} ({NAMES}) FROM STDIN (FORMAT binary)", *statements]
+        psql = ("psql", "-q", "-X", "-v", "ON_ERROR_STOP=1")
+        out = subprocess.Popen(
+            [*psql, self.here, "-c", f"COPY ({SELECT}) TO STDOUT (FORMAT binary)"], stdout=subprocess.PIPE
+        )
+        commands = [part for statement in into for part in ("-c", statement)]
+        subprocess.run([*psql, "-1", self.there, *commands], stdin=out.stdout, stdout=subprocess.DEVNULL, check=True)
+        assert out.wait() == 0
 
     def emptied(self, job: Callable[[], object], table: str) -> Job:
         """A job that finds an empty table each time."""
@@ -246,8 +237,6 @@ def _fill_scd2(pair: Pair, table: str, more: str, change: str) -> None:
 
 def from_parquet(scale: float) -> tuple[Job, Job]:
     """A Parquet file into PostgreSQL; the same rows as CSV by psql."""
-    import subprocess
-
     import pyarrow as pa
     import pyarrow.csv
     import pyarrow.parquet
