@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
+import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -217,11 +219,40 @@ def test_columns_that_do_not_fit(spark: Any, lake: DeltaLocalConnection) -> None
     assert sink.write(spark.sql("SELECT 2 AS id, NULL AS name, 1.5F AS amount"), lake, load()).inserted == 1
 
 
+@pytest.mark.parametrize("mode", ["append", "merge", "scd2"])
+def test_loads_at_once(spark: Any, lake: DeltaLocalConnection, mode: str) -> None:
+    failed: list[BaseException] = []
+
+    def run(number: int) -> None:
+        try:
+            write(spark, lake, [row(0, f"n{number}"), row(number)], load(mode, moment=MOMENT + timedelta(number)))
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=run, args=[number]) for number in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    found = rows_of(spark, lake)
+    if mode == "append":
+        assert len(found) == 8
+        return
+    current = [each for each in found if each.get("is_current", True)]
+    assert sorted(each["id"] for each in current) == [0, 1, 2, 3, 4]
+    history = sorted((each for each in found if each["id"] == 0), key=lambda each: each.get("valid_from", MOMENT))
+    assert len(history) == (4 if mode == "scd2" else 1)
+    for before, after in itertools.pairwise(history):
+        assert before["valid_to"] == after["valid_from"]
+
+
 def test_bucket(spark: Any, s3: Any) -> None:
     bucket = DeltaS3Connection(**s3.fields(), prefix="delta tables")
     table = agree(spark, bucket, [], [row(1), row(2)], load("merge"))
     agree(spark, bucket, table, [row(2, "b"), row(3)], load("merge", handle_deletes="hard"))
-    assert all(key.startswith("delta tables/sales/orders/") for key in s3.keys(bucket.bucket))
+    folders = ("delta tables/sales/orders/", "delta tables/sales/_weft/orders/lock/")
+    assert all(key.startswith(folders) for key in s3.keys(bucket.bucket))
 
 
 def test_other_readers_see_the_same(spark: Any, lake: DeltaLocalConnection) -> None:

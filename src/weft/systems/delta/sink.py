@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -11,6 +12,8 @@ from weft.systems.delta import changes
 from weft.systems.delta.table import DeltaTable, properties, retried, settings
 from weft.systems.load import Counts, Load
 from weft.systems.objects import spark as sessions
+from weft.systems.objects.folder import folder_for
+from weft.systems.objects.lock import table_lock
 from weft.systems.objects.rows import checked_keys, fitted, refuse_empty, without_void
 
 if TYPE_CHECKING:
@@ -76,26 +79,31 @@ class _Write:
         sessions.reached("checked")
         if not load.tracks_rows:
             return self._written(columns, source, total)
-        if columns is None:
-            self.table.create(source.schema, load)
-        sessions.reached("created")
-        return self._merged(source, total, kept)
+        with self._alone():
+            if columns is None:
+                self.table.create(source.schema, load)
+            sessions.reached("created")
+            return self._merged(source, total, kept)
+
+    def _alone(self) -> AbstractContextManager[None]:
+        return table_lock(folder_for(self.spark, self.table.path), self.table.path, self.load.name)
 
     # ------------------------------------------------------------------------------------------------- append, truncate
 
     def _written(self, columns: StructType | None, source: DataFrame, total: int | None) -> Counts:
         load, table = self.load, self.table
         deleted = 0
-        if load.mode == "truncate" and columns is not None:
-            deleted = table.read().count()
         mode = "append" if load.mode == "append" else "overwrite"
         made = properties(source.schema) if columns is None else {}
 
         def commit() -> None:
             source.write.format("delta").mode(mode).options(**made).save(table.path)
 
-        self._mark()
-        retried(commit, load)
+        with self._alone():
+            if load.mode == "truncate" and columns is not None:
+                deleted = table.read().count()
+            self._mark()
+            retried(commit, load)
         sessions.reached("committed")
         counted = table.metrics(self.label)
         if counted is None:

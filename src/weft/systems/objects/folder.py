@@ -152,14 +152,15 @@ class BucketFolder(Folder):
     def read(self, path: str) -> bytes | None:
         try:
             stream = self.files.open(self._path(path))
+            try:
+                return bytes(self.jvm.org.apache.commons.io.IOUtils.toByteArray(stream))
+            finally:
+                stream.close()
         except Exception as error:
+            # It may also go between the two.
             if _is(error, "FileNotFoundException"):
                 return None
             raise
-        try:
-            return bytes(self.jvm.org.apache.commons.io.IOUtils.toByteArray(stream))
-        finally:
-            stream.close()
 
     def create(self, path: str, data: bytes) -> bool:
         builder = self.files.createFile(self._path(path))

@@ -111,7 +111,7 @@ class Manifest:
     def begin(self, load: Load) -> str:
         """A new folder to stage files in, which says whose it is."""
         folder = f"{self.staging}/{uuid4().hex}"
-        owner = {"host": socket.gethostname(), "process": _process(os.getpid()), "at": datetime.now(UTC).isoformat()}
+        owner = {"host": socket.gethostname(), "process": process_of(os.getpid()), "at": datetime.now(UTC).isoformat()}
         self.folder.create(f"{folder}/{_OWNER}", json.dumps({**owner, "load": _writer(load)}).encode())
         return folder
 
@@ -205,7 +205,7 @@ class Manifest:
         owner = json.loads(data)
         if owner["host"] == socket.gethostname():
             number = int(owner["process"].partition(":")[0])
-            return bool(_process(number) != owner["process"])
+            return bool(process_of(number) != owner["process"])
         return now - datetime.fromisoformat(owner["at"]) > _FORGOTTEN
 
     @property
@@ -268,7 +268,7 @@ def _last(names: Any) -> int:
     return max((int(name[:20]) for name in names if name.endswith(_ENTRY) and name[:20].isdigit()), default=0)
 
 
-def _process(number: int) -> str:
+def process_of(number: int) -> str:
     """A process of this machine, told from a later one with its number by when it began."""
     try:
         with open(f"/proc/{number}/stat", encoding="utf-8", errors="replace") as file:

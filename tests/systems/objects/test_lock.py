@@ -1,0 +1,95 @@
+"""One at a time holds the lock of a table, in a folder and in a bucket; a dead holder does not hold it for ever."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weft import ObjectStoreS3Connection
+from weft.systems.objects import lock
+from weft.systems.objects.folder import BucketFolder, Folder, LocalFolder, folder_for
+from weft.systems.objects.spark import configure
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Folder, str]:
+    if request.param == "folder":
+        return LocalFolder(), str(tmp_path / "orders")
+    spark, s3 = request.getfixturevalue("spark"), request.getfixturevalue("s3")
+    connection = ObjectStoreS3Connection(**s3.fields())
+    configure(spark, connection)
+    folder = folder_for(spark, connection.root)
+    assert isinstance(folder, BucketFolder)
+    return folder, f"{connection.root}/orders"
+
+
+def test_one_at_a_time(place: tuple[Folder, str]) -> None:
+    inside, most, turns = 0, 0, 0
+
+    def run() -> None:
+        nonlocal inside, most, turns
+        for _ in range(3):
+            with lock.table_lock(*place, "orders"):
+                inside += 1
+                most = max(most, inside)
+                turns += 1
+                time.sleep(0.02)
+                inside -= 1
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (most, turns) == (1, 12)
+
+
+@pytest.fixture
+def bucket(spark: Any, s3: Any) -> tuple[Folder, str, str]:
+    connection = ObjectStoreS3Connection(**s3.fields())
+    configure(spark, connection)
+    return folder_for(spark, connection.root), f"{connection.root}/orders", f"{connection.root}/_weft/orders/lock"
+
+
+def test_of_a_dead_process_here(bucket: tuple[Folder, str, str]) -> None:
+    import socket
+
+    folder, path, home = bucket
+    owner = {"host": socket.gethostname(), "process": "1:0"}
+    folder.create(f"{home}/{1:020}.claim", json.dumps(owner).encode())
+    with lock.table_lock(folder, path, "orders"):
+        assert f"{2:020}.claim" in folder.files_in(home)
+    assert set(folder.files_in(home)) == {f"{2:020}.claim", f"{2:020}.released"}
+
+
+def test_of_a_silent_process_elsewhere(bucket: tuple[Folder, str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, path, home = bucket
+    monkeypatch.setattr(lock, "LEASE_SECONDS", 0.5)
+    folder.create(f"{home}/{1:020}.claim", json.dumps({"host": "elsewhere", "process": "1:0"}).encode())
+    with lock.table_lock(folder, path, "orders"):
+        pass
+
+
+def test_a_holder_that_works_long_keeps_it(bucket: tuple[Folder, str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, path, _ = bucket
+    monkeypatch.setattr(lock, "LEASE_SECONDS", 2.0)
+    monkeypatch.setattr(lock, "BEAT_SECONDS", 0.1)
+    monkeypatch.setattr(lock, "_is_dead", lambda *_: False)
+    order: list[str] = []
+
+    def second() -> None:
+        with lock.table_lock(folder, path, "orders"):
+            order.append("second")
+
+    with lock.table_lock(folder, path, "orders"):
+        other = threading.Thread(target=second)
+        other.start()
+        time.sleep(4)
+        order.append("first")
+    other.join()
+    assert order == ["first", "second"]
