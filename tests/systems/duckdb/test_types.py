@@ -1,0 +1,97 @@
+"""Types that only DuckDB has, as they are read."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import weft
+from weft.columns import hint_of
+from weft.errors import DeclarationError, SchemaError, WeftError
+from weft.systems.duckdb.tables import DuckDBTables
+from weft.systems.sql.tables import Slice
+
+
+@pytest.fixture
+def tables() -> DuckDBTables:
+    return DuckDBTables(weft.DuckDBConnection(":memory:", name="types"))
+
+
+def read(tables: DuckDBTables, expression: str) -> tuple[pa.Field, Any]:
+    sql = f"SELECT {expression} AS v"
+    schema = tables.describe(sql)
+    (batch,) = tables.read(Slice(sql), schema)
+    assert batch.schema.equals(schema, check_metadata=True)
+    return schema.field("v"), batch["v"][0].as_py()
+
+
+@pytest.mark.parametrize(
+    ("expression", "kind", "value"),
+    [
+        (
+            "CAST(12345678901234567890123456789012345678 AS HUGEINT)",
+            pa.decimal128(38, 0),
+            Decimal("1" + "2345678901" * 3 + "2345678"),
+        ),
+        ("CAST(18446744073709551615 AS UBIGINT)", pa.decimal128(20, 0), Decimal(2**64 - 1)),
+        ("CAST(255 AS UTINYINT)", pa.int16(), 255),
+        ("CAST('b' AS ENUM('a', 'b'))", pa.string(), "b"),
+        ("CAST('0101' AS BIT)", pa.string(), "0101"),
+        ("TIMESTAMP_S '2026-01-01 00:00:00'", pa.timestamp("us"), None),
+        ("TIMESTAMP_NS '2026-01-01 00:00:00.123456'", pa.timestamp("us"), None),
+        ("CAST('12:00:00+02' AS TIMETZ)", pa.string(), "12:00:00+02"),
+        ("[1, NULL]", pa.list_(pa.field("element", pa.int32())), [1, None]),
+        ("MAP {'a': 1.5}", pa.map_(pa.string(), pa.decimal128(2, 1)), [("a", Decimal("1.5"))]),
+        ("{'a': {'b': [TIME '12:00:00']}}", None, {"a": {"b": ["12:00:00.000000"]}}),
+        ("NULL", pa.string(), None),
+    ],
+)
+def test_read(tables: DuckDBTables, expression: str, kind: pa.DataType | None, value: Any) -> None:
+    field, found = read(tables, expression)
+    assert kind is None or field.type == kind
+    assert value is None or found == value
+
+
+@pytest.mark.parametrize(
+    ("expression", "hint", "value"),
+    [
+        ("CAST('00000000-0000-0000-0000-00000000000A' AS UUID)", "uuid", "00000000-0000-0000-0000-00000000000a"),
+        ("""CAST('{"a": 1.10}' AS JSON)""", "json", '{"a": 1.10}'),
+        ("TIME '12:30:00.5'", "time", "12:30:00.5"),
+    ],
+)
+def test_hints(tables: DuckDBTables, expression: str, hint: str, value: str) -> None:
+    field, found = read(tables, expression)
+    assert hint_of(field) == hint and found == value
+
+
+@pytest.mark.parametrize(
+    "expression", ["INTERVAL 1 DAY", "union_value(a := 1)", "[CAST('1' AS BIT)]", "CAST(1 AS BIGNUM)"]
+)
+def test_refused_by_name(tables: DuckDBTables, expression: str) -> None:
+    with pytest.raises(SchemaError, match=r"Column 'v' is of DuckDB's type") as caught:
+        tables.describe(f"SELECT {expression} AS v")
+    assert "CAST(v AS VARCHAR)" in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["TIMESTAMP", "TIMESTAMPTZ", "DATE"])
+@pytest.mark.parametrize("sign", ["", "-"])
+def test_infinity_is_refused(tables: DuckDBTables, kind: str, sign: str) -> None:
+    with pytest.raises(SchemaError, match="'v' holds infinity"):
+        read(tables, f"CAST('{sign}infinity' AS {kind})")
+
+
+def test_what_would_be_altered_is_refused(tables: DuckDBTables) -> None:
+    with pytest.raises(SchemaError, match="does not fit"):
+        read(tables, "TIMESTAMP_NS '2026-01-01 00:00:00.123456789'")
+    with pytest.raises(SchemaError):
+        read(tables, "CAST(170141183460469231731687303715884105727 AS HUGEINT)")
+
+
+@pytest.mark.parametrize("sql", ["DROP TABLE t", "SELECT 1; SELECT 2", "INSERT INTO t VALUES (1)", ""])
+def test_a_source_is_one_query(tables: DuckDBTables, sql: str) -> None:
+    with pytest.raises((DeclarationError, WeftError)):
+        tables.describe(sql)
