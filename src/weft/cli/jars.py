@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from weft.cli.common import format_option, print_json, print_table
+from weft.cli.common import format_option, print_json, print_table, unused_module_option
 from weft.engine import jars as store
 from weft.errors import StorageError, unknown
 
@@ -23,6 +23,7 @@ def jars() -> None:
 
 
 @jars.command()
+@unused_module_option
 @_ARGUMENT
 def fetch(names: tuple[str, ...]) -> None:
     """Put the jars of each NAME (or of all) into the cache."""
@@ -33,6 +34,7 @@ def fetch(names: tuple[str, ...]) -> None:
 
 
 @jars.command("list")
+@unused_module_option
 @format_option
 def list_(output: str) -> None:
     """List what is locked, and how much of it is in the cache."""
@@ -52,6 +54,7 @@ def list_(output: str) -> None:
 
 
 @jars.command()
+@unused_module_option
 @_ARGUMENT
 def verify(names: tuple[str, ...]) -> None:
     """Compare the cached jars of each NAME (or of all that are there) with the lock."""
