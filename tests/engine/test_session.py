@@ -51,6 +51,20 @@ def test_workers_run_this_python(plain_spark: SparkSession) -> None:
     assert plain_spark.sparkContext.parallelize([1], 1).map(executable).collect() == [sys.executable]
 
 
+def test_workers_find_what_the_driver_finds(python: Python, project: Path) -> None:
+    """A module beside a script, which is on the path of the script alone."""
+    (project / "beside").mkdir()
+    (project / "beside" / "helpers.py").write_text("def double(number):\n    return 2 * number\n")
+    lines = finish(
+        python("""
+        sys.path.insert(0, os.path.abspath("beside"))
+        import helpers
+        print(weft.spark().sparkContext.parallelize([4], 1).map(helpers.double).collect())
+        """)
+    )
+    assert lines == ["[8]"]
+
+
 def test_nothing_is_left_for_children(plain_spark: SparkSession) -> None:
     assert not {name for name in os.environ if name.startswith("PYSPARK_")}
 

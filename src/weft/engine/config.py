@@ -35,7 +35,7 @@ class SparkSettings:
     root: Path
     master: str = "local[*]"
     profile: Profile | None = None
-    """How the JVM is tuned; without one, whoever starts it decides."""
+    """How the JVM is tuned: to start soon, or to run for long."""
     conf: Mapping[str, str] = field(default_factory=dict)
     jars: tuple[Path | str, ...] = ()
     log_level: LogLevel = "WARN"

@@ -197,7 +197,7 @@ def _start(settings: config.SparkSettings) -> _Running:
         machine = jvm.start_jvm(
             java,
             conf,
-            flags=[*jvm.profile_flags(settings.profile or "quick"), *flags],
+            flags=[*jvm.profile_flags(settings.profile or jvm.DEFAULT_PROFILE), *flags],
             log=log,
             log_level=settings.log_level,
         )

@@ -1,0 +1,117 @@
+"""The archive of Spark's classes: made once, used where it fits, and never in the way."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.engine.conftest import Python, finish
+from weft import StorageError
+from weft.engine import archive
+from weft.engine.java import find_java
+
+SHARED = """
+from weft.engine import session
+answer = weft.spark().range(3).count()
+maps = open(f"/proc/{session._running.jvm.process.pid}/maps").read()
+print(answer, ".jsa" in maps)
+"""
+
+
+def test_is_used(cache: str, python: Python) -> None:
+    assert finish(python(SHARED)) == ["3 True"]
+
+
+def test_need_not_be_used(python: Python, project: Path) -> None:
+    (project / "weft.toml").write_text("[spark]\narchive = false\n")
+    assert finish(python(SHARED)) == ["3 False"]
+
+
+def test_one_that_does_not_fit_is_ignored(cache: str, python: Python, project: Path, tmp_path: Path) -> None:
+    """Without a word: here one of another time, as after half a copy of the cache."""
+    own = tmp_path / "cache" / "archives"
+    own.mkdir(parents=True)
+    for path in (Path(cache) / "archives").glob("*.jsa"):
+        (own / path.name).write_bytes(path.read_bytes()[:100_000])
+    assert finish(python(SHARED, WEFT_CACHE=str(tmp_path / "cache"))) == ["3 False"]
+
+
+@pytest.fixture
+def trained(cache: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Training that only writes a file, into an empty cache."""
+    monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
+    done: list[Path] = []
+
+    def train(java: object, base: Path | None, path: Path) -> None:
+        path.write_text("trained")
+        done.append(path)
+
+    monkeypatch.setattr(archive, "_train", train)
+    return done
+
+
+def test_is_made_once_and_in_one_step(trained: list[Path]) -> None:
+    java = find_java()
+    assert archive.archive_flags(java) == []
+    made = archive.build(java)
+    assert made.read_text() == "trained"
+    assert not trained[0].exists()
+    assert archive.build(java) == made
+    assert len(trained) == 1
+    assert any(str(made) in flag for flag in archive.archive_flags(java))
+
+
+def test_what_is_half_made_or_unused_is_removed(trained: list[Path]) -> None:
+    java = find_java()
+    made = archive.build(java)
+    half, old, other = (made.with_name(name) for name in ("unfinished-1-x.jsa", "spark-old.jsa", "spark-other.jsa"))
+    for path in (half, old, other):
+        path.touch()
+    os.utime(old, (time.time() - 40 * 86_400,) * 2)
+    made.unlink()
+    archive.build(java)
+    assert not half.exists()
+    assert not old.exists()
+    assert other.exists()
+
+
+def test_use_is_remembered(trained: list[Path]) -> None:
+    java = find_java()
+    made = archive.build(java)
+    os.utime(made, (time.time() - 10 * 86_400,) * 2)
+    archive.archive_flags(java)
+    assert time.time() - made.stat().st_mtime < 60
+
+
+def test_a_failure_leaves_nothing(trained: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(java: object, base: object, path: Path) -> None:
+        path.write_text("half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(archive, "_train", fail)
+    with pytest.raises(StorageError, match=r"cannot be made .*No space left(.|\n)*WEFT_CACHE"):
+        archive.build(find_java())
+    assert not [path for path in archive.archives_folder().iterdir() if "spark" in path.name]
+
+
+def test_nobody_makes_one_that_is_being_made(trained: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = archive.archives_folder()
+    folder.mkdir(parents=True)
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        monkeypatch.setattr(archive.subprocess, "Popen", lambda *_, **__: pytest.fail("started"))
+        archive.build_in_background(find_java())
+
+
+def test_the_first_session_has_it_made(python: Python, tmp_path: Path) -> None:
+    """By a process that goes on when the one that started it has ended."""
+    folder = tmp_path / "cache"
+    assert finish(python(SHARED, WEFT_CACHE=str(folder))) == ["3 False"]
+    deadline = time.monotonic() + 240
+    while not list(folder.glob("archives/spark-*.jsa")) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert finish(python(SHARED, WEFT_CACHE=str(folder))) == ["3 True"]
