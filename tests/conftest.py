@@ -10,6 +10,8 @@ def test_something(streams):     the same, with that database as the connection 
 
 def test_something(s3):          a server that speaks S3
     s3.fields()                  what a connection to a new bucket needs
+
+def test_something(spark):       the run's Spark session, with Delta and S3
 """
 
 from __future__ import annotations
@@ -178,21 +180,25 @@ def s3(shared_server: Callable[[str], servers.Server]) -> S3:
 
 
 @pytest.fixture(scope="session")
-def spark(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def _spark_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("spark")
+
+
+@pytest.fixture
+def spark(pytestconfig: pytest.Config, _spark_folder: Path) -> Any:
     """The run's one Spark session, with Delta and S3. Their jars are kept in the repository's own cache."""
     pytest.importorskip("pyspark")
     from weft.engine import connectors, session
+    from weft.project import Project, use
 
-    folder = tmp_path_factory.mktemp("spark")
-    (folder / "weft.toml").write_text('[spark]\nmaster = "local[2]"\n')
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
+    with pytest.MonkeyPatch.context() as patch, use(Project(_spark_folder)):
         patch.setenv("WEFT_CACHE", str(pytestconfig.rootpath / ".cache" / "weft"))
+        patch.setenv("WEFT_SPARK_MASTER", "local[2]")
+        patch.setenv("WEFT_SPARK_PROFILE", "quick")
         started = session.spark()
         connectors.add(started, "delta")
         connectors.add(started, "s3")
-    yield connectors.with_delta(started)
-    session.stop()
+        return connectors.with_delta(started)
 
 
 @pytest.fixture
