@@ -52,6 +52,8 @@ class Pair:
         self.here = server.create_database(f"bench_{next(_numbers)}_a")
         self.there = server.create_database(f"bench_{next(_numbers)}_b")
         os.chdir(_folder.name)
+        # A warm session that works for minutes.
+        os.environ.setdefault("WEFT_SPARK_PROFILE", "throughput")
         _fill(self.here, "orders", rows)
 
     def load(self, table: str, data: object = SELECT, **options: Any) -> Any:
