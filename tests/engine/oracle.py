@@ -26,9 +26,7 @@ def apply(table: list[Row], source: list[Row], load: Load) -> tuple[list[Row], C
     changed = {"append": _append, "truncate": _truncate, "merge": _merge, "scd2": _scd2}[load.mode]
     rows, inserted, updated, deleted = changed(rows, given, load)
     unchanged = len(given) - inserted - updated if load.mode in ("merge", "scd2") else 0
-    return rows, Counts(
-        rows_read=len(source), inserted=inserted, updated=updated, unchanged=unchanged, deleted=deleted
-    )
+    return rows, Counts(rows_read=len(source), inserted=inserted, updated=updated, unchanged=unchanged, deleted=deleted)
 
 
 def _key(row: Row, load: Load) -> tuple[Any, ...]:

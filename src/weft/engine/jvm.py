@@ -60,8 +60,7 @@ MODULE_FLAGS = (
     "-Dio.netty.handler.ssl.defaultEndpointVerificationAlgorithm=NONE",
 )
 DEFAULT_PROFILE: Profile = "quick"
-# Measured on two cores, 1M rows of five columns between two PostgreSQL databases, CPU of all processes:
-#   a script that loads once, first load of a new process: quick 20 to 27 s wall, throughput 23 to 59 s
+# Measured on two busy cores, 1M rows of five columns between two PostgreSQL databases, CPU of all processes:
 #   four loads in tasks (no row crosses the JVM): quick 5.8 s, throughput 8.7 s
 #   four loads with SQL between: quick 23.8 s, throughput 23.8 s: here compiling well has just paid for itself
 #   7M rows hashed and grouped in the JVM alone: quick 45 s, throughput 33 s
@@ -69,7 +68,7 @@ DEFAULT_PROFILE: Profile = "quick"
 _PROFILES: dict[Profile, tuple[str, ...]] = {
     # The first compiler alone, and the collector that needs no threads.
     "quick": ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
-    # Not Java's own choice (G1), which took a tenth more CPU in each of the above.
+    # Not Java's own choice (G1), which took more CPU for both kinds of load.
     "throughput": ("-XX:+UseParallelGC",),
 }
 

@@ -11,6 +11,7 @@ as it is.
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import signal
 import socket
@@ -185,6 +186,9 @@ def _call_at_stop() -> None:
 
 
 def _start(settings: config.SparkSettings) -> _Running:
+    # They print each error of a query to the terminal, stack trace and all, beside raising it.
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        logging.getLogger(name).disabled = True
     conf = config.session_conf(settings)
     listed = [jar if isinstance(jar, str) else jar.as_uri() for jar in settings.jars]
     if listed:
