@@ -10,7 +10,8 @@ import pyarrow as pa
 from weft.columns import canonical_batch
 from weft.engine import outcome
 from weft.engine.readers import Reader
-from weft.systems.load import Load
+from weft.engine.spool import read_first
+from weft.systems.load import Counts, Load
 from weft.systems.sql import staging
 from weft.systems.sql.ahead import read_ahead
 from weft.systems.sql.commit import Batches, commit
@@ -21,7 +22,13 @@ RESULT = "outcome binary"
 
 def copy(reader: Reader, tables: SqlTables, load: Load, part: Any) -> bytes:
     """Read and write in one task, without a row that crosses the JVM: the whole transaction of the load."""
-    return outcome.of(lambda: commit(tables, load, Batches(reader.schema, reader.read(part))), finally_=tables.close)
+    return outcome.of(lambda: _commit(tables, load, reader.schema, reader.read(part)), finally_=tables.close)
+
+
+def _commit(tables: SqlTables, load: Load, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Counts:
+    if tables.one_writer:
+        batches = read_first(schema, (canonical_batch(batch, schema) for batch in batches))
+    return commit(tables, load, Batches(schema, batches))
 
 
 def write(tables: SqlTables, load: Load, schema: pa.Schema) -> Callable[[Iterable[pa.RecordBatch]], Iterator[Any]]:
@@ -31,7 +38,7 @@ def write(tables: SqlTables, load: Load, schema: pa.Schema) -> Callable[[Iterabl
         def canonical() -> Iterator[pa.RecordBatch]:
             return (canonical_batch(batch, schema) for batch in batches)
 
-        found = outcome.of(lambda: commit(tables, load, Batches(schema, read_ahead(canonical))), finally_=tables.close)
+        found = outcome.of(lambda: _commit(tables, load, schema, read_ahead(canonical)), finally_=tables.close)
         yield pa.RecordBatch.from_pydict({"outcome": [found]})
 
     return run
