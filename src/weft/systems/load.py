@@ -13,6 +13,11 @@ Mode = Literal["append", "truncate", "merge", "scd2"]
 MODES: tuple[str, ...] = get_args(Mode)
 _ALIASES = {"scd1": "merge"}
 
+UNNAMED = "once:"
+"""What the name of a load begins with that nobody named."""
+# What every database takes as a part of a key.
+_KEY_LENGTH = 200
+
 VALID_FROM, VALID_TO, IS_CURRENT, ROW_HASH = "valid_from", "valid_to", "is_current", "row_hash"
 SCD2_COLUMNS = (VALID_FROM, VALID_TO, IS_CURRENT, ROW_HASH)
 """What an scd2 table has beside the source's columns: timestamp, timestamp or null, boolean, text."""
@@ -65,6 +70,10 @@ class Load:
                 hint = f"Did you mean {close!r}?" if close else f"Its options: {', '.join(known)}."
                 raise DeclarationError(f"A load has no option {name!r}.", hint=hint)
         schema, table = _target(target)
+        if commit_key is not None and (not 0 < len(commit_key) <= _KEY_LENGTH or commit_key.startswith(UNNAMED)):
+            raise DeclarationError(
+                f"A commit_key has 1 to {_KEY_LENGTH} characters, and does not begin with {UNNAMED!r}."
+            )
         mode = _ALIASES.get(mode, mode)
         if mode not in MODES:
             close = nearest(mode, MODES)
@@ -82,7 +91,7 @@ class Load:
             keys=_names("keys", keys or ()),
             pipeline=options.pop("pipeline", None) or full,
             # A load that nobody named still has a name: a task that Spark tries twice must find what its first try did.
-            checkpoint_id=commit_key if commit_key is not None else f"once:{uuid4()}",
+            checkpoint_id=commit_key if commit_key is not None else f"{UNNAMED}{uuid4()}",
             moment=moment or datetime.now(UTC),
             **options,
         )

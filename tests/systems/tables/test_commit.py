@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -208,3 +208,21 @@ def test_a_users_query_is_run_as_it_is(tables: SqlTables) -> None:
         schema = tables.describe(sql)
         sql_commit.prepare(tables, planned, schema)
         assert sql_commit.commit(tables, planned, sql_commit.Query(sql, schema)).inserted == 1
+
+
+def test_the_ledger_keeps_what_has_a_name(tables: SqlTables) -> None:
+    """Loads without a key are forgotten after a week, others never."""
+
+    def entries() -> list[str]:
+        with tables.driver.session("read") as session:
+            found = session.rows(f"SELECT checkpoint_id FROM {sql_commit.ledger(tables)}")
+        return sorted("unnamed" if row[0].startswith("once:") else row[0] for row in found)
+
+    load(tables, [{"id": 1}], commit_key="first", moment=DAY)
+    load(tables, [{"id": 2}], moment=DAY)
+    load(tables, [{"id": 3}], moment=DAY + timedelta(days=6))
+    assert entries() == ["first", "unnamed", "unnamed"]
+    load(tables, [{"id": 4}], moment=DAY + timedelta(days=8))
+    assert entries() == ["first", "unnamed", "unnamed"]
+    with pytest.raises(DeclarationError, match="does not begin with 'once:'"):
+        load(tables, [{"id": 5}], commit_key="once:5")

@@ -9,15 +9,16 @@ tries again, or a load that is repeated under the same key, finds what was done 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import timedelta
 
 import pyarrow as pa
 
 from weft.columns import canonical_batch
 from weft.errors import LoadRefusedError, WeftError, nearest
-from weft.systems.load import IS_CURRENT, ROW_HASH, SCD2_COLUMNS, VALID_FROM, VALID_TO, Counts, Load
+from weft.systems.load import IS_CURRENT, ROW_HASH, SCD2_COLUMNS, UNNAMED, VALID_FROM, VALID_TO, Counts, Load
 from weft.systems.sql import quarantine
 from weft.systems.sql.driver import Session
 from weft.systems.sql.merge import Move
@@ -29,6 +30,7 @@ from weft.systems.sql.tables import Column, SqlTables
 _steps = logging.getLogger("weft.commit")
 
 STAGE = "_weft_stage"
+_UNNAMED_KEPT = timedelta(days=7)
 _LEDGER_FIELDS = pa.schema(
     [
         pa.field("pipeline", pa.string(), nullable=False),
@@ -132,10 +134,11 @@ def _create_ledger(tables: SqlTables) -> None:
             create(session)
 
 
-def _create(tables: SqlTables, create: object, schema: str | None, name: str) -> None:
+def _create(tables: SqlTables, create: Callable[[Session], None], schema: str | None, name: str) -> None:
+    """Create a table; where somebody else was faster, all is well."""
     try:
         with tables.driver.session("publish") as session:
-            create(session)  # type: ignore[operator]
+            create(session)
     except WeftError:
         with tables.driver.session("read") as session:
             if tables.columns(session, schema, name) is None:
@@ -273,6 +276,12 @@ class _Commit:
         """Write the ledger's row first: another attempt at the same load waits here, and then finds it."""
         names = ", ".join(self.tables.quote(field.name) for field in _LEDGER_FIELDS)
         load = self.load
+        # Nobody asks for a load without a key once its tasks are over.
+        self.session.run(
+            f"DELETE FROM {ledger(self.tables)} WHERE pipeline = ? AND checkpoint_id LIKE '{UNNAMED}%' "
+            f"AND committed_at < {self.tables.moment(load.moment - _UNNAMED_KEPT)}",
+            (load.pipeline,),
+        )
         values = ", ".join(["?", "?", "?", self.tables.moment(load.moment), *["0"] * 6])
         try:
             self.session.run(

@@ -27,7 +27,9 @@ _NEVER = datetime(9999, 12, 31, 23, 59, 59, 999_999, UTC)
 class Move:
     """The statements that bring a staging table's rows into the target."""
 
-    TEMPORARY: ClassVar[tuple[str, ...]] = (_DELTA, _UNIQUE, _LINE, _KEPT, _CHAIN)
+    OF_A_PIECE: ClassVar[tuple[str, ...]] = (_DELTA, _LINE, _KEPT, _CHAIN)
+    """The temporary tables that moving a piece makes anew."""
+    TEMPORARY: ClassVar[tuple[str, ...]] = (*OF_A_PIECE, _UNIQUE)
 
     def __init__(
         self,
@@ -313,7 +315,7 @@ class Move:
         """Put events into the history of their keys: each begins a version where it changes something, ends the one
         before it, and is ended by the one after it, whatever order they come in."""
         tables, load, run = self.tables, self.load, self.session.run
-        for name in (_LINE, _KEPT, _CHAIN, _UNIQUE + "_keys"):
+        for name in (_LINE, _KEPT, _CHAIN):
             tables.drop_temporary(self.session, name)
         keys, listed = list(load.keys), self._list(load.keys)
         ts, until, src, digest = (self._q(name) for name in ("_ts", "_until", "_src", "_hash"))

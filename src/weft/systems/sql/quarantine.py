@@ -57,6 +57,7 @@ class Quarantine:
         self.count = 0
         self.unstaged = 0
         """Those of them that not even the staging table took."""
+        self._given = 0
 
     # ------------------------------------------------------------------------------------------------------------ stage
 
@@ -91,7 +92,7 @@ class Quarantine:
                 numbers = pa.array(range(given, given + batch.num_rows), pa.int64())
                 given += batch.num_rows
                 copy(pa.RecordBatch.from_arrays([*batch.columns, numbers], schema=numbered))
-        self._last = given
+        self._given = given
         return rows, sent
 
     # ------------------------------------------------------------------------------------------------------------- move
@@ -100,7 +101,7 @@ class Quarantine:
         """Move what can be moved; everything else is put aside."""
         counts = move.clear()
         # Numbers begin at 0 or 1, and some may be missing.
-        counts += self._pieces(move, 0, max(rows, getattr(self, "_last", 0)) + 1)
+        counts += self._pieces(move, 0, max(rows, self._given) + 1)
         move.condition = "1 = 1"
         return counts + move.delete_missing()
 
@@ -115,7 +116,7 @@ class Quarantine:
 
         if self._try(apply) is None:
             return counts
-        for name in Move.TEMPORARY[:1] + Move.TEMPORARY[2:]:
+        for name in Move.OF_A_PIECE:
             self.tables.drop_temporary(self.session, name)
         if end - first > 1:
             middle = (first + end) // 2
