@@ -72,12 +72,19 @@ def count(pytestconfig: pytest.Config) -> Callable[[int], int]:
 
 
 @pytest.fixture(autouse=True)
-def project(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+def project(
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    pytestconfig: pytest.Config,
+) -> Path:
     """An empty project, and the current folder. Nothing of the user's own settings reaches a test."""
     for name in list(os.environ):
         if name.startswith("WEFT_"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+    # Not in that home: each test that starts Spark would make an archive of its classes anew.
+    monkeypatch.setenv("WEFT_CACHE", str(pytestconfig.rootpath / ".cache" / "weft"))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -134,6 +134,7 @@ def test_what_a_killed_process_left_is_removed(repository: Path) -> None:
 
 
 def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("WEFT_CACHE")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     assert jars.jars_folder() == Path.home() / ".cache" / "weft" / "jars"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
