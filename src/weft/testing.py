@@ -20,7 +20,7 @@ from weft.streams.events import to_dicts
 from weft.streams.retention import aware
 from weft.streams.runtime import close, open_stream
 from weft.systems.base import Connection
-from weft.systems.sqlite.connection import MEMORY
+from weft.systems.file import MEMORY
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 """Where every clock starts: the same moment in every run, so that a test can name the times that it expects."""

@@ -15,7 +15,8 @@ import duckdb
 
 from weft.errors import BusyError, ConnectionFailedError, SchemaError, StorageError, WeftError
 from weft.systems.base import Connection
-from weft.systems.duckdb.connection import CONFIG, MEMORY, DuckDBConnection
+from weft.systems.duckdb.connection import CONFIG, DuckDBConnection
+from weft.systems.file import MEMORY
 from weft.systems.sql.driver import Role, SqlDriver
 
 # How long to wait for another process to close the file, or for another load of this process to end.

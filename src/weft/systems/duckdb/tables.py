@@ -14,8 +14,9 @@ import pyarrow.compute as pc
 
 from weft.columns import canonical_batch, canonical_schema, hint_of, hinted, is_nested, nested_to_json
 from weft.errors import DeclarationError, SchemaError
-from weft.systems.duckdb.connection import MEMORY, DuckDBConnection
+from weft.systems.duckdb.connection import DuckDBConnection
 from weft.systems.duckdb.driver import DuckDBDriver, is_rejection
+from weft.systems.file import MEMORY
 from weft.systems.sql.driver import Session
 from weft.systems.sql.queries import bare_rows, subquery
 from weft.systems.sql.tables import Column, Slice, SqlTables

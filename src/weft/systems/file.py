@@ -1,0 +1,77 @@
+"""How to reach a database that is one file."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Self
+from urllib.parse import unquote
+
+from weft.errors import DeclarationError
+from weft.systems.base import Connection
+
+MEMORY = ":memory:"
+
+
+@dataclass(frozen=True)
+class FileConnection(Connection):
+    """A database in a file. A relative path is relative to the working directory at use."""
+
+    product: ClassVar[str]
+    example: ClassVar[str]
+
+    path: str | None = None
+    url: str | None = field(default=None, kw_only=True, metadata={"url": True})
+
+    def validate(self) -> None:
+        """Exactly one of path and url, and a URL that names a file."""
+        if (not self.path) == (not self.url):
+            raise DeclarationError(
+                f"Either path or url is needed for {self.label}.",
+                hint=f'For example {type(self).__name__}("{self.example}").',
+            )
+        super().validate()
+
+    @property
+    def target(self) -> str:
+        """The path or URL as it was written."""
+        return self.path or super().target
+
+    def resolved(self) -> Self:
+        """A copy with the path made absolute and no URL, its `${VAR}` references substituted."""
+        resolved = super().resolved()
+        path = resolved.path or self._path_in(resolved.url or "")
+        if path != MEMORY:
+            path = os.path.abspath(os.path.expanduser(path))
+        object.__setattr__(resolved, "path", path)
+        object.__setattr__(resolved, "url", None)
+        return resolved
+
+    def _path_in(self, url: str) -> str:
+        rest = url.partition("://")[2]
+        if rest in ("", "/", "/" + MEMORY):
+            return MEMORY
+        if not rest.startswith("/"):
+            raise DeclarationError(
+                f"The URL of {self.label} needs three slashes before a relative path, four before an absolute one.",
+                hint=f"Write {self.kind}:///{rest}.",
+            )
+        path, question, _ = rest[1:].partition("?")
+        if question:
+            raise DeclarationError(
+                f"The URL of {self.label} has parameters, and {self.product} takes none.",
+                hint="A ? in a file's name is %3F.",
+            )
+        return unquote(path)
+
+    def not_there_yet(self, report: dict[str, Any]) -> dict[str, Any] | None:
+        """The report of a check for a file that the first use makes; an error where it could not; `None` if it is
+        there."""
+        path = self.resolved().path or ""
+        if path == MEMORY or os.path.exists(path):
+            return None
+        folder = next(each for each in Path(path).parents if each.exists())
+        if not folder.is_dir() or not os.access(folder, os.W_OK):
+            raise self.failed(OSError(f"the file cannot be made in {folder}"), hint="Choose another path.")
+        return report | {"latency_ms": None, "note": "the file is made at first use"}
