@@ -80,7 +80,9 @@ def python(cache: str) -> Iterator[Python]:
     processes: list[subprocess.Popen[str]] = []
 
     def start(code: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-        program = "import os, signal, sys, time\nimport weft\n" + textwrap.dedent(code)
+        # What runs in the background of a script is born deaf to SIGINT.
+        ears = "signal.signal(signal.SIGINT, signal.default_int_handler)"
+        program = f"import os, signal, sys, time\nimport weft\n{ears}\n" + textwrap.dedent(code)
         process = subprocess.Popen(
             [sys.executable, "-c", program, *arguments],
             env={**os.environ, "WEFT_CACHE": cache, "WEFT_SPARK_MASTER": "local[2]", **environment},
