@@ -260,7 +260,7 @@ class _Commit:
         if load.mode != "append":
             tables.lock(session, load.schema, load.table)
         try:
-            counts = self._straight() if self._goes_straight(by_name) else self._staged(by_name)
+            counts = self._straight(by_name) if self._goes_straight(by_name) else self._staged(by_name)
         finally:
             with suppress(Exception):
                 # Where it is not the transaction that ends them.
@@ -315,7 +315,7 @@ class _Commit:
             self.tables.fits(columns[field.name], field) for field in self.schema
         )
 
-    def _straight(self) -> Counts:
+    def _straight(self, columns: dict[str, Column]) -> Counts:
         tables, load = self.tables, self.load
         target = tables.table(load.schema, load.table)
         deleted = 0
@@ -324,7 +324,6 @@ class _Commit:
             deleted = int(self.session.run(f"DELETE FROM {target}").rowcount)
         if isinstance(self.rows, Query):
             names = ", ".join(tables.quote(name) for name in self.schema.names)
-            columns = {column.name: column for column in tables.columns(self.session, load.schema, load.table) or ()}
             values = ", ".join(
                 f"{tables.cast(f's.{tables.quote(field.name)}', field, columns[field.name])}" for field in self.schema
             )
