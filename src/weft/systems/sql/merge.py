@@ -101,22 +101,23 @@ class Move:
         if not load.keys:
             return 0
         stage = tables.temporary(self.stage)
-        null = " OR ".join(f"{self._q(key)} IS NULL" for key in load.keys)
-        if nulls := self._count(f"SELECT count(*) FROM {stage} WHERE {null}"):
-            raise LoadRefusedError(
-                f"{nulls:,} of {rows:,} source rows of {load.name} have no key ({', '.join(load.keys)} is null).",
-                hint="Filter them out in the source, or choose other keys.",
-            )
         keys = list(load.keys)
         if load.mode == "scd2" and load.event_timestamp_column and not load.deduplicate_by:
             # Several events of one key are its history. Two at one instant would be a contradiction.
             keys.append(load.event_timestamp_column)
         listed = self._list(keys)
+        null = " OR ".join(f"{self._q(key)} IS NULL" for key in load.keys)
+        # One pass finds both; which of them it was is only asked where there is something.
         shared = self.session.rows(
-            f"SELECT {listed}, count(*) FROM {stage} GROUP BY {listed} HAVING count(*) > 1 LIMIT 5"
+            f"SELECT {listed}, count(*) FROM {stage} GROUP BY {listed} HAVING count(*) > 1 OR {null} LIMIT 5"
         )
         if not shared:
             return 0
+        if nulls := self._count(f"SELECT count(*) FROM {stage} WHERE {null}"):
+            raise LoadRefusedError(
+                f"{nulls:,} of {rows:,} source rows of {load.name} have no key ({', '.join(load.keys)} is null).",
+                hint="Filter them out in the source, or choose other keys.",
+            )
         if not load.deduplicate_by:
             examples = "; ".join(
                 f"{', '.join(f'{key}={value!s}' for key, value in zip(keys, row, strict=False))} ({row[-1]} rows)"
