@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable
@@ -135,7 +134,7 @@ MERGE = (
 )
 
 
-def _targets(pair: Pair, change: str, more: str = "") -> tuple[Callable[[], None], Callable[[], None]]:
+def _targets(pair: Pair, change: str) -> tuple[Callable[[], None], Callable[[], None]]:
     def reset(table: str) -> Callable[[], None]:
         def run() -> None:
             pair.execute(f"DROP TABLE IF EXISTS {table}")
@@ -268,11 +267,6 @@ def million_and_more(scale: float) -> tuple[Job, Job]:
     """Time per row of an append across databases, of ten times as many rows."""
     many, few = Pair(10 * _rows(scale)), Pair(_rows(scale))
     return many.emptied(lambda: many.load("ours"), "ours"), few.emptied(lambda: few.load("ours"), "ours")
-
-
-def clean_up() -> None:
-    """Remove what was written."""
-    shutil.rmtree(_folder.name, ignore_errors=True)
 
 
 COPY = "binary COPY to COPY"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from datetime import date, datetime, time, timedelta
-from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
@@ -181,8 +180,6 @@ def _plain(value: Any) -> Any:
         return value.isoformat()
     if isinstance(value, UUID | timedelta):
         return str(value)
-    if isinstance(value, Decimal):
-        return value
     return value
 
 

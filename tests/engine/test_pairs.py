@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from datetime import date
+from decimal import Decimal
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -115,3 +117,32 @@ def test_any_values(
     rows = data.draw(st.lists(st.tuples(*(values.strategy(field, dialect) for field in fields)), max_size=12))
     numbered = [dict(zip(names, row, strict=True), n=number) for number, row in enumerate(rows)]
     check(database(source), database(target), pa.Table.from_pylist(numbered, pa.schema([*fields, NUMBER])))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_filters_mean_the_same_wherever_they_are_applied(
+    plain_spark: SparkSession, database: Callable[[str], Any], kind: str
+) -> None:
+    connection = database(kind)
+    fields = [values.FIELDS[name] for name in ("int64", "decimal(10,2)", "date", "string", "float64")]
+    rows = [
+        (9, Decimal("9.00"), date(2026, 1, 9), "a", 1.5),
+        (10, Decimal("10.50"), date(2026, 10, 1), "A", -1.5),
+        (None, None, None, None, None),
+    ]
+    names = [field.name for field in fields]
+    numbered = [dict(zip(names, row, strict=True), n=number) for number, row in enumerate(rows)]
+    weft.load(pa.Table.from_pylist(numbered, pa.schema([*fields, NUMBER])), target="t", connection=connection)
+    frame = weft.read("SELECT * FROM t", source=connection)
+    for condition, expected in {
+        "int64 > 9": [1],
+        "int64 IN (9, 11)": [0],
+        "int64 IS NULL": [2],
+        "NOT (int64 = 9)": [1],
+        "`decimal(10,2)` < 10": [0],
+        "`decimal(10,2)` = 10.5": [1],
+        "date >= DATE '2026-02-01'": [1],
+        "string = 'a'": [0],
+        "float64 < 0": [1],
+    }.items():
+        assert [row.n for row in frame.filter(condition).collect()] == expected, condition

@@ -32,23 +32,26 @@ def condition(pushed: Any, reader: SqlReader) -> str | None:
     if kind in ("IsNull", "IsNotNull"):
         return f"{name} IS {'NOT ' if kind == 'IsNotNull' else ''}NULL"
     if kind in _COMPARISONS:
-        value = _literal(pushed.value, field, kind)
+        value = _literal(pushed.value, field, reader.tables.dialect)
         return None if value is None else f"{name} {_COMPARISONS[kind]} {value}"
     if kind == "In":
-        values = [_literal(value, field, "EqualTo") for value in pushed.value]
+        values = [_literal(value, field, reader.tables.dialect) for value in pushed.value]
         return None if not values or None in values else f"{name} IN ({', '.join(map(str, values))})"
     return None
 
 
-def _literal(value: object, field: pa.Field, kind: str) -> str | None:
-    """A literal, for the types whose values every database compares as Spark does.
+def _literal(value: object, field: pa.Field, dialect: str) -> str | None:
+    """A literal, for the types whose values the database compares as Spark does.
 
-    Not texts: they are compared by collations, which may ignore case or trailing spaces.
+    Not texts: they are compared by collations, which may ignore case or trailing spaces. In SQLite, decimals and dates
+    are texts.
     """
     if isinstance(value, bool):
         return None
     if isinstance(value, int) and pa.types.is_integer(field.type):
         return str(value)
+    if dialect == "sqlite":
+        return None
     if isinstance(value, Decimal) and pa.types.is_decimal(field.type) and value.is_finite():
         return f"{value:f}"
     if isinstance(value, date) and not isinstance(value, datetime) and pa.types.is_date32(field.type):

@@ -118,6 +118,9 @@ def from_reader(spark: Any, reader: Reader, parts: int = 1) -> Any:
     name = f"weft_{next(_numbers)}"
     spark.dataSource.register(Source)
     frame = spark.read.format(name).load()
+    if isinstance(reader, SqlReader):
+        # What described the query. The tasks open their own.
+        reader.tables.close()
     if held is not None:
         # Until Spark stops: frames made of this one do not refer to it, so nobody can tell when the last is done.
         session.at_stop(held.close)

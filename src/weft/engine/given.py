@@ -18,7 +18,11 @@ from weft.errors import DeclarationError, NotFoundError
 from weft.streams.declare import Stream
 
 BATCH_ROWS = 65_536
-_SQL = re.compile(r"\s*(--[^\n]*\n\s*|/\*.*?\*/\s*)*\(?\s*(select|with|values|table|from)\b", re.IGNORECASE | re.DOTALL)
+_SQL = re.compile(
+    # Past comments and a parenthesis; a path may begin with such a word too, but then goes on otherwise.
+    r"\s*(--[^\n]*\n\s*|/\*.*?\*/\s*)*\(?\s*(select|with|values|table|from)(?=[\s(*])",
+    re.IGNORECASE | re.DOTALL,
+)
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 

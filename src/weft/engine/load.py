@@ -59,7 +59,6 @@ def load(
     commit_key: str | None = None,
     engine: Engine | None = None,
     transform_sql: str | None = None,
-    partition_by: str | None = None,
     **options: Any,
 ) -> LoadResult:
     """Load rows into a table, all of them or none.
@@ -73,7 +72,7 @@ def load(
     if engine not in (None, "spark", "pushdown"):
         raise DeclarationError(f"There is no engine {engine!r}.", hint="Engines: spark, pushdown.")
     planned = Load.declare(target=target, mode=mode, keys=keys, commit_key=commit_key, **options)
-    job = _Job(planned, current().connection(connection), source, engine, transform_sql, partition_by)
+    job = _Job(planned, current().connection(connection), source, engine, transform_sql)
     counts, used = job.run(kinds.understand(data, has_source=source is not None))
     return LoadResult(**asdict(counts), seconds=time.perf_counter() - started, engine=used)
 
@@ -91,11 +90,10 @@ class _Job:
         source: str | Connection | None,
         engine: Engine | None,
         transform_sql: str | None,
-        partition_by: str | None,
     ) -> None:
         self.load, self.engine = planned, engine
         self.connection, self.source = connection, source
-        self.transform_sql, self.partition_by = transform_sql, partition_by
+        self.transform_sql = transform_sql
 
     def run(self, given: Given) -> tuple[Counts, str]:
         if system_for(self.connection.kind).tables is None:
@@ -103,7 +101,7 @@ class _Job:
         tables = open_tables(self.connection)
         reader = None
         try:
-            reader = reader_for(given, self.source, self.connection, self.partition_by, tables)
+            reader = reader_for(given, self.source, self.connection, target=tables)
             return self._into_tables(given, reader, tables)
         finally:
             tables.close()
@@ -211,7 +209,7 @@ class _Job:
         files.refuse(self.connection, self.load)
         if self.engine == "pushdown":
             raise DeclarationError(f"A load into {self.connection.label} runs on Spark.", hint="Leave engine= out.")
-        reader = reader_for(given, self.source, self.connection, self.partition_by)
+        reader = reader_for(given, self.source, self.connection)
         frame = frames.of(given, reader, self.source, self.transform_sql)
         return files.write(frame, self.connection, self.load), "spark"
 

@@ -19,7 +19,7 @@ def of(work: Callable[[], Any], *, finally_: Callable[[], None] = lambda: None) 
     try:
         return pickle.dumps(("done", work()))
     except WeftError as error:
-        return pickle.dumps(("failed", (type(error), error.what, error.hint)))
+        return pickle.dumps(("failed", (type(error), error.args, error.__dict__)))
     finally:
         finally_()
 
@@ -29,8 +29,11 @@ def unpack(outcome: bytes) -> Any:
     kind, value = pickle.loads(outcome)
     if kind == "done":
         return value
-    error, what, hint = value
-    raise error(what, hint=hint)
+    # Not by its constructor, which for some errors takes more than the text.
+    kind_of_error, arguments, state = value
+    error = kind_of_error.__new__(kind_of_error, *arguments)
+    error.__dict__.update(state)
+    raise error
 
 
 @contextmanager

@@ -15,6 +15,8 @@ _ALIASES = {"scd1": "merge"}
 
 UNNAMED = "once:"
 """What the name of a load begins with that nobody named."""
+# What `declare` takes or makes under another name.
+_NOT_OPTIONS = ("schema", "table", "mode", "keys", "checkpoint_id", "moment")
 # What every database takes as a part of a key.
 _KEY_LENGTH = 200
 
@@ -63,7 +65,7 @@ class Load:
         **options: Any,
     ) -> Self:
         """A load from what a user wrote, or `DeclarationError` for what cannot be, before anything runs."""
-        known = [each.name for each in fields(cls)]
+        known = [each.name for each in fields(cls) if each.name not in _NOT_OPTIONS]
         for name in options:
             if name not in known:
                 close = nearest(name, known)

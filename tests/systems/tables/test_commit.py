@@ -226,3 +226,20 @@ def test_the_ledger_keeps_what_has_a_name(tables: SqlTables) -> None:
     assert entries() == ["first", "unnamed", "unnamed"]
     with pytest.raises(DeclarationError, match="does not begin with 'once:'"):
         load(tables, [{"id": 5}], commit_key="once:5")
+
+
+def test_a_ledger_that_refuses_is_no_replay(tables: SqlTables) -> None:
+    """Only what the ledger has was done: a row that it cannot take is an error, not a load that is there already."""
+    load(tables, [{"id": 1}])
+    long = "p" * 5000
+    if tables.dialect != "mysql":
+        run(tables, f"DROP TABLE {sql_commit.ledger(tables)}")
+        run(
+            tables,
+            f"CREATE TABLE {sql_commit.ledger(tables)} (pipeline VARCHAR(99) CHECK (length(pipeline) < 99), "
+            "checkpoint_id VARCHAR(99), batch_id BIGINT, committed_at TIMESTAMP, rows_read BIGINT, inserted BIGINT, "
+            "updated BIGINT, unchanged BIGINT, deleted BIGINT, quarantined BIGINT)",
+        )
+    with pytest.raises(WeftError):
+        load(tables, [{"id": 2}], pipeline=long)
+    assert [row["id"] for row in rows_of(tables, "t")] == [1]

@@ -162,7 +162,6 @@ def _create_target(tables: SqlTables, session: Session, load: Load, schema: pa.S
             f"{'' if field.nullable else ' NOT NULL'}"
             for field in scd2_fields()
         ]
-        # Versions of one key that begin at one instant: a correction leaves a version of no length behind.
     session.run(f"CREATE TABLE IF NOT EXISTS {tables.table(load.schema, load.table)} ({', '.join(definitions)})")
     if load.mode == "scd2":
         tables.create_key_index(session, load.schema, load.table, load.keys)
@@ -219,8 +218,11 @@ def commit(tables: SqlTables, load: Load, rows: Rows) -> Counts:
             reached("begun")
             counts = _Commit(tables, session, load, rows).run()
             reached("recorded")
-    except _AlreadyCommittedError:
-        return Counts(replayed=True)
+    except _ClaimRefusedError as refused:
+        # The unique key, or something else about the row: only the ledger itself can tell.
+        if is_committed(tables, load):
+            return Counts(replayed=True)
+        raise tables.driver.explain(refused.reason) from None
     reached("committed")
     return counts
 
@@ -237,8 +239,11 @@ def is_committed(tables: SqlTables, load: Load) -> bool:
         )
 
 
-class _AlreadyCommittedError(Exception):
-    """Another attempt of the same load was faster."""
+class _ClaimRefusedError(Exception):
+    """The ledger did not take the row of this load: most likely another attempt was faster."""
+
+    def __init__(self, reason: BaseException) -> None:
+        self.reason = reason
 
 
 class _Commit:
@@ -290,7 +295,7 @@ class _Commit:
             )
         except Exception as error:
             if self.tables.is_rejection(error):
-                raise _AlreadyCommittedError from None
+                raise _ClaimRefusedError(error) from None
             raise
 
     def _record(self, counts: Counts) -> None:
