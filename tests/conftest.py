@@ -85,6 +85,8 @@ def project(
     monkeypatch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
     # Not in that home: each test that starts Spark would make an archive of its classes anew.
     monkeypatch.setenv("WEFT_CACHE", str(pytestconfig.rootpath / ".cache" / "weft"))
+    # Whichever test starts the run's one session, it is the session that the others expect.
+    monkeypatch.setenv("WEFT_SPARK_MASTER", "local[2]")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -201,7 +203,6 @@ def spark(pytestconfig: pytest.Config, _spark_folder: Path) -> Any:
     with pytest.MonkeyPatch.context() as patch, use(Project(_spark_folder)):
         patch.setenv("WEFT_CACHE", str(pytestconfig.rootpath / ".cache" / "weft"))
         patch.setenv("WEFT_SPARK_MASTER", "local[2]")
-        patch.setenv("WEFT_SPARK_PROFILE", "quick")
         started = session.spark()
         connectors.add(started, "delta")
         connectors.add(started, "s3")

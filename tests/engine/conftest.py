@@ -58,7 +58,6 @@ def plain_spark(cache: str, _session_folder: Path) -> SparkSession:
     with pytest.MonkeyPatch.context() as environment, use(Project(_session_folder)):
         environment.setenv("WEFT_CACHE", cache)
         environment.setenv("WEFT_SPARK_MASTER", "local[2]")
-        environment.setenv("WEFT_SPARK_PROFILE", "quick")
         return session.spark()
 
 

@@ -12,6 +12,11 @@ from weft import SettingsError
 from weft.engine import config
 
 
+@pytest.fixture(autouse=True)
+def _nothing_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WEFT_SPARK_MASTER")
+
+
 def settings(root: Path, text: str = "") -> config.SparkSettings:
     (root / "weft.toml").write_text(text)
     return config.read_settings(root)
