@@ -111,29 +111,6 @@ def test_a_source_that_fails_in_the_middle_changes_nothing(tables: SqlTables) ->
         assert not sql_commit.is_committed(tables, planned)
 
 
-@pytest.mark.parametrize(("mode", "keys"), [("append", []), ("truncate", []), ("merge", ["id"]), ("scd2", ["id"])])
-def test_bad_rows_alone_are_put_aside(tables: SqlTables, mode: str, keys: list[str]) -> None:
-    columns = "id BIGINT, name VARCHAR(20), n BIGINT CHECK (n < 100)"
-    if mode == "scd2":
-        kinds = {field.name: tables.sql_type(field) for field in sql_commit.scd2_fields()}
-        columns += "".join(f", {tables.quote(name)} {kind}" for name, kind in kinds.items())
-    run(tables, f"CREATE TABLE t ({columns})")
-    rows = [{"id": i, "name": f"n{i}", "n": 500 if i in (3, 57, 58) else i % 100} for i in range(200)]
-    if not tables.savepoints:
-        with pytest.raises(DeclarationError, match="cannot put bad rows aside"):
-            load(tables, rows, mode=mode, keys=keys, on_bad_rows="quarantine", target="t")
-        return
-    counts = load(tables, rows, mode=mode, keys=keys, on_bad_rows="quarantine")
-    assert (counts.rows_read, counts.inserted, counts.quarantined) == (200, 197, 3)
-    assert len(rows_of(tables, "t")) == 197
-    aside = rows_of(tables, "t__quarantine")
-    assert sorted('"id": 3,' in row["payload"] for row in aside) == [False, False, True]
-    assert all(row["_weft_error"] and row["_weft_pipeline"] == "t" for row in aside)
-    with pytest.raises(WeftError):
-        load(tables, rows, mode=mode, keys=keys)
-    assert len(rows_of(tables, "t")) == 197
-
-
 def test_two_loads_into_one_table_at_once(tables: SqlTables) -> None:
     load(tables, [{"id": 0, "name": "start"}], mode="merge", keys=["id"])
     errors: list[BaseException] = []

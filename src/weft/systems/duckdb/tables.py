@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import chain
 from typing import Any, ClassVar
@@ -139,7 +140,8 @@ class DuckDBTables(SqlTables):
             try:
                 session.driver.execute(f"INSERT INTO {table} ({names}) SELECT {names} FROM {_INCOMING}")
             finally:
-                session.driver.unregister(_INCOMING)
+                with suppress(duckdb.TransactionException):  # of a transaction that has failed: the reason is above
+                    session.driver.unregister(_INCOMING)
             sent += rows.nbytes
         return sent
 

@@ -9,6 +9,7 @@ tries again, or a load that is repeated under the same key, finds what was done 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -31,6 +32,8 @@ _steps = logging.getLogger("weft.commit")
 
 STAGE = "_weft_stage"
 _UNNAMED_KEPT = timedelta(days=7)
+# How far a database may be behind what was sent to it, and how much more is looked through for rows that it rejects.
+_RECENT_BYTES = 64 * 1024 * 1024
 _LEDGER_FIELDS = pa.schema(
     [
         pa.field("pipeline", pa.string(), nullable=False),
@@ -213,18 +216,42 @@ def commit(tables: SqlTables, load: Load, rows: Rows) -> Counts:
     """Carry out a prepared load; safe to call again with the same load, whatever became of the first call."""
     if is_committed(tables, load):
         return Counts(replayed=True)
+    attempt: _Commit | None = None
     try:
         with tables.driver.session("publish") as session:
             reached("begun")
-            counts = _Commit(tables, session, load, rows).run()
+            attempt = _Commit(tables, session, load, rows)
+            counts = attempt.run()
             reached("recorded")
     except _ClaimRefusedError as refused:
         # The unique key, or something else about the row: only the ledger itself can tell.
         if is_committed(tables, load):
             return Counts(replayed=True)
         raise tables.driver.explain(refused.reason) from None
+    except WeftError as error:
+        refusal = _refusal(attempt) if attempt is not None and tables.is_rejection(error) else None
+        if refusal is None:
+            raise
+        raise refusal from None
     reached("committed")
     return counts
+
+
+class _UndoneError(Exception):
+    """Ends an attempt of which nothing may stay."""
+
+
+def _refusal(failed: _Commit) -> LoadRefusedError | None:
+    """Which rows the target rejected while they were copied, by another attempt at them of which nothing stays; `None`
+    if that cannot be told."""
+    suspects, found = failed.suspects(), None
+    if suspects is None:
+        return None
+    # Whatever happens here, the database's own message says no less.
+    with suppress(Exception), failed.tables.driver.session("publish") as session:
+        found = _Commit(failed.tables, session, failed.load, suspects).refusal(failed)
+        raise _UndoneError
+    return found
 
 
 def is_committed(tables: SqlTables, load: Load) -> bool:
@@ -252,16 +279,17 @@ class _Commit:
         self.schema = rows.schema
         self.rows_read = 0
         self.bytes = rows.bytes if isinstance(rows, Staged) else 0
+        self._batches = iter(rows.batches if isinstance(rows, Batches) else ())
+        self._recent: deque[pa.RecordBatch] = deque()
+        self._is_copying = False
+        self.is_cut_short = False
+        """Whether there are more rows than the suspects."""
 
     def run(self) -> Counts:
         tables, session, load = self.tables, self.session, self.load
         self._claim()
         reached("claimed")
-        columns = tables.columns(session, load.schema, load.table)
-        if columns is None:
-            raise LoadRefusedError(f"The table {load.name} is gone.", hint="Run the load again: it is created anew.")
-        by_name = {column.name: column for column in columns}
-        _check_columns(load, self.schema, columns)
+        by_name = self._columns()
         if load.mode != "append":
             tables.lock(session, load.schema, load.table)
         try:
@@ -274,6 +302,14 @@ class _Commit:
         counts = replace(counts, bytes=self.bytes)
         self._record(counts)
         return counts
+
+    def _columns(self) -> dict[str, Column]:
+        load = self.load
+        columns = self.tables.columns(self.session, load.schema, load.table)
+        if columns is None:
+            raise LoadRefusedError(f"The table {load.name} is gone.", hint="Run the load again: it is created anew.")
+        _check_columns(load, self.schema, columns)
+        return {column.name: column for column in columns}
 
     # ----------------------------------------------------------------------------------------------------------- ledger
 
@@ -324,6 +360,7 @@ class _Commit:
         tables, load = self.tables, self.load
         target = tables.table(load.schema, load.table)
         deleted = 0
+        self._is_copying = True
         if load.mode == "truncate":
             # Not TRUNCATE: it commits (MySQL), or shows an empty table to whoever began to read before (PostgreSQL).
             deleted = int(self.session.run(f"DELETE FROM {target}").rowcount)
@@ -336,30 +373,49 @@ class _Commit:
             cursor = self.session.run(f"INSERT INTO {target} ({names}) SELECT {values} FROM {source} AS s")
             self.rows_read = int(cursor.rowcount)
         else:
-            assert isinstance(self.rows, Batches)
-            self.bytes = tables.copy_in(self.session, target, self.schema, self._counted(self.rows.batches))
+            self.bytes = tables.copy_in(self.session, target, self.schema, self._counted())
+        self._is_copied()
         reached("staged")
         self._check_empty()
         reached("moved")
         return Counts(rows_read=self.rows_read, inserted=self.rows_read, deleted=deleted)
 
-    def _counted(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
+    def _counted(self) -> Iterator[pa.RecordBatch]:
+        held = 0
+        for batch in self._batches:
             self.rows_read += batch.num_rows
-            yield canonical_batch(batch, self.schema)
+            made = canonical_batch(batch, self.schema)
+            if self._is_copying:
+                self._recent.append(made)
+                held += made.nbytes
+            while held > _RECENT_BYTES and len(self._recent) > 1:
+                held -= self._recent.popleft().nbytes
+            yield made
+
+    def _is_copied(self) -> None:
+        self._is_copying = False
+        self._recent.clear()
 
     # ----------------------------------------------------------------------------------------------------- with staging
 
     def _staged(self, columns: dict[str, Column]) -> Counts:
-        tables, load = self.tables, self.load
-        bad = quarantine.Quarantine(tables, self.session, load) if load.on_bad_rows == "quarantine" else None
+        tables, session, load = self.tables, self.session, self.load
+        if not tables.savepoints:
+            # What is staged must outlive a move that is rejected, so it is kept alone: the claim comes again below.
+            quarantine.undo(tables, session)
+        bad = quarantine.BadRows(tables, session, load) if load.on_bad_rows == "quarantine" else None
         staged_as = self._stage(bad, columns)
         reached("staged")
         self._check_empty()
-        move = Move(tables, self.session, load, self.schema, columns, STAGE, staged_as)
+        move = Move(tables, session, load, self.schema, columns, STAGE, staged_as)
         moving = self.rows_read - move.check_keys(self.rows_read)
         reached("checked")
-        counts = move.run() if bad is None else bad.run(move, self.rows_read)
+        if not tables.savepoints:
+            quarantine.keep(tables, session)
+            if bad is not None:
+                bad.find(move, self.rows_read)
+            self._claim()
+        counts = self._moved(move) if bad is None else bad.run(move, self.rows_read)
         reached("moved")
         if bad is not None:
             self.rows_read += bad.unstaged
@@ -369,7 +425,40 @@ class _Commit:
         unchanged = moving - counts.inserted - counts.updated if load.tracks_rows else 0
         return replace(counts, rows_read=self.rows_read, unchanged=unchanged)
 
-    def _stage(self, bad: quarantine.Quarantine | None, columns: dict[str, Column]) -> dict[str, str]:
+    def _moved(self, move: Move) -> Counts:
+        """Move the rows all at once; where the target rejects some, the error says which."""
+        tables, session = self.tables, self.session
+        quarantine.mark(tables, session)
+        try:
+            return move.run()
+        except Exception as error:
+            if not tables.is_rejection(error):
+                raise
+            refusal = None
+            # Whatever happens here, the database's own message says no less.
+            with suppress(Exception):
+                quarantine.undo(tables, session)
+                refusal = self._refusal_of_staged(move)
+            if refusal is None:
+                raise
+            raise refusal from None
+
+    def _refusal_of_staged(self, move: Move) -> LoadRefusedError | None:
+        tables, session = self.tables, self.session
+        for name in Move.OF_A_PIECE:
+            tables.drop_temporary(session, name)
+        bad = quarantine.BadRows(tables, session, self.load, only_name=True)
+        rows = tables.create_temporary_as(
+            session,
+            quarantine.NUMBERED,
+            quarantine.numbered(tables, f"SELECT * FROM {tables.temporary(move.stage)}"),
+            keys=tables.stage_keys([self.schema.field(name) for name in self.load.keys], move.columns),
+        )
+        quarantine.keep(tables, session)
+        move.stage = quarantine.NUMBERED
+        return bad.refusal(lambda: bad.find(move, rows))
+
+    def _stage(self, bad: quarantine.BadRows | None, columns: dict[str, Column]) -> dict[str, str]:
         """Fill the temporary table; gives the types of its columns where they are known."""
         tables, session, rows = self.tables, self.session, self.rows
         tables.drop_temporary(session, STAGE)
@@ -380,17 +469,18 @@ class _Commit:
             definitions = [f"{tables.quote(name)} {kind}" for name, kind in types.items()] + tables.stage_index(keys)
             if bad is None:
                 tables.create_temporary(session, STAGE, ", ".join(definitions))
-                stage = tables.temporary(STAGE)
-                self.bytes = tables.copy_in(session, stage, self.schema, self._counted(rows.batches))
+                self._is_copying = True
+                self.bytes = tables.copy_in(session, tables.temporary(STAGE), self.schema, self._counted())
+                self._is_copied()
             else:
-                self.rows_read, self.bytes = bad.stage(STAGE, definitions, self.schema, rows.batches)
+                self.rows_read, self.bytes = bad.stage(STAGE, definitions, self.schema, self._counted())
         else:
             if isinstance(rows, Query):
                 select = f"SELECT {names} FROM {subquery(rows.sql)} AS q"
             else:
                 select = self._of_attempts(rows)
             if bad is not None:
-                select = f"SELECT q.*, row_number() OVER () AS {tables.quote(quarantine.ROW)} FROM ({select}) AS q"
+                select = quarantine.numbered(tables, select)
             self.rows_read = tables.create_temporary_as(session, STAGE, select, keys=keys)
             types = {field.name: tables.sql_type(field) for field in self.schema} if isinstance(rows, Staged) else {}
             types |= keys
@@ -411,3 +501,37 @@ class _Commit:
                 f"The source of {load.name} is empty, and this load would empty the table.",
                 hint="If that is meant, say so: allow_empty=True.",
             )
+
+    # ---------------------------------------------------------------------------------------------------- rejected rows
+
+    def suspects(self) -> Rows | None:
+        """The rows among which are those that the target rejected while they were copied, and some more."""
+        if not self._is_copying or self.load.on_bad_rows != "fail":
+            return None
+        return Batches(self.schema, self._bounded()) if isinstance(self.rows, Batches) else self.rows
+
+    def _bounded(self) -> Iterator[pa.RecordBatch]:
+        more = 0
+        yield from self._recent
+        for batch in self._batches:
+            if more > _RECENT_BYTES:
+                self.is_cut_short = True
+                return
+            more += batch.nbytes
+            yield batch
+
+    def refusal(self, failed: _Commit) -> LoadRefusedError | None:
+        """The error that names those of the rows which the target rejects, where another attempt failed."""
+        tables, session, load = self.tables, self.session, self.load
+        columns = self._columns()
+        bad = quarantine.BadRows(tables, session, load, only_name=True)
+
+        def search() -> None:
+            staged_as = self._stage(bad, columns)
+            quarantine.keep(tables, session)
+            if not load.keys:
+                bad.find(Move(tables, session, load, self.schema, columns, STAGE, staged_as), self.rows_read)
+            if failed.is_cut_short:
+                raise quarantine.EnoughError
+
+        return bad.refusal(search)

@@ -1,4 +1,4 @@
-"""Rows that a target rejects: found by halving, and put aside alone, while their neighbours go on."""
+"""Rows that a target rejects: found by halving, and named or put aside alone, while their neighbours go on."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from contextlib import suppress
 
 import pyarrow as pa
 
-from weft.errors import DeclarationError, SchemaError, WeftError
+from weft.errors import LoadRefusedError, SchemaError, WeftError
 from weft.systems.load import Counts, Load
 from weft.systems.sql.driver import Session
 from weft.systems.sql.merge import Move
 from weft.systems.sql.tables import SqlTables
 
 ROW = "_weft_row"
-_SAVEPOINT = "weft_piece"
+NUMBERED, _ASIDE = "_weft_numbered", "_weft_aside"
+_PIECE, _STAGED = "weft_piece", "weft_staged"
+# How many rejected rows an error names, how many columns of a row without keys, and how much of a value.
+_NAMED_ROWS, _NAMED_COLUMNS, _NAMED_LETTERS = 5, 3, 60
 _FIELDS = pa.schema(
     [
         pa.field("_weft_quarantined_at", pa.timestamp("us", "UTC"), nullable=False),
@@ -26,6 +29,9 @@ _FIELDS = pa.schema(
         pa.field("payload", pa.string(), nullable=False),
     ]
 )
+_NUMBER = pa.field(ROW, pa.int64(), nullable=False)
+# The number of a row that was not staged.
+_NOWHERE = -1
 
 
 def table_name(load: Load) -> str:
@@ -35,29 +41,73 @@ def table_name(load: Load) -> str:
 
 def prepare(tables: SqlTables, load: Load) -> None:
     """Make the table for rejected rows."""
-    if not tables.savepoints:
-        raise DeclarationError(
-            f"A {tables.connection.kind} table cannot put bad rows aside: it cannot undo a part of a transaction.",
-            hint='Load with on_bad_rows="fail".',
-        )
     with tables.driver.session("read") as session:
         if tables.columns(session, load.schema, table_name(load)) is not None:
             return
-    definitions = ", ".join(f"{tables.quote(field.name)} {tables.sql_type(field)} NOT NULL" for field in _FIELDS)
     with suppress(WeftError), tables.driver.session("publish") as session:
         # Where two do it at once, one fails, and the first INSERT would say so.
-        session.run(f"CREATE TABLE IF NOT EXISTS {tables.table(load.schema, table_name(load))} ({definitions})")
+        session.run(
+            f"CREATE TABLE IF NOT EXISTS {tables.table(load.schema, table_name(load))} "
+            f"({', '.join(_definitions(tables, _FIELDS))})"
+        )
 
 
-class Quarantine:
-    """Moves rows piece by piece, halving each piece that is rejected until the rows alone are left that are bad."""
+def _definitions(tables: SqlTables, fields: Iterable[pa.Field]) -> list[str]:
+    return [f"{tables.quote(field.name)} {tables.sql_type(field)} NOT NULL" for field in fields]
 
-    def __init__(self, tables: SqlTables, session: Session, load: Load) -> None:
+
+def numbered(tables: SqlTables, select: str) -> str:
+    """The rows of a query, each with a number, from 1."""
+    return f"SELECT q.*, row_number() OVER () AS {tables.quote(ROW)} FROM ({select}) AS q"
+
+
+def keep(tables: SqlTables, session: Session) -> None:
+    """Let what is staged outlive a transaction that is undone, where that undoes all of it. Nothing else is open."""
+    if not tables.savepoints:
+        tables.driver.commit(session.driver, "publish")
+        tables.driver.begin(session.driver, "publish")
+
+
+def mark(tables: SqlTables, session: Session) -> None:
+    """Everything is staged: `undo` comes back to here."""
+    if tables.savepoints:
+        session.run(f"SAVEPOINT {_STAGED}")
+
+
+def undo(tables: SqlTables, session: Session) -> None:
+    """Undo what was done since `mark`, or where there are no savepoints since `keep`."""
+    if tables.savepoints:
+        session.run(f"ROLLBACK TO SAVEPOINT {_STAGED}")
+        return
+    tables.driver.rollback(session.driver)
+    tables.driver.begin(session.driver, "publish")
+
+
+class EnoughError(Exception):
+    """The search for rejected rows ended early."""
+
+
+class BadRows:
+    """Moves rows piece by piece, halving each piece that is rejected until the rows alone are left that are bad.
+
+    With savepoints, a piece that is accepted stays. Without them, `find` tries pieces in transactions that are rolled
+    back, and `run` then moves all that were accepted at once. What is staged must have been kept before.
+
+    `only_name`: remember some rows for an error, and put none aside.
+    """
+
+    def __init__(self, tables: SqlTables, session: Session, load: Load, *, only_name: bool = False) -> None:
         self.tables, self.session, self.load = tables, session, load
         self.count = 0
         self.unstaged = 0
         """Those of them that not even the staging table took."""
         self._given = 0
+        self._only_name = only_name
+        self._named: list[str] = []
+        if not tables.savepoints:
+            tables.drop_temporary(session, _ASIDE)
+            tables.create_temporary(session, _ASIDE, ", ".join(_definitions(tables, [*_FIELDS, _NUMBER])))
+            keep(tables, session)
 
     # ------------------------------------------------------------------------------------------------------------ stage
 
@@ -66,16 +116,17 @@ class Quarantine:
     ) -> tuple[int, int]:
         """Fill a staging table with numbered rows; how many, and how many bytes."""
         tables = self.tables
-        number = pa.field(ROW, pa.int64(), nullable=False)
         tables.create_temporary(
-            self.session, name, ", ".join([*definitions, f"{tables.quote(ROW)} {tables.sql_type(number)}"])
+            self.session, name, ", ".join([*definitions, f"{tables.quote(ROW)} {tables.sql_type(_NUMBER)}"])
         )
-        table, numbered = tables.temporary(name), schema.append(number)
+        keep(tables, self.session)
+        table, numbered = tables.temporary(name), schema.append(_NUMBER)
         rows = sent = 0
 
         def copy(batch: pa.RecordBatch) -> None:
             nonlocal rows, sent
             if self._try(lambda: tables.copy_in(self.session, table, numbered, [batch])) is None:
+                keep(tables, self.session)
                 rows += batch.num_rows
                 sent += batch.nbytes
             elif batch.num_rows > 1:
@@ -84,7 +135,7 @@ class Quarantine:
                 copy(batch.slice(half))
             else:
                 self.unstaged += 1
-                self._put_aside(self._error, batch.select(schema.names).to_pylist()[0])
+                self._put_aside(self._error, batch.select(schema.names).to_pylist()[0], _NOWHERE)
 
         given = 0
         for batch in batches:
@@ -93,6 +144,12 @@ class Quarantine:
                 given += batch.num_rows
                 copy(pa.RecordBatch.from_arrays([*batch.columns, numbers], schema=numbered))
         self._given = given
+        if self.unstaged and self.load.handle_deletes and not self._only_name:
+            raise LoadRefusedError(
+                f"{self.unstaged:,} source rows of {self.load.name} have values that the database cannot even stage: "
+                "nobody can tell which of its rows the source no longer has.",
+                hint="Filter them out in the source, or load without handle_deletes.",
+            )
         return rows, sent
 
     # ------------------------------------------------------------------------------------------------------------- move
@@ -100,13 +157,70 @@ class Quarantine:
     def run(self, move: Move, rows: int) -> Counts:
         """Move what can be moved; everything else is put aside."""
         counts = move.clear()
-        # Numbers begin at 0 or 1, and some may be missing.
-        counts += self._pieces(move, 0, max(rows, self._given) + 1)
+        if self.tables.savepoints:
+            counts += self._pieces(move, 0, self._end(rows))
+        else:
+            move.condition = self._not_aside
+            counts += move.apply()
+            names = self._listed(_FIELDS)
+            self.session.run(
+                f"INSERT INTO {self._quarantine} ({names}) SELECT {names} FROM {self.tables.temporary(_ASIDE)}"
+            )
         move.condition = "1 = 1"
         return counts + move.delete_missing()
 
+    def find(self, move: Move, rows: int) -> None:
+        """Try to move the rows, only to see which of them are bad."""
+        if self.tables.savepoints:
+            move.clear()
+            self._pieces(move, 0, self._end(rows))
+            return
+        end = self._end(rows)
+        self._pieces(move, 0, end)
+        # Rows that are good alone may contradict each other: the first one that contradicts those before it is bad.
+        while self.count and self._attempt(move, 0, end) is None:
+            accepted, rejected = 0, end
+            while rejected - accepted > 1:
+                middle = (accepted + rejected) // 2
+                if self._attempt(move, 0, middle) is None:
+                    rejected = middle
+                else:
+                    accepted = middle
+            self._put_staged_aside(move, rejected - 1)
+
+    def refusal(self, search: Callable[[], None]) -> LoadRefusedError | None:
+        """The error that names the rows which this search finds, or `None` where it finds none."""
+        stopped = False
+        try:
+            search()
+        except EnoughError:
+            stopped = True
+        if not self._named:
+            return None
+        rows = f"{'at least ' if stopped else ''}{self.count} row{'s' if self.count > 1 else ''}"
+        lines = "".join(f"\n    {line}" for line in self._named)
+        return LoadRefusedError(
+            f"The table {self.load.name} rejected {rows}, and nothing was written:{lines}",
+            hint=f'on_bad_rows="quarantine" puts such rows aside into {table_name(self.load)} and loads the others.',
+        )
+
+    def _end(self, rows: int) -> int:
+        # Numbers begin at 0 or 1, and some may be missing.
+        return max(rows, self._given) + 1
+
     def _pieces(self, move: Move, first: int, end: int) -> Counts:
-        row = self.tables.quote(ROW)
+        counts = self._attempt(move, first, end)
+        if counts is not None:
+            return counts
+        if end - first > 1:
+            middle = (first + end) // 2
+            return self._pieces(move, first, middle) + self._pieces(move, middle, end)
+        self._put_staged_aside(move, first)
+        return Counts()
+
+    def _attempt(self, move: Move, first: int, end: int) -> Counts | None:
+        """Move the rows of a range; `None` where that was rejected."""
+        tables, row = self.tables, self.tables.quote(ROW)
         move.condition = f"{row} >= {first} AND {row} < {end}"
         counts = Counts()
 
@@ -114,45 +228,93 @@ class Quarantine:
             nonlocal counts
             counts = move.apply()
 
-        if self._try(apply) is None:
-            return counts
-        for name in Move.OF_A_PIECE:
-            self.tables.drop_temporary(self.session, name)
-        if end - first > 1:
-            middle = (first + end) // 2
-            return self._pieces(move, first, middle) + self._pieces(move, middle, end)
-        error = self._error
-        names = ", ".join(self.tables.quote(name) for name in move.names)
-        found = self.session.row(f"SELECT {names} FROM {self.tables.temporary(move.stage)} WHERE {row} = {first}")
-        self._put_aside(error, dict(zip(move.names, found or (), strict=False)))
-        return Counts()
+        def alone() -> None:
+            move.condition += f" AND {self._not_aside}"
+            move.clear()
+            apply()
+
+        if self._try(apply if tables.savepoints else alone) is not None:
+            for name in Move.OF_A_PIECE:
+                tables.drop_temporary(self.session, name)
+            return None
+        if not tables.savepoints:
+            undo(tables, self.session)
+        return counts
 
     def _try(self, attempt: Callable[[], object]) -> Exception | None:
         """Do it, or undo it and give the reason where the database refused a row."""
-        self.session.run(f"SAVEPOINT {_SAVEPOINT}")
+        tables, session = self.tables, self.session
+        if tables.savepoints:
+            session.run(f"SAVEPOINT {_PIECE}")
         try:
             attempt()
         except Exception as error:
-            if not isinstance(error, SchemaError) and not self.tables.is_rejection(error):
+            if not isinstance(error, SchemaError) and not tables.is_rejection(error):
                 raise
-            self.session.run(f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}")
+            if tables.savepoints:
+                session.run(f"ROLLBACK TO SAVEPOINT {_PIECE}")
+            else:
+                undo(tables, session)
             self._error = error
             return error
-        self.session.run(f"RELEASE SAVEPOINT {_SAVEPOINT}")
+        if tables.savepoints:
+            session.run(f"RELEASE SAVEPOINT {_PIECE}")
         return None
 
-    def _put_aside(self, error: Exception, row: dict[str, object]) -> None:
+    # ------------------------------------------------------------------------------------------------------------ aside
+
+    @property
+    def _quarantine(self) -> str:
+        return self.tables.table(self.load.schema, table_name(self.load))
+
+    @property
+    def _not_aside(self) -> str:
+        row = self.tables.quote(ROW)
+        return f"{row} NOT IN (SELECT {row} FROM {self.tables.temporary(_ASIDE)})"
+
+    def _listed(self, fields: Iterable[pa.Field]) -> str:
+        return ", ".join(self.tables.quote(field.name) for field in fields)
+
+    def _put_staged_aside(self, move: Move, number: int) -> None:
+        error = self._error
+        names = ", ".join(self.tables.quote(name) for name in move.names)
+        found = self.session.row(
+            f"SELECT {names} FROM {self.tables.temporary(move.stage)} WHERE {self.tables.quote(ROW)} = {number}"
+        )
+        self._put_aside(error, dict(zip(move.names, found or (), strict=False)), number)
+
+    def _put_aside(self, error: Exception, row: dict[str, object], number: int) -> None:
         tables, load = self.tables, self.load
         said = error if isinstance(error, WeftError) else tables.driver.explain(error)
+        self.count += 1
+        if self._only_name:
+            self._named.append(f"{_name(row, load)}: {said.what}")
+            if len(self._named) == _NAMED_ROWS:
+                raise EnoughError
+            if tables.savepoints:
+                return
         payload = json.dumps(row, ensure_ascii=False, default=_text)
-        names = ", ".join(tables.quote(field.name) for field in _FIELDS)
+        into = f"{self._quarantine} ({self._listed(_FIELDS)})"
+        numbered = ""
+        if not tables.savepoints:
+            into, numbered = f"{tables.temporary(_ASIDE)} ({self._listed([*_FIELDS, _NUMBER])})", f", {number}"
         self.session.run(
-            f"INSERT INTO {tables.table(load.schema, table_name(load))} ({names}) "
-            f"VALUES ({tables.moment(load.moment)}, ?, ?, ?, ?, ?)",
+            f"INSERT INTO {into} VALUES ({tables.moment(load.moment)}, ?, ?, ?, ?, ?{numbered})",
             # A text with NUL is what PostgreSQL refuses; in the payload it is an escape.
             (said.what.replace("\0", "\\0"), load.pipeline, load.checkpoint_id, load.batch_id, payload),
         )
-        self.count += 1
+        keep(tables, self.session)
+
+
+def _name(row: dict[str, object], load: Load) -> str:
+    """A row by its keys, or by its first columns."""
+    names = load.keys or list(row)[:_NAMED_COLUMNS]
+    return ", ".join(f"{name}={_shortened(row.get(name))}" for name in names)
+
+
+def _shortened(value: object) -> str:
+    text = "null" if value is None else _text(value)
+    return text if len(text) <= _NAMED_LETTERS else f"{text[:_NAMED_LETTERS]}…"
 
 
 def _text(value: object) -> str:

@@ -1,0 +1,236 @@
+"""Rows that a target rejects: named by the error, or put aside alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from systems.tables.test_commit import DAY, load, run
+from systems.tables.test_modes import rows_of
+from weft.errors import LoadRefusedError, WeftError
+from weft.systems.load import Load
+from weft.systems.sql import commit as sql_commit
+from weft.systems.sql import staging
+from weft.systems.sql.tables import SqlTables
+
+SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("n", pa.int64())])
+MODES = pytest.mark.parametrize(
+    ("mode", "keys"), [("append", []), ("truncate", []), ("merge", ["id"]), ("scd2", ["id"])]
+)
+BAD = (3, 57, 58)
+
+
+def create(tables: SqlTables, mode: str = "append", more: str = "") -> None:
+    """A table that takes no `n` from 100 on, with one row."""
+    columns = f"id BIGINT, name VARCHAR(20), n BIGINT CHECK (n < 100){more}"
+    if mode == "scd2":
+        kinds = {field.name: tables.sql_type(field) for field in sql_commit.scd2_fields()}
+        columns += "".join(f", {tables.quote(name)} {kind}" for name, kind in kinds.items())
+    run(tables, f"CREATE TABLE t ({columns})")
+    load(tables, [{"id": 1000, "name": "before", "n": 1}], mode=mode, keys=["id"] if mode in ("merge", "scd2") else [])
+
+
+def rows(bad: tuple[int, ...] = BAD, count: int = 200) -> list[dict[str, Any]]:
+    return [{"id": i, "name": f"n{i}", "n": 500 if i in bad else i % 100} for i in range(count)]
+
+
+def ids(tables: SqlTables, name: str = "t") -> list[int]:
+    return sorted(row["id"] for row in rows_of(tables, name))
+
+
+def aside(tables: SqlTables) -> list[int]:
+    found = rows_of(tables, "t__quarantine")
+    assert all(row["_weft_error"] and row["_weft_pipeline"] == "t" for row in found)
+    return sorted(json.loads(row["payload"])["id"] for row in found)
+
+
+def once(given: list[dict[str, Any]], size: int = 30) -> Iterator[pa.RecordBatch]:
+    """Batches that nobody can read twice."""
+    yield from pa.Table.from_pylist(given, schema=SCHEMA).to_batches(max_chunksize=size)
+
+
+def as_rows(tables: SqlTables, how: str, given: list[dict[str, Any]]) -> sql_commit.Rows:
+    if how == "once":
+        return sql_commit.Batches(SCHEMA, once(given))
+    load(tables, pa.Table.from_pylist(given, schema=SCHEMA), target="source")
+    return sql_commit.Query(f"SELECT id, name, n FROM {tables.table(None, 'source')}", SCHEMA)
+
+
+# ---------------------------------------------------------------------------------------------------- fail
+
+
+@MODES
+@pytest.mark.parametrize("how", ["once", "query"])
+def test_the_error_names_the_rows(tables: SqlTables, mode: str, keys: list[str], how: str) -> None:
+    create(tables, mode)
+    source = as_rows(tables, how, rows())
+    planned = Load.declare(target="t", mode=mode, keys=keys, commit_key="monday", moment=DAY)
+    sql_commit.prepare(tables, planned, SCHEMA)
+    with pytest.raises(LoadRefusedError, match="The table t rejected 3 rows, and nothing was written:") as caught:
+        sql_commit.commit(tables, planned, source)
+    lines = caught.value.what.splitlines()[1:]
+    shown = [f"id={i}" if keys else f"id={i}, name=n{i}, n=500" for i in BAD]
+    assert [line.strip().partition(": ")[0] for line in lines] == shown
+    # The database's own reason.
+    assert all("constraint" in line.lower() for line in lines)
+    assert 'on_bad_rows="quarantine"' in str(caught.value.hint)
+    assert ids(tables) == [1000]
+    assert not sql_commit.is_committed(tables, planned)
+    # Nothing is left of the attempt: what is good goes in.
+    assert load(tables, rows(bad=()), mode=mode, keys=keys, commit_key="monday").inserted == 200
+
+
+@MODES
+def test_the_error_names_a_few_of_many(tables: SqlTables, mode: str, keys: list[str]) -> None:
+    create(tables, mode)
+    with pytest.raises(LoadRefusedError, match="rejected at least 5 rows") as caught:
+        load(tables, rows(bad=tuple(range(20, 180))), mode=mode, keys=keys)
+    assert [f"id={i}" in caught.value.what for i in (19, 20, 24, 25)] == [False, True, True, False]
+    assert ids(tables) == [1000]
+
+
+def test_one_row_of_a_source_that_is_longer_than_what_is_looked_through(
+    tables: SqlTables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sql_commit, "_RECENT_BYTES", 4096)
+    create(tables)
+    planned = Load.declare(target="t", moment=DAY)
+    sql_commit.prepare(tables, planned, SCHEMA)
+    given = rows(bad=(9_000,), count=20_000)
+    if tables.dialect in ("postgres", "duckdb"):
+        given = given[:9_060]  # both take more before they say anything
+    with pytest.raises(LoadRefusedError, match=r"rejected (at least )?1 row, and") as caught:
+        sql_commit.commit(tables, planned, sql_commit.Batches(SCHEMA, once(given, 100)))
+    assert ("at least" in caught.value.what) == (len(given) == 20_000)
+    assert "id=9000, name=n9000" in caught.value.what
+    assert ids(tables) == [1000]
+
+
+def test_rows_that_contradict_each_other_are_named(tables: SqlTables) -> None:
+    create(tables, more=", UNIQUE (name)")
+    given = [*rows(bad=()), {"id": 500, "name": "n7", "n": 1}, {"id": 501, "name": "before", "n": 1}]
+    with pytest.raises(LoadRefusedError, match="rejected 2 rows") as caught:
+        load(tables, given)
+    assert "id=500, name=n7" in caught.value.what
+    assert "id=501, name=before" in caught.value.what
+    assert ids(tables) == [1000]
+
+
+def test_values_that_do_not_fit_are_named(tables: SqlTables) -> None:
+    """Where rows are converted on their way, and where a staging table does not take them."""
+    if tables.dialect == "sqlite":
+        pytest.skip("it takes any value in any column")
+    run(tables, "CREATE TABLE t (id BIGINT, name VARCHAR(20), n SMALLINT)")
+    with pytest.raises(LoadRefusedError, match="rejected 1 row, and") as caught:
+        load(tables, [*rows(bad=()), {"id": 500, "name": "a", "n": 70_000}])
+    assert "id=500, name=a, n=70000" in caught.value.what
+    assert ids(tables) == []
+
+
+def test_staged_rows_are_named(tables: SqlTables) -> None:
+    if tables.one_writer:
+        pytest.skip(f"{tables.dialect} takes one writer at a time")
+    create(tables)
+    planned = Load.declare(target="t", moment=DAY)
+    sql_commit.prepare(tables, planned, SCHEMA)
+    with staging.staging_table(tables, SCHEMA) as table:
+        attempt, _, _ = staging.fill(tables, table, SCHEMA, once(rows()))
+        with pytest.raises(LoadRefusedError, match="rejected 3 rows"):
+            sql_commit.commit(tables, planned, sql_commit.Staged(table, SCHEMA, (attempt,)))
+    assert ids(tables) == [1000]
+
+
+def test_what_is_no_fault_of_a_row_is_said_as_it_is(tables: SqlTables) -> None:
+    """A stored row that others need may not go: no source row is bad."""
+    if tables.dialect == "sqlite":
+        pytest.skip("it checks foreign keys only where it is told to")
+    key = "BIGINT PRIMARY KEY"
+    run(tables, f"CREATE TABLE t (id {key}, name VARCHAR(20), n BIGINT)")
+    run(tables, "CREATE TABLE child (id BIGINT, parent BIGINT, FOREIGN KEY (parent) REFERENCES t (id))")
+    load(tables, rows(bad=()), mode="merge", keys=["id"])
+    run(tables, "INSERT INTO child VALUES (1, 7)")
+    with pytest.raises(WeftError) as caught:
+        load(tables, rows(bad=())[8:], mode="merge", keys=["id"], handle_deletes="hard")
+    assert not isinstance(caught.value, LoadRefusedError)
+    assert len(ids(tables)) == 200
+
+
+# ---------------------------------------------------------------------------------------------- quarantine
+
+
+@MODES
+@pytest.mark.parametrize("how", ["once", "query"])
+def test_bad_rows_alone_are_put_aside(tables: SqlTables, mode: str, keys: list[str], how: str) -> None:
+    create(tables, mode)
+    source = as_rows(tables, how, rows())
+    planned = Load.declare(target="t", mode=mode, keys=keys, commit_key="monday", on_bad_rows="quarantine", moment=DAY)
+    sql_commit.prepare(tables, planned, SCHEMA)
+    counts = sql_commit.commit(tables, planned, source)
+    assert (counts.rows_read, counts.inserted, counts.quarantined, counts.unchanged) == (200, 197, 3, 0)
+    good = [i for i in range(200) if i not in BAD]
+    assert ids(tables) == good + [1000] * (mode != "truncate")
+    assert aside(tables) == list(BAD)
+    # Exactly once, both of them.
+    assert sql_commit.commit(tables, planned, sql_commit.Batches(SCHEMA, once(rows()))).replayed
+    assert aside(tables) == list(BAD)
+    if mode == "merge":
+        again = load(tables, rows(), mode=mode, keys=keys, on_bad_rows="quarantine")
+        assert (again.inserted, again.updated, again.unchanged, again.quarantined) == (0, 0, 197, 3)
+        assert aside(tables) == sorted(BAD * 2)
+
+
+def test_all_rows_are_bad_or_none(tables: SqlTables) -> None:
+    create(tables)
+    assert load(tables, rows(bad=()), on_bad_rows="quarantine").quarantined == 0
+    counts = load(tables, rows(bad=tuple(range(20)), count=20), on_bad_rows="quarantine")
+    assert (counts.rows_read, counts.inserted, counts.quarantined) == (20, 0, 20)
+    assert aside(tables) == list(range(20))
+
+
+def test_rows_that_contradict_each_other(tables: SqlTables) -> None:
+    """Each alone would be taken: the first one is, the others are put aside."""
+    create(tables, more=", UNIQUE (name)")
+    given = [*rows(), {"id": 500, "name": "n7", "n": 1}, {"id": 501, "name": "n8", "n": 1}]
+    counts = load(tables, given, on_bad_rows="quarantine")
+    assert (counts.rows_read, counts.inserted, counts.quarantined) == (202, 197, 5)
+    assert aside(tables) == [*BAD, 500, 501]
+    assert [i for i in ids(tables) if i >= 200] == [1000]
+
+
+def test_rows_that_are_bad_are_not_gone(tables: SqlTables) -> None:
+    """What a load removes is what its source no longer has."""
+    create(tables, "merge")
+    load(tables, rows(bad=()), mode="merge", keys=["id"])
+    counts = load(tables, rows(), mode="merge", keys=["id"], on_bad_rows="quarantine", handle_deletes="hard")
+    assert (counts.deleted, counts.quarantined) == (1, 3)
+    assert ids(tables) == list(range(200))
+    assert {row["id"]: row["n"] for row in rows_of(tables, "t")}[57] == 57
+
+
+def test_the_right_one_of_rows_with_one_key_is_put_aside(tables: SqlTables) -> None:
+    create(tables, "merge")
+    given = [{"id": 1, "name": "a", "n": 1}, {"id": 1, "name": "b", "n": 500}, {"id": 2, "name": "a", "n": 1}]
+    counts = load(
+        tables, given, mode="merge", keys=["id"], deduplicate_by="name", on_bad_rows="quarantine", handle_deletes="hard"
+    )
+    assert (counts.rows_read, counts.inserted, counts.quarantined) == (3, 1, 1)
+    assert ids(tables) == [2]
+
+
+def test_a_text_that_cannot_even_be_staged(tables: SqlTables) -> None:
+    if tables.dialect != "postgres":
+        pytest.skip("other databases hold every text")
+    create(tables)
+    given = [*rows(bad=()), {"id": 500, "name": "a\0b", "n": 1}]
+    with pytest.raises(LoadRefusedError, match="rejected 1 row, and"):
+        load(tables, given)
+    with pytest.raises(LoadRefusedError, match="rejected 1 row, and"):
+        load(tables, given, mode="merge", keys=["id"])
+    assert load(tables, given, on_bad_rows="quarantine").quarantined == 1
+    assert aside(tables) == [500]
+    with pytest.raises(LoadRefusedError, match="cannot even stage"):
+        load(tables, given, mode="merge", keys=["id"], handle_deletes="hard", on_bad_rows="quarantine")
