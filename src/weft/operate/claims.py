@@ -1,0 +1,185 @@
+"""Whose turn it is: what happens inside the one transaction of a claim, a heartbeat and a finish.
+
+The row of the pipeline in `weft.claims` is locked before anything is read, so two callers never decide at once. Leases
+are judged by the database's clock alone, so hosts need not agree about the time. Each grant raises `fence`: whoever
+comes back with an older one has lost the claim and changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from hashlib import blake2b
+from typing import Any
+from uuid import uuid4
+
+from weft.operate import process
+from weft.operate.logtables import LogTables, attempt_of, instant
+from weft.operate.records import Attempt, Refused, Run, slot_text
+from weft.systems.sql.driver import Session
+
+FREE_INTERRUPTIONS = 3
+"""A killed attempt is not a failed one: so many of a run do not count. Beyond that it may be the run that kills."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A pipeline's row, locked."""
+
+    pipeline: str
+    fence: int
+    run_id: str | None
+    attempt: int | None
+    owner: str | None
+    expires_at: datetime | None
+    failures: int
+    now: datetime
+    """By the database's clock."""
+
+    @property
+    def is_live(self) -> bool:
+        """Whether somebody works under it."""
+        return is_live(self.owner, self.expires_at, self.now)
+
+
+def is_live(owner: str | None, expires_at: datetime | None, now: datetime) -> bool:
+    """Whether a lease is not over, nor its process gone."""
+    return owner is not None and expires_at is not None and expires_at > now and not process.is_gone(owner)
+
+
+def slot_id(pipeline: str, slot: datetime, *more: str) -> str:
+    """The number of the run for a slot: everybody finds the same."""
+    return blake2b("\0".join((pipeline, slot_text(slot), *more)).encode(), digest_size=12).hexdigest()
+
+
+def lock(session: Session, book: LogTables, pipeline: str) -> Claim | None:
+    """The pipeline's row, which nobody else may look at until the transaction ends."""
+    row = session.row(
+        f"SELECT fence, run_id, attempt, owner, expires_at, failures, {book.now} FROM {book.claims} "
+        f"WHERE pipeline = ?{book.for_update}",
+        (pipeline,),
+    )
+    if row is None:
+        return None
+    fence, run_id, attempt, owner, expires_at, failures, now = row
+    moment = instant(now)
+    assert moment is not None
+    return Claim(pipeline, fence, run_id, attempt, owner, instant(expires_at), failures, moment)
+
+
+def attempts_at(session: Session, book: LogTables, run_id: str) -> list[Attempt]:
+    """All attempts at a run, the first one first."""
+    rows = session.rows(
+        f"SELECT {book.columns('r')} FROM {book.runs} r WHERE r.run_id = ? ORDER BY r.attempt", (run_id,)
+    )
+    return [attempt for row in rows if (attempt := attempt_of(row)) is not None]
+
+
+def grant(
+    session: Session,
+    book: LogTables,
+    claim: Claim,
+    *,
+    slot: datetime | None,
+    attempts_allowed: int,
+    lease_seconds: float,
+    resume: bool,
+) -> Run | Refused:
+    """Begin an attempt, or say why not. What was left running by nobody is recorded as interrupted in either case."""
+    attempts = attempts_at(session, book, slot_id(claim.pipeline, slot)) if slot is not None else []
+    if attempts and attempts[-1].status == "succeeded":
+        return Refused("succeeded", claim.pipeline, attempts[-1])
+    previous = attempts_at(session, book, claim.run_id) if claim.run_id is not None else []
+    last = previous[-1] if previous else None
+    if claim.is_live:
+        return Refused("running", claim.pipeline, last)
+    taken_over, failures = None, claim.failures
+    if claim.owner is not None and last is not None:
+        last = taken_over = _interrupt(session, book, claim, last)
+        failures += 1
+    allowed = None
+    if slot is not None:
+        run_id = slot_id(claim.pipeline, slot)
+        died_now = taken_over is not None and taken_over.run_id == run_id
+        if taken_over is not None and died_now:
+            attempts[-1] = taken_over
+        interrupted = sum(each.status == "interrupted" for each in attempts)
+        allowed = attempts_allowed + min(interrupted, FREE_INTERRUPTIONS)
+        if len(attempts) >= allowed:
+            return Refused("exhausted", claim.pipeline, attempts[-1], gave_up=died_now)
+        if attempts and attempts[-1].retry_at is not None and attempts[-1].retry_at > claim.now:
+            return Refused("waiting", claim.pipeline, attempts[-1])
+        number = len(attempts) + 1
+    elif resume and last is not None and last.status != "succeeded":
+        run_id, slot, number = last.run_id, last.slot, last.attempt + 1
+    else:
+        run_id, number = uuid4().hex[:24], 1
+    run = Run(
+        run_id=run_id,
+        pipeline=claim.pipeline,
+        slot=slot,
+        attempt=number,
+        attempts_allowed=allowed,
+        failures=failures,
+        fence=claim.fence + 1,
+        owner=process.this_process(),
+        lease_seconds=lease_seconds,
+        started_at=claim.now,
+        taken_over=taken_over,
+    )
+    _begin(session, book, run)
+    return run
+
+
+def _begin(session: Session, book: LogTables, run: Run) -> None:
+    host, pid = process.host_of(run.owner)
+    book.insert(
+        session,
+        {
+            "run_id": run.run_id,
+            "attempt": run.attempt,
+            "pipeline": run.pipeline,
+            "slot": run.slot,
+            "status": "running",
+            "host": host,
+            "pid": pid,
+            "owner": run.owner,
+            "started_at": run.started_at,
+        },
+    )
+    changes: dict[str, Any] = {
+        "fence": run.fence,
+        "run_id": run.run_id,
+        "attempt": run.attempt,
+        "owner": run.owner,
+        "expires_at": run.started_at + timedelta(seconds=run.lease_seconds),
+    }
+    if run.slot is not None:
+        changes |= {"slot_run_id": run.run_id, "slot_attempt": run.attempt}
+    book.update(session, book.claims, changes, "pipeline = ?", (run.pipeline,))
+
+
+def _interrupt(session: Session, book: LogTables, claim: Claim, last: Attempt) -> Attempt:
+    """Record that the owner is gone, and let go of its claim."""
+    assert claim.owner is not None
+    ended = "has ended" if process.is_gone(claim.owner) else "was silent for longer than its lease"
+    error = f"The process {last.pid} on {last.host} {ended}."
+    book.update(
+        session,
+        book.runs,
+        {"status": "interrupted", "finished_at": claim.now, "error": error},
+        "run_id = ? AND attempt = ? AND status = 'running'",
+        (last.run_id, last.attempt),
+    )
+    release(session, book, claim, {"failures": claim.failures + 1})
+    return replace(last, status="interrupted", finished_at=claim.now, error=error)
+
+
+def release(session: Session, book: LogTables, claim: Claim, changes: dict[str, Any]) -> None:
+    """Let go of a claim."""
+    book.update(session, book.claims, {"owner": None, "expires_at": None, **changes}, "pipeline = ?", (claim.pipeline,))
+
+
+def holds(claim: Claim | None, run: Run) -> bool:
+    """Whether the claim is still the run's."""
+    return claim is not None and claim.fence == run.fence and claim.owner == run.owner

@@ -1,0 +1,58 @@
+"""Which process holds a claim, and whether it is gone for certain."""
+
+from __future__ import annotations
+
+import os
+import socket
+from functools import cache
+
+
+def this_process() -> str:
+    """The name of this process: host, number, when it began, and the machine that its number means something on."""
+    pid = os.getpid()
+    found = _stat(pid)
+    return f"{socket.gethostname()}:{pid}:{found[1] if found else ''}:{_machine()}"
+
+
+def host_of(owner: str) -> tuple[str, int]:
+    """The host and the number in such a name."""
+    host, pid, _, _ = owner.rsplit(":", 3)
+    return host, int(pid)
+
+
+def is_gone(owner: str) -> bool:
+    """Whether a process has ended. `False` where this machine cannot know."""
+    _, number, began, machine = owner.rsplit(":", 3)
+    if not began or not machine or machine != _machine():
+        return False
+    pid = int(number)
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        pass  # it is there, and another user's
+    found = _stat(pid)
+    # One that ended and whose parent has not asked for it yet is a zombie.
+    return found is not None and (found[0] in "ZX" or found[1] != began)
+
+
+def _stat(pid: int) -> tuple[str, str] | None:
+    """A process's state and when it began, in ticks since the machine started."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return fields[0], fields[19]
+
+
+@cache
+def _machine() -> str:
+    """This start of this machine, and the namespace of its process numbers: hosts may share a name, and a container
+    counts its processes by itself."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return f"{file.read().strip()}/{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return ""

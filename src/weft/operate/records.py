@@ -1,0 +1,135 @@
+"""What a run log tells: attempts, claims on runs, why one was refused, and how a pipeline stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+Status = Literal["running", "succeeded", "failed", "interrupted", "skipped"]
+COUNTS = ("rows_read", "inserted", "updated", "unchanged", "deleted", "quarantined", "late")
+"""What is counted of an attempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A row of `weft.runs`: one attempt at a run, or a slot that was skipped. Times are in UTC."""
+
+    run_id: str
+    attempt: int
+    pipeline: str
+    slot: datetime | None
+    """The moment that the schedule named; `None` for a manual run."""
+    status: Status
+    engine: str | None
+    host: str | None
+    pid: int | None
+    owner: str | None
+    started_at: datetime
+    finished_at: datetime | None
+    rows_read: int | None
+    inserted: int | None
+    updated: int | None
+    unchanged: int | None
+    deleted: int | None
+    quarantined: int | None
+    late: int | None
+    error: str | None
+    reason: str | None
+    """Why it was skipped."""
+    retry_at: datetime | None
+    """Failed: not before this moment again."""
+    metrics: dict[str, Any] | None
+
+    @property
+    def seconds(self) -> float | None:
+        """How long it took."""
+        return None if self.finished_at is None else (self.finished_at - self.started_at).total_seconds()
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """An attempt that is the caller's to make, until it is finished or the claim is lost."""
+
+    run_id: str
+    pipeline: str
+    slot: datetime | None
+    attempt: int
+    attempts_allowed: int | None
+    """The number of the last attempt that the slot has; `None` for a manual run."""
+    failures: int
+    """Attempts of the pipeline that did not succeed, since one did."""
+    fence: int
+    owner: str
+    lease_seconds: float
+    started_at: datetime
+    taken_over: Attempt | None = None
+    """The attempt whose process was gone or silent, and which is recorded as interrupted now."""
+
+    @property
+    def key(self) -> str:
+        """What makes the commit of its data idempotent: the same for all attempts at one run."""
+        return self.run_id if self.slot is None else slot_text(self.slot)
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Why nobody may run this now.
+
+    `succeeded`: the slot is done. `running`: somebody holds the pipeline. `waiting`: its next attempt is not due.
+    `exhausted`: it has no attempt left.
+    """
+
+    why: Literal["succeeded", "running", "waiting", "exhausted"]
+    pipeline: str
+    last: Attempt | None
+    """The attempt that stands in the way."""
+    gave_up: bool = False
+    """Exhausted just now: the last attempt was found dead by this very call."""
+
+    def __str__(self) -> str:
+        last = self.last
+        since = f" since {last.started_at:%Y-%m-%d %H:%M:%S} UTC" if last else ""
+        if self.why == "running":
+            by = f" by process {last.pid} on {last.host}" if last and last.pid is not None else ""
+            return f"{self.pipeline} is being run{by}{since}."
+        if self.why == "waiting" and last and last.retry_at:
+            return f"{self.pipeline} is tried again at {last.retry_at:%Y-%m-%d %H:%M:%S} UTC."
+        if self.why == "succeeded":
+            return f"{self.pipeline} has run for this slot."
+        return f"{self.pipeline} has used up its attempts for this slot."
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """How a pipeline stands."""
+
+    pipeline: str
+    last: Attempt | None
+    """Its last attempt."""
+    scheduled: Attempt | None
+    """The last attempt that was for a slot."""
+    skipped: Attempt | None
+    """The last skip, where nothing was attempted since."""
+    succeeded_at: datetime | None
+    failures: int
+    """Attempts that did not succeed, since one did."""
+    is_live: bool
+    """Whether somebody works on it now."""
+
+    @property
+    def status(self) -> Status | None:
+        """Of its last attempt. One that nobody works on any more is interrupted, also before anyone wrote that down."""
+        if self.last is None:
+            return None
+        return "interrupted" if self.last.status == "running" and not self.is_live else self.last.status
+
+    @property
+    def retry_at(self) -> datetime | None:
+        """When the last attempt, which failed, is due again."""
+        return self.last.retry_at if self.last is not None and self.last.status == "failed" else None
+
+
+def slot_text(slot: datetime) -> str:
+    """A slot in ISO form."""
+    return slot.astimezone(UTC).isoformat()

@@ -1,0 +1,37 @@
+"""Texts that others read later: bounded, storable everywhere, and without secrets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from contextlib import suppress
+
+from weft import settings
+from weft.errors import WeftError
+from weft.project import current
+
+MOST_CHARACTERS = 10_000
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+")
+
+
+def clean(text: str, *, secrets: Iterable[str] = (), most: int = MOST_CHARACTERS) -> str:
+    """`text` without the secrets of this project's connections and of the URLs in it, cut in the middle if too long."""
+    # No database stores these: half of a surrogate pair, and the character 0.
+    text = text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
+    text = settings.redact(text, {*secrets, *_project_secrets()})
+    text = _URL.sub(lambda found: settings.redact_url(found[0]), text)
+    if len(text) <= most:
+        return text
+    # What failed is at the beginning, and at the end of a traceback.
+    cut = " … "
+    return text[: (most - len(cut)) // 2] + cut + text[len(text) - (most - len(cut) + 1) // 2 :]
+
+
+def _project_secrets() -> set[str]:
+    found: set[str] = set()
+    with suppress(WeftError):
+        project = current()
+        for each in project.describe_connections():
+            with suppress(WeftError):
+                found |= project.connection(each.name).secrets()
+    return found

@@ -1,0 +1,43 @@
+"""A fresh run log on each database.
+
+def test_something(log):         runs on SQLite, PostgreSQL, MariaDB, DuckDB and in memory (-k duckdb: on that one)
+def test_something(log_url):     the same without memory: an empty database that several processes can open
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import servers
+from weft.operate.runlog import RunLog, open_run_log
+
+KINDS = ["sqlite", "postgres", "mysql", "duckdb"]
+
+
+def _url(kind: str, folder: Path, shared_server: Callable[[str], servers.Server]) -> Iterator[str]:
+    if kind == "memory":
+        yield "memory://"
+    elif kind in ("sqlite", "duckdb"):
+        yield f"{kind}:///{folder / 'log.db'}"
+    else:
+        with shared_server(kind).database() as url:
+            yield url
+
+
+@pytest.fixture(params=KINDS)
+def log_url(
+    request: pytest.FixtureRequest, tmp_path: Path, shared_server: Callable[[str], servers.Server]
+) -> Iterator[str]:
+    yield from _url(request.param, tmp_path, shared_server)
+
+
+@pytest.fixture(params=[*KINDS, "memory"])
+def log(
+    request: pytest.FixtureRequest, tmp_path: Path, shared_server: Callable[[str], servers.Server]
+) -> Iterator[RunLog]:
+    for url in _url(request.param, tmp_path, shared_server):
+        with open_run_log(url) as opened:
+            yield opened

@@ -1,0 +1,287 @@
+"""Who may run what: one caller a slot, attempts, retries, take-overs, and what a lost claim may no longer do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from servers import wait_until
+from weft.errors import DeclarationError
+from weft.operate.heart import Heart
+from weft.operate.logtables import instant
+from weft.operate.records import Refused, Run
+from weft.operate.runlog import RunLog, open_run_log
+from weft.operate.schedule import Schedule
+from workers import start, started
+
+SLOT = datetime(2025, 6, 1, 2, tzinfo=UTC)
+NEXT = SLOT + timedelta(days=1)
+PIPELINE = "daily_rollups"
+
+
+def granted(log: RunLog, slot: datetime | None = SLOT, **options: Any) -> Run:
+    run = log.claim(PIPELINE, slot=slot, **options)
+    assert isinstance(run, Run), run
+    return run
+
+
+def refused(log: RunLog, slot: datetime | None = SLOT, **options: Any) -> Refused:
+    answer = log.claim(PIPELINE, slot=slot, **options)
+    assert isinstance(answer, Refused), answer
+    return answer
+
+
+# ---------------------------------------------------------------------------------------------------------------- slots
+
+
+def test_a_slot_that_succeeded_is_done(log: RunLog) -> None:
+    run = granted(log)
+    assert (run.attempt, run.key, run.failures) == (1, "2025-06-01T02:00:00+00:00", 0)
+    assert log.finish(run, "succeeded", counts={"rows_read": 3, "inserted": 2, "late": 1}, engine="pushdown")
+    answer = refused(log)
+    assert (answer.why, str(answer)) == ("succeeded", f"{PIPELINE} has run for this slot.")
+    (done,) = log.run(run.run_id)
+    assert (done.status, done.rows_read, done.inserted, done.late, done.updated) == ("succeeded", 3, 2, 1, None)
+    assert (done.engine, done.slot, done.pipeline) == ("pushdown", SLOT, PIPELINE)
+    assert done.finished_at is not None and done.finished_at >= done.started_at
+    assert done.pid is not None and done.host
+
+
+def test_a_slot_is_the_same_in_every_zone(log: RunLog) -> None:
+    run = granted(log, SLOT.astimezone(ZoneInfo("Asia/Tokyo")))
+    assert log.finish(run, "succeeded")
+    assert refused(log).why == "succeeded"
+
+
+def test_one_works_on_a_pipeline_at_a_time(log: RunLog) -> None:
+    run = granted(log)
+    for slot in (SLOT, NEXT, None):
+        answer = refused(log, slot)
+        assert answer.why == "running"
+        assert answer.last is not None and answer.last.owner == run.owner
+        assert str(answer).startswith(f"{PIPELINE} is being run by process {answer.last.pid} on {answer.last.host} ")
+    # Others are not concerned.
+    assert isinstance(log.claim("another", slot=SLOT), Run)
+    assert log.finish(run, "succeeded")
+    assert granted(log, NEXT).run_id != run.run_id
+
+
+def test_attempts_are_used_up(log: RunLog) -> None:
+    first = granted(log, attempts_allowed=2)
+    assert first.attempts_allowed == 2
+    assert log.finish(first, "failed", error="no")
+    second = granted(log, attempts_allowed=2)
+    assert (second.attempt, second.run_id, second.key, second.failures) == (2, first.run_id, first.key, 1)
+    assert log.finish(second, "failed", error="no")
+    answer = refused(log, attempts_allowed=2)
+    assert (answer.why, answer.gave_up) == ("exhausted", False)
+    # The next slot begins afresh, and knows of the failures before it.
+    third = granted(log, NEXT, attempts_allowed=2)
+    assert (third.attempt, third.failures) == (1, 2)
+    assert log.finish(third, "succeeded")
+    assert log.latest([PIPELINE])[PIPELINE].failures == 0
+
+
+def test_a_retry_waits_for_its_time(log: RunLog) -> None:
+    assert log.finish(granted(log, attempts_allowed=3), "failed", error="no", retry_in=3600)
+    answer = refused(log, attempts_allowed=3)
+    assert answer.why == "waiting" and answer.last is not None
+    assert f"{PIPELINE} is tried again at " in str(answer)
+    state = log.latest([PIPELINE])[PIPELINE]
+    assert state.retry_at == answer.last.retry_at
+    assert state.retry_at is not None and state.last is not None and state.last.finished_at is not None
+    assert state.retry_at - state.last.finished_at == timedelta(hours=1)
+    # A person need not wait.
+    again = granted(log, None)
+    assert (again.slot, again.attempt) == (SLOT, 2)
+    assert log.finish(again, "failed", error="no", retry_in=0)
+    assert granted(log, attempts_allowed=3).attempt == 3
+
+
+def test_a_clock_that_jumps_makes_nothing_run_twice(log: RunLog) -> None:
+    schedule, now = Schedule("0 * * * *"), datetime(2025, 6, 1, 12, 30, tzinfo=UTC)
+    done: list[datetime] = []
+    for hours in (0, 1, 2, -1, 0, 2, 48, 1, 47, 48, -1):
+        slot = schedule.latest(now + timedelta(hours=hours))
+        answer = log.claim(PIPELINE, slot=slot)
+        if isinstance(answer, Run):
+            done.append(slot)
+            assert log.finish(answer, "succeeded")
+        else:
+            assert answer.why == "succeeded"
+    assert len(done) == len(set(done)) == 6
+
+
+def test_a_slot_needs_a_zone(log: RunLog) -> None:
+    with pytest.raises(DeclarationError, match="time zone"):
+        log.claim(PIPELINE, slot=datetime(2025, 6, 1))
+
+
+# --------------------------------------------------------------------------------------------------------------- manual
+
+
+def test_manual_runs_are_new_ones(log: RunLog) -> None:
+    first = granted(log, None)
+    assert (first.slot, first.key, first.attempts_allowed) == (None, first.run_id, None)
+    assert log.finish(first, "succeeded")
+    second = granted(log, None)
+    assert second.run_id != first.run_id and second.attempt == 1
+
+
+@pytest.mark.parametrize("end", ["failed", "interrupted"])
+def test_a_manual_run_goes_on_with_what_did_not_succeed(log: RunLog, end: Any) -> None:
+    first = granted(log, None)
+    assert log.finish(first, end, error="no")
+    second = granted(log, None)
+    assert (second.run_id, second.key, second.attempt) == (first.run_id, first.key, 2)
+    assert log.finish(second, end)
+    anew = granted(log, None, resume=False)
+    assert (anew.run_id != first.run_id, anew.attempt) == (True, 1)
+    assert [attempt.status for attempt in log.run(first.run_id)] == [end, end]
+
+
+def test_a_manual_run_goes_on_with_a_slot(log: RunLog) -> None:
+    scheduled = granted(log)
+    assert log.finish(scheduled, "failed", error="no")
+    manual = granted(log, None)
+    assert (manual.slot, manual.key, manual.run_id) == (SLOT, scheduled.key, scheduled.run_id)
+    assert log.finish(manual, "succeeded")
+    assert refused(log).why == "succeeded"
+
+
+# ------------------------------------------------------------------------------------------------------------ take-over
+
+
+def test_a_lease_that_ended_is_taken_over(log: RunLog) -> None:
+    silent = granted(log, lease_seconds=0)
+    taken = granted(log)
+    assert (taken.run_id, taken.attempt, taken.key) == (silent.run_id, 2, silent.key)
+    assert taken.taken_over is not None and taken.taken_over.status == "interrupted"
+    # Who lost it changes nothing any more.
+    assert not log.heartbeat(silent)
+    assert not log.finish(silent, "succeeded", counts={"inserted": 7})
+    assert log.heartbeat(taken)
+    assert log.finish(taken, "failed", error="mine")
+    assert not log.finish(taken, "succeeded")
+    first, second = log.run(silent.run_id)
+    assert (first.status, first.inserted, first.finished_at is not None) == ("interrupted", None, True)
+    assert first.error is not None and "silent for longer than its lease" in first.error
+    assert (second.status, second.error) == ("failed", "mine")
+
+
+def test_a_manual_run_takes_over_and_is_taken_over(log: RunLog) -> None:
+    scheduled = granted(log, lease_seconds=0)
+    manual = granted(log, None, lease_seconds=0)
+    assert (manual.run_id, manual.slot, manual.attempt) == (scheduled.run_id, SLOT, 2)
+    assert granted(log, NEXT).attempt == 1
+    assert [attempt.status for attempt in log.run(scheduled.run_id)] == ["interrupted", "interrupted"]
+
+
+def test_killed_attempts_are_not_failed_ones_but_not_without_end(log: RunLog) -> None:
+    for number in range(1, 5):
+        run = granted(log, lease_seconds=0)
+        assert (run.attempt, run.attempts_allowed) == (number, number if number > 1 else 1)
+    answer = refused(log)
+    assert (answer.why, answer.gave_up) == ("exhausted", True)
+    assert answer.last is not None and answer.last.status == "interrupted"
+    # Once: the next caller has nothing to tell anybody.
+    assert (refused(log).why, refused(log).gave_up) == ("exhausted", False)
+    assert log.latest([PIPELINE])[PIPELINE].failures == 4
+
+
+def test_a_heart_keeps_a_short_lease(log: RunLog) -> None:
+    run = granted(log, lease_seconds=1.5)
+
+    def lease_end() -> datetime | None:
+        with log._driver.session("read") as session:
+            ((end,),) = session.rows(f"SELECT expires_at FROM {log._book.claims}")
+            return instant(end)
+
+    began = lease_end()
+    with Heart(log, run) as heart:
+        wait_until(lambda: lease_end() != began, "a beat")
+        assert refused(log, NEXT).why == "running"
+        assert not heart.is_lost
+    assert log.finish(run, "succeeded")
+
+
+def test_a_heart_tells_that_its_claim_is_lost(log: RunLog) -> None:
+    told = []
+    silent = granted(log, lease_seconds=0)
+    taken = granted(log)
+    with Heart(log, replace(silent, lease_seconds=0.1), on_lost=lambda: told.append(1)) as heart:
+        wait_until(lambda: heart.is_lost, "the heart to notice")
+    assert told == [1]
+    assert log.finish(taken, "succeeded")
+
+
+# ------------------------------------------------------------------------------------------------------------ processes
+
+CLAIM_AND_WAIT = """
+    from weft.operate.runlog import open_run_log
+    url, slot, lease = args
+    log = open_run_log(url)
+    run = log.claim("daily_rollups", slot=slot, lease_seconds=lease)
+    log.close()
+    line()
+"""
+
+
+def test_a_killed_process_is_taken_over_before_its_lease_ends(log_url: str) -> None:
+    worker = start(CLAIM_AND_WAIT, log_url, SLOT, 3600)
+    worker.ready()
+    with open_run_log(log_url) as log:
+        assert refused(log).why == "running"
+        worker.kill()
+        assert log.latest([PIPELINE])[PIPELINE].status == "interrupted"
+        run = granted(log)
+        assert run.attempt == 2 and run.taken_over is not None
+        assert run.taken_over.pid == worker.process.pid
+        assert run.taken_over.error is not None and "has ended" in run.taken_over.error
+
+
+def test_a_restart_keeps_attempts(log_url: str) -> None:
+    for number in (1, 2, 3):
+        with open_run_log(log_url) as log:
+            run = granted(log, attempts_allowed=3)
+            assert (run.attempt, run.failures) == (number, number - 1)
+            assert log.finish(run, "failed", error="no", retry_in=0)
+    with open_run_log(log_url) as log:
+        assert refused(log, attempts_allowed=3).why == "exhausted"
+
+
+RACE = """
+    from weft.operate.records import Run
+    from weft.operate.runlog import open_run_log
+    number, url, slot, count = args
+    log = open_run_log(url)
+    line()
+    won = []
+    for each in range(count):
+        run = log.claim(f"raced_{each}", slot=slot)
+        if isinstance(run, Run):
+            won.append(each)
+            assert log.finish(run, "succeeded")
+        else:
+            assert run.why in ("running", "succeeded"), run
+    answer(won)
+"""
+
+
+def test_eight_processes_and_each_slot_runs_once(log_url: str, count: Callable[[int], int]) -> None:
+    slots = count(100)
+    with started(8, RACE, log_url, SLOT, slots) as workers:
+        for worker in workers:
+            worker.ready()
+        for worker in workers:
+            worker.tell()
+        won = [each for worker in workers for each in worker.answer()]
+    assert sorted(won) == list(range(slots))
+    with open_run_log(log_url) as log:
+        attempts = log.runs(limit=1000)
+        assert len(attempts) == slots and {attempt.status for attempt in attempts} == {"succeeded"}
