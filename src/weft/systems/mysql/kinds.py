@@ -160,10 +160,12 @@ def parse(sql: str) -> tuple[str, list[int]]:
 
 
 def key_type(sql: str, field: pa.Field) -> str | None:
-    """The type of a text's column, where a staged text may be of it too."""
+    """The type of a text's column, where a staged text may be of it too: both then take the same texts for equal."""
     base, _ = parse(sql)
-    is_text = pa.types.is_string(field.type) and hint_of(field) is None
-    return sql if is_text and "collate utf8mb4" in sql and (base == "varchar" or base.endswith("text")) else None
+    if not pa.types.is_string(field.type) or hint_of(field) is not None or "collate" not in sql:
+        return None
+    # A CHAR would cut off spaces.
+    return f"var{sql}" if base == "char" else sql if base == "varchar" or base.endswith("text") else None
 
 
 def prefix(sql: str) -> str:
@@ -214,6 +216,30 @@ def cast(expression: str, field: pa.Field, sql: str) -> str:
         # By the column's own idea of what is the same, and so that its index is of use.
         return f"({expression} COLLATE {collation[1]})"
     return expression
+
+
+def as_stored(expression: str, sql: str) -> str:
+    """A value of a column, or one that goes into it, as the same text."""
+    base, numbers = parse(sql)
+    if base == "float":
+        return f"(CAST({expression} AS FLOAT) + 0e0)"  # as a FLOAT it has six digits
+    if base == "double":
+        return f"({expression} + 0e0)"
+    if base == "decimal":
+        precision, scale = (*numbers, 10, 0)[:2] if numbers else (10, 0)
+        return f"CAST({expression} AS DECIMAL({precision},{scale}))"
+    if base in _WHOLE:
+        return f"CAST({expression} AS {'UNSIGNED' if 'unsigned' in sql else 'SIGNED'})"
+    if base == "bit":
+        return f"({expression} + 0)"
+    if base == "date":
+        return f"CAST({expression} AS DATE)"
+    if base in _TIMES:
+        return f"CAST({expression} AS {'TIME' if base == 'time' else 'DATETIME'}({numbers[0] if numbers else 0}))"
+    if base == "json":
+        return f"CAST({expression} AS JSON)"
+    # A letter has as many bytes as its character set says.
+    return f"CONVERT({expression} USING utf8mb4)" if "collate" in sql else expression
 
 
 def _moment(expression: str) -> str:

@@ -213,9 +213,7 @@ class MySQLTables(SqlTables):
         session.run(f"DROP TEMPORARY TABLE IF EXISTS {self.temporary(name)}")
 
     def create_key_index(self, session: Session, schema: str | None, name: str, keys: Sequence[str]) -> None:
-        """An index by which the versions of a key are found."""
-        columns = ", ".join(self.quote(key) for key in keys)
-        session.run(f"ALTER TABLE {self.table(schema, name)} ADD INDEX ({columns})")
+        """It is made with the table, by `stage_index`: a crash between two statements would leave the table without."""
 
     def lock(self, session: Session, schema: str | None, name: str) -> None:
         """A named lock of the server, which outlives the transaction by one statement."""
@@ -255,6 +253,10 @@ class MySQLTables(SqlTables):
     def delete_missing(self, table: str, source: str, on: str) -> str:
         """The form for several tables, the only one in which every version takes an alias."""
         return f"DELETE t FROM {table} AS t WHERE NOT EXISTS (SELECT 1 FROM {source} AS s WHERE {on})"
+
+    def as_hashed(self, expression: str, column: Column) -> str:
+        """Staged values are of their own types, whose texts differ: 1.5 is 1.50 in the column."""
+        return kinds.as_stored(expression, column.sql)
 
     def row_hash(self, expressions: Sequence[str]) -> str:
         """Each value with its length before it; null has none."""

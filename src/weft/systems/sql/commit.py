@@ -165,6 +165,7 @@ def _create_target(tables: SqlTables, session: Session, load: Load, schema: pa.S
             f"{'' if field.nullable else ' NOT NULL'}"
             for field in scd2_fields()
         ]
+        definitions += tables.stage_index({name: tables.sql_type(schema.field(name), key=True) for name in load.keys})
     session.run(f"CREATE TABLE IF NOT EXISTS {tables.table(load.schema, load.table)} ({', '.join(definitions)})")
     if load.mode == "scd2":
         tables.create_key_index(session, load.schema, load.table, load.keys)

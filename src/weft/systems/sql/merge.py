@@ -89,6 +89,11 @@ class Move:
             f"t.{self._q(key)} = {self._value(key) if value else f's.{self._q(key)}'}" for key in self.load.keys
         )
 
+    def _hash(self, values: dict[str, str]) -> str:
+        """The hash of a row, by the columns that its values are of."""
+        tables = self.tables
+        return tables.row_hash([tables.as_hashed(value, self.columns[name]) for name, value in values.items()])
+
     def _count(self, sql: str) -> int:
         row = self.session.row(sql)
         return int(row[0] or 0) if row else 0
@@ -305,7 +310,7 @@ class Move:
                 )
             )
         names = self._list([*self.names, VALID_FROM, VALID_TO, IS_CURRENT, ROW_HASH])
-        digest = tables.row_hash([f"s.{self._q(name)}" for name in load.compared(self.names)])
+        digest = self._hash({name: f"s.{self._q(name)}" for name in load.compared(self.names)})
         self.session.run(
             f"INSERT INTO {self.target} ({names}) "
             f"SELECT {self._list(self.names, 's.')}, {now}, NULL, {tables.true}, {digest} FROM {delta} AS s"
@@ -323,8 +328,8 @@ class Move:
         never = tables.moment(_NEVER)
         touched = f"(SELECT DISTINCT {listed} FROM {tables.temporary(_DELTA)})"
         compared = load.compared(self.names)
-        stored_hash = tables.row_hash([f"t.{self._q(name)}" for name in compared])
-        staged_hash = tables.row_hash([self._value(name) for name in compared])
+        stored_hash = self._hash({name: f"t.{self._q(name)}" for name in compared})
+        staged_hash = self._hash({name: self._value(name) for name in compared})
         # The stored versions of the keys in question, then what is staged of them.
         line = tables.temporary(_LINE)
         tables.create_temporary_as(

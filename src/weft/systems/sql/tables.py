@@ -167,7 +167,7 @@ class SqlTables(ABC):
         return {}
 
     def stage_index(self, keys: dict[str, str]) -> list[str]:
-        """The definition of that index."""
+        """The definition of that index; a new scd2 table has it too, unless `create_key_index` makes it one."""
         return []
 
     def drop_temporary(self, session: Session, name: str) -> None:
@@ -210,6 +210,10 @@ class SqlTables(ABC):
     def delete_missing(self, table: str, source: str, on: str) -> str:
         """A DELETE of the rows of `table` as `t` that match no row of `source` as `s`, by an anti-join."""
         return f"DELETE FROM {table} AS t WHERE NOT EXISTS (SELECT 1 FROM {source} AS s WHERE {on})"
+
+    def as_hashed(self, expression: str, column: Column) -> str:
+        """A value of a column as `row_hash` takes it, alike whether it is stored or about to be."""
+        return expression
 
     @abstractmethod
     def row_hash(self, expressions: Sequence[str]) -> str:

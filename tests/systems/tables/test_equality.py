@@ -1,0 +1,163 @@
+"""What a target takes for equal: values of other types than the source's, and keys by its own collation."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from systems.tables.test_commit import DAY, load, run
+from systems.tables.test_modes import rows_of
+from weft.errors import LoadRefusedError
+from weft.systems.sql import commit as sql_commit
+from weft.systems.sql.tables import SqlTables
+
+# Columns whose texts differ from those of the values that go into them.
+COLUMNS = {
+    "sqlite": "f REAL, d DECIMAL_TEXT(10,3), w BIGINT, c TEXT, t TIMESTAMP, l TEXT",
+    "postgres": "f REAL, d NUMERIC(10,3), w SMALLINT, c VARCHAR(9), t TIMESTAMP(0), l VARCHAR(9)",
+    "mysql": "f FLOAT, d DECIMAL(10,3), w SMALLINT, c VARCHAR(9), t DATETIME, l VARCHAR(9) CHARACTER SET latin1",
+    "duckdb": "f FLOAT, d DECIMAL(10,3), w SMALLINT, c VARCHAR, t TIMESTAMP_S, l VARCHAR",
+}
+SCHEMA = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("at", pa.timestamp("us", "UTC")),
+        ("f", pa.float32()),
+        ("d", pa.decimal128(8, 1)),
+        ("w", pa.decimal128(5, 1)),
+        ("c", pa.string()),
+        ("t", pa.timestamp("us")),
+        ("l", pa.string()),
+    ]
+)
+
+
+def row(number: int, at: datetime) -> dict[str, Any]:
+    return {
+        "id": number,
+        "at": at,
+        "f": 0.1 * number,
+        "d": Decimal("1.5"),
+        "w": Decimal("7.0"),
+        "c": f"é{number}",
+        "t": datetime(2026, 1, 1, number),
+        "l": "Ä",
+    }
+
+
+@pytest.mark.parametrize("event", [None, "at"])
+@pytest.mark.parametrize("mode", ["merge", "scd2"])
+def test_the_same_values_again_are_no_change(tables: SqlTables, mode: str, event: str | None) -> None:
+    if event and mode == "merge":
+        pytest.skip("a merge has no event time")
+    instant = tables.sql_type(pa.field("at", pa.timestamp("us", "UTC")))
+    columns = f"id BIGINT, {tables.quote('at')} {instant}, {COLUMNS[tables.dialect]}"
+    if mode == "scd2":
+        own = {field.name: tables.sql_type(field) for field in sql_commit.scd2_fields()}
+        columns += "".join(f", {tables.quote(name)} {kind}" for name, kind in own.items())
+    run(tables, f"CREATE TABLE t ({columns})")
+    # Of one key two events, so that the later one is compared with what is stored of the earlier one.
+    rows = [row(number, DAY) for number in range(1, 9)]
+    if event:
+        rows += [{**row(3, DAY + timedelta(hours=1)), "c": "x"}]
+    options: dict[str, Any] = {"mode": mode, "keys": ["id"], "event_timestamp_column": event}
+    table = pa.Table.from_pylist(rows, schema=SCHEMA)
+    assert load(tables, table, **options).inserted == len(rows)
+    stored = rows_of(tables, "t")
+    again = load(tables, table, moment=DAY + timedelta(days=1), **options)
+    assert (again.inserted, again.updated, again.unchanged) == (0, 0, len(rows))
+    assert len(rows_of(tables, "t")) == len(stored)
+    changed = pa.Table.from_pylist([{**row(5, DAY + timedelta(hours=2)), "f": 0.1 * 5 + 1e-7}], schema=SCHEMA)
+    last = load(tables, changed, moment=DAY + timedelta(days=2), **options)
+    assert (last.inserted, last.updated) == (0, 1)
+
+
+# ----------------------------------------------------------------------------------------------------------- collations
+
+
+@pytest.fixture
+def keyed(tables: SqlTables, request: pytest.FixtureRequest) -> SqlTables:
+    """A table whose key is compared without regard to case, with one row."""
+    if tables.dialect != "mysql":
+        pytest.skip("others compare texts by their letters, unless they are told otherwise")
+    run(tables, f"CREATE TABLE t (k {request.param}, n BIGINT, PRIMARY KEY (k))")
+    load(tables, [{"k": "a", "n": 1}], mode="merge", keys=["k"])
+    return tables
+
+
+@pytest.mark.parametrize(
+    "keyed",
+    [
+        "VARCHAR(20) CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci",
+        "VARCHAR(20) CHARACTER SET latin1 COLLATE latin1_swedish_ci",
+        "CHAR(20) CHARACTER SET utf8mb4 COLLATE utf8mb4_unicode_ci",
+        "VARCHAR(20) CHARACTER SET utf8mb3 COLLATE utf8mb3_general_ci",
+    ],
+    indirect=True,
+)
+def test_keys_are_compared_as_the_target_does(keyed: SqlTables) -> None:
+    def merge(*rows: tuple[str, int], **options: Any) -> Any:
+        return load(keyed, [{"k": k, "n": n} for k, n in rows], mode="merge", keys=["k"], **options)
+
+    def stored() -> list[tuple[str, int]]:
+        return sorted((each["k"], each["n"]) for each in rows_of(keyed, "t"))
+
+    # One key: the row that is there is the one that is meant.
+    assert merge(("A", 2)).updated == 1
+    assert stored() == [("a", 2)]
+    for first, second in (("b", "B"), ("A", "a")):
+        with pytest.raises(LoadRefusedError, match=rf"share a key: k={first} \(2 rows\)"):
+            merge((first, 1), (second, 2))
+    assert merge(("b", 4), ("B", 3), ("A", 2), deduplicate_by="n").inserted == 1
+    assert stored() == [("a", 2), ("b", 4)]
+    # Each key once more, in another case: nothing is missing from the source.
+    assert merge(("A", 2), ("B", 4), handle_deletes="hard").deleted == 0
+    sql = "SELECT k, n FROM (SELECT 'c' AS k, 1 AS n UNION ALL SELECT 'C', 2) AS q"
+    with pytest.raises(LoadRefusedError, match="share a key"):
+        query(keyed, sql)
+    assert stored() == [("a", 2), ("b", 4)]
+
+
+def query(tables: SqlTables, sql: str) -> Any:
+    from weft.systems.load import Load
+
+    planned = Load.declare(target="t", mode="merge", keys=["k"], moment=DAY)
+    schema = tables.describe(sql)
+    sql_commit.prepare(tables, planned, schema)
+    return sql_commit.commit(tables, planned, sql_commit.Query(sql, schema))
+
+
+def test_versions_of_a_key_in_any_case(tables: SqlTables) -> None:
+    if tables.dialect != "mysql":
+        pytest.skip("others compare texts by their letters, unless they are told otherwise")
+    own = ", ".join(f"{field.name} {tables.sql_type(field)}" for field in sql_commit.scd2_fields())
+    run(tables, f"CREATE TABLE t (k VARCHAR(9) CHARACTER SET latin1, n BIGINT, since DATE, {own})")
+    options: dict[str, Any] = {"mode": "scd2", "keys": ["k"], "event_timestamp_column": "since"}
+    load(tables, [{"k": "a", "n": 1, "since": date(2026, 1, 1)}], **options)
+    counts = load(tables, [{"k": "A", "n": 2, "since": date(2026, 1, 2)}], **options)
+    assert (counts.inserted, counts.updated) == (0, 1)
+    assert [each["is_current"] for each in sorted(rows_of(tables, "t"), key=lambda each: each["n"])] == [False, True]
+
+
+def test_a_table_of_versions_has_its_index_from_the_beginning(tables: SqlTables) -> None:
+    """One statement makes both where each one commits: a crash between two would leave the table without, for ever."""
+    if tables.dialect != "mysql":
+        pytest.skip("others make both in one transaction, or need no index")
+    said: list[str] = []
+    driver = tables.driver
+    execute = driver.execute
+    driver.execute = lambda *arguments: (said.append(arguments[1]), execute(*arguments))[1]  # type: ignore[method-assign]
+    keys = [f"key{number}" for number in range(6)]
+    rows = [{**dict.fromkeys(keys, "a"), "n": 1}]
+    assert load(tables, rows, mode="scd2", keys=keys).inserted == 1
+    assert load(tables, rows, mode="scd2", keys=keys, moment=datetime(2027, 1, 1, tzinfo=UTC)).unchanged == 1
+    made = [statement for statement in said if "CREATE TABLE" in statement and "`t`" in statement]
+    assert len(made) == 1
+    assert not [statement for statement in said if statement.startswith(("ALTER", "CREATE INDEX"))]
+    with tables.driver.session("read") as session:
+        indexed = [each[4] for each in session.rows("SHOW INDEX FROM t")]
+    assert indexed == keys[:4]
