@@ -11,11 +11,12 @@ import pyarrow as pa
 from weft.columns import hinted
 from weft.engine import given as kinds
 from weft.engine.given import Given
+from weft.errors import EventsLostError
 from weft.project import current
 from weft.streams import runtime
 from weft.streams.declare import Stream
 from weft.systems.base import Connection, system_for
-from weft.systems.log import META_TYPES
+from weft.systems.log import META_TYPES, ROWID, Log
 from weft.systems.sql.queries import subquery
 from weft.systems.sql.tables import Slice, SqlTables
 from weft.types import FieldType
@@ -78,7 +79,8 @@ class SqlReader:
 
 @dataclass(frozen=True)
 class StreamReader:
-    """The events of a stream in a range of offsets, which never changes: it is its own snapshot."""
+    """The events of a stream in a range of offsets: it never changes, unless retention removes some of them meanwhile,
+    which is an error."""
 
     connection: Connection
     stream_schema: str
@@ -104,17 +106,31 @@ class StreamReader:
         return [(start, min(start + length, self.upto)) for start in starts], None
 
     def read(self, part: Any, conditions: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
-        """The events of a range."""
+        """The events of a range, all that it held when the range was made."""
         assert not conditions, "a log takes no conditions"
-        after, upto = part
+        reached, upto = part
         store = system_for(self.connection.kind).load_log()(self.connection)
         schema = self.schema
         try:
             log = store.open(self.stream_schema, self.stream, {})
-            for batch in log.read_arrow(after, upto, [name for name, _ in self.types]):
+            for batch in log.read_arrow(reached, upto, schema.names):
+                offsets = batch.column(schema.names.index(ROWID))
+                self._check_gap(log, reached, offsets[0].as_py())
+                reached = offsets[-1].as_py()
                 yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+            self._check_gap(log, reached, upto + 1)
         finally:
             store.close()
+
+    def _check_gap(self, log: Log, reached: int, following: int) -> None:
+        """Refuse a gap that retention made. A publish that was undone may leave one as well."""
+        if following > reached + 1 and (floor := log.floor()) > reached:
+            lost = min(floor, following - 1) - reached
+            raise EventsLostError(
+                f"The stream {self.stream!r} lost up to {lost:,} events while it was read: retention removed them.",
+                lost=lost,
+                hint="Run this again to read what is left. Keep events for longer, or load more often.",
+            )
 
 
 def _field(name: str, kind: FieldType) -> pa.Field:
