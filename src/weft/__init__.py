@@ -13,11 +13,15 @@ if TYPE_CHECKING:
     import weft as weft
     from weft import connections as connections
     from weft import errors as errors
+    from weft import expectations as expectations
+    from weft import normalize as normalize
     from weft import project as project
     from weft import settings as settings
     from weft import streams as streams
     from weft import systems as systems
     from weft import testing as testing
+    from weft import transforms as transforms
+    from weft import types as types
     from weft.engine.frames import read as read
     from weft.engine.load import LoadResult as LoadResult
     from weft.engine.load import load as load
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
     from weft.engine.session import spark as spark
     from weft.errors import BusyError as BusyError
     from weft.errors import ConnectionFailedError as ConnectionFailedError
+    from weft.errors import CycleError as CycleError
     from weft.errors import DeclarationError as DeclarationError
     from weft.errors import EventsLostError as EventsLostError
     from weft.errors import LeaseLostError as LeaseLostError
@@ -35,6 +40,11 @@ if TYPE_CHECKING:
     from weft.errors import SettingsError as SettingsError
     from weft.errors import StorageError as StorageError
     from weft.errors import WeftError as WeftError
+    from weft.pipelines.declare import pipeline as pipeline
+    from weft.pipelines.declare import target as target
+    from weft.pipelines.table import natural_key as natural_key
+    from weft.pipelines.table import pk as pk
+    from weft.pipelines.table import table as table
     from weft.project import connect as connect
     from weft.project import connection as connection
     from weft.project import get_connection as get_connection
@@ -75,6 +85,7 @@ _NAMES_OF_MODULES = {
     "weft.errors": (
         "BusyError",
         "ConnectionFailedError",
+        "CycleError",
         "DeclarationError",
         "EventsLostError",
         "LeaseLostError",
@@ -86,6 +97,8 @@ _NAMES_OF_MODULES = {
         "StorageError",
         "WeftError",
     ),
+    "weft.pipelines.declare": ("pipeline", "target"),
+    "weft.pipelines.table": ("natural_key", "pk", "table"),
     "weft.project": ("connect", "connection", "get_connection", "register_connection", "registered_connections"),
     "weft.streams": (
         "ack",
@@ -115,7 +128,19 @@ _NAMES_OF_MODULES = {
 }
 _MODULE_OF = {name: module for module, names in _NAMES_OF_MODULES.items() for name in names}
 # Reached as attributes too, without an import of their own: `weft.testing.…`.
-_SUBMODULES = ("connections", "errors", "project", "settings", "streams", "systems", "testing")
+_SUBMODULES = (
+    "connections",
+    "errors",
+    "expectations",
+    "normalize",
+    "project",
+    "settings",
+    "streams",
+    "systems",
+    "testing",
+    "transforms",
+    "types",
+)
 
 __all__ = sorted(_MODULE_OF)
 

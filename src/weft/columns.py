@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from weft.errors import SchemaError
 
 _HINT = b"weft.type"
+_LENGTH = b"weft.length"
 UTC_TIME = pa.timestamp("us", "UTC")
 LOCAL_TIME = pa.timestamp("us")
 
@@ -33,6 +34,17 @@ def hint_of(field: pa.Field) -> str | None:
     """What the strings of a field are: `uuid`, `json`, `time`, or `None` for plain text."""
     found = (field.metadata or {}).get(_HINT)
     return None if found is None else found.decode()
+
+
+def limited(name: str, length: int, *, nullable: bool = True) -> pa.Field:
+    """A string field of no more than so many characters."""
+    return pa.field(name, pa.string(), nullable=nullable, metadata={_LENGTH: str(length).encode()})
+
+
+def length_of(field: pa.Field) -> int | None:
+    """The most characters that a string field may have, where that is known."""
+    found = (field.metadata or {}).get(_LENGTH)
+    return None if found is None else int(found)
 
 
 def is_nested(kind: pa.DataType) -> bool:

@@ -26,6 +26,14 @@ class DeclarationError(WeftError, ValueError):
     """A decorator or a configuration file declares something that cannot be."""
 
 
+class CycleError(DeclarationError):
+    """Pipelines wait for each other in a ring. `ring` names them; the first is also the last."""
+
+    def __init__(self, what: str, *, ring: tuple[str, ...], hint: str | None = None) -> None:
+        self.ring = ring
+        super().__init__(what, hint=hint)
+
+
 class SettingsError(WeftError, ValueError):
     """A setting, a connection's field or an environment variable is missing or malformed."""
 

@@ -20,6 +20,7 @@ from weft.errors import DeclarationError, NotFoundError, SettingsError, WeftErro
 from weft.systems.base import Connection, system_for, system_for_url
 
 if TYPE_CHECKING:
+    from weft.pipelines.declare import Pipeline
     from weft.streams.declare import Stream
 
 DEFAULT = "default"
@@ -39,11 +40,12 @@ class ConnectionInfo:
 
 
 class Project:
-    """The connections and streams that a project's modules declare, and the folder that it lives in."""
+    """The connections, streams and pipelines that a project's modules declare, and the folder that it lives in."""
 
     def __init__(self, root: str | os.PathLike[str] | None = None) -> None:
         self.connections: dict[str, Connection] = {}
         self.streams: dict[str, Stream] = {}
+        self.pipelines: dict[str, Pipeline] = {}
         self.clock: Callable[[], float] = time.time
         """What the embedded database takes for the time; a test may put another clock here."""
         self.declarations = 0
@@ -253,13 +255,13 @@ def _import_failed(name: str, error: BaseException) -> DeclarationError:
     own = str(Path(__file__).parent)
     place = ""
     if isinstance(error, SyntaxError) and error.filename:
-        place = f" ({_short(error.filename)}, line {error.lineno})"
+        place = f" ({short_path(error.filename)}, line {error.lineno})"
         text = f"SyntaxError: {error.msg}"
     else:
         text = error.what if isinstance(error, WeftError) else f"{type(error).__name__}: {error}"
         for frame in reversed(traceback.extract_tb(error.__traceback__)):
             if not frame.filename.startswith((own, "<frozen", importlib.__file__)):
-                place = f" ({_short(frame.filename)}, line {frame.lineno})"
+                place = f" ({short_path(frame.filename)}, line {frame.lineno})"
                 break
     return DeclarationError(
         f"The module {name!r} cannot be imported: {text}{place}",
@@ -267,7 +269,8 @@ def _import_failed(name: str, error: BaseException) -> DeclarationError:
     )
 
 
-def _short(file: str) -> str:
+def short_path(file: str) -> str:
+    """A file as a person here would name it."""
     relative = os.path.relpath(file)
     return file if relative.startswith("..") else relative
 

@@ -9,18 +9,25 @@ def test_refund():
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
+from weft.errors import unknown
 from weft.project import DEFAULT, Project, build_connection, current, use
 from weft.streams.declare import Stream
 from weft.streams.events import to_dicts
 from weft.streams.retention import aware
 from weft.streams.runtime import close, open_stream
 from weft.systems.base import Connection
-from weft.systems.file import MEMORY
+
+if TYPE_CHECKING:
+    from weft.pipelines.declare import Pipeline
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 """Where every clock starts: the same moment in every run, so that a test can name the times that it expects."""
@@ -59,8 +66,14 @@ class MemoryProject(Project):
     def __init__(self, outer: Project) -> None:
         super().__init__(outer.root)
         self.clock: Clock = Clock()
+        # A file, not SQLite's own memory: that one is seen by one connection, and a load opens several.
+        memory = Path("/dev/shm")
+        self._folder = TemporaryDirectory(prefix="weft-testing-", dir=memory if os.access(memory, os.W_OK) else None)
         self.streams = dict(outer.streams)
+        self.pipelines = dict(outer.pipelines)
         declared = [stream.connection for stream in outer.streams.values()]
+        for pipeline in outer.pipelines.values():
+            declared += [pipeline.source_connection, *(target.connection for target in pipeline.targets)]
         self._replaced = {each for each in (*declared, *outer.connections.values()) if isinstance(each, Connection)}
 
     def connection(self, name: str | Connection | None = None) -> Connection:
@@ -79,11 +92,14 @@ class MemoryProject(Project):
         registered = self.connections.get(name)
         if registered is not None:
             yield "code", lambda: registered
-        yield "weft.testing", lambda: build_connection(name, {"kind": "sqlite", "path": MEMORY}, "weft.testing")
+        file = os.path.join(self._folder.name, f"{name}.db")
+        yield "weft.testing", lambda: build_connection(name, {"kind": "sqlite", "path": file}, "weft.testing")
 
     def _names(self) -> list[str]:
-        declared = {stream.connection for stream in self.streams.values() if isinstance(stream.connection, str)}
-        return sorted({DEFAULT, *self.connections, *declared})
+        declared: set[object] = {stream.connection for stream in self.streams.values()}
+        for pipeline in self.pipelines.values():
+            declared |= {pipeline.source_connection, *(target.connection for target in pipeline.targets)}
+        return sorted({DEFAULT, *self.connections, *(name for name in declared if isinstance(name, str))})
 
 
 @contextmanager
@@ -105,7 +121,55 @@ def project() -> Iterator[MemoryProject]:
             yield inner
         finally:
             close(inner)
+            inner._folder.cleanup()
             # A module that was first imported inside is not imported again: what it declared is kept for the next test.
             for name, stream in inner.streams.items():
                 if "<locals>" not in getattr(stream, "origin", "<locals>"):
                     outer.streams.setdefault(name, stream)
+            for name, pipeline in inner.pipelines.items():
+                if "<locals>" not in pipeline.origin:
+                    outer.pipelines.setdefault(name, pipeline)
+
+
+def run_pipeline(pipeline: Pipeline | str, rows: object = None, *, target: str | None = None) -> list[dict[str, Any]]:
+    """Run a pipeline on given rows in the place of what its function gives, and hand back the target's rows.
+
+        def test_emails_are_lower_case():
+            with weft.testing.project():
+                assert weft.testing.run_pipeline(sync_customers, [{"id": 1, "email": " A@X.ORG "}]) == [
+                    {"id": 1, "email": "a@x.org"}
+                ]
+
+    `rows` is anything that `weft.load` takes; without it the function is called, and reads its connections in memory.
+    Of several targets, `target` names the one whose rows are wanted, by default the first.
+    """
+    from weft.engine.run import Run
+    from weft.pipelines.declare import find
+    from weft.systems.load import SCD2_COLUMNS
+
+    found = find(pipeline) if isinstance(pipeline, str) else pipeline
+    project = current()
+    wanted = [each for each in found.targets if target in (None, each.name, each.table.name)]
+    if not wanted:
+        raise unknown("target", str(target), [each.name for each in found.targets])
+    Run(found, f"testing {uuid4()}", datetime.fromtimestamp(project.clock(), UTC), data=rows).execute()
+    return table_rows(wanted[0].table.full_name, connection=wanted[0].connection, order_by=SCD2_COLUMNS[:1])
+
+
+def table_rows(
+    table: str, *, connection: str | Connection | None = None, order_by: Sequence[str] = ()
+) -> list[dict[str, Any]]:
+    """Everything that a table holds (`"schema.table"`), ordered by its first columns."""
+    from weft.engine.readers import open_tables
+    from weft.systems.sql.tables import Slice
+
+    tables = open_tables(current().connection(connection))
+    schema, dot, name = table.rpartition(".")
+    try:
+        sql = f"SELECT * FROM {tables.table(schema if dot else None, name)}"
+        columns = tables.describe(sql)
+        found = [row for batch in tables.read(Slice(sql), columns) for row in batch.to_pylist()]
+    finally:
+        tables.close()
+    first = [*columns.names[:1], *(each for each in order_by if each in columns.names), *columns.names[1:]]
+    return sorted(found, key=lambda row: [(row[each] is None, str(row[each])) for each in first])

@@ -13,6 +13,16 @@ _COMMANDS = {
     "init": ("weft.cli.init:init", "Start a project in a folder."),
     "connections": ("weft.cli.connections:connections", "List, check, set and remove connections."),
     "streams": ("weft.cli.streams:streams", "Publish to streams, read them, and manage their consumers."),
+    "list": ("weft.cli.pipelines:list_", "List the declared pipelines."),
+    "run": ("weft.cli.pipelines:run", "Run pipelines now."),
+    "run-due": ("weft.cli.pipelines:run_due", "Run what is due by its schedule."),
+    "status": ("weft.cli.pipelines:status", "Show how each pipeline stands."),
+    "preview": ("weft.cli.inspect:preview", "Show what a run would do."),
+    "validate": ("weft.cli.inspect:validate", "Check pipelines against their databases."),
+    "dry-run": ("weft.cli.inspect:dry_run", "Say what run-due would do now."),
+    "runs": ("weft.cli.runs:runs", "List runs, and show what became of one."),
+    "logs": ("weft.cli.runs:logs", "Print what a run wrote."),
+    "doctor": ("weft.cli.doctor:doctor", "Look for what is wrong with this project and this machine."),
     "jars": ("weft.cli.jars:jars", "Fetch, list and verify the jars of Spark's connectors."),
 }
 
@@ -76,7 +86,7 @@ def _show_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show the version."
 )
 def cli() -> None:
-    """Durable streams of events on the database you already have."""
+    """Durable streams of events on the database you already have, and the tables made from them."""
 
 
 def main() -> None:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
-from typing import Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 from uuid import uuid4
 
 from weft.errors import DeclarationError, nearest
+from weft.systems.expectation import Expectation
+from weft.systems.watermark import Watermark
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Mode = Literal["append", "truncate", "merge", "scd2"]
 MODES: tuple[str, ...] = get_args(Mode)
@@ -16,13 +21,47 @@ _ALIASES = {"scd1": "merge"}
 UNNAMED = "once:"
 """What the name of a load begins with that nobody named."""
 # What `declare` takes or makes under another name.
-_NOT_OPTIONS = ("schema", "table", "mode", "keys", "checkpoint_id", "moment")
+_NOT_OPTIONS = (
+    "schema",
+    "table",
+    "mode",
+    "keys",
+    "checkpoint_id",
+    "moment",
+    "declared",
+    "projection",
+    "checks",
+    "watermark",
+)
 # What every database takes as a part of a key.
 _KEY_LENGTH = 200
 
+LOADED_AT, BATCH_ID = "_loaded_at", "_batch_id"
+LOAD_COLUMNS = (LOADED_AT, BATCH_ID)
+"""When a row was last written and by which run: what they say is no change of the row."""
 VALID_FROM, VALID_TO, IS_CURRENT, ROW_HASH = "valid_from", "valid_to", "is_current", "row_hash"
 SCD2_COLUMNS = (VALID_FROM, VALID_TO, IS_CURRENT, ROW_HASH)
 """What an scd2 table has beside the source's columns: timestamp, timestamp or null, boolean, text."""
+
+
+@dataclass(frozen=True)
+class Projected:
+    """A column made from those of the source: an expression in the target's SQL over them, as `q`."""
+
+    sql: str
+    field: pa.Field
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What a target table shall be like, where somebody declared it."""
+
+    schema: pa.Schema | None = None
+    """Its columns; what is not in it may be null. `None` for those of the source."""
+    primary_key: tuple[str, ...] = ()
+    unique: tuple[tuple[str, ...], ...] = ()
+    on_drift: str = "error"
+    """What becomes of columns that the stored table lacks: `evolve` adds them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +89,13 @@ class Load:
     pipeline: str = ""
     checkpoint_id: str = ""
     batch_id: int = 0
+    declared: Declared | None = None
+    projection: tuple[Projected, ...] | None = None
+    """How the columns of the target are made; those of the source as they are where `None`."""
+    checks: tuple[Expectation, ...] = ()
+    """What must hold for the rows, each with its reaction."""
+    watermark: Watermark | None = None
+    """How far the source was read: stored in the same commit."""
     moment: datetime
     """When the load began, in UTC: one value for all of its rows and attempts."""
 
@@ -170,6 +216,12 @@ class Load:
                         hint="Leave it out of the SELECT, or give it another name.",
                     )
 
+    def written(self, source: pa.Schema) -> pa.Schema:
+        """The columns that are written, of a source with these."""
+        import pyarrow as pa
+
+        return source if self.projection is None else pa.schema([each.field for each in self.projection])
+
     def updated(self, columns: list[str]) -> list[str]:
         """The columns that a merge writes to a row that is there."""
         chosen = columns if self.update_columns is None else self.update_columns
@@ -180,8 +232,8 @@ class Load:
         if self.compare_columns is not None:
             return [name for name in self.compare_columns if name not in self.keys]
         if self.mode == "merge":
-            return self.updated(columns)
-        return [name for name in columns if name not in (*self.keys, self.event_timestamp_column)]
+            return [name for name in self.updated(columns) if name not in LOAD_COLUMNS]
+        return [name for name in columns if name not in (*self.keys, self.event_timestamp_column, *LOAD_COLUMNS)]
 
 
 @dataclass(frozen=True)
@@ -197,6 +249,8 @@ class Counts:
     bytes: int = 0
     replayed: bool = False
     """Whether the ledger had it already, so that nothing was done."""
+    warnings: tuple[str, ...] = ()
+    """What the rows were expected to be and were not, where that was to be told only."""
 
     def __add__(self, other: Counts) -> Counts:
         both = ((each.name, getattr(self, each.name) + getattr(other, each.name)) for each in fields(self))

@@ -14,7 +14,7 @@ from systems.tables.test_modes import rows_of
 from weft.errors import LoadRefusedError, WeftError
 from weft.systems.load import Load
 from weft.systems.sql import commit as sql_commit
-from weft.systems.sql import staging
+from weft.systems.sql import staging, target
 from weft.systems.sql.tables import SqlTables
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("n", pa.int64())])
@@ -28,7 +28,7 @@ def create(tables: SqlTables, mode: str = "append", more: str = "") -> None:
     """A table that takes no `n` from 100 on, with one row."""
     columns = f"id BIGINT, name VARCHAR(20), n BIGINT CHECK (n < 100){more}"
     if mode == "scd2":
-        kinds = {field.name: tables.sql_type(field) for field in sql_commit.scd2_fields()}
+        kinds = {field.name: tables.sql_type(field) for field in target.scd2_fields()}
         columns += "".join(f", {tables.quote(name)} {kind}" for name, kind in kinds.items())
     run(tables, f"CREATE TABLE t ({columns})")
     load(tables, [{"id": 1000, "name": "before", "n": 1}], mode=mode, keys=["id"] if mode in ("merge", "scd2") else [])

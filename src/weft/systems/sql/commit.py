@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -18,19 +18,20 @@ from datetime import timedelta
 import pyarrow as pa
 
 from weft.columns import canonical_batch
-from weft.errors import LoadRefusedError, WeftError, nearest
-from weft.systems.load import IS_CURRENT, ROW_HASH, SCD2_COLUMNS, UNNAMED, VALID_FROM, VALID_TO, Counts, Load
-from weft.systems.sql import quarantine
+from weft.errors import LoadRefusedError, WeftError
+from weft.systems.load import UNNAMED, Counts, Load
+from weft.systems.sql import checks, quarantine, watermarks
 from weft.systems.sql.driver import Session
 from weft.systems.sql.merge import Move
 from weft.systems.sql.queries import subquery
 from weft.systems.sql.staging import ATTEMPT
 from weft.systems.sql.tables import Column, SqlTables
+from weft.systems.sql.target import check_columns, ensure
 
 # Tests stop a process at each of these steps, by a handler on this logger.
 _steps = logging.getLogger("weft.commit")
 
-STAGE = "_weft_stage"
+STAGE, _RAW = "_weft_stage", "_weft_raw"
 _UNNAMED_KEPT = timedelta(days=7)
 # How far a database may be behind what was sent to it, and how much more is looked through for rows that it rejects.
 _RECENT_BYTES = 64 * 1024 * 1024
@@ -95,18 +96,13 @@ def prepare(tables: SqlTables, load: Load, schema: pa.Schema) -> None:
 
     Before the load's own transaction, because some databases commit at each CREATE TABLE.
     """
-    load.check_source(schema.names)
+    written = load.written(schema)
+    load.check_source(written.names)
     _create_ledger(tables)
-    with tables.driver.session("read") as session:
-        columns = tables.columns(session, load.schema, load.table)
-    if columns is None:
-        _create(tables, lambda session: _create_target(tables, session, load, schema), load.schema, load.table)
-        with tables.driver.session("read") as session:
-            columns = tables.columns(session, load.schema, load.table)
-    if columns is None:
-        raise WeftError(f"The table {load.name} could not be created.")
-    _check_columns(load, schema, columns)
-    if load.on_bad_rows == "quarantine":
+    ensure(tables, load, written)
+    if load.watermark is not None:
+        watermarks.prepare(tables)
+    if load.on_bad_rows == "quarantine" or any(check.reaction == "quarantine" for check in load.checks):
         quarantine.prepare(tables, load)
 
 
@@ -135,79 +131,6 @@ def _create_ledger(tables: SqlTables) -> None:
         # Two first loads at once: one of them was faster.
         with tables.driver.session("publish") as session:
             create(session)
-
-
-def _create(tables: SqlTables, create: Callable[[Session], None], schema: str | None, name: str) -> None:
-    """Create a table; where somebody else was faster, all is well."""
-    try:
-        with tables.driver.session("publish") as session:
-            create(session)
-    except WeftError:
-        with tables.driver.session("read") as session:
-            if tables.columns(session, schema, name) is None:
-                raise
-
-
-def _create_target(tables: SqlTables, session: Session, load: Load, schema: pa.Schema) -> None:
-    if load.schema is not None:
-        tables.create_schema(session, load.schema)
-    definitions = []
-    for field in schema:
-        is_key = load.tracks_rows and field.name in load.keys
-        required = " NOT NULL" if is_key else ""
-        definitions.append(f"{tables.quote(field.name)} {tables.sql_type(field, key=is_key)}{required}")
-    keys = ", ".join(tables.quote(name) for name in load.keys)
-    if load.mode == "merge":
-        definitions.append(f"PRIMARY KEY ({keys})")
-    if load.mode == "scd2":
-        definitions += [
-            f"{tables.quote(field.name)} {tables.sql_type(field, key=field.name == VALID_FROM)}"
-            f"{'' if field.nullable else ' NOT NULL'}"
-            for field in scd2_fields()
-        ]
-        definitions += tables.stage_index({name: tables.sql_type(schema.field(name), key=True) for name in load.keys})
-    session.run(f"CREATE TABLE IF NOT EXISTS {tables.table(load.schema, load.table)} ({', '.join(definitions)})")
-    if load.mode == "scd2":
-        tables.create_key_index(session, load.schema, load.table, load.keys)
-
-
-def scd2_fields() -> list[pa.Field]:
-    """The columns that scd2 keeps itself."""
-    instant = pa.timestamp("us", "UTC")
-    return [
-        pa.field(VALID_FROM, instant, nullable=False),
-        pa.field(VALID_TO, instant),
-        pa.field(IS_CURRENT, pa.bool_(), nullable=False),
-        pa.field(ROW_HASH, pa.string()),
-    ]
-
-
-def _check_columns(load: Load, schema: pa.Schema, columns: list[Column]) -> None:
-    present = {column.name: column for column in columns}
-    for name in schema.names:
-        if name not in present:
-            close = nearest(name, present)
-            hint = f"Did you mean {close!r}?" if close else f"Its columns: {', '.join(list(present)[:30])}."
-            raise LoadRefusedError(f"The table {load.name} has no column {name!r}, which the source has.", hint=hint)
-        if present[name].generated:
-            raise LoadRefusedError(
-                f"The column {name!r} of {load.name} is generated by the database.", hint="Leave it out of the source."
-            )
-    if load.mode == "scd2":
-        for name in SCD2_COLUMNS:
-            if name not in present:
-                raise LoadRefusedError(
-                    f"The table {load.name} has no column {name!r}, which scd2 needs.",
-                    hint="Let the first load create the table, or add valid_from, valid_to, is_current and row_hash.",
-                )
-    for column in columns:
-        own = SCD2_COLUMNS if load.mode == "scd2" else ()
-        if column.required and column.name not in schema.names and column.name not in own:
-            raise LoadRefusedError(
-                f"The column {column.name!r} of {load.name} may not be null and has no default, but the source has "
-                "no such column.",
-                hint="Add it to the source, or give it a default.",
-            )
 
 
 # ------------------------------------------------------------------------------------------------------ the transaction
@@ -255,6 +178,26 @@ def _refusal(failed: _Commit) -> LoadRefusedError | None:
     return found
 
 
+def attempt(tables: SqlTables, load: Load, rows: Rows) -> Counts:
+    """What a load would do to a target that is there: it is carried out, and undone."""
+    counts = Counts()
+    with suppress(_UndoneError), tables.driver.session("publish") as session:
+        counts = _Commit(tables, session, replace(load, watermark=None), rows, is_trial=True).run()
+        raise _UndoneError
+    return counts
+
+
+def run_once(tables: SqlTables, load: Load, statement: str) -> bool:
+    """Run a statement in one transaction with the ledger's entry of this load; `False` where it had one already."""
+    _create_ledger(tables)
+    if is_committed(tables, load):
+        return False
+    with tables.driver.session("publish") as session:
+        _Commit(tables, session, load, Query(statement, pa.schema([])))._claim()
+        session.run(statement)
+    return True
+
+
 def is_committed(tables: SqlTables, load: Load) -> bool:
     """Whether the ledger has this load."""
     with tables.driver.session("read") as session:
@@ -275,9 +218,13 @@ class _ClaimRefusedError(Exception):
 
 
 class _Commit:
-    def __init__(self, tables: SqlTables, session: Session, load: Load, rows: Rows) -> None:
+    def __init__(
+        self, tables: SqlTables, session: Session, load: Load, rows: Rows, *, is_trial: bool = False
+    ) -> None:
         self.tables, self.session, self.load, self.rows = tables, session, load, rows
-        self.schema = rows.schema
+        self.is_trial = is_trial
+        """Whether all of it is undone, so that the ledger shall not know of it."""
+        self.schema = load.written(rows.schema)
         self.rows_read = 0
         self.bytes = rows.bytes if isinstance(rows, Staged) else 0
         self._batches = iter(rows.batches if isinstance(rows, Batches) else ())
@@ -298,10 +245,12 @@ class _Commit:
         finally:
             with suppress(Exception):
                 # Where it is not the transaction that ends them.
-                for name in (STAGE, *Move.TEMPORARY):
+                for name in (STAGE, _RAW, checks.REPEATED, *Move.TEMPORARY):
                     tables.drop_temporary(session, name)
         counts = replace(counts, bytes=self.bytes)
         self._record(counts)
+        if load.watermark is not None:
+            watermarks.write(tables, session, load, load.watermark)
         return counts
 
     def _columns(self) -> dict[str, Column]:
@@ -309,13 +258,15 @@ class _Commit:
         columns = self.tables.columns(self.session, load.schema, load.table)
         if columns is None:
             raise LoadRefusedError(f"The table {load.name} is gone.", hint="Run the load again: it is created anew.")
-        _check_columns(load, self.schema, columns)
+        check_columns(load, self.schema, columns)
         return {column.name: column for column in columns}
 
     # ----------------------------------------------------------------------------------------------------------- ledger
 
     def _claim(self) -> None:
         """Write the ledger's row first: another attempt at the same load waits here, and then finds it."""
+        if self.is_trial:
+            return
         names = ", ".join(self.tables.quote(field.name) for field in _LEDGER_FIELDS)
         load = self.load
         # Nobody asks for a load without a key once its tasks are over.
@@ -336,6 +287,8 @@ class _Commit:
             raise
 
     def _record(self, counts: Counts) -> None:
+        if self.is_trial:
+            return
         names = [field.name for field in _LEDGER_FIELDS][4:]
         changes = ", ".join(f"{name} = {int(getattr(counts, name))}" for name in names)
         load = self.load
@@ -349,9 +302,9 @@ class _Commit:
     def _goes_straight(self, columns: dict[str, Column]) -> bool:
         """Whether rows can be written to the target at once: nothing to compare, nothing to convert."""
         load = self.load
-        if load.tracks_rows or load.deduplicate_by or load.on_bad_rows != "fail":
+        if load.tracks_rows or load.deduplicate_by or load.on_bad_rows != "fail" or load.checks:
             return False
-        if isinstance(self.rows, Query):
+        if isinstance(self.rows, Query) or load.projection is not None:
             return True
         return isinstance(self.rows, Batches) and all(
             self.tables.fits(columns[field.name], field) for field in self.schema
@@ -361,16 +314,17 @@ class _Commit:
         tables, load = self.tables, self.load
         target = tables.table(load.schema, load.table)
         deleted = 0
+        rows = self._projected()
         self._is_copying = True
         if load.mode == "truncate":
             # Not TRUNCATE: it commits (MySQL), or shows an empty table to whoever began to read before (PostgreSQL).
             deleted = int(self.session.run(f"DELETE FROM {target}").rowcount)
-        if isinstance(self.rows, Query):
+        if isinstance(rows, Query):
             names = ", ".join(tables.quote(name) for name in self.schema.names)
             values = ", ".join(
                 f"{tables.cast(f's.{tables.quote(field.name)}', field, columns[field.name])}" for field in self.schema
             )
-            source = subquery(self.rows.sql)
+            source = subquery(rows.sql)
             cursor = self.session.run(f"INSERT INTO {target} ({names}) SELECT {values} FROM {source} AS s")
             self.rows_read = int(cursor.rowcount)
         else:
@@ -385,7 +339,7 @@ class _Commit:
         held = 0
         for batch in self._batches:
             self.rows_read += batch.num_rows
-            made = canonical_batch(batch, self.schema)
+            made = canonical_batch(batch, self.rows.schema)
             if self._is_copying:
                 self._recent.append(made)
                 held += made.nbytes
@@ -396,6 +350,24 @@ class _Commit:
     def _is_copied(self) -> None:
         self._is_copying = False
         self._recent.clear()
+
+    def _projected(self) -> Rows:
+        """The rows as the target has them: where columns are not taken as they are, a query over the source's."""
+        rows, tables, load = self.rows, self.tables, self.load
+        if load.projection is None:
+            return rows
+        if isinstance(rows, Batches):
+            tables.drop_temporary(self.session, _RAW)
+            types = (f"{tables.quote(field.name)} {tables.sql_type(field)}" for field in rows.schema)
+            tables.create_temporary(self.session, _RAW, ", ".join(types))
+            self._is_copying = True
+            self.bytes = tables.copy_in(self.session, tables.temporary(_RAW), rows.schema, self._counted())
+            self._is_copied()
+            source = tables.temporary(_RAW)
+        else:
+            source = subquery(rows.sql) if isinstance(rows, Query) else f"({self._of_attempts(rows)})"
+        made = ", ".join(f"{each.sql} AS {tables.quote(each.field.name)}" for each in load.projection)
+        return Query(f"SELECT {made} FROM {source} AS q", self.schema)
 
     # ----------------------------------------------------------------------------------------------------- with staging
 
@@ -416,12 +388,16 @@ class _Commit:
             if bad is not None:
                 bad.find(move, self.rows_read)
             self._claim()
+        expected = checks.Checks(tables, session, load, STAGE, self.schema.names)
+        aside = expected.run(self.rows_read)
         counts = self._moved(move) if bad is None else bad.run(move, self.rows_read)
         reached("moved")
         if bad is not None:
             self.rows_read += bad.unstaged
             counts = replace(counts, quarantined=bad.count)
             moving -= bad.count - bad.unstaged
+        counts = replace(counts, quarantined=counts.quarantined + aside, warnings=tuple(expected.warnings))
+        moving -= aside
         # Every row that meant something and changed nothing.
         unchanged = moving - counts.inserted - counts.updated if load.tracks_rows else 0
         return replace(counts, rows_read=self.rows_read, unchanged=unchanged)
@@ -461,7 +437,7 @@ class _Commit:
 
     def _stage(self, bad: quarantine.BadRows | None, columns: dict[str, Column]) -> dict[str, str]:
         """Fill the temporary table; gives the types of its columns where they are known."""
-        tables, session, rows = self.tables, self.session, self.rows
+        tables, session, rows = self.tables, self.session, self._projected()
         tables.drop_temporary(session, STAGE)
         names = ", ".join(tables.quote(name) for name in self.schema.names)
         keys = tables.stage_keys([self.schema.field(name) for name in self.load.keys], columns)
@@ -489,7 +465,7 @@ class _Commit:
         return types
 
     def _of_attempts(self, rows: Staged) -> str:
-        names = ", ".join(self.tables.quote(name) for name in self.schema.names)
+        names = ", ".join(self.tables.quote(name) for name in rows.schema.names)
         # Ours: they hold nothing but letters and digits.
         attempts = ", ".join(f"'{attempt}'" for attempt in rows.attempts) or "''"
         return f"SELECT {names} FROM {rows.table} WHERE {self.tables.quote(ATTEMPT.name)} IN ({attempts})"
@@ -509,7 +485,7 @@ class _Commit:
         """The rows among which are those that the target rejected while they were copied, and some more."""
         if not self._is_copying or self.load.on_bad_rows != "fail":
             return None
-        return Batches(self.schema, self._bounded()) if isinstance(self.rows, Batches) else self.rows
+        return Batches(self.rows.schema, self._bounded()) if isinstance(self.rows, Batches) else self.rows
 
     def _bounded(self) -> Iterator[pa.RecordBatch]:
         more = 0

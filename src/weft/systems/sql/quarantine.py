@@ -288,25 +288,39 @@ class BadRows:
         said = error if isinstance(error, WeftError) else tables.driver.explain(error)
         self.count += 1
         if self._only_name:
-            self._named.append(f"{_name(row, load)}: {said.what}")
+            self._named.append(f"{name_of(row, load)}: {said.what}")
             if len(self._named) == _NAMED_ROWS:
                 raise EnoughError
             if tables.savepoints:
                 return
-        payload = json.dumps(row, ensure_ascii=False, default=_text)
-        into = f"{self._quarantine} ({self._listed(_FIELDS)})"
-        numbered = ""
-        if not tables.savepoints:
-            into, numbered = f"{tables.temporary(_ASIDE)} ({self._listed([*_FIELDS, _NUMBER])})", f", {number}"
-        self.session.run(
-            f"INSERT INTO {into} VALUES ({tables.moment(load.moment)}, ?, ?, ?, ?, ?{numbered})",
-            # A text with NUL is what PostgreSQL refuses; in the payload it is an escape.
-            (said.what.replace("\0", "\\0"), load.pipeline, load.checkpoint_id, load.batch_id, payload),
-        )
+        number_aside = None if tables.savepoints else number
+        insert(tables, self.session, load, said.what, row, number_aside)
         keep(tables, self.session)
 
 
-def _name(row: dict[str, object], load: Load) -> str:
+def insert(
+    tables: SqlTables, session: Session, load: Load, reason: str, row: dict[str, object], number: int | None = None
+) -> None:
+    """Put a row aside; with a `number` into the list of those that are put aside in the end."""
+    into, fields = tables.table(load.schema, table_name(load)), list(_FIELDS)
+    if number is not None:
+        into, fields = tables.temporary(_ASIDE), [*fields, _NUMBER]
+    names = ", ".join(tables.quote(field.name) for field in fields)
+    last = "" if number is None else f", {number}"
+    session.run(
+        f"INSERT INTO {into} ({names}) VALUES ({tables.moment(load.moment)}, ?, ?, ?, ?, ?{last})",
+        (
+            # A text with NUL is what PostgreSQL refuses; in the payload it is an escape.
+            reason.replace("\0", "\\0"),
+            load.pipeline,
+            load.checkpoint_id,
+            load.batch_id,
+            json.dumps(row, ensure_ascii=False, default=_text),
+        ),
+    )
+
+
+def name_of(row: dict[str, object], load: Load) -> str:
     """A row by its keys, or by its first columns."""
     names = load.keys or list(row)[:_NAMED_COLUMNS]
     return ", ".join(f"{name}={_shortened(row.get(name))}" for name in names)

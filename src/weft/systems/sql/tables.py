@@ -211,6 +211,10 @@ class SqlTables(ABC):
         """A DELETE of the rows of `table` as `t` that match no row of `source` as `s`, by an anti-join."""
         return f"DELETE FROM {table} AS t WHERE NOT EXISTS (SELECT 1 FROM {source} AS s WHERE {on})"
 
+    def delete_where(self, table: str, condition: str) -> str:
+        """A DELETE of the rows of `table` as `s` that meet a condition."""
+        return f"DELETE FROM {table} AS s WHERE {condition}"
+
     def as_hashed(self, expression: str, column: Column) -> str:
         """A value of a column as `row_hash` takes it, alike whether it is stored or about to be."""
         return expression

@@ -1,0 +1,135 @@
+"""`weft doctor`: what is wrong here, and what to do about it."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+import click
+
+from weft.cli.common import format_option, module_option, print_json, print_table
+from weft.cli.pipelines import first_line, run_log_option
+from weft.errors import WeftError
+from weft.project import current
+
+_MINIMUM_FREE = 1024**3
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at."""
+
+    what: str
+    result: str
+    """`ok`, `warning` or `problem`."""
+    detail: str
+    hint: str | None = None
+
+
+@click.command()
+@module_option
+@run_log_option
+@format_option
+def doctor(modules: tuple[str, ...], run_log: str | None, output: str) -> None:
+    """Look at this project and this machine: packages, Java, disk, settings, modules, connections, run log.
+
+    Ends with exit code 1 where there is a problem.
+    """
+    found = list(_look(modules, run_log))
+    if output == "json":
+        print_json([asdict(each) for each in found])
+    else:
+        print_table(
+            [{**asdict(each), "detail": first_line(each.detail)} for each in found], ["what", "result", "detail"]
+        )
+        for each in found:
+            if each.hint and each.result != "ok":
+                click.echo(f"\n{each.what}: {each.detail}\n  {each.hint}")
+    if any(each.result == "problem" for each in found):
+        sys.exit(1)
+
+
+def _look(modules: tuple[str, ...], run_log: str | None) -> Iterator[Finding]:
+    project = current()
+    yield _try("python", lambda: f"{sys.version.split()[0]} at {sys.prefix}")
+    yield _try("weft", lambda: version("weft"))
+    yield _spark()
+    if version_of("pyspark"):
+        yield _try("java", _java)
+    yield _disk(str(project.root))
+    yield _try("settings and modules", lambda: _modules(modules))
+    for info in project.describe_connections():
+        name = f"connection {info.name}"
+        if info.problem is not None:
+            yield Finding(name, "problem", info.problem, f"It is defined in {info.source}.")
+        else:
+            yield _try(name, lambda info=info: _connection(info.name))  # type: ignore[misc]
+    yield _try("run log", lambda: _log(run_log))
+
+
+def _try(what: str, look: Callable[[], str]) -> Finding:
+    try:
+        return Finding(what, "ok", look())
+    except WeftError as error:
+        return Finding(what, "problem", error.what, error.hint)
+
+
+def version_of(package: str) -> str | None:
+    """The version of an installed package."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _spark() -> Finding:
+    found = version_of("pyspark")
+    if found is None:
+        return Finding(
+            "spark",
+            "warning",
+            "pyspark is not installed: loads between databases need it.",
+            "pip install 'weft[spark]'",
+        )
+    return Finding("spark", "ok", f"pyspark {found}")
+
+
+def _java() -> str:
+    from weft.engine.java import find_java
+
+    java = find_java()
+    return f"Java {java.version} at {java.home}"
+
+
+def _disk(folder: str) -> Finding:
+    free = shutil.disk_usage(folder).free
+    text = f"{free / 1024**3:.1f} GiB free in {folder}"
+    if free < _MINIMUM_FREE:
+        return Finding("disk", "warning", text, "Spark and the embedded databases need room here.")
+    return Finding("disk", "ok", text)
+
+
+def _modules(modules: tuple[str, ...]) -> str:
+    project = current()
+    project.load_modules(modules)
+    from weft.pipelines import graph
+
+    graph.refuse_unknown(project.pipelines)
+    return f"{len(project.streams)} streams, {len(project.pipelines)} pipelines declared"
+
+
+def _connection(name: str) -> str:
+    connection = current().connection(name)
+    found = connection.check()
+    shown = [str(found[each]) for each in ("server", "database") if found.get(each)]
+    return ", ".join([connection.kind, *shown, f"{found.get('latency_ms', '?')} ms"])
+
+
+def _log(url: str | None) -> str:
+    from weft.operate.runlog import open_run_log
+
+    with open_run_log(url, current().root) as log:
+        return log.shown

@@ -1,0 +1,114 @@
+"""`weft runs list | show` and `weft logs`: what became of runs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Any
+
+import click
+
+from weft.cli.common import format_option, one_line, print_json, print_table, unused_module_option
+from weft.cli.pipelines import ago, counted, first_line, moment, opened, run_log_option
+from weft.errors import NotFoundError
+from weft.project import current
+
+_STATUSES = ["running", "succeeded", "failed", "interrupted", "skipped"]
+
+
+@click.group()
+def runs() -> None:
+    """List runs, and show what became of one."""
+
+
+@runs.command("list")
+@click.option("--pipeline", metavar="NAME", help="Only those of this pipeline.")
+@click.option("--status", type=click.Choice(_STATUSES), help="Only those that ended so.")
+@click.option("--days", type=click.FloatRange(min=0), help="Only those of the last so many days.")
+@click.option("--limit", default=20, show_default=True, type=click.IntRange(1, 100_000), help="How many at most.")
+@unused_module_option
+@run_log_option
+@format_option
+def list_(
+    pipeline: str | None, status: str | None, days: float | None, limit: int, run_log: str | None, output: str
+) -> None:
+    """List attempts and skips, the newest first."""
+    with opened(run_log, read_only=True) as runner:
+        now = runner.now
+        since = None if days is None else now - timedelta(days=days)
+        found = runner.log.runs(pipeline, status, since, limit)  # type: ignore[arg-type]
+    if output == "json":
+        print_json([asdict(each) for each in found])
+        return
+    rows = [
+        {
+            "run": each.run_id,
+            "pipeline": each.pipeline,
+            "status": each.status,
+            "attempt": each.attempt or None,
+            "slot": moment(each.slot),
+            "started": ago(each.started_at, now),
+            "seconds": None if each.seconds is None else f"{each.seconds:.1f}",
+            "read": each.rows_read,
+            "what": first_line(each.error or each.reason),
+        }
+        for each in found
+    ]
+    columns = ["run", "pipeline", "status", "attempt", "slot", "started", "seconds", "read", "what"]
+    print_table(rows, columns, spare=["slot", "seconds", "what"])
+
+
+@runs.command()
+@click.argument("run_id")
+@unused_module_option
+@run_log_option
+@format_option
+def show(run_id: str, run_log: str | None, output: str) -> None:
+    """Show every attempt at the run RUN_ID, with what each did and why it failed."""
+    with opened(run_log, read_only=True) as runner:
+        found = runner.log.run(run_id)
+        if not found:
+            latest = [each.run_id for each in runner.log.runs(limit=5)]
+            hint = f"The latest: {', '.join(dict.fromkeys(latest))}." if latest else "The log is empty."
+            raise NotFoundError(f"There is no run {run_id!r} in {runner.log.shown}.", hint=hint)
+    if output == "json":
+        print_json([asdict(each) for each in found])
+        return
+    for each in found:
+        took = "" if each.seconds is None else f" in {each.seconds:.1f} s"
+        click.echo(click.style(f"{each.pipeline}, attempt {each.attempt}: {each.status}{took}", bold=True))
+        click.echo(f"  started {moment(each.started_at)} by process {each.pid} on {each.host}")
+        if each.slot is not None:
+            click.echo(f"  for the slot {moment(each.slot)}")
+        for target in (each.metrics or {}).get("targets", []):
+            click.echo(f"  {target['target']}: {counted(target)} ({target['engine']}, {target['seconds']:.1f} s)")
+        for step in (each.metrics or {}).get("steps", []):
+            click.echo(f"  then {first_line(step['step'])} ({step['seconds']:.1f} s)")
+        for text in (each.error, each.reason):
+            if text:
+                click.echo("  " + text.replace("\n", "\n  "))
+        if each.retry_at is not None:
+            click.echo(f"  tried again after {moment(each.retry_at)}")
+
+
+@click.command()
+@click.argument("name")
+@click.option("--run", "run_id", metavar="RUN_ID", help="Of this run, not of the last one.")
+@unused_module_option
+@run_log_option
+def logs(name: str, run_id: str | None, run_log: str | None) -> None:
+    """Print what the last run of NAME wrote to its log (those of this machine), or else how it ended."""
+    from weft.operate.logs import log_file
+
+    with opened(run_log, read_only=True) as runner:
+        found: list[Any] = runner.log.run(run_id) if run_id else runner.log.runs(name, limit=1)
+    if not found:
+        raise NotFoundError(f"The run log knows no run of {name!r}.", hint="weft runs list shows what it knows.")
+    for each in found:
+        file = log_file(current().root, each.run_id, each.attempt)
+        if file.exists():
+            click.echo(
+                "".join(f"{one_line(line)}\n" for line in file.read_text("utf-8", "replace").splitlines()), nl=False
+            )
+        else:
+            click.echo(f"{each.status}: {each.error or each.reason or 'nothing was written'}")

@@ -1,0 +1,129 @@
+"""What is new in a source since the last run: bounds around a query, taken before it runs and committed with its rows.
+
+The upper bound is fixed first, so that the watermark says exactly which rows were loaded, whatever arrives meanwhile.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime
+from typing import Any
+
+import pyarrow as pa
+
+from weft.errors import DeclarationError, nearest
+from weft.systems.sql.literals import literal
+from weft.systems.sql.queries import subquery
+from weft.systems.sql.tables import SqlTables
+from weft.systems.watermark import Watermark, less
+
+# What a token must not be found in: texts, quoted names, comments, PostgreSQL's dollar quotes.
+_TOKEN = re.compile(
+    r"""'(?:[^']|'')*' | "(?:[^"]|"")*" | `[^`]*` | --[^\n]* | /\*.*?\*/ | \$(\w*)\$.*?\$\1\$
+    | (?P<mark>\$watermark\b)""",
+    re.VERBOSE | re.DOTALL,
+)
+
+
+@dataclass(frozen=True)
+class Increment:
+    """The rows of one run: those above `lower`, up to `upper`."""
+
+    sql: str
+    watermark: Watermark | None
+    """What the target shall know after the commit; `None` where nothing is new."""
+    late: int
+    """How many rows came since the last run that are too old to be read: skipped, unless a lookback reaches them."""
+    without_value: int = 0
+    """How many rows have no value in the column, and so are never read."""
+
+
+def has_mark(sql: str) -> bool:
+    """Whether a query says `$watermark`."""
+    return any(found["mark"] for found in _TOKEN.finditer(sql))
+
+
+def bind(sql: str, value: str) -> str:
+    """The query with a literal for each `$watermark`, but not for one in a text or a comment."""
+    return _TOKEN.sub(lambda found: value if found["mark"] else found[0], sql)
+
+
+def marked_column(sql: str, dialect: str) -> str:
+    """The column that a query compares with `$watermark`."""
+    import sqlglot
+    from sqlglot import expressions as exp
+
+    tree = sqlglot.parse_one(bind(sql, "__weft_watermark"), read=dialect)
+    for node in tree.find_all(exp.GT, exp.GTE, exp.LT, exp.LTE):
+        sides = (node.this, node.expression)
+        names = [side.name for side in sides if isinstance(side, exp.Column)]
+        if "__weft_watermark" in names and len(names) == 2:
+            return next(name for name in names if name != "__weft_watermark")
+    raise DeclarationError(
+        "It cannot be told which column $watermark is compared with.", hint='Say it: incremental_column="updated_at".'
+    )
+
+
+def of_query(tables: SqlTables, sql: str, column: str, last: Watermark | None, lookback: Any) -> Increment:
+    """The rows of a query that are new since `last`."""
+    schema = tables.describe(bind(sql, "NULL"))
+    if column not in schema.names:
+        close = nearest(column, schema.names)
+        raise DeclarationError(
+            f"The source has no column {column!r} (incremental_column).",
+            hint=f"Did you mean {close!r}?" if close else f"Its columns: {', '.join(schema.names)}.",
+        )
+    stored = last
+    if last is not None and last.column != column:
+        # The values of another column say nothing about this one.
+        last = None
+    name, dialect = f"q.{tables.quote(column)}", tables.dialect
+    lower = None if last is None else less(last.value, lookback)
+    lowest = literal(_least(schema.field(column), dialect), dialect)
+    everything = subquery(bind(sql, lowest))
+    since = None if lower is None else literal(lower, dialect)
+    new = f"{name} > {since}" if since is not None else f"{name} IS NOT NULL"
+    passed = "0" if since is None else f"count(CASE WHEN {name} <= {since} THEN 1 END)"
+    with tables.driver.session("read") as session:
+        found = session.row(
+            f"SELECT max(CASE WHEN {new} THEN {name} END), count(CASE WHEN {new} THEN 1 END), {passed}, "
+            f"count(CASE WHEN {name} IS NULL THEN 1 END) FROM {everything} AS q"
+        )
+        assert found is not None
+        upper, fresh, old, empty = found[0], *(int(each) for each in found[1:])
+        seen = old + fresh
+        if lookback is not None and upper is not None:
+            # The next run looks back to here: what is below then, and was not now, came too late for it.
+            row = session.row(
+                f"SELECT count(*) FROM {everything} AS q WHERE {name} <= {literal(less(upper, lookback), dialect)}"
+            )
+            assert row is not None
+            seen = int(row[0])
+    late = 0 if last is None else max(0, old - last.seen)
+    bound = subquery(bind(sql, since if since is not None else lowest))
+    if upper is None:
+        # Late rows are told once.
+        known = None if last is None else replace(last, seen=old, after=last.text)
+        return Increment(f"SELECT * FROM {bound} AS q WHERE 1 = 0", known, late, empty)
+    condition = f"{new} AND {name} <= {literal(upper, dialect)}"
+    mark = Watermark.of(column, upper, seen, stored)
+    return Increment(f"SELECT * FROM {bound} AS q WHERE {condition}", mark, late, empty)
+
+
+def _least(field: pa.Field, dialect: str) -> Any:
+    """A value below all others of a column, for a query that compares with `$watermark` when there is none yet."""
+    kind = field.type
+    if pa.types.is_timestamp(kind):
+        return datetime(1, 1, 2, tzinfo=UTC if kind.tz else None) if dialect != "mysql" else datetime(1000, 1, 1)
+    if pa.types.is_date(kind):
+        return date(1, 1, 2)
+    if pa.types.is_integer(kind):
+        return -(2 ** (kind.bit_width - 1)) + 1
+    if pa.types.is_decimal(kind):
+        return -(10 ** (kind.precision - kind.scale)) + 1
+    if pa.types.is_floating(kind):
+        return -1.0e308 if pa.types.is_float64(kind) else -1.0e38
+    if pa.types.is_string(kind):
+        return ""
+    raise DeclarationError(f"The column {field.name!r} is of type {kind}, which cannot be a watermark.")

@@ -1,0 +1,272 @@
+"""One run of a pipeline: its function is called, and what it gives is loaded into each target exactly once."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from weft.engine import given as kinds
+from weft.engine import increment
+from weft.engine.given import Given
+from weft.engine.load import Job
+from weft.engine.readers import open_tables
+from weft.engine.shape import Fit
+from weft.errors import DeclarationError
+from weft.pipelines.declare import Pipeline, Target
+from weft.pipelines.transforms import FilterWhere, Limit, Sample
+from weft.project import current
+from weft.systems.base import Connection, system_for
+from weft.systems.load import Counts, Load
+from weft.systems.sql import commit as sql_commit
+from weft.systems.sql import watermarks
+from weft.systems.sql.queries import subquery
+from weft.systems.sql.tables import SqlTables
+
+_RANDOM = {"mysql": "rand()", "sqlite": "(abs(random()) / 9223372036854775808.0)"}
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a run did to one target."""
+
+    target: str
+    counts: Counts
+    engine: str
+    seconds: float
+    late: int = 0
+    """Rows of the source that came too late to be read, since the last run."""
+    without_value: int = 0
+    """Rows of the source without a value in the incremental column."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What was done after the load."""
+
+    text: str
+    seconds: float
+    replayed: bool = False
+
+
+class Run:
+    """One run, under a key: the same key again does only what is not done yet."""
+
+    def __init__(self, pipeline: Pipeline, key: str, moment: datetime, *, data: object = None) -> None:
+        self.pipeline, self.key, self.moment, self.data = pipeline, key, moment, data
+        self.loaded: list[Loaded] = []
+        self.steps: list[Step] = []
+
+    def execute(self) -> None:
+        """Load every target, then run what comes after. `loaded` says how far it came, also where this raises."""
+        given = self._given(produce(self.pipeline) if self.data is None else self.data)
+        failures: list[Exception] = []
+        for target in self.pipeline.targets:
+            try:
+                self.loaded.append(self._load(target, given))
+            except Exception as error:
+                if not self.pipeline.continue_on_failure:
+                    raise
+                failures.append(error)
+        if failures:
+            raise failures[0]
+        for number, step in enumerate(self.pipeline.transforms_post):
+            self._after(number, step)
+
+    def _given(self, data: object) -> Given:
+        given = understand(self.pipeline, data)
+        if isinstance(given, kinds.Memory) and len(self.pipeline.targets) > 1:
+            # Each target reads it; an iterator could be read once.
+            return kinds.Memory(given.schema, list(given.batches))
+        return given
+
+    def _load(self, target: Target, given: Given) -> Loaded:
+        started = time.perf_counter()
+        plan = planned(self.pipeline, target, self.key, self.moment)
+        with prepared(self.pipeline, target, plan, given) as ready:
+            counts, engine = ready.job.run(ready.given)
+        return Loaded(target.name, counts, engine, time.perf_counter() - started, ready.late, ready.without_value)
+
+    def _after(self, number: int, step: str | Callable[..., Any]) -> None:
+        started = time.perf_counter()
+        connection = current().connection(self.pipeline.targets[0].connection)
+        replayed = False
+        if isinstance(step, str):
+            with opened(connection) as tables:
+                key = f"{self.key} after {number}"
+                after = Load.declare(target="after", pipeline=self.pipeline.name, commit_key=key, moment=self.moment)
+                replayed = not sql_commit.run_once(tables, after, step)
+        else:
+            _call(step, [connection][: _wants(step)])
+        text = step if isinstance(step, str) else getattr(step, "__name__", repr(step))
+        self.steps.append(Step(text, time.perf_counter() - started, replayed))
+
+
+def planned(pipeline: Pipeline, target: Target, key: str, moment: datetime) -> Load:
+    """The load of one target in one run."""
+    load = target.plan(pipeline=pipeline.name, commit_key=f"{key} {target.name}", moment=moment)
+    checks = []
+    for each in target.expectations:
+        reaction = each.reaction or target.on_quality_failure
+        checks.append(replace(each, reaction=reaction if each.is_about_rows or reaction == "warn" else "fail"))
+    return replace(load, checks=tuple(checks))
+
+
+@dataclass
+class Ready:
+    """A load with everything that it needs but its rows."""
+
+    job: Job
+    given: Given
+    late: int = 0
+    without_value: int = 0
+
+
+@contextmanager
+def prepared(pipeline: Pipeline, target: Target, load: Load, given: Given) -> Iterator[Ready]:
+    """Bound what is read, and say how it is loaded."""
+    connection = current().connection(target.connection)
+    source = source_of(pipeline, target)
+    late = without_value = 0
+    if isinstance(given, kinds.Sql):
+        with opened(current().connection(source)) as tables:
+            text = given.text
+            column = pipeline.incremental_column
+            if column is None and increment.has_mark(text):
+                column = increment.marked_column(text, tables.dialect)
+            if column is not None:
+                with opened(connection) as written:
+                    last = watermarks.read(written, load)
+                found = increment.of_query(tables, text, column, last, pipeline.lookback)
+                text, late, without_value = found.sql, found.late, found.without_value
+                load = replace(load, watermark=found.watermark)
+            given = kinds.Sql(_transformed(text, pipeline, tables))
+    elif pipeline.incremental_column is not None or pipeline.transforms_pre:
+        given = _frame(pipeline, given, source)
+    job = Job(load, connection, source, pipeline.engine, None, Fit(target))
+    yield Ready(job, given, late, without_value)
+
+
+def source_of(pipeline: Pipeline, target: Target) -> str | Connection | None:
+    """Where the SQL of a pipeline runs: on its source, or where it has none on the target itself."""
+    return pipeline.source_connection if pipeline.source_connection is not None else target.connection
+
+
+@contextmanager
+def opened(connection: Connection) -> Iterator[SqlTables]:
+    """The tables of a connection, closed at the end."""
+    tables = open_tables(connection)
+    try:
+        yield tables
+    finally:
+        tables.close()
+
+
+# ------------------------------------------------------------------------------------------------------- what is loaded
+
+
+def produce(pipeline: Pipeline) -> object:
+    """Call a pipeline's function with the connections that it takes, the source first."""
+    target = pipeline.targets[0]
+    connections = [current().connection(source_of(pipeline, target)), current().connection(target.connection)]
+    return _call(pipeline.function, connections[: pipeline.parameters])
+
+
+def understand(pipeline: Pipeline, data: object) -> Given:
+    """What a pipeline's function gave."""
+    if data is None:
+        if pipeline.source_table is None:
+            raise DeclarationError(
+                f"Pipeline {pipeline.name!r} gave nothing to load.",
+                hint="Return SQL, a frame, rows, a path or a stream, or name a source_table.",
+            )
+        source = current().connection(source_of(pipeline, pipeline.targets[0]))
+        if system_for(source.kind).tables is None:
+            return kinds.Files(pipeline.source_table)
+        with opened(source) as tables:
+            schema, dot, name = pipeline.source_table.rpartition(".")
+            return kinds.Sql(f"SELECT * FROM {tables.table(schema if dot else None, name)}")
+    if pipeline.source_table is not None:
+        raise DeclarationError(
+            f"Pipeline {pipeline.name!r} has a source_table, and its function gave something to load as well.",
+            hint="Let the function return nothing, or leave source_table out.",
+        )
+    return kinds.understand(data, has_source=pipeline.source_connection is not None)
+
+
+def _call(function: Callable[..., Any], arguments: list[Any]) -> object:
+    if not inspect.iscoroutinefunction(function):
+        result = function(*arguments)
+        return _await(result) if inspect.iscoroutine(result) else result
+    return _await(function(*arguments))
+
+
+def _await(coroutine: Any) -> object:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    # Inside of a loop, which this call must not block for ever: another thread has a loop of its own.
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(_outcome(coroutine)))
+    thread.start()
+    thread.join()
+    result, error = found[0]
+    if error is not None:
+        raise error
+    return result
+
+
+def _outcome(coroutine: Any) -> tuple[object, BaseException | None]:
+    try:
+        return asyncio.run(coroutine), None
+    except BaseException as error:
+        return None, error
+
+
+def _wants(function: Callable[..., Any]) -> int:
+    return min(1, len(inspect.signature(function).parameters))
+
+
+# ----------------------------------------------------------------------------------------------------------- transforms
+
+
+def _transformed(sql: str, pipeline: Pipeline, tables: SqlTables) -> str:
+    """The query with what `transforms_pre` asks for around it, in their order."""
+    for each in pipeline.transforms_pre:
+        if isinstance(each, FilterWhere):
+            sql = f"SELECT * FROM {subquery(sql)} AS q WHERE ({each.condition}\n)"
+        elif isinstance(each, Limit):
+            sql = f"SELECT * FROM {subquery(sql)} AS q LIMIT {each.rows}"
+        elif isinstance(each, Sample):
+            chance = _RANDOM.get(tables.dialect, "random()")
+            sql = f"SELECT * FROM {subquery(sql)} AS q WHERE {chance} < {each.percent / 100!r}"
+    return sql
+
+
+def _frame(pipeline: Pipeline, given: Given, source: str | Connection | None) -> Given:
+    """What is no query, as a DataFrame with the transforms on it."""
+    from weft.engine import frames
+    from weft.engine.readers import reader_for
+
+    if pipeline.incremental_column is not None:
+        raise DeclarationError(
+            f"Pipeline {pipeline.name!r}: incremental_column works on SQL.",
+            hint="Return a query, or filter the rows in the function.",
+        )
+    frame = frames.of(given, reader_for(given, source, None), source)
+    for each in pipeline.transforms_pre:
+        if isinstance(each, FilterWhere):
+            frame = frame.where(each.condition)
+        elif isinstance(each, Limit):
+            frame = frame.limit(each.rows)
+        elif isinstance(each, Sample):
+            frame = frame.sample(fraction=each.percent / 100, seed=random.randrange(2**31))
+    return kinds.Frame(frame)

@@ -1,0 +1,140 @@
+"""From the columns that a source has to those that a declared table wants: names, normalizers, drift."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from weft.errors import LoadRefusedError, nearest
+from weft.pipelines.declare import Target
+from weft.pipelines.table import TableColumn
+from weft.systems.load import LOAD_COLUMNS, Declared, Load, Projected
+from weft.systems.sql.literals import literal
+
+Quote = Callable[[str], str]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Fits a load to what its source turns out to have."""
+
+    target: Target
+
+    def __call__(self, load: Load, source: pa.Schema, dialect: str, quote: Quote) -> Load:
+        """The load with the table's declaration and, where columns are not taken as they are, a projection."""
+        if not self.target.table.columns:
+            return self._undeclared(load, source, quote)
+        made = [*self._declared(source, dialect, quote), *self._undeclared_columns(source, quote)]
+        if self.target.table.load_columns:
+            made += _load_columns(load, dialect)
+        projection = tuple(made)
+        is_plain = all(each.sql == f"q.{quote(each.field.name)}" for each in projection) and source.names == [
+            each.field.name for each in projection
+        ]
+        return replace(load, declared=self._declaration(projection), projection=None if is_plain else projection)
+
+    def _declaration(self, projection: tuple[Projected, ...]) -> Declared:
+        table = self.target.table
+        declared = [column.field for column in table.columns]
+        more = [each.field for each in projection if each.field.name not in table.names]
+        return Declared(
+            schema=pa.schema([*declared, *more]),
+            primary_key=table.primary_key,
+            unique=table.natural_keys,
+            on_drift=self.target.on_drift,
+        )
+
+    def _undeclared(self, load: Load, source: pa.Schema, quote: Quote) -> Load:
+        """A table by name alone: what its source has, renamed where the pipeline says so."""
+        declared = Declared(schema=None, on_drift=self.target.on_drift)
+        if not self.target.column_map:
+            return replace(load, declared=declared)
+        renamed = {old: new for new, old in self.target.column_map.items()}
+        for old in renamed:
+            _refuse_missing(old, source, self.target.name, "column_map")
+        projection = tuple(
+            Projected(f"q.{quote(field.name)}", field.with_name(renamed.get(field.name, field.name)))
+            for field in source
+        )
+        return replace(load, declared=declared, projection=projection)
+
+    def _declared(self, source: pa.Schema, dialect: str, quote: Quote) -> list[Projected]:
+        made = []
+        for column in self.target.table.columns:
+            name = self.target.column_map.get(column.name, column.name)
+            if name not in source.names and not _is_derived(column):
+                if column.name in self.target.column_map or not column.nullable:
+                    _refuse_missing(name, source, self.target.name, f"for {column.name!r}")
+                continue
+            made.append(_projected(column, name, source, dialect, quote))
+        return made
+
+    def _undeclared_columns(self, source: pa.Schema, quote: Quote) -> list[Projected]:
+        """What the source has beyond the declaration: a column that somebody added."""
+        table = self.target.table
+        used = {self.target.column_map.get(name, name) for name in table.names}
+        more = [field for field in source if field.name not in used]
+        if not more:
+            return []
+        names = ", ".join(repr(field.name) for field in more[:5])
+        if self.target.on_drift == "error":
+            raise LoadRefusedError(
+                f"The source of {self.target.name} has columns that the table does not declare: {names}.",
+                hint="Declare them, leave them out of the source, or say on_drift='evolve' (or 'warn', 'ignore').",
+            )
+        if self.target.on_drift == "warn":
+            warnings.warn(
+                f"The source of {self.target.name} has columns that the table does not declare, which are left out: "
+                f"{names}.",
+                stacklevel=2,
+            )
+        if self.target.on_drift != "evolve":
+            return []
+        return [Projected(f"q.{quote(field.name)}", field) for field in more]
+
+
+def _projected(column: TableColumn, name: str, source: pa.Schema, dialect: str, quote: Quote) -> Projected:
+    field = column.field
+    present = name in source.names
+    if not column.normalizers:
+        kind = source.field(name)
+        # As the source has it: the target's own column says what it becomes.
+        return Projected(f"q.{quote(name)}", kind.with_name(column.name))
+    from weft.normalize import expression
+
+    sql, kind = expression(
+        column.normalizers,
+        name,
+        dialect,
+        kind=source.field(name).type if present else pa.null(),
+        quote=lambda each: f"q.{quote(each)}",
+    )
+    made = pa.field(column.name, kind, metadata=field.metadata if kind.equals(field.type) else None)
+    return Projected(sql, made)
+
+
+def _is_derived(column: TableColumn) -> bool:
+    from weft.normalize import needs_no_input
+
+    return needs_no_input(column.normalizers)
+
+
+def _load_columns(load: Load, dialect: str) -> list[Projected]:
+    loaded_at, batch_id = LOAD_COLUMNS
+    return [
+        Projected(literal(load.moment, dialect), pa.field(loaded_at, pa.timestamp("us", "UTC"))),
+        Projected(literal(load.checkpoint_id, dialect), pa.field(batch_id, pa.string())),
+    ]
+
+
+def _refuse_missing(name: str, source: pa.Schema, target: str, what: str) -> None:
+    if name in source.names:
+        return
+    close = nearest(name, source.names)
+    raise LoadRefusedError(
+        f"The source of {target} has no column {name!r} ({what}).",
+        hint=f"Did you mean {close!r}?" if close else f"Its columns: {', '.join(source.names[:30])}.",
+    )

@@ -1,0 +1,64 @@
+"""What a run writes while it works: the messages of Python's logging, in a file of its own under `.weft/logs`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from weft.operate.texts import clean
+
+_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+_KEPT_FILES = 1000
+# One run that writes without end must not fill the disk.
+_MOST_BYTES = 10 * 1024 * 1024
+
+
+def log_file(root: Path, run_id: str, attempt: int) -> Path:
+    """Where an attempt writes."""
+    return root / ".weft" / "logs" / f"{run_id}-{attempt}.log"
+
+
+class _Bounded(logging.FileHandler):
+    def emit(self, record: logging.LogRecord) -> None:
+        # A file that cannot be written to (a full disk) must not stop the work.
+        with suppress(OSError):
+            if self.stream is None or self.stream.tell() < _MOST_BYTES:
+                super().emit(record)
+
+    def format(self, record: logging.LogRecord) -> str:
+        return clean(super().format(record))
+
+
+@contextmanager
+def captured(root: Path, run_id: str, attempt: int) -> Iterator[None]:
+    """Write the messages of all loggers to the attempt's file while the block runs."""
+    file = log_file(root, run_id, attempt)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        _forget(file.parent)
+        handler = _Bounded(file, encoding="utf-8")
+    except OSError:
+        # A folder that cannot be written: the run log still says how it ended.
+        yield
+        return
+    handler.setFormatter(logging.Formatter(_FORMAT))
+    handler.setLevel(logging.INFO)
+    top = logging.getLogger()
+    before = top.level
+    top.addHandler(handler)
+    if before > logging.INFO:
+        top.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        top.removeHandler(handler)
+        top.setLevel(before)
+        handler.close()
+
+
+def _forget(folder: Path) -> None:
+    files = sorted(folder.glob("*.log"), key=lambda each: each.stat().st_mtime)
+    for file in files[:-_KEPT_FILES]:
+        file.unlink(missing_ok=True)

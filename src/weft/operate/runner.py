@@ -1,0 +1,265 @@
+"""Runs pipelines: claims a run, keeps the claim, does the work, records what became of it, and tells who wants to know.
+
+The data's own commit decides what was done (`weft.engine.run`): a run that is repeated under its key, because a process
+was killed or lost its claim, changes nothing twice. The run log says who does what and when.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from weft.errors import WeftError
+from weft.operate.alerts import Alerters
+from weft.operate.heart import Heart
+from weft.operate.logs import captured
+from weft.operate.records import Refused, Run, State
+from weft.operate.runlog import LEASE_SECONDS, RunLog
+from weft.pipelines import graph
+from weft.pipelines.declare import Pipeline, find
+from weft.project import Project, current
+
+_log = logging.getLogger("weft.runner")
+# Tests stop a process at each of these steps, by a handler on this logger.
+_steps = logging.getLogger("weft.run")
+
+
+@dataclass
+class Outcome:
+    """What became of one pipeline."""
+
+    pipeline: str
+    status: str
+    """`succeeded`, `failed`, `interrupted`, `skipped` (its upstream is not ready) or `refused` (not now)."""
+    run_id: str | None = None
+    attempt: int | None = None
+    slot: datetime | None = None
+    reason: str | None = None
+    error: BaseException | None = None
+    retry_at: datetime | None = None
+    seconds: float | None = None
+    targets: list[dict[str, Any]] = field(default_factory=list)
+    steps: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether a cron job should call for help."""
+        return self.status in ("failed", "interrupted")
+
+
+@dataclass(frozen=True)
+class Due:
+    """Whether a pipeline is due, and if not, why."""
+
+    pipeline: Pipeline
+    slot: datetime | None
+    state: State | None
+    is_due: bool
+    why: str
+    """`due`, `retry`, `done`, `running`, `waiting on upstream: …`, `retry at …`, `gave up`, `no schedule`."""
+
+
+class Runner:
+    """Runs the pipelines of a project under a run log."""
+
+    def __init__(
+        self,
+        log: RunLog,
+        alerters: Alerters | None = None,
+        *,
+        project: Project | None = None,
+        lease_seconds: float = LEASE_SECONDS,
+    ) -> None:
+        self.log, self.alerters = log, alerters or Alerters()
+        self.project = project or current()
+        self.lease_seconds = lease_seconds
+
+    @property
+    def now(self) -> datetime:
+        """The time by the project's clock."""
+        return datetime.fromtimestamp(self.project.clock(), UTC)
+
+    # ------------------------------------------------------------------------------------------------------ one of them
+
+    def run(self, pipeline: Pipeline, *, slot: datetime | None = None) -> Outcome:
+        """Run a pipeline now, for a slot of its schedule or by hand. A run that did not succeed is continued."""
+        claimed = self.log.claim(
+            pipeline.name,
+            slot=slot,
+            attempts_allowed=pipeline.retry.max_attempts,
+            lease_seconds=self.lease_seconds,
+            resume=True,
+        )
+        if isinstance(claimed, Refused):
+            if claimed.gave_up:
+                self.alerters.gave_up(pipeline.name, claimed.last)
+            return Outcome(pipeline.name, "refused", slot=slot, reason=str(claimed))
+        _steps.debug("claimed")
+        return self._attempt(pipeline, claimed)
+
+    def _attempt(self, pipeline: Pipeline, claimed: Run) -> Outcome:
+        from weft.engine.run import Run as Work
+
+        work = Work(pipeline, claimed.key, self.now)
+        outcome = Outcome(pipeline.name, "succeeded", run_id=claimed.run_id, attempt=claimed.attempt, slot=claimed.slot)
+        started = self.now
+        try:
+            with Heart(self.log, claimed), captured(self.project.root, claimed.run_id, claimed.attempt):
+                _log.info("%s: attempt %d, run %s", pipeline.name, claimed.attempt, claimed.run_id)
+                try:
+                    work.execute()
+                except BaseException as error:
+                    _log.info("%s: %s", pipeline.name, described(error))
+                    raise
+                for each in work.loaded:
+                    _log.info("%s: %s: %s", pipeline.name, each.target, each.counts)
+            _steps.debug("executed")
+        except Exception as error:
+            outcome.status, outcome.error = "failed", error
+        except BaseException as error:
+            # Asked to stop: what was not committed is not there, and the next run does it.
+            outcome.status, outcome.error = "interrupted", error
+            self._record(pipeline, claimed, outcome, work)
+            raise
+        outcome.seconds = (self.now - started).total_seconds()
+        self._record(pipeline, claimed, outcome, work)
+        _steps.debug("recorded")
+        self._tell(pipeline, claimed, outcome)
+        return outcome
+
+    def _record(self, pipeline: Pipeline, claimed: Run, outcome: Outcome, work: Any) -> None:
+        outcome.targets = [
+            {
+                "target": each.target,
+                "engine": each.engine,
+                **{name: getattr(each.counts, name) for name in _COUNTS},
+                "late": each.late,
+                "without_value": each.without_value,
+                "seconds": round(each.seconds, 3),
+                "replayed": each.counts.replayed,
+                "warnings": list(each.counts.warnings),
+            }
+            for each in work.loaded
+        ]
+        outcome.steps = [
+            {"step": each.text, "seconds": round(each.seconds, 3), "replayed": each.replayed} for each in work.steps
+        ]
+        retry_in = None
+        allowed = claimed.attempts_allowed
+        if outcome.status == "failed" and allowed is not None and claimed.attempt < allowed:
+            retry_in = pipeline.retry.delay(claimed.attempt)
+            outcome.retry_at = self.now + timedelta(seconds=retry_in)
+        counts = {name: sum(each[name] for each in outcome.targets) for name in (*_COUNTS, "late")}
+        engines = {each["engine"] for each in outcome.targets}
+        self.log.finish(
+            claimed,
+            outcome.status,
+            counts=counts,
+            engine=engines.pop() if len(engines) == 1 else ("mixed" if engines else None),
+            error=None if outcome.error is None else described(outcome.error),
+            retry_in=retry_in,
+            metrics={"targets": outcome.targets, "steps": outcome.steps},
+        )
+
+    def _tell(self, pipeline: Pipeline, claimed: Run, outcome: Outcome) -> None:
+        if outcome.status == "succeeded":
+            if claimed.failures:
+                self.alerters.recovered(pipeline.name, claimed)
+            return
+        error = described(outcome.error) if outcome.error is not None else ""
+        allowed = claimed.attempts_allowed
+        if allowed is not None and claimed.attempt >= allowed > 1:
+            self.alerters.gave_up(pipeline.name, claimed, error)
+        else:
+            self.alerters.failed(pipeline.name, claimed, error, outcome.retry_at)
+
+    # ------------------------------------------------------------------------------------------------------ all of them
+
+    def run_due(self, names: Sequence[str] = ()) -> Iterator[Outcome]:
+        """Run what is due, each after those that it waits for."""
+        graph.refuse_unknown(self.project.pipelines)
+        now = self.now
+        wanted = {each.name for each in self.chosen(names)}
+        states = self.log.latest(list(self.project.pipelines))
+        for pipeline in graph.in_order(self.project.pipelines):
+            if pipeline.name not in wanted:
+                continue
+            due = self._due(pipeline, states, now)
+            if due.why.startswith("waiting on upstream"):
+                assert due.slot is not None
+                self.log.skip(pipeline.name, due.slot, due.why)
+                yield Outcome(pipeline.name, "skipped", slot=due.slot, reason=due.why)
+            elif due.is_due:
+                outcome = self.run(pipeline, slot=due.slot)
+                states.update(self.log.latest([pipeline.name]))
+                yield outcome
+
+    def due(self, names: Sequence[str] = ()) -> list[Due]:
+        """How every pipeline stands now, in the order in which they run."""
+        graph.refuse_unknown(self.project.pipelines)
+        states, now = self.log.latest(list(self.project.pipelines)), self.now
+        wanted = {each.name for each in self.chosen(names)}
+        return [self._due(each, states, now) for each in graph.in_order(self.project.pipelines) if each.name in wanted]
+
+    def chosen(self, names: Iterable[str]) -> list[Pipeline]:
+        """The pipelines of these names, or all, each after those that it waits for."""
+        asked = {find(name, self.project).name for name in names}
+        return [each for each in graph.in_order(self.project.pipelines) if not asked or each.name in asked]
+
+    def _due(self, pipeline: Pipeline, states: dict[str, State], now: datetime) -> Due:
+        state = states.get(pipeline.name)
+        if pipeline.schedule is None:
+            return Due(pipeline, None, state, False, "no schedule")
+        slot = pipeline.schedule.latest(now)
+        done = state.scheduled if state is not None else None
+        is_due, why = True, "due"
+        if state is not None and state.is_live:
+            is_due, why = False, "running"
+        elif done is not None and done.slot == slot:
+            if done.status == "succeeded":
+                is_due, why = False, "done"
+            elif done.status == "failed" and done.retry_at is None:
+                is_due, why = False, "gave up"
+            elif done.retry_at is not None and done.retry_at > now:
+                is_due, why = False, f"retry at {done.retry_at:%H:%M:%S}"
+            else:
+                why = "retry"
+        if is_due:
+            waiting = self._not_ready(pipeline, states, now)
+            if waiting:
+                is_due, why = False, f"waiting on upstream: {', '.join(waiting)}"
+        return Due(pipeline, slot, state, is_due, why)
+
+    def _not_ready(self, pipeline: Pipeline, states: dict[str, State], now: datetime) -> list[str]:
+        """The upstream pipelines without a success that is new enough: of today, or of the last so many seconds."""
+        if pipeline.upstream_freshness_secs is not None:
+            since = now - timedelta(seconds=pipeline.upstream_freshness_secs)
+        else:
+            assert pipeline.schedule is not None
+            zone = ZoneInfo(pipeline.schedule.timezone)
+            since = now.astimezone(zone).replace(hour=0, minute=0, second=0, microsecond=0).astimezone(UTC)
+        found = []
+        for name in pipeline.depends_on:
+            state = states.get(name)
+            succeeded = state.succeeded_at if state is not None else None
+            failed = state is not None and state.status in ("failed", "interrupted")
+            if succeeded is None or succeeded < since or failed:
+                found.append(name)
+        return found
+
+
+_COUNTS = ("rows_read", "inserted", "updated", "unchanged", "deleted", "quarantined")
+
+
+def described(error: BaseException) -> str:
+    """An error for the log: ours as they are, others with the place in the user's code."""
+    if isinstance(error, WeftError):
+        return str(error)
+    place = traceback.extract_tb(error.__traceback__)
+    where = f" ({place[-1].filename}, line {place[-1].lineno})" if place else ""
+    return f"{type(error).__name__}: {error}{where}"

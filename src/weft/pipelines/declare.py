@@ -1,0 +1,492 @@
+"""`@pipeline` and `target`: a load as a function, checked where it is declared."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from weft.errors import DeclarationError, nearest, unknown
+from weft.pipelines import graph
+from weft.pipelines.table import Table, table_of
+from weft.pipelines.transforms import Deduplicate, Transform
+from weft.project import Project, current
+from weft.settings import redact_url
+from weft.systems.base import Connection
+from weft.systems.expectation import REACTIONS, Expectation, Reaction
+from weft.systems.load import Load
+
+if TYPE_CHECKING:
+    from weft.operate.retry import Retry
+    from weft.operate.schedule import Schedule
+
+Drift = Literal["error", "warn", "evolve", "ignore"]
+DRIFTS: tuple[str, ...] = get_args(Drift)
+_ENGINES = ("spark", "pushdown")
+# What a load is told by a target; the pipeline's own are the defaults of its targets.
+_LOAD_OPTIONS = (
+    "mode",
+    "keys",
+    "update_columns",
+    "compare_columns",
+    "event_timestamp_column",
+    "handle_deletes",
+    "ttl_seconds",
+    "deduplicate_by",
+    "allow_empty",
+    "on_bad_rows",
+)
+_ALIASES = {"ttl": "ttl_seconds"}
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """Where a pipeline's rows go, and how."""
+
+    table: Table
+    connection: str | Connection | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """What `weft.load` takes: mode, keys, compare_columns …"""
+    column_map: Mapping[str, str] = field(default_factory=dict)
+    """Columns of the source, by the column of the table that each of them fills."""
+    on_drift: Drift = "evolve"
+    expectations: tuple[Expectation, ...] = ()
+    on_quality_failure: Reaction = "fail"
+
+    @property
+    def name(self) -> str:
+        """How errors and commands call it."""
+        return self.table.full_name
+
+    def plan(self, *, pipeline: str, commit_key: str | None, moment: datetime | None = None) -> Load:
+        """The load into this target, under a run's key."""
+        return Load.declare(
+            target=(self.table.schema, self.table.name),
+            commit_key=commit_key,
+            pipeline=pipeline,
+            moment=moment,
+            **self.options,
+        )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Pipeline:
+    """A declared pipeline. Calling it calls its function."""
+
+    name: str
+    function: Callable[..., Any]
+    targets: tuple[Target, ...]
+    schedule: Schedule | None = None
+    source_connection: str | Connection | None = None
+    source_table: str | None = None
+    transforms_pre: tuple[Transform, ...] = ()
+    transforms_post: tuple[str | Callable[..., Any], ...] = ()
+    incremental_column: str | None = None
+    lookback: Any = None
+    depends_on: tuple[str, ...] = ()
+    upstream_freshness_secs: float | None = None
+    retry: Retry
+    freshness_sla: float | None = None
+    continue_on_failure: bool = False
+    engine: Literal["spark", "pushdown"] | None = None
+    description: str | None = None
+    tags: tuple[str, ...] = ()
+    owner: str | None = None
+    parameters: int = 0
+    """How many connections its function takes: none, the source, or the source and the target."""
+    origin: str = ""
+    place: str = ""
+    """File and line, for errors."""
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.function(*arguments)
+
+
+def target(
+    table: Any,
+    *,
+    connection: str | Connection | None = None,
+    column_map: Mapping[str, str] | None = None,
+    on_drift: Drift | None = None,
+    expectations: Sequence[Expectation] | None = None,
+    on_quality_failure: Reaction | None = None,
+    **options: Any,
+) -> Target:
+    """One of a pipeline's targets: `targets=[weft.target(Events, mode="append"), weft.target(Archive)]`.
+
+    What is left out is as the pipeline says it. Takes the options of `weft.load` (`mode`, `keys`, …).
+    """
+    given = {
+        "connection": connection,
+        "column_map": column_map,
+        "on_drift": on_drift,
+        "expectations": expectations,
+        "on_quality_failure": on_quality_failure,
+        **options,
+    }
+    return _make_target(table, {name: value for name, value in given.items() if value is not None}, "target")
+
+
+def _make_target(table: Any, given: Mapping[str, Any], where: str) -> Target:
+    known = ("connection", "column_map", "on_drift", "expectations", "on_quality_failure", *_LOAD_OPTIONS, *_ALIASES)
+    _refuse_unknown(given, known, where)
+    found = _table(table, where)
+    options = {
+        _ALIASES.get(name, name): value for name, value in given.items() if _ALIASES.get(name, name) in _LOAD_OPTIONS
+    }
+    if isinstance(options.get("ttl_seconds"), timedelta):
+        options["ttl_seconds"] = options["ttl_seconds"].total_seconds()
+    if "keys" not in options and options.get("mode") in ("merge", "scd1", "scd2") and found.keys:
+        options["keys"] = list(found.keys)
+    column_map = given.get("column_map") or {}
+    if not isinstance(column_map, Mapping) or not all(
+        isinstance(each, str) for pair in column_map.items() for each in pair
+    ):
+        raise DeclarationError(f"{where}: column_map maps columns of the table to columns of the source, by name.")
+    for name in column_map:
+        if found.columns and name not in found.names:
+            close = nearest(name, found.names)
+            raise DeclarationError(
+                f"{where}: column_map fills {name!r}, which is no column of {found.full_name}.",
+                hint=f"Did you mean {close!r}?" if close else f"Columns: {', '.join(found.names)}.",
+            )
+    expectations = tuple(given.get("expectations") or ())
+    for each in expectations:
+        if not isinstance(each, Expectation):
+            raise DeclarationError(
+                f"{where}: {each!r} is no expectation.",
+                hint="weft.expectations has not_null, unique, accepted, range, sql, row_count and freshness.",
+            )
+    made = Target(
+        table=found,
+        connection=_connection(given.get("connection"), "connection", where) or found.connection,
+        options=MappingProxyType(options),
+        column_map=MappingProxyType(dict(column_map)),
+        on_drift=_one_of(given.get("on_drift", "evolve"), DRIFTS, "on_drift", where),
+        expectations=expectations,
+        on_quality_failure=_one_of(given.get("on_quality_failure", "fail"), REACTIONS, "on_quality_failure", where),
+    )
+    return made
+
+
+def pipeline(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """Declare a pipeline. Its function gives what is loaded: SQL, a frame, rows, a path, a stream.
+
+        @weft.pipeline(target=Events, schedule="*/5 * * * *", mode="append")
+        def ingest_events(conn):
+            return "SELECT event_id, name, received_at FROM raw.events"
+
+    The function takes nothing, the source's connection, or those of source and target, and may be a coroutine. It may
+    give `None` where `source_table` names the table to load. docs/pipelines.md lists the options.
+    """
+    if function is not None and not options:
+        raise DeclarationError("@pipeline needs a target.", hint="@weft.pipeline(target=Events)")
+
+    def declare(function: Callable[..., Any]) -> Pipeline:
+        if not callable(function):
+            raise DeclarationError(f"@pipeline decorates a function, not a {type(function).__name__}.")
+        made = _make(function, options)
+        _look_like(made, function)
+        _register(made)
+        return made
+
+    return declare
+
+
+_OWN_OPTIONS = (
+    "target",
+    "targets",
+    "name",
+    "schedule",
+    "timezone",
+    "source_connection",
+    "target_connection",
+    "source_table",
+    "transforms_pre",
+    "transforms_post",
+    "incremental_column",
+    "lookback",
+    "depends_on",
+    "upstream_freshness_secs",
+    "retry",
+    "freshness_sla",
+    "continue_on_failure",
+    "engine",
+    "description",
+    "tags",
+    "owner",
+)
+_TARGET_OPTIONS = ("column_map", "on_drift", "expectations", "on_quality_failure", *_LOAD_OPTIONS, *_ALIASES)
+OPTIONS = (*_OWN_OPTIONS, *_TARGET_OPTIONS)
+
+
+def _make(function: Callable[..., Any], given: Mapping[str, Any]) -> Pipeline:
+    from weft.operate.retry import Retry
+    from weft.operate.schedule import Schedule
+
+    name = given.get("name", getattr(function, "__name__", ""))
+    where = f"Pipeline {name!r}"
+    _refuse_unknown(given, OPTIONS, where)
+    if not isinstance(name, str) or not name or len(name) > 200 or not name.isprintable():
+        raise DeclarationError(f"{where}: a pipeline's name has 1 to 200 printable characters.")
+    transforms = _transforms(given.get("transforms_pre", ()), where)
+    shared = {key: value for key, value in given.items() if key in _TARGET_OPTIONS and value is not None}
+    for each in transforms:
+        if isinstance(each, Deduplicate):
+            shared.setdefault("deduplicate_by", list(each.columns))
+    zone, cron = given.get("timezone", "UTC"), given.get("schedule")
+    try:
+        schedule = None if cron is None else Schedule(cron, zone)
+        retry = Retry.declare(given.get("retry"))
+    except DeclarationError as error:
+        raise DeclarationError(f"{where}: {error.what}", hint=error.hint) from None
+    made = Pipeline(
+        name=name,
+        function=function,
+        targets=_targets(given, shared, where),
+        schedule=schedule,
+        source_connection=_connection(given.get("source_connection"), "source_connection", where),
+        source_table=_text(given.get("source_table"), "source_table", where),
+        transforms_pre=transforms,
+        transforms_post=_after(given.get("transforms_post", ()), where),
+        incremental_column=_text(given.get("incremental_column"), "incremental_column", where),
+        lookback=given.get("lookback"),
+        depends_on=_depends_on(given.get("depends_on", ()), where),
+        upstream_freshness_secs=_seconds(given.get("upstream_freshness_secs"), "upstream_freshness_secs", where),
+        retry=retry,
+        freshness_sla=_seconds(given.get("freshness_sla"), "freshness_sla", where),
+        continue_on_failure=_flag(given.get("continue_on_failure", False), "continue_on_failure", where),
+        engine=None if given.get("engine") is None else _one_of(given["engine"], _ENGINES, "engine", where),
+        description=_text(given.get("description"), "description", where) or inspect.getdoc(function),
+        tags=_texts(given.get("tags", ()), "tags", where),
+        owner=_text(given.get("owner"), "owner", where),
+        parameters=_parameters(function, where),
+        origin=f"{function.__module__}.{getattr(function, '__qualname__', name)}",
+        place=_place(function),
+    )
+    _check(made, where)
+    return made
+
+
+def _targets(given: Mapping[str, Any], shared: Mapping[str, Any], where: str) -> tuple[Target, ...]:
+    one, several = given.get("target"), given.get("targets")
+    if (one is None) == (several is None):
+        raise DeclarationError(
+            f"{where} needs target or targets, not {'both' if one is not None else 'neither'}.",
+            hint="target=Events, or targets=[weft.target(Events), weft.target(Archive)].",
+        )
+    listed = [one] if one is not None else list(several or ())
+    if not listed:
+        raise DeclarationError(f"{where}: targets is empty.")
+    fallback = _connection(given.get("target_connection"), "target_connection", where)
+    made = []
+    for each in listed:
+        if isinstance(each, Target):
+            found = each
+            own = {
+                "column_map": each.column_map or None,
+                "expectations": each.expectations or None,
+                **each.options,
+            }
+            merged = {**shared, **{key: value for key, value in own.items() if value is not None}}
+            if "on_drift" not in shared or each.on_drift != "evolve":
+                merged["on_drift"] = each.on_drift
+            if "on_quality_failure" not in shared or each.on_quality_failure != "fail":
+                merged["on_quality_failure"] = each.on_quality_failure
+            found = _make_target(each.table, {**merged, "connection": each.connection or fallback}, where)
+        else:
+            table = _table(each, where)
+            found = _make_target(table, {**shared, "connection": fallback or table.connection}, where)
+        made.append(found)
+    names = [(each.connection, each.name) for each in made]
+    repeated = [name for _, name in names if names.count((_, name)) > 1]
+    if repeated:
+        raise DeclarationError(f"{where}: the target {repeated[0]} is listed twice.")
+    return tuple(made)
+
+
+def _check(made: Pipeline, where: str) -> None:
+    for each in made.targets:
+        try:
+            load = each.plan(pipeline=made.name, commit_key="declared", moment=datetime.now(UTC))
+            if each.table.columns:
+                load.check_source(each.table.names)
+        except DeclarationError as error:
+            hint = error.hint
+            if load_mode(each) in ("merge", "scd2") and not each.options.get("keys"):
+                hint = 'Mark the key: Annotated[BigInt, pk()], or say keys=["id"].'
+            raise DeclarationError(f"{where}, target {each.name}: {error.what}", hint=hint) from None
+        if made.lookback is not None and load_mode(each) == "append":
+            raise DeclarationError(
+                f"{where}: with a lookback the mode append would store the same rows again.", hint="Use merge or scd2."
+            )
+        if made.incremental_column is not None and (
+            load_mode(each) == "truncate" or each.options.get("handle_deletes")
+        ):
+            raise DeclarationError(
+                f"{where}: incremental_column reads what is new, so the rest would be deleted.",
+                hint="Leave out incremental_column, or the mode truncate and handle_deletes.",
+            )
+    if isinstance(made.lookback, bool) or not isinstance(made.lookback, int | float | timedelta | None):
+        raise DeclarationError(f"{where}: lookback is a timedelta, or a number for a column of numbers.")
+    if made.upstream_freshness_secs is not None and not made.depends_on:
+        raise DeclarationError(f"{where}: upstream_freshness_secs needs depends_on.")
+
+
+def find(name: str, project: Project | None = None) -> Pipeline:
+    """A declared pipeline by its name."""
+    known = (project or current()).pipelines
+    if name not in known:
+        raise unknown("pipeline", name, known, otherwise="Declare it in a module of weft.toml, or give --module M.")
+    return known[name]
+
+
+def load_mode(target: Target) -> str:
+    """How a target is written: `scd1` is `merge`."""
+    mode = str(target.options.get("mode", "append"))
+    return "merge" if mode == "scd1" else mode
+
+
+def _register(made: Pipeline) -> None:
+    pipelines = current().pipelines
+    present = pipelines.get(made.name)
+    if present is not None and present.origin != made.origin:
+        raise DeclarationError(
+            f"Pipeline {made.name!r} is declared twice: {present.place} and {made.place}.",
+            hint="Give one of them another name.",
+        )
+    graph.refuse_rings({**pipelines, made.name: made})
+    pipelines[made.name] = made
+    current().declarations += 1
+
+
+# ------------------------------------------------------------------------------------------------------ single options
+
+
+def _refuse_unknown(given: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+    for name in given:
+        if name not in known:
+            close = nearest(name, known)
+            hint = f"Did you mean {close!r}?" if close else f"Options: {', '.join(known)}."
+            raise DeclarationError(f"{where} has no option {name!r}.", hint=hint)
+
+
+def _table(given: Any, where: str) -> Table:
+    found = table_of(given)
+    if found is not None:
+        return found
+    if isinstance(given, type):
+        raise DeclarationError(f"{where}: the class {given.__name__} is no table.", hint="Put @weft.table above it.")
+    if isinstance(given, str):
+        schema, dot, name = given.partition(".")
+        return Table(name=name if dot else given, schema=schema if dot else None)
+    if isinstance(given, tuple | list) and len(given) == 2 and isinstance(given[1], str):
+        return Table(name=given[1], schema=given[0])
+    raise DeclarationError(
+        f'{where}: a target is a class under @weft.table, ("schema", "table") or "schema.table", not {given!r}.'
+    )
+
+
+def _connection(given: object, option: str, where: str) -> str | Connection | None:
+    if given is None or isinstance(given, Connection):
+        return given
+    if not isinstance(given, str) or not given:
+        raise DeclarationError(f"{where}: {option} must be a connection or its name, not {type(given).__name__}.")
+    if "://" in given:
+        raise DeclarationError(
+            f"{where}: {option} is the URL {redact_url(given)!r}, where a name is needed.",
+            hint="Pass weft.connect(url=…) instead.",
+        )
+    return given
+
+
+def _transforms(given: object, where: str) -> tuple[Transform, ...]:
+    listed = given if isinstance(given, list | tuple) else [given]
+    for each in listed:
+        if not isinstance(each, Transform):
+            raise DeclarationError(
+                f"{where}: transforms_pre takes filter_where, deduplicate_by, limit and sample_pct, not {each!r}.",
+                hint='from weft.transforms import filter_where; transforms_pre=[filter_where("amount > 0")]',
+            )
+    return tuple(listed)
+
+
+def _after(given: object, where: str) -> tuple[str | Callable[..., Any], ...]:
+    listed = given if isinstance(given, list | tuple) else [given]
+    for each in listed:
+        if not (isinstance(each, str) and each.strip()) and not callable(each):
+            raise DeclarationError(f"{where}: transforms_post takes SQL and functions, not {each!r}.")
+    return tuple(listed)
+
+
+def _depends_on(given: object, where: str) -> tuple[str, ...]:
+    listed = given if isinstance(given, list | tuple) else [given]
+    names = [each.name if isinstance(each, Pipeline) else each for each in listed]
+    return _texts(names, "depends_on", where)
+
+
+def _texts(given: object, option: str, where: str) -> tuple[str, ...]:
+    listed = (given,) if isinstance(given, str) else given
+    if not isinstance(listed, list | tuple | set | frozenset) or not all(isinstance(each, str) for each in listed):
+        raise DeclarationError(f"{where}: {option} must be a list of texts.")
+    return tuple(listed)
+
+
+def _text(given: object, option: str, where: str) -> str | None:
+    if given is not None and (not isinstance(given, str) or not given):
+        raise DeclarationError(f"{where}: {option} must be a text, not {given!r}.")
+    return given
+
+
+def _flag(given: object, option: str, where: str) -> bool:
+    if not isinstance(given, bool):
+        raise DeclarationError(f"{where}: {option} must be True or False, not {given!r}.")
+    return given
+
+
+def _seconds(given: object, option: str, where: str) -> float | None:
+    if given is None:
+        return None
+    seconds = given.total_seconds() if isinstance(given, timedelta) else given
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+        raise DeclarationError(f"{where}: {option} must be a number of seconds above 0, not {given!r}.")
+    return float(seconds)
+
+
+def _one_of(given: Any, allowed: Sequence[str], option: str, where: str) -> Any:
+    if given not in allowed:
+        close = nearest(str(given), allowed)
+        hint = f"Did you mean {close!r}? " if close else ""
+        raise DeclarationError(
+            f"{where}: {option} is {given!r}.", hint=f"{hint}It can be {', '.join(map(repr, allowed))}."
+        )
+    return given
+
+
+def _parameters(function: Callable[..., Any], where: str) -> int:
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    found = list(inspect.signature(function).parameters.values())
+    needed = [each for each in found if each.kind in kinds and each.default is each.empty]
+    if len(needed) > 2 or any(each.kind is each.KEYWORD_ONLY and each.default is each.empty for each in found):
+        raise DeclarationError(
+            f"{where}: its function must take nothing, the source's connection, or those of source and target.",
+            hint="def load(): …, def load(conn): … or def load(source, target): …",
+        )
+    return len(needed)
+
+
+def _place(function: Callable[..., Any]) -> str:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:
+        return f"{function.__module__}"
+    from weft.project import short_path
+
+    return f"{short_path(code.co_filename)}, line {code.co_firstlineno}"
+
+
+def _look_like(made: Pipeline, function: Callable[..., Any]) -> None:
+    for attribute in ("__module__", "__name__", "__qualname__", "__doc__"):
+        object.__setattr__(made, attribute, getattr(function, attribute, None))

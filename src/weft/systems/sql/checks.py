@@ -1,0 +1,148 @@
+"""Expectations, tried on the staged rows of a load inside its transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from weft.errors import DeclarationError, LoadRefusedError, nearest
+from weft.systems.expectation import Expectation
+from weft.systems.load import Load
+from weft.systems.sql import quarantine
+from weft.systems.sql.driver import Session
+from weft.systems.sql.literals import literal
+from weft.systems.sql.tables import SqlTables
+
+REPEATED = "_weft_repeated"
+# They pass through this process. A load of which more rows are bad is better looked at.
+_MOST_ASIDE = 100_000
+
+Quote = Callable[[str], str]
+
+
+def condition(check: Expectation, quote: Quote, dialect: str) -> str:
+    """What a row meets that breaks an expectation."""
+    columns = [quote(name) for name in check.columns]
+    if check.kind == "not_null":
+        return " OR ".join(f"{column} IS NULL" for column in columns)
+    if check.kind == "accepted":
+        return f"{columns[0]} NOT IN ({', '.join(literal(value, dialect) for value in check.values)})"
+    if check.kind == "range":
+        low, high = check.values
+        bounds = [(low, "<"), (high, ">")]
+        return " OR ".join(
+            f"{columns[0]} {sign} {literal(value, dialect)}" for value, sign in bounds if value is not None
+        )
+    assert check.kind == "sql", check.kind
+    return f"NOT ({check.text}\n)"
+
+
+def refuse_unknown_columns(checks: tuple[Expectation, ...], columns: list[str], target: str) -> None:
+    """Raise where an expectation is about a column that is not written."""
+    for check in checks:
+        for name in check.columns:
+            if name not in columns:
+                close = nearest(name, columns)
+                raise DeclarationError(
+                    f"The expectation {check} of {target} is about a column that is not loaded.",
+                    hint=f"Did you mean {close!r}?" if close else f"Columns: {', '.join(columns[:30])}.",
+                )
+
+
+def is_broken(check: Expectation, rows: int, latest: Any, moment: datetime) -> str | None:
+    """What is wrong with all rows together, if anything: their number, or the time of the latest one."""
+    if check.kind == "row_count":
+        low, high = check.values
+        if (low is not None and rows < low) or (high is not None and rows > high):
+            return f"{rows:,} rows"
+        return None
+    if latest is None:
+        return "there is no time at all"
+    when = latest if isinstance(latest, datetime) else datetime.fromisoformat(str(latest))
+    when = when.replace(tzinfo=UTC) if when.tzinfo is None else when
+    if moment - when > timedelta(seconds=check.values[0]):
+        return f"the latest is of {when.isoformat(' ', 'seconds')}"
+    return None
+
+
+class Checks:
+    """The expectations of a load, on its staging table."""
+
+    def __init__(self, tables: SqlTables, session: Session, load: Load, stage: str, columns: list[str]) -> None:
+        self.tables, self.session, self.load = tables, session, load
+        self.stage, self.columns = tables.temporary(stage), columns
+        self.warnings: list[str] = []
+
+    def run(self, rows: int) -> int:
+        """Try each; gives how many rows were put aside. Raises where one is broken that must not be."""
+        load = self.load
+        refuse_unknown_columns(load.checks, self.columns, load.name)
+        failed: list[str] = []
+        aside = 0
+        for check in load.checks:
+            said = self._whole(check, rows) if not check.is_about_rows else None
+            if check.is_about_rows:
+                bad = self._bad(check)
+                count = self._count(bad)
+                if count and check.reaction == "quarantine":
+                    aside += self._put_aside(check, bad, count)
+                    continue
+                said = f"{count:,} of {rows:,} rows: {self._example(bad)}" if count else None
+            if said is not None:
+                (self.warnings if check.reaction == "warn" else failed).append(f"{check}: {said}")
+        if failed:
+            lines = "".join(f"\n    {line}" for line in failed)
+            raise LoadRefusedError(
+                f"The rows for {load.name} are not as expected, and nothing was written:{lines}",
+                hint='on_quality_failure="warn" loads them all the same, "quarantine" puts them aside.',
+            )
+        return aside
+
+    def _whole(self, check: Expectation, rows: int) -> str | None:
+        latest = None
+        if check.kind == "freshness":
+            found = self.session.row(f"SELECT max({self.tables.quote(check.columns[0])}) FROM {self.stage}")
+            latest = None if found is None else found[0]
+        return is_broken(check, rows, latest, self.load.moment)
+
+    def _bad(self, check: Expectation) -> str:
+        """A condition on the staged rows, as `s`."""
+        if check.kind != "unique":
+            return condition(check, lambda name: f"s.{self.tables.quote(name)}", self.tables.dialect)
+        names = [self.tables.quote(name) for name in check.columns]
+        listed = ", ".join(names)
+        present = " AND ".join(f"{name} IS NOT NULL" for name in names)
+        # A table of its own: MySQL cannot name a temporary table twice in one statement.
+        self.tables.drop_temporary(self.session, REPEATED)
+        self.tables.create_temporary_as(
+            self.session,
+            REPEATED,
+            f"SELECT {listed} FROM {self.stage} WHERE {present} GROUP BY {listed} HAVING count(*) > 1",
+        )
+        on = " AND ".join(f"r.{name} = s.{name}" for name in names)
+        return f"EXISTS (SELECT 1 FROM {self.tables.temporary(REPEATED)} AS r WHERE {on})"
+
+    def _count(self, bad: str) -> int:
+        found = self.session.row(f"SELECT count(*) FROM {self.stage} AS s WHERE {bad}")
+        assert found is not None
+        return int(found[0])
+
+    def _example(self, bad: str) -> str:
+        return quarantine.name_of(self._rows(bad, 1)[0], self.load)
+
+    def _rows(self, bad: str, most: int) -> list[dict[str, object]]:
+        names = ", ".join(f"s.{self.tables.quote(name)}" for name in self.columns)
+        found = self.session.rows(f"SELECT {names} FROM {self.stage} AS s WHERE {bad} LIMIT {most}")
+        return [dict(zip(self.columns, row, strict=True)) for row in found]
+
+    def _put_aside(self, check: Expectation, bad: str, count: int) -> int:
+        if count > _MOST_ASIDE:
+            raise LoadRefusedError(
+                f"{count:,} rows for {self.load.name} break {check}: too many to put aside, and nothing was written.",
+                hint="Look at the source, or at the expectation.",
+            )
+        for row in self._rows(bad, count):
+            quarantine.insert(self.tables, self.session, self.load, f"expectation {check}", row)
+        self.session.run(self.tables.delete_where(self.stage, bad))
+        return count

@@ -1,0 +1,57 @@
+"""Values as SQL literals, where a statement takes no parameters (COPY, CREATE TABLE AS, a query inside another)."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+from weft.errors import DeclarationError
+
+
+def literal(value: Any, dialect: str) -> str:
+    """A value as the database would read it back: one that cannot be written so is refused, never altered."""
+    if value is None:
+        return "NULL"
+    if isinstance(value, bool):
+        return {"sqlite": str(int(value))}.get(dialect, str(value).upper())
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, float) and math.isfinite(value):
+        # With an exponent it is a floating-point number to every database; without, a decimal to some.
+        return f"{value!r}e0" if "e" not in repr(value) else repr(value)
+    if isinstance(value, Decimal) and value.is_finite():
+        return f"'{value:f}'" if dialect == "sqlite" else f"{value:f}"
+    if isinstance(value, datetime):
+        return _time(value, dialect)
+    if isinstance(value, date):
+        return f"'{value.isoformat()}'" if dialect == "sqlite" else f"DATE '{value.isoformat()}'"
+    if isinstance(value, str) and "\0" not in value:
+        return _text(value, dialect)
+    raise DeclarationError(f"A {type(value).__name__} cannot be written into a query: {value!r}")
+
+
+def _time(value: datetime, dialect: str) -> str:
+    if value.tzinfo is None:
+        text = value.isoformat(" ", "microseconds")
+        return f"'{text}'" if dialect == "sqlite" else f"TIMESTAMP '{text}'"
+    text = value.astimezone(UTC).replace(tzinfo=None).isoformat(" ", "microseconds")
+    if dialect == "mysql":
+        return f"TIMESTAMP '{text}'"
+    if dialect == "sqlite":
+        from weft.systems.sqlite.store import iso_timestamp
+
+        # As timestamps are stored there.
+        return f"'{iso_timestamp(value.astimezone(UTC))}'"
+    return f"TIMESTAMP WITH TIME ZONE '{text}+00:00'"
+
+
+def _text(value: str, dialect: str) -> str:
+    if dialect == "mysql":
+        # Whatever the server's mode says about backslashes.
+        return f"CONVERT(X'{value.encode().hex()}' USING utf8mb4)" if value else "''"
+    if dialect == "spark":
+        escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+        return f"'{escaped}'"
+    return "'" + value.replace("'", "''") + "'"

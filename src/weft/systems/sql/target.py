@@ -1,0 +1,198 @@
+"""The table that a load writes: how it is made, what it must have, and how it follows its declaration."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from weft.columns import hint_of, length_of
+from weft.errors import LoadRefusedError, WeftError, nearest
+from weft.systems.load import IS_CURRENT, ROW_HASH, SCD2_COLUMNS, VALID_FROM, VALID_TO, Load
+from weft.systems.sql.tables import Column, SqlTables
+
+
+def ensure(tables: SqlTables, load: Load, written: pa.Schema) -> None:
+    """Make the table where it is missing, add what its declaration has and it has not, and refuse what cannot go in."""
+    columns = _columns(tables, load)
+    if columns is None:
+        _create(tables, load, written)
+        columns = _columns(tables, load)
+    if columns is None:
+        raise WeftError(f"The table {load.name} could not be created.")
+    if load.declared is not None and load.declared.on_drift == "evolve":
+        columns = _evolve(tables, load, written, columns)
+    check_columns(load, written, columns)
+
+
+def _columns(tables: SqlTables, load: Load) -> list[Column] | None:
+    with tables.driver.session("read") as session:
+        return tables.columns(session, load.schema, load.table)
+
+
+# ------------------------------------------------------------------------------------------------------------- creation
+
+
+def _create(tables: SqlTables, load: Load, written: pa.Schema) -> None:
+    try:
+        with tables.driver.session("publish") as session:
+            if load.schema is not None:
+                tables.create_schema(session, load.schema)
+            session.run(create_statement(tables, load, written))
+            if load.mode == "scd2":
+                tables.create_key_index(session, load.schema, load.table, load.keys)
+    except WeftError:
+        # Where somebody else was faster, all is well.
+        if _columns(tables, load) is None:
+            raise
+
+
+def create_statement(tables: SqlTables, load: Load, written: pa.Schema) -> str:
+    """The statement that makes the table: as it is declared, or else with the columns of its rows."""
+    declared = load.declared.schema if load.declared is not None else None
+    fields = list(declared if declared is not None else written)
+    primary, unique = _keys(load)
+    keyed = {*primary, *(name for group in unique for name in group), *(load.keys if load.tracks_rows else ())}
+    definitions = []
+    for field in fields:
+        is_key = field.name in keyed
+        required = is_key and (field.name in primary or field.name in load.keys)
+        required = required or (declared is not None and not field.nullable)
+        kind = tables.sql_type(field, key=is_key)
+        definitions.append(f"{tables.quote(field.name)} {kind}{' NOT NULL' if required else ''}")
+    if load.mode == "scd2":
+        definitions += [
+            f"{tables.quote(field.name)} {tables.sql_type(field, key=field.name == VALID_FROM)}"
+            f"{'' if field.nullable else ' NOT NULL'}"
+            for field in scd2_fields()
+        ]
+        types = {field.name: tables.sql_type(field, key=True) for field in fields if field.name in load.keys}
+        definitions += tables.stage_index({key: types[key] for key in load.keys})
+    if primary:
+        definitions.append(f"PRIMARY KEY ({_listed(tables, primary)})")
+    definitions += [f"UNIQUE ({_listed(tables, group)})" for group in unique]
+    return f"CREATE TABLE IF NOT EXISTS {tables.table(load.schema, load.table)} ({', '.join(definitions)})"
+
+
+def _keys(load: Load) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """The primary key and the unique ones. Of an scd2 table a key has many rows."""
+    if load.mode == "scd2":
+        return (), []
+    declared = load.declared
+    primary = declared.primary_key if declared is not None else ()
+    unique = list(declared.unique) if declared is not None else []
+    if load.mode == "merge":
+        primary = primary or load.keys
+        if set(load.keys) not in [set(primary), *map(set, unique)]:
+            unique.append(load.keys)
+    return primary, [group for group in unique if set(group) != set(primary)]
+
+
+def _listed(tables: SqlTables, names: Sequence[str]) -> str:
+    return ", ".join(tables.quote(name) for name in names)
+
+
+def scd2_fields() -> list[pa.Field]:
+    """The columns that scd2 keeps itself."""
+    instant = pa.timestamp("us", "UTC")
+    return [
+        pa.field(VALID_FROM, instant, nullable=False),
+        pa.field(VALID_TO, instant),
+        pa.field(IS_CURRENT, pa.bool_(), nullable=False),
+        pa.field(ROW_HASH, pa.string()),
+    ]
+
+
+# ---------------------------------------------------------------------------------------------------------------- drift
+
+
+def _evolve(tables: SqlTables, load: Load, written: pa.Schema, columns: list[Column]) -> list[Column]:
+    """Add the columns that the table lacks (they may be null, because its rows have no value for them), and widen those
+    that are declared wider than they are."""
+    changes = evolution(tables, load, written, columns)
+    if not changes:
+        return columns
+    try:
+        with tables.driver.session("publish") as session:
+            for statement in changes:
+                session.run(statement)
+    except WeftError as error:
+        # Another run of the pipeline may have done the same; what is still missing was refused by the database.
+        again = _columns(tables, load) or columns
+        if evolution(tables, load, written, again):
+            raise LoadRefusedError(f"The table {load.name} cannot be changed: {error.what}", hint=error.hint) from None
+    return _columns(tables, load) or columns
+
+
+def evolution(tables: SqlTables, load: Load, written: pa.Schema, columns: list[Column]) -> list[str]:
+    """The statements that make the table what its declaration says."""
+    declared = list(load.declared.schema or ()) if load.declared is not None else []
+    present = {column.name: column for column in columns}
+    table = tables.table(load.schema, load.table)
+    changes = []
+    for name, field in {field.name: field for field in [*written, *declared]}.items():
+        if name not in present:
+            changes.append(f"ALTER TABLE {table} ADD COLUMN {tables.quote(name)} {tables.sql_type(field)}")
+    for field in declared:
+        column = present.get(field.name)
+        if column is not None and tables.dialect in _WIDEN and _is_wider(field, column):
+            kind = tables.sql_type(field, key=field.name in load.keys)
+            null = "" if column.field.nullable else " NOT NULL"
+            change = _WIDEN[tables.dialect].format(name=tables.quote(field.name), kind=kind, null=null)
+            changes.append(f"ALTER TABLE {table} {change}")
+    return changes
+
+
+# SQLite stores what it is given whatever a column's type is called, and cannot change a type.
+_WIDEN = {
+    "postgres": "ALTER COLUMN {name} TYPE {kind}",
+    "duckdb": "ALTER COLUMN {name} TYPE {kind}",
+    "mysql": "MODIFY COLUMN {name} {kind}{null}",
+}
+
+
+def _is_wider(field: pa.Field, column: Column) -> bool:
+    """Whether a declared column holds all that the stored one holds, and more."""
+    new, old = field.type, column.field.type
+    if pa.types.is_integer(new) and pa.types.is_integer(old):
+        return bool(new.bit_width > old.bit_width)
+    if pa.types.is_float64(new) and pa.types.is_float32(old):
+        return True
+    if pa.types.is_decimal(new) and pa.types.is_decimal(old):
+        whole, parts = new.precision - new.scale - (old.precision - old.scale), new.scale - old.scale
+        return bool(whole >= 0 and parts >= 0 and whole + parts > 0)
+    if pa.types.is_string(new) and pa.types.is_string(old) and hint_of(field) is None:
+        length = re.search(r"char[^(]*\((\d+)\)", column.sql, re.IGNORECASE)
+        wanted = length_of(field)
+        return length is not None and (wanted is None or wanted > int(length[1]))
+    return False
+
+
+def check_columns(load: Load, written: pa.Schema, columns: list[Column]) -> None:
+    """Refuse rows that the table cannot take."""
+    present = {column.name: column for column in columns}
+    for name in written.names:
+        if name not in present:
+            close = nearest(name, present)
+            hint = f"Did you mean {close!r}?" if close else f"Its columns: {', '.join(list(present)[:30])}."
+            raise LoadRefusedError(f"The table {load.name} has no column {name!r}, which the source has.", hint=hint)
+        if present[name].generated:
+            raise LoadRefusedError(
+                f"The column {name!r} of {load.name} is generated by the database.", hint="Leave it out of the source."
+            )
+    if load.mode == "scd2":
+        for name in SCD2_COLUMNS:
+            if name not in present:
+                raise LoadRefusedError(
+                    f"The table {load.name} has no column {name!r}, which scd2 needs.",
+                    hint="Let the first load create the table, or add valid_from, valid_to, is_current and row_hash.",
+                )
+    for column in columns:
+        own = SCD2_COLUMNS if load.mode == "scd2" else ()
+        if column.required and column.name not in written.names and column.name not in own:
+            raise LoadRefusedError(
+                f"The column {column.name!r} of {load.name} may not be null and has no default, but the source has "
+                "no such column.",
+                hint="Add it to the source, or give it a default.",
+            )

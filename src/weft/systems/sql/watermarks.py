@@ -1,0 +1,78 @@
+"""The table of watermarks: beside the target's rows, written in their transaction."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pyarrow as pa
+
+from weft.errors import LoadRefusedError, WeftError
+from weft.systems.load import Load
+from weft.systems.sql.driver import Session
+from weft.systems.sql.tables import SqlTables
+from weft.systems.watermark import Watermark
+
+_FIELDS = pa.schema(
+    [
+        pa.field("pipeline", pa.string(), nullable=False),
+        pa.field("target", pa.string(), nullable=False),
+        pa.field("column_name", pa.string(), nullable=False),
+        pa.field("kind", pa.string(), nullable=False),
+        pa.field("value", pa.string(), nullable=False),
+        pa.field("seen", pa.int64(), nullable=False),
+        pa.field("moved_at", pa.timestamp("us", "UTC"), nullable=False),
+    ]
+)
+_KEY = ("pipeline", "target")
+
+
+def _table(tables: SqlTables) -> str:
+    return tables.driver.table("weft", "watermarks")
+
+
+def prepare(tables: SqlTables) -> None:
+    """Make the table where it is missing."""
+    with suppress(WeftError), tables.driver.session("read") as session:
+        session.rows(f"SELECT 1 FROM {_table(tables)} WHERE 1 = 0")
+        return
+    definitions = ", ".join(
+        f"{tables.quote(field.name)} {tables.sql_type(field, key=field.name in _KEY)} NOT NULL" for field in _FIELDS
+    )
+    key = ", ".join(_KEY)
+    with suppress(WeftError), tables.driver.session("publish") as session:
+        # Where two do it at once one fails; if that was not the reason, whoever reads the table is told.
+        if f"{tables.quote('weft')}." in _table(tables):
+            tables.create_schema(session, "weft")
+        session.run(f"CREATE TABLE IF NOT EXISTS {_table(tables)} ({definitions}, PRIMARY KEY ({key}))")
+
+
+def read(tables: SqlTables, load: Load) -> Watermark | None:
+    """How far a pipeline has come with a target."""
+    prepare(tables)
+    with tables.driver.session("read") as session:
+        found = session.row(
+            f"SELECT column_name, kind, value, seen FROM {_table(tables)} WHERE pipeline = ? AND target = ?",
+            (load.pipeline, load.name),
+        )
+    return None if found is None else Watermark(str(found[0]), str(found[1]), str(found[2]), int(found[3]))
+
+
+def write(tables: SqlTables, session: Session, load: Load, mark: Watermark) -> None:
+    """Move it, in the transaction of the rows."""
+    key = (load.pipeline, load.name)
+    values = (mark.column, mark.kind, mark.text, mark.seen)
+    moved_at = tables.moment(load.moment)
+    if mark.after is None:
+        names = ", ".join(tables.quote(field.name) for field in _FIELDS)
+        session.run(f"INSERT INTO {_table(tables)} ({names}) VALUES (?, ?, ?, ?, ?, ?, {moved_at})", (*key, *values))
+        return
+    changed = session.run(
+        f"UPDATE {_table(tables)} SET column_name = ?, kind = ?, {tables.quote('value')} = ?, seen = ?, "
+        f"moved_at = {moved_at} WHERE pipeline = ? AND target = ? AND {tables.quote('value')} = ?",
+        (*values, *key, mark.after),
+    )
+    if int(changed.rowcount) != 1:
+        raise LoadRefusedError(
+            f"Another run of {load.pipeline} has loaded {load.name} meanwhile; nothing of this one was written.",
+            hint="Let them share one run log: it lets one run at a time.",
+        )

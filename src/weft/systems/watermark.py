@@ -1,0 +1,72 @@
+"""How far a pipeline has read its source: the greatest value of one column that its target has seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+from weft.errors import DeclarationError
+
+_KINDS: dict[type, tuple[str, Callable[[Any], str], Callable[[str], Any]]] = {
+    int: ("int", str, int),
+    float: ("float", repr, float),
+    Decimal: ("decimal", str, Decimal),
+    datetime: ("timestamp", datetime.isoformat, datetime.fromisoformat),
+    date: ("date", date.isoformat, date.fromisoformat),
+    str: ("text", str, str),
+}
+
+
+@dataclass(frozen=True)
+class Watermark:
+    """What is stored with the target's rows, in the same commit."""
+
+    column: str
+    kind: str
+    text: str
+    seen: int
+    """How many rows of the source were at or below it: more of them later are late ones."""
+    after: str | None = None
+    """The text of the one that this one follows. Where another is stored by then, two runs read the same rows."""
+
+    @classmethod
+    def of(cls, column: str, value: Any, seen: int, last: Watermark | None = None) -> Watermark:
+        """The watermark of a value as a driver gives it."""
+        known = _KINDS.get(type(value))
+        if known is None:
+            raise DeclarationError(
+                f"The column {column!r} is of a type that cannot be a watermark ({type(value).__name__}).",
+                hint="Use a column of numbers, dates, timestamps or texts that grow.",
+            )
+        kind, write, _ = known
+        return cls(column, kind, write(value), seen, None if last is None else last.text)
+
+    @property
+    def value(self) -> Any:
+        """The value, of the type that the driver gave."""
+        read = next(read for kind, _, read in _KINDS.values() if kind == self.kind)
+        return read(self.text)
+
+
+def less(value: Any, lookback: Any) -> Any:
+    """A value some way back: a timedelta before a time, a number before a number."""
+    if lookback is None or value is None:
+        return value
+    try:
+        if isinstance(value, str) and isinstance(lookback, timedelta):
+            # A time that SQLite keeps as a text, in the form in which it is kept.
+            moved = datetime.fromisoformat(value) - lookback
+            return moved.isoformat(sep="T" if "T" in value else " ")
+        if isinstance(value, date) and not isinstance(value, datetime) and not isinstance(lookback, timedelta):
+            return value - timedelta(days=lookback)
+        return value - (Decimal(str(lookback)) if isinstance(value, Decimal) else lookback)
+    except (TypeError, ValueError):
+        raise DeclarationError(
+            f"A lookback of {lookback!r} does not fit the watermark {value!r}.",
+            hint="A timedelta for times, a number for numbers.",
+        ) from None
+    except OverflowError:
+        return value
