@@ -13,6 +13,7 @@ from weft.project import current
 from weft.systems.base import Connection
 from weft.systems.load import Counts, Load
 from weft.systems.objects.local import FolderConnection
+from weft.systems.objects.parquet import Rows
 from weft.systems.objects.s3 import S3Connection
 
 _BUCKET = re.compile(r"s3[an]?://")
@@ -90,6 +91,19 @@ def write(frame: Any, connection: Connection, load: Load) -> Counts:
         from weft.systems.objects import sink as objects
 
         return objects.write(frame, connection, load, spark=spark)  # type: ignore[arg-type]
+
+
+def copy(rows: Rows, connection: Connection, load: Load) -> Counts | None:
+    """Write rows that are Arrow, without Spark's rows between. `None` where only `write` can do it."""
+    spark = connectors.ready(session.spark(), connection)
+    with progress(f"loading {load.name}"), outcome.explained(f"load {load.name}"):
+        if connection.kind.startswith("delta"):
+            from weft.systems.delta import copy as delta
+
+            return delta.copy(rows, connection, load, spark=spark)
+        from weft.systems.objects import sink as objects
+
+        return objects.copy(rows, connection, load, spark=spark)  # type: ignore[arg-type]
 
 
 def _refuse_unknown(connection: Connection, verb: str) -> None:

@@ -204,12 +204,18 @@ class _Job:
     # ------------------------------------------------------------------------------------------------ files and Delta
 
     def _into_files(self, given: Given) -> tuple[Counts, str]:
-        from weft.engine import files, frames
+        from weft.engine import copying, files, frames
 
         files.refuse(self.connection, self.load)
         if self.engine == "pushdown":
             raise DeclarationError(f"A load into {self.connection.label} runs on Spark.", hint="Leave engine= out.")
         reader = reader_for(given, self.source, self.connection)
+        rows = copying.rows_of(given, reader) if self.transform_sql is None else None
+        if rows is not None:
+            frames.refuse_one_host(reader is not None and reader.one_host, "source")
+            counts = files.copy(rows, self.connection, self.load)
+            if counts is not None:
+                return counts, "spark"
         frame = frames.of(given, reader, self.source, self.transform_sql)
         return files.write(frame, self.connection, self.load), "spark"
 

@@ -31,6 +31,12 @@ def _commit(tables: SqlTables, load: Load, schema: pa.Schema, batches: Iterable[
     return commit(tables, load, Batches(schema, batches))
 
 
+def read(reader: Reader, work: Callable[[int, Iterable[pa.RecordBatch]], Any], numbered: tuple[int, Any]) -> bytes:
+    """What `work` makes of a part's number and batches."""
+    number, part = numbered
+    return outcome.of(lambda: work(number, reader.read(part)))
+
+
 def write(tables: SqlTables, load: Load, schema: pa.Schema) -> Callable[[Iterable[pa.RecordBatch]], Iterator[Any]]:
     """A function for `mapInArrow` over the one partition of a DataFrame: its rows in one transaction."""
 

@@ -25,7 +25,7 @@ from weft.systems.objects.spark import reached
 # An entry with the whole state comes so often, so that nobody has to read them all.
 _WHOLE_EVERY = 25
 _ENTRY, _PUBLISHED, _DONE = ".json", ".published", ".done"
-_OWNER = "owner.json"
+_OWNER = ".owner"
 _FORGOTTEN = timedelta(days=1)
 """After this long the staging of a load on another machine is taken for a dead one's."""
 _RETRIES_END = timedelta(days=7)
@@ -109,10 +109,11 @@ class Manifest:
     # ---------------------------------------------------------------------------------------------------------- writing
 
     def begin(self, load: Load) -> str:
-        """A new folder to stage files in, which says whose it is."""
+        """A new folder to stage files in. Beside it is said whose it is, before it is there: a folder of nobody is one
+        of the dead."""
         folder = f"{self.staging}/{uuid4().hex}"
         owner = {"host": socket.gethostname(), "process": process_of(os.getpid()), "at": datetime.now(UTC).isoformat()}
-        self.folder.create(f"{folder}/{_OWNER}", json.dumps({**owner, "load": _writer(load)}).encode())
+        self.folder.create(f"{folder}{_OWNER}", json.dumps({**owner, "load": _writer(load)}).encode())
         return folder
 
     def commit(self, load: Load, staged: Staged, options: FileOptions, schema: str) -> State | None:
@@ -121,7 +122,7 @@ class Manifest:
         while True:
             state = self.finish()
             if state.has(load):
-                self.folder.remove_tree(staged.folder)
+                self._drop(staged.folder)
                 return None
             entry: dict[str, Any] = {
                 "version": state.version + 1,
@@ -171,7 +172,7 @@ class Manifest:
             self.folder.create(f"{self.log}/{_name(version, _PUBLISHED)}", b"")
             reached("published")
             self.folder.remove(f"{self.path}/{name}" for name in entry["removes"])
-        self.folder.remove_tree(staging)
+        self._drop(staging)
         self.folder.create(f"{self.log}/{_name(version, _DONE)}", b"")
         reached("committed")
 
@@ -181,26 +182,33 @@ class Manifest:
         """Remove what a failed load staged, unless it was decided before it failed: then the next one finishes it."""
         last = _last(self.folder.files_in(self.log))
         if not last or self._entry(last)["staging"] != folder.rpartition("/")[2]:
-            self.folder.remove_tree(folder)
+            self._drop(folder)
+
+    def _drop(self, folder: str) -> None:
+        self.folder.remove_tree(folder)
+        self.folder.remove([f"{folder}{_OWNER}"])
 
     def sweep(self) -> None:
         """Remove what dead loads staged, and entries that nobody needs to know the state."""
         now = datetime.now(UTC)
+        owned = {name.removesuffix(_OWNER) for name in self.folder.files_in(self.staging) if name.endswith(_OWNER)}
+        staged = owned.union(self.folder.folders_in(self.staging))
+        dead = [name for name in staged if self._is_dead(f"{self.staging}/{name}", now)]
+        # Looked at after that: the dead make no more entries.
         names = self.folder.files_in(self.log)
         last = _last(names)
-        pending = {self._entry(last)["staging"]} if last and _name(last, _DONE) not in names else set()
-        for name in self.folder.folders_in(self.staging):
-            if name not in pending and self._is_dead(f"{self.staging}/{name}", now):
-                self.folder.remove_tree(f"{self.staging}/{name}")
+        pending = self._entry(last)["staging"] if last and _name(last, _DONE) not in names else None
+        for name in dead:
+            if name != pending:
+                self._drop(f"{self.staging}/{name}")
         # The last two whole states stay: a reader may be at the one before.
         oldest = (last // _WHOLE_EVERY - 1) * _WHOLE_EVERY
         old = [name for name in names if name[:20].isdigit() and int(name[:20]) < oldest]
         self.folder.remove(f"{self.log}/{name}" for name in old)
 
     def _is_dead(self, folder: str, now: datetime) -> bool:
-        data = self.folder.read(f"{folder}/{_OWNER}")
+        data = self.folder.read(f"{folder}{_OWNER}")
         if data is None:
-            # Its first file is its owner's name; a bucket's listing may show what is being removed.
             return True
         owner = json.loads(data)
         if owner["host"] == socket.gethostname():

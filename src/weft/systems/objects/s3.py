@@ -61,8 +61,24 @@ class S3Connection(Connection):
 
         resolved = self.resolved()
         report: dict[str, Any] = {"server": resolved.endpoint or "S3", "database": resolved.bucket}
-        options: dict[str, Any] = {"connect_timeout": 10, "request_timeout": 20}
-        options["retry_strategy"] = fs.AwsStandardS3RetryStrategy(max_attempts=2)
+        patience: dict[str, Any] = {"connect_timeout": 10, "request_timeout": 20}
+        patience["retry_strategy"] = fs.AwsStandardS3RetryStrategy(max_attempts=2)
+        try:
+            with measured(report):
+                selector = fs.FileSelector(f"{resolved.bucket}/{resolved.prefix}".rstrip("/"), allow_not_found=True)
+                store = self.filesystem(**patience)
+                if store.get_file_info(resolved.bucket).type != fs.FileType.Directory:
+                    raise OSError(f"there is no bucket {resolved.bucket}")
+                store.get_file_info(selector)
+        except OSError as error:
+            raise self.failed(error, hint="Check endpoint, region, bucket and keys.") from None
+        return report
+
+    def filesystem(self, **options: Any) -> Any:
+        """Arrow's client of this bucket's server, with options of its own."""
+        from pyarrow import fs
+
+        resolved = self.resolved()
         if resolved.endpoint:
             scheme, _, host = resolved.endpoint.partition("://")
             options |= {"scheme": scheme, "endpoint_override": host.rstrip("/"), "region": "us-east-1"}
@@ -72,16 +88,7 @@ class S3Connection(Connection):
             options |= {"access_key": resolved.access_key_id, "secret_key": resolved.secret_access_key}
         if resolved.session_token:
             options["session_token"] = resolved.session_token
-        try:
-            with measured(report):
-                selector = fs.FileSelector(f"{resolved.bucket}/{resolved.prefix}".rstrip("/"), allow_not_found=True)
-                store = fs.S3FileSystem(**options)
-                if store.get_file_info(resolved.bucket).type != fs.FileType.Directory:
-                    raise OSError(f"there is no bucket {resolved.bucket}")
-                store.get_file_info(selector)
-        except OSError as error:
-            raise self.failed(error, hint="Check endpoint, region, bucket and keys.") from None
-        return report
+        return fs.S3FileSystem(**options)
 
     def hadoop(self) -> dict[str, str]:
         """Settings of Spark's s3a for this bucket alone, so that two buckets may have different servers and keys."""

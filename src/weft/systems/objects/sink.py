@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from weft.errors import DeclarationError, LoadRefusedError
 from weft.systems.load import Counts, Load
+from weft.systems.objects import parquet
 from weft.systems.objects import spark as sessions
 from weft.systems.objects.encoding import encoded, refuse_unwritable
 from weft.systems.objects.folder import folder_for
 from weft.systems.objects.formats import EXTENSIONS
 from weft.systems.objects.manifest import Manifest, Staged, State
+from weft.systems.objects.parquet import Rows
 from weft.systems.objects.paths import table_path
 from weft.systems.objects.rows import checked_keys, column, fitted, refuse_empty, without_void
 from weft.systems.objects.source import SPARK_FORMAT
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
     from weft.systems.objects.connection import ObjectStoreLocalConnection, ObjectStoreS3Connection
 
@@ -51,39 +56,127 @@ def write(
     return _Write(frame, connection, load, spark or frame.sparkSession).run()
 
 
-class _Write:
-    def __init__(self, frame: DataFrame, connection: Any, load: Load, spark: SparkSession) -> None:
+def copy(
+    rows: Rows,
+    connection: ObjectStoreLocalConnection | ObjectStoreS3Connection,
+    load: Load,
+    *,
+    spark: SparkSession,
+) -> Counts | None:
+    """The same of rows that are Arrow, in files that are not Spark's work. `None` where only `write` can do it."""
+    refuse(load)
+    load.check_source(rows.schema.names)
+    if connection.options.format != "parquet" or load.keys or not parquet.can_write(rows, connection, spark):
+        return None
+    return _Copy(rows, connection, load, spark).run()
+
+
+class _Load:
+    """What all loads into files do, however their rows come."""
+
+    def __init__(self, connection: Any, load: Load, spark: Any) -> None:
         sessions.configure(spark, connection)
         self.load, self.options = load, connection.options
-        self.spark: Any = sessions.own_session(spark, {})
-        self.frame = without_void(sessions.moved_to(frame, self.spark))
+        self.connection, self.spark = connection, spark
         path = table_path(connection.root, load.schema, load.table)
-        self.manifest = Manifest(folder_for(self.spark, path), path)
+        self.manifest = Manifest(folder_for(spark, path), path)
+
+    def begin(self) -> State | None:
+        """The table as it is, tidied; `None` where it has this load."""
+        state = self.manifest.finish()
+        self.manifest.sweep()
+        return None if state.has(self.load) else state
+
+    def columns_to_keep(self, state: State) -> StructType | None:
+        """The columns of the files that stay; `None` where none do."""
+        from pyspark.sql.types import StructType
+
+        if state.schema is None or self.load.mode == "truncate" or not state.files:
+            return None
+        return StructType.fromJson(json.loads(state.schema))
+
+    def commit(self, columns: StructType, stage: Callable[[str], Staged], total: int | None = None) -> Counts:
+        """Make what `stage` writes into a folder the table's. `total`: the rows of the source, where some are left
+        out."""
+        load, manifest = self.load, self.manifest
+        folder = manifest.begin(load)
+        try:
+            staged = stage(folder)
+            sessions.reached("staged")
+            rows = staged.rows if total is None else total
+            refuse_empty(load, rows)
+            if not staged.rows and load.mode == "append":
+                manifest.abandon(folder)
+                return Counts()
+            before = manifest.commit(load, staged, self.options, columns.json())
+        except BaseException:
+            manifest.abandon(folder)
+            raise
+        if before is None:
+            return Counts(replayed=True)
+        return Counts(
+            rows_read=rows,
+            inserted=staged.rows,
+            deleted=before.rows if load.mode == "truncate" else 0,
+            bytes=sum(staged.files.values()),
+        )
+
+
+class _Copy(_Load):
+    """Files that whoever has the rows writes."""
+
+    def __init__(self, rows: Rows, connection: Any, load: Load, spark: SparkSession) -> None:
+        super().__init__(connection, load, spark)
+        self.rows = rows
+
+    def run(self) -> Counts | None:
+        state = self.begin()
+        if state is None:
+            return Counts(replayed=True)
+        table = self.columns_to_keep(state)
+        if table is not None and (state.format != "parquet" or not parquet.has_columns(self.rows, table)):
+            return None
+        columns = table or self.rows.columns
+        sessions.reached("begun")
+        return self.commit(columns, functools.partial(self._stage, columns))
+
+    def _stage(self, columns: StructType, folder: str) -> Staged:
+        compression = self.options.parquet_compression or "snappy"
+        target = parquet.target(self.rows, self.connection, self.spark, f"{folder}/data", columns, compression)
+        written = parquet.write_all(self.rows, target)
+        return Staged(folder, {each.name: each.size for each in written}, sum(each.rows for each in written))
+
+
+class _Write(_Load):
+    """Files that Spark writes."""
+
+    def __init__(self, frame: DataFrame, connection: Any, load: Load, spark: SparkSession) -> None:
+        super().__init__(connection, load, sessions.own_session(spark, {}))
+        self.frame = without_void(sessions.moved_to(frame, self.spark))
 
     def run(self) -> Counts:
-        load, manifest = self.load, self.manifest
+        load = self.load
         refuse_unwritable(self.frame.schema, self.options.format, load.name)
-        state = manifest.finish()
-        manifest.sweep()
-        if state.has(load):
+        state = self.begin()
+        if state is None:
             return Counts(replayed=True)
         frame = self._aligned(state)
         sessions.reached("begun")
         if not load.keys:
-            return self._written(frame, None)
+            return self.commit(frame.schema, functools.partial(self._stage, frame))
         source = frame.persist()
         try:
             kept, total, _ = checked_keys(source, load)
-            return self._written(kept, total)
+            return self.commit(kept.schema, functools.partial(self._stage, kept), total)
         finally:
             source.unpersist()
 
     def _aligned(self, state: State) -> DataFrame:
         """All columns of the table in its order, because a CSV file knows them by nothing else."""
         from pyspark.sql import functions as F
-        from pyspark.sql.types import StructType
 
-        if state.schema is None or self.load.mode == "truncate" or not state.files:
+        table = self.columns_to_keep(state)
+        if table is None:
             return self.frame
         if state.format != self.options.format:
             raise LoadRefusedError(
@@ -97,7 +190,6 @@ class _Write:
                     "added.",
                     hint="Add to another table, or replace this one with mode='truncate'.",
                 )
-        table = StructType.fromJson(json.loads(state.schema))
         frame = fitted(self.frame, table, self.load)
         present = set(frame.columns)
         return frame.select(
@@ -105,30 +197,6 @@ class _Write:
                 column(field.name) if field.name in present else F.lit(None).cast(field.dataType).alias(field.name)
                 for field in table
             )
-        )
-
-    def _written(self, frame: DataFrame, total: int | None) -> Counts:
-        load, manifest, options = self.load, self.manifest, self.options
-        folder = manifest.begin(load)
-        try:
-            staged = self._stage(frame, folder)
-            sessions.reached("staged")
-            rows = staged.rows if total is None else total
-            refuse_empty(load, rows)
-            if not staged.rows and load.mode == "append":
-                manifest.abandon(folder)
-                return Counts()
-            before = manifest.commit(load, staged, options, frame.schema.json())
-        except BaseException:
-            manifest.abandon(folder)
-            raise
-        if before is None:
-            return Counts(replayed=True)
-        return Counts(
-            rows_read=rows,
-            inserted=staged.rows,
-            deleted=before.rows if load.mode == "truncate" else 0,
-            bytes=sum(staged.files.values()),
         )
 
     def _stage(self, frame: DataFrame, folder: str) -> Staged:

@@ -1,0 +1,216 @@
+"""Parquet files written from Arrow batches, without Spark's rows between: what is in them is what Spark would write.
+
+    written = parquet.write_all(rows, parquet.target(rows, connection, spark, folder, columns, "snappy"))
+
+The work is done wherever the batches are, mostly in Spark's tasks. A file counts only where its name comes back: what
+an attempt wrote that died, or that was slower than another, has a name that nobody knows.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+from uuid import uuid4
+
+import pyarrow as pa
+from pyarrow import fs
+
+from weft.columns import has_nan, is_nested
+from weft.systems.base import Connection
+from weft.systems.objects.s3 import S3Connection
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+SUFFIXES = {"snappy": ".snappy", "gzip": ".gz", "zstd": ".zstd", "uncompressed": ""}
+"""The compressions, and what Spark has them in a file's name."""
+
+_GROUP_BYTES = 16 * 1024 * 1024
+"""So much of Arrow becomes a row group: it is all in memory until then."""
+_DICTIONARY_BYTES = 64 * 1024
+"""A column of more different values than fit is not worth a dictionary, which would take twice the time."""
+_ROWS_PER_FILE = "spark.sql.files.maxRecordsPerFile"
+
+
+class Rows(Protocol):
+    """Rows as Arrow, in parts."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Their canonical columns."""
+
+    @property
+    def columns(self) -> StructType:
+        """The same as Spark would read them."""
+
+    def each_part(self, work: Callable[[int, Iterable[pa.RecordBatch]], Any]) -> list[Any]:
+        """What `work` gives for each part's number and batches. A part may be tried again after an attempt failed."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """What a file holds of a column. `low` and `high` are `None` where there is no value, or where they are unknown."""
+
+    nulls: int
+    low: Any = None
+    high: Any = None
+
+
+@dataclass(frozen=True)
+class Written:
+    """A file."""
+
+    name: str
+    size: int
+    rows: int
+    ranges: dict[str, Range]
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where files go, and how they are written. It travels to the tasks."""
+
+    connection: Connection
+    folder: str
+    schema: pa.Schema
+    metadata: dict[str, str]
+    compression: str
+
+
+def can_write(rows: Rows, connection: Connection, spark: Any) -> bool:
+    """Whether `write` makes the same of these rows as Spark."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    if isinstance(connection, S3Connection):
+        # Spark's client would look for what is missing in places of its own.
+        resolved = connection.resolved()
+        if not resolved.access_key_id or not (resolved.endpoint or resolved.region):
+            return False
+    if int(spark.conf.get(_ROWS_PER_FILE)) > 0:
+        return False
+    as_spark = to_arrow_schema(rows.columns, timezone="UTC")
+    return not any(
+        is_nested(given.type) or given.type != expected.type
+        for given, expected in zip(rows.schema, as_spark, strict=True)
+    )
+
+
+def has_columns(rows: Rows, table: StructType) -> bool:
+    """Whether the rows have the columns of a table, in whatever order, and no others."""
+    return {field.name: field.dataType for field in rows.columns} == {field.name: field.dataType for field in table}
+
+
+def target(
+    rows: Rows, connection: Connection, spark: Any, folder: str, columns: StructType, compression: str
+) -> Target:
+    """Files in a folder with these columns of the rows."""
+    schema = pa.schema([pa.field(name, rows.schema.field(name).type) for name in columns.names])
+    metadata = {
+        # Without it Spark takes dates before 1900 for those of another calendar, or refuses them.
+        "org.apache.spark.version": str(spark.version),
+        "org.apache.spark.sql.parquet.row.metadata": columns.json(),
+    }
+    return Target(connection.resolved(), folder, schema, metadata, compression)
+
+
+def write_all(rows: Rows, target: Target) -> list[Written]:
+    """A file of each part that has rows, in the order of the parts."""
+    return [each for each in rows.each_part(functools.partial(write, target)) if each is not None]
+
+
+def write(target: Target, number: int, batches: Iterable[pa.RecordBatch]) -> Written | None:
+    """One file of the batches of a part; `None` where they hold no row."""
+    import pyarrow.parquet as pq
+
+    groups = _groups(batches, target.schema)
+    first = next(groups, None)
+    if first is None:
+        return None
+    store, folder = _opened(target)
+    name = f"part-{number:05}-{uuid4()}-c000{SUFFIXES[target.compression]}.parquet"
+    path = f"{folder}/{name}"
+    footers: list[Any] = []
+    with_nan: set[str] = set()
+    try:
+        with store.open_output_stream(path) as stream:
+            with pq.ParquetWriter(
+                stream,
+                target.schema,
+                compression="none" if target.compression == "uncompressed" else target.compression,
+                dictionary_pagesize_limit=_DICTIONARY_BYTES,
+                store_decimal_as_integer=True,
+                store_schema=False,
+                write_page_index=True,
+                metadata_collector=footers,
+            ) as writer:
+                group: pa.Table | None = first
+                while group is not None:
+                    writer.write_table(group, row_group_size=group.num_rows)
+                    with_nan |= {each.name for each in group.schema if _any_nan(group[each.name])}
+                    group = next(groups, None)
+                writer.add_key_value_metadata(target.metadata)
+            size = stream.tell()
+    except BaseException:
+        with suppress(OSError):
+            store.delete_file(path)
+        raise
+    return Written(name, size, footers[0].num_rows, _ranges(footers[0], target.schema, with_nan))
+
+
+def _opened(target: Target) -> tuple[fs.FileSystem, str]:
+    if isinstance(target.connection, S3Connection):
+        return target.connection.filesystem(), target.folder.partition("://")[2]
+    store = fs.LocalFileSystem()
+    store.create_dir(target.folder)
+    return store, target.folder
+
+
+def _groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
+    """The rows of each row group."""
+    waiting: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        waiting.append(pa.RecordBatch.from_arrays([batch[name] for name in schema.names], schema=schema))
+        size += batch.nbytes
+        if size >= _GROUP_BYTES:
+            yield pa.Table.from_batches(waiting)
+            waiting, size = [], 0
+    if waiting:
+        yield pa.Table.from_batches(waiting)
+
+
+def _any_nan(column: pa.ChunkedArray) -> bool:
+    return any(has_nan(chunk) for chunk in column.chunks)
+
+
+def _ranges(footer: Any, schema: pa.Schema, with_nan: set[str]) -> dict[str, Range]:
+    """What the footer of a file knows of its columns, which are all flat."""
+    groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
+    return {
+        name: _range([group.column(index).statistics for group in groups], name in with_nan)
+        for index, name in enumerate(schema.names)
+    }
+
+
+def _range(found: list[Any], has_nan: bool) -> Range:
+    nulls = sum(each.null_count for each in found)
+    bounds = [each for each in found if each.has_min_max]
+    if not has_nan and any(not each.has_min_max and each.num_values for each in found):
+        # A text too long for the footer.
+        return Range(nulls)
+    try:
+        low = min((each.min for each in bounds), default=None)
+        high = max((each.max for each in bounds), default=None)
+    except (OverflowError, ValueError):
+        # A time that Python does not know.
+        return Range(nulls)
+    if has_nan:
+        # Arrow leaves NaN out. To Spark it is the greatest of all.
+        return Range(nulls, math.nan if low is None else low, math.nan)
+    return Range(nulls, low, high)
