@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from engine import oracle
@@ -82,6 +83,46 @@ def test_killed_at_each_step(
             assert forks(job(after, "", "second", 1))["code"] == 0
             assert in_order(rows_of(tables, name)) == states[1]
     assert killed == len(steps) * count(10)
+    assert not [name for name in all_tables(tables) if name.startswith("_weft")]
+
+
+@pytest.mark.parametrize("mode", ["append", "truncate", "merge"])
+def test_killed_while_bad_rows_are_put_aside(
+    tables: SqlTables,  # noqa: F811
+    database_url: str,  # noqa: F811
+    forks: Callable[[dict[str, Any]], dict[str, int]],
+    mode: str,
+    count: Callable[[int], int],
+) -> None:
+    """The good rows, the bad ones and the ledger's entry: all of it or nothing, and once."""
+    keys = ["id"] if mode == "merge" else []
+    bad = {7, 30, 31}
+    instant = tables.sql_type(pa.field("at", pa.timestamp("us", "UTC")))
+    killed = 0
+    for step in STEPS:
+        for number in range(count(5)):
+            name = f"t_{step}_{number}"
+            with tables.driver.session("publish") as session:
+                session.run(
+                    f"CREATE TABLE {name} (id BIGINT CHECK (id NOT IN (7, 30, 31)), name VARCHAR(20), "
+                    f"{tables.quote('at')} {instant})"
+                )
+
+            def job(step: str, name: str = name) -> dict[str, Any]:
+                load = {"target": name, "mode": mode, "keys": keys, "commit_key": "monday", "moment": str(DAY)}
+                load["on_bad_rows"] = "quarantine"
+                return {"url": database_url, "load": load, "rows": _rows(0, 60, "a"), "step": step}
+
+            killed += forks(job(step))["signal"] == 9
+            good = [row for row in range(60) if row not in bad]
+            is_done = step == "committed"
+            assert sorted(row["id"] for row in rows_of(tables, name)) == (good if is_done else [])
+            assert len(rows_of(tables, f"{name}__quarantine")) == (len(bad) if is_done else 0)
+            assert forks(job(""))["code"] == 0
+            assert sorted(row["id"] for row in rows_of(tables, name)) == good
+            aside = rows_of(tables, f"{name}__quarantine")
+            assert sorted(json.loads(row["payload"])["id"] for row in aside) == sorted(bad)
+    assert killed == len(STEPS) * count(5)
     assert not [name for name in all_tables(tables) if name.startswith("_weft")]
 
 
