@@ -11,7 +11,8 @@ from weft.errors import WeftError
 from weft.project import current
 
 MOST_CHARACTERS = 10_000
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+")
+# Bounded, because a text may be one long word: without bounds each of its letters could begin a URL.
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,30}://[^\s'\"<>]{1,2000}")
 
 
 def clean(text: str, *, secrets: Iterable[str] = (), most: int = MOST_CHARACTERS) -> str:
