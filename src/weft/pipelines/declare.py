@@ -40,6 +40,7 @@ _LOAD_OPTIONS = (
     "on_bad_rows",
 )
 _ALIASES = {"ttl": "ttl_seconds"}
+_OF_A_MODE = (*_LOAD_OPTIONS[:7], *_ALIASES)
 
 
 @dataclass(frozen=True, eq=False)
@@ -291,7 +292,11 @@ def _targets(given: Mapping[str, Any], shared: Mapping[str, Any], where: str) ->
                 "expectations": each.expectations or None,
                 **each.options,
             }
-            merged = {**shared, **{key: value for key, value in own.items() if value is not None}}
+            inherited = dict(shared)
+            if each.options.get("mode", shared.get("mode")) != shared.get("mode"):
+                # What is said of one mode means nothing to another.
+                inherited = {key: value for key, value in shared.items() if key not in _OF_A_MODE}
+            merged = {**inherited, **{key: value for key, value in own.items() if value is not None}}
             if "on_drift" not in shared or each.on_drift != "evolve":
                 merged["on_drift"] = each.on_drift
             if "on_quality_failure" not in shared or each.on_quality_failure != "fail":
@@ -309,6 +314,8 @@ def _targets(given: Mapping[str, Any], shared: Mapping[str, Any], where: str) ->
 
 
 def _check(made: Pipeline, where: str) -> None:
+    if isinstance(made.lookback, bool) or not isinstance(made.lookback, int | float | timedelta | None):
+        raise DeclarationError(f"{where}: lookback is a timedelta, or a number for a column of numbers.")
     for each in made.targets:
         try:
             load = each.plan(pipeline=made.name, commit_key="declared", moment=datetime.now(UTC))
@@ -330,8 +337,6 @@ def _check(made: Pipeline, where: str) -> None:
                 f"{where}: incremental_column reads what is new, so the rest would be deleted.",
                 hint="Leave out incremental_column, or the mode truncate and handle_deletes.",
             )
-    if isinstance(made.lookback, bool) or not isinstance(made.lookback, int | float | timedelta | None):
-        raise DeclarationError(f"{where}: lookback is a timedelta, or a number for a column of numbers.")
     if made.upstream_freshness_secs is not None and not made.depends_on:
         raise DeclarationError(f"{where}: upstream_freshness_secs needs depends_on.")
 
@@ -358,7 +363,9 @@ def _register(made: Pipeline) -> None:
             f"Pipeline {made.name!r} is declared twice: {present.place} and {made.place}.",
             hint="Give one of them another name.",
         )
-    graph.refuse_rings({**pipelines, made.name: made})
+    # Who closes a ring waits for somebody, and somebody waits for it: most do not, and a thousand are declared at once.
+    if made.depends_on and any(made.name in each.depends_on for each in (made, *pipelines.values())):
+        graph.refuse_rings({**pipelines, made.name: made})
     pipelines[made.name] = made
     current().declarations += 1
 

@@ -250,6 +250,10 @@ class MySQLTables(SqlTables):
         changes = ", ".join(f"t.{self.quote(name)} = {value}" for name, value in assignments.items())
         return f"UPDATE {table} AS t JOIN {source} AS s ON {on} SET {changes}"
 
+    def delete_where(self, table: str, condition: str) -> str:
+        """MySQL wants to hear twice what is deleted from."""
+        return f"DELETE s FROM {table} AS s WHERE {condition}"
+
     def delete_missing(self, table: str, source: str, on: str) -> str:
         """The form for several tables, the only one in which every version takes an alias."""
         return f"DELETE t FROM {table} AS t WHERE NOT EXISTS (SELECT 1 FROM {source} AS s WHERE {on})"

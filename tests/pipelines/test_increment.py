@@ -1,0 +1,256 @@
+"""`incremental_column` and `$watermark`: each row once, and none skipped without a word."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+import weft
+from pipelines.conftest import Database
+from weft import DeclarationError, LoadRefusedError
+from weft.engine import increment
+from weft.engine.run import planned, prepared, produce, understand
+
+CREATE = "CREATE TABLE raw_events (id BIGINT, name VARCHAR(20), seen_at TIMESTAMP NULL)"
+
+
+def insert(database: Database, *rows: tuple[int, str | None]) -> None:
+    for number, at in rows:
+        moment = "NULL" if at is None else f"'2026-01-01 {at}'"
+        database.run(f"INSERT INTO raw_events VALUES ({number}, 'n{number}', {moment})")
+
+
+@pytest.fixture
+def events(database: Database) -> Database:
+    database.run(CREATE)
+    insert(database, (1, "00:00:01"), (2, "00:00:02"))
+    return database
+
+
+def ids(database: Database, table: str = "copies") -> list[int]:
+    return sorted(row["id"] for row in database.rows(table))
+
+
+def test_each_row_once(events: Database) -> None:
+    @weft.pipeline(target="copies", incremental_column="id")
+    def copy() -> str:
+        return "SELECT id, name, seen_at FROM raw_events"
+
+    assert events.execute(copy)[0].counts.inserted == 2
+    assert events.execute(copy)[0].counts.rows_read == 0
+    insert(events, (3, "00:00:03"))
+    assert events.execute(copy)[0].counts.inserted == 1
+    assert ids(events) == [1, 2, 3]
+
+
+def test_by_time(events: Database) -> None:
+    @weft.pipeline(target="copies", incremental_column="seen_at")
+    def copy() -> str:
+        return "SELECT id, name, seen_at FROM raw_events"
+
+    events.execute(copy)
+    insert(events, (3, "00:00:03"))
+    events.execute(copy)
+    assert ids(events) == [1, 2, 3]
+
+
+def test_the_mark_in_the_query(events: Database) -> None:
+    """As in the guide: no incremental_column, but a comparison with $watermark."""
+
+    @weft.pipeline(target="copies")
+    def copy(conn: object) -> str:
+        return "SELECT id, name, seen_at FROM raw_events WHERE seen_at > $watermark -- not $watermark, nor '$watermark'"
+
+    events.execute(copy)
+    events.execute(copy)
+    assert ids(events) == [1, 2]
+    insert(events, (3, "00:00:03"))
+    events.execute(copy)
+    assert ids(events) == [1, 2, 3]
+
+
+def test_a_failed_run_leaves_it(events: Database) -> None:
+    @weft.pipeline(target="copies", incremental_column="id", expectations=[weft.expectations.range("id", max=2)])
+    def copy() -> str:
+        return "SELECT id, name, seen_at FROM raw_events"
+
+    events.execute(copy)
+    insert(events, (3, "00:00:03"))
+    with pytest.raises(LoadRefusedError, match=r"range\(id, max=2\)"):
+        events.execute(copy)
+    events.run("UPDATE raw_events SET id = 2 WHERE id = 3")
+    insert(events, (4, "00:00:04"))
+    with pytest.raises(LoadRefusedError):
+        events.execute(copy)
+    assert ids(events) == [1, 2]
+    events.run("DELETE FROM raw_events WHERE id = 4")
+    found = events.execute(copy)[0]
+    assert (found.counts.rows_read, found.late) == (0, 1)
+
+
+def test_late_rows_are_counted(events: Database) -> None:
+    @weft.pipeline(target="copies", incremental_column="seen_at")
+    def copy() -> str:
+        return "SELECT id, name, seen_at FROM raw_events"
+
+    assert events.execute(copy)[0].late == 0
+    insert(events, (3, "00:00:00"), (4, "00:00:01"), (5, "00:00:09"))
+    found = events.execute(copy)[0]
+    assert (found.counts.inserted, found.late) == (1, 2)
+    # Told once.
+    assert events.execute(copy)[0].late == 0
+    insert(events, (6, "00:00:00"))
+    assert events.execute(copy)[0].late == 1
+    assert events.execute(copy)[0].late == 0
+
+
+def test_a_lookback_reaches_them(events: Database) -> None:
+    @weft.pipeline(
+        target="copies", mode="merge", keys=["id"], incremental_column="seen_at", lookback=timedelta(seconds=5)
+    )
+    def copy() -> str:
+        return "SELECT id, name, seen_at FROM raw_events"
+
+    insert(events, (3, "00:00:10"))
+    events.execute(copy)
+    insert(events, (4, "00:00:06"), (5, "00:00:05"), (6, "00:00:01"))
+    found = events.execute(copy)[0]
+    # At 5 seconds and 1 second: the lookback begins after them.
+    assert found.late == 2
+    assert ids(events) == [1, 2, 3, 4]
+    assert events.execute(copy)[0].late == 0
+
+
+def test_rows_without_a_value_are_counted(events: Database) -> None:
+    @weft.pipeline(target="copies", incremental_column="seen_at")
+    def copy() -> str:
+        return "SELECT id, name, seen_at FROM raw_events"
+
+    insert(events, (3, None))
+    found = events.execute(copy)[0]
+    assert (found.counts.inserted, found.without_value) == (2, 1)
+
+
+def test_rows_that_come_while_it_runs_are_not_lost(events: Database) -> None:
+    """The bound is fixed before the rows are read: what comes between is read by the next run."""
+
+    @weft.pipeline(target="copies", incremental_column="id")
+    def copy() -> str:
+        return "SELECT id, name, seen_at FROM raw_events"
+
+    target = copy.targets[0]
+    load = planned(copy, target, "first", weft_now())
+    with prepared(copy, target, load, understand(copy, produce(copy))) as ready:
+        insert(events, (3, "00:00:03"))
+        ready.job.run(ready.given)
+    assert ids(events) == [1, 2]
+    events.execute(copy)
+    assert ids(events) == [1, 2, 3]
+
+
+def test_two_runs_at_once_do_not_load_twice(events: Database) -> None:
+    """Two processes that share no run log: the second finds that the watermark has moved."""
+
+    @weft.pipeline(target="copies", incremental_column="id")
+    def copy() -> str:
+        return "SELECT id, name, seen_at FROM raw_events"
+
+    events.execute(copy)
+    insert(events, (3, "00:00:03"))
+    target = copy.targets[0]
+    load = planned(copy, target, "first", weft_now())
+    with prepared(copy, target, load, understand(copy, produce(copy))) as ready:
+        events.execute(copy)
+        with pytest.raises(LoadRefusedError, match="Another run of copy"):
+            ready.job.run(ready.given)
+    assert ids(events) == [1, 2, 3]
+
+
+def test_another_column_starts_anew(events: Database) -> None:
+    @weft.pipeline(target="copies", name="copy", mode="merge", keys=["id"], incremental_column="id")
+    def copy() -> str:
+        return "SELECT id, name, seen_at FROM raw_events"
+
+    events.execute(copy)
+    del events.project.pipelines["copy"]
+
+    @weft.pipeline(target="copies", name="copy", mode="merge", keys=["id"], incremental_column="seen_at")
+    def again() -> str:
+        return "SELECT id, name, seen_at FROM raw_events"
+
+    assert events.execute(again)[0].counts.unchanged == 2
+    assert events.execute(again)[0].counts.rows_read == 0
+
+
+def test_an_empty_source(database: Database) -> None:
+    database.run(CREATE)
+
+    @weft.pipeline(target="copies", incremental_column="id")
+    def copy() -> str:
+        return "SELECT id, name, seen_at FROM raw_events"
+
+    assert database.execute(copy)[0].counts.rows_read == 0
+    assert database.rows("copies") == []
+    insert(database, (1, "00:00:01"))
+    database.execute(copy)
+    assert ids(database) == [1]
+
+
+def test_a_hostile_value_is_a_value(database: Database) -> None:
+    database.run("CREATE TABLE raw_texts (word VARCHAR(50))", "INSERT INTO raw_texts VALUES ('b'' OR 1=1 --')")
+
+    @weft.pipeline(target="copies", incremental_column="word")
+    def copy() -> str:
+        return "SELECT word FROM raw_texts"
+
+    database.execute(copy)
+    database.run("INSERT INTO raw_texts VALUES ('c')", "INSERT INTO raw_texts VALUES ('a')")
+    database.execute(copy)
+    assert sorted(row["word"] for row in database.rows("copies")) == ["b' OR 1=1 --", "c"]
+
+
+def weft_now() -> Any:
+    from datetime import UTC, datetime
+
+    return datetime.now(UTC)
+
+
+def test_what_is_told_of_a_query_that_cannot_be() -> None:
+    with pytest.raises(DeclarationError, match=r"which column \$watermark is compared with"):
+        increment.marked_column("SELECT * FROM t WHERE f(a) > $watermark", "postgres")
+    assert increment.marked_column('SELECT * FROM t AS x WHERE $watermark < x."At"', "postgres") == "At"
+
+
+@pytest.mark.parametrize(
+    ("sql", "bound"),
+    [
+        ("SELECT $watermark", "SELECT 1"),
+        ("SELECT '$watermark', \"$watermark\", `$watermark`", "SELECT '$watermark', \"$watermark\", `$watermark`"),
+        ("SELECT 'it''s $watermark' /* $watermark */ + $watermark", "SELECT 'it''s $watermark' /* $watermark */ + 1"),
+        (
+            "SELECT $$ $watermark $$, $a$ $watermark $a$, $watermarks",
+            "SELECT $$ $watermark $$, $a$ $watermark $a$, $watermarks",
+        ),
+        ("SELECT 1 -- $watermark\nWHERE $watermark", "SELECT 1 -- $watermark\nWHERE 1"),
+    ],
+)
+def test_binding(sql: str, bound: str) -> None:
+    assert increment.bind(sql, "1") == bound
+
+
+def test_refused_where_declared() -> None:
+    with pytest.raises(DeclarationError, match="append would store the same rows again"):
+        weft.pipeline(target="t", incremental_column="a", lookback=5)(lambda: "SELECT 1")
+    with pytest.raises(DeclarationError, match="the rest would be deleted"):
+        weft.pipeline(target="t", mode="truncate", incremental_column="a")(lambda: "SELECT 1")
+
+
+def test_an_unknown_column(events: Database) -> None:
+    @weft.pipeline(target="copies", incremental_column="seen_att")
+    def copy() -> str:
+        return "SELECT id, name, seen_at FROM raw_events"
+
+    with pytest.raises(DeclarationError, match=r"no column 'seen_att'[\s\S]*Did you mean 'seen_at'"):
+        events.execute(copy)

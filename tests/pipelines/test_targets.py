@@ -1,0 +1,234 @@
+"""One source, several targets: each of them exactly once, also when one fails and the run is repeated."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import weft
+from pipelines.conftest import Database
+from weft import DeclarationError, LoadRefusedError
+from weft.expectations import row_count
+from weft.systems.base import Connection
+from weft.transforms import deduplicate_by, filter_where, limit, sample_pct
+
+ROWS = [{"id": 1, "n": 10}, {"id": 2, "n": 20}, {"id": 3, "n": 30}]
+
+
+def numbers(database: Database, table: str) -> list[int]:
+    return sorted(row["id"] for row in database.rows(table))
+
+
+@pytest.fixture
+def raw(database: Database) -> Database:
+    database.run("CREATE TABLE raw (id BIGINT, n BIGINT)", "INSERT INTO raw VALUES (1, 10), (2, 20), (3, 30)")
+    return database
+
+
+def test_every_target_gets_all(raw: Database) -> None:
+    @weft.pipeline(targets=[weft.target("one"), weft.target("two", mode="merge", keys=["id"])])
+    def fan_out() -> str:
+        return "SELECT id, n FROM raw"
+
+    assert [each.target for each in raw.execute(fan_out, "k")] == ["one", "two"]
+    assert numbers(raw, "one") == numbers(raw, "two") == [1, 2, 3]
+    assert [each.counts.replayed for each in raw.execute(fan_out, "k")] == [True, True]
+    raw.execute(fan_out)
+    assert numbers(raw, "one") == [1, 1, 2, 2, 3, 3]
+    assert numbers(raw, "two") == [1, 2, 3]
+
+
+def test_rows_that_can_be_read_once(database: Database) -> None:
+    @weft.pipeline(targets=["one", "two"])
+    def fan_out() -> Iterator[dict[str, int]]:
+        yield from ROWS
+
+    database.execute(fan_out)
+    assert numbers(database, "one") == numbers(database, "two") == [1, 2, 3]
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_one_fails_and_the_run_is_repeated(raw: Database, goes_on: bool) -> None:
+    broken = weft.target("second", expectations=[row_count(min=4)])
+
+    @weft.pipeline(targets=["first", broken, "third"], continue_on_failure=goes_on)
+    def fan_out() -> str:
+        return "SELECT id, n FROM raw"
+
+    with pytest.raises(LoadRefusedError, match="second"):
+        raw.execute(fan_out, "k")
+    assert numbers(raw, "first") == [1, 2, 3]
+    raw.run("INSERT INTO raw VALUES (4, 40)")
+    raw.execute(fan_out, "k")
+    assert numbers(raw, "first") == [1, 2, 3]
+    assert numbers(raw, "second") == [1, 2, 3, 4]
+    assert numbers(raw, "third") == ([1, 2, 3] if goes_on else [1, 2, 3, 4])
+
+
+def test_each_target_has_its_own_watermark(raw: Database) -> None:
+    """What failed to reach one of them comes with the next run, and reaches the others once."""
+    broken = weft.target("second", expectations=[row_count(min=4)])
+
+    @weft.pipeline(targets=["first", broken], incremental_column="id")
+    def fan_out() -> str:
+        return "SELECT id, n FROM raw"
+
+    with pytest.raises(LoadRefusedError):
+        raw.execute(fan_out)
+    raw.run("INSERT INTO raw VALUES (4, 40)")
+    raw.execute(fan_out)
+    assert numbers(raw, "first") == numbers(raw, "second") == [1, 2, 3, 4]
+
+
+def test_into_two_databases(raw: Database, tmp_path: Path) -> None:
+    """From any system into itself and into SQLite."""
+    weft.connect(f"sqlite:///{tmp_path / 'other.db'}", name="other")
+
+    @weft.pipeline(targets=["one", weft.target("two", connection="other")], source_connection="default")
+    def fan_out() -> list[dict[str, int]]:
+        return ROWS
+
+    raw.execute(fan_out)
+    assert numbers(raw, "one") == [1, 2, 3]
+    assert [row["id"] for row in weft.testing.table_rows("two", connection="other")] == [1, 2, 3]
+
+
+def test_options_of_the_pipeline_are_those_of_its_targets(local: Any) -> None:
+    @weft.pipeline(targets=[weft.target("a"), weft.target("b", mode="append")], mode="merge", keys=["id"])
+    def fan_out() -> str:
+        return "SELECT 1 AS id"
+
+    # Whoever says append has no use for keys.
+    assert dict(fan_out.targets[0].options) == {"mode": "merge", "keys": ["id"]}
+
+
+# ------------------------------------------------------------------------------------------------------------ functions
+
+
+def test_what_the_function_takes(raw: Database) -> None:
+    weft.connect("sqlite:///elsewhere.db", name="elsewhere")
+    seen: list[Any] = []
+
+    @weft.pipeline(target="t", source_connection="default", target_connection="elsewhere")
+    def source_alone(conn: Connection) -> list[dict[str, int]]:
+        seen.append(conn.name)
+        return ROWS
+
+    @weft.pipeline(target="t", source_connection="default", target_connection="elsewhere")
+    def both(source: Connection, target: Connection) -> list[dict[str, int]]:
+        seen.append((source.name, target.name))
+        return ROWS
+
+    raw.execute(source_alone)
+    raw.execute(both)
+    assert seen == ["default", ("default", "elsewhere")]
+
+
+def test_coroutines(database: Database) -> None:
+    @weft.pipeline(target="t")
+    async def slow() -> list[dict[str, int]]:
+        await asyncio.sleep(0)
+        return ROWS
+
+    database.execute(slow)
+
+    async def inside() -> None:
+        database.execute(slow)
+
+    asyncio.run(inside())
+    assert numbers(database, "t") == [1, 1, 2, 2, 3, 3]
+
+
+def test_a_source_table(raw: Database) -> None:
+    @weft.pipeline(target="t", source_table="raw")
+    def copy() -> None:
+        pass
+
+    raw.execute(copy)
+    assert numbers(raw, "t") == [1, 2, 3]
+
+
+def test_nothing_to_load(database: Database) -> None:
+    @weft.pipeline(target="t")
+    def nothing() -> None:
+        pass
+
+    @weft.pipeline(target="t", source_table="raw")
+    def too_much() -> str:
+        return "SELECT 1 AS id"
+
+    with pytest.raises(DeclarationError, match="gave nothing to load"):
+        database.execute(nothing)
+    with pytest.raises(DeclarationError, match="has a source_table, and its function gave something"):
+        database.execute(too_much)
+
+
+# ----------------------------------------------------------------------------------------------------------- transforms
+
+
+def test_before_the_load(raw: Database) -> None:
+    raw.run("INSERT INTO raw VALUES (1, 11), (5, 50)")
+
+    @weft.pipeline(
+        target="t",
+        mode="merge",
+        keys=["id"],
+        transforms_pre=[filter_where("id < 4 -- some"), deduplicate_by("n"), sample_pct(100), limit(100)],
+    )
+    def copy() -> str:
+        return "SELECT id, n FROM raw"
+
+    raw.execute(copy)
+    assert [(row["id"], row["n"]) for row in raw.rows("t")] == [(1, 11), (2, 20), (3, 30)]
+
+
+def test_limits(raw: Database) -> None:
+    @weft.pipeline(target="t", transforms_pre=[limit(2)])
+    def some() -> str:
+        return "SELECT id, n FROM raw"
+
+    assert raw.execute(some)[0].counts.inserted == 2
+
+
+def test_after_the_load_once_a_run(raw: Database) -> None:
+    calls: list[object] = []
+
+    def told(conn: Connection) -> None:
+        calls.append(conn.kind)
+
+    @weft.pipeline(target="t", transforms_post=["UPDATE t SET n = n + 1", told])
+    def copy() -> str:
+        return "SELECT id, n FROM raw"
+
+    raw.execute(copy, "k")
+    raw.execute(copy, "k")
+    assert [row["n"] for row in raw.rows("t")] == [11, 21, 31]
+    assert calls == [raw.tables.dialect] * 2
+
+
+def test_after_the_load_as_often_as_it_failed(raw: Database) -> None:
+    """The load is committed, what comes after it fails: the repeated run does only that."""
+
+    @weft.pipeline(target="t", transforms_post=["UPDATE t SET n = 0", "INSERT INTO told VALUES (1)"])
+    def copy() -> str:
+        return "SELECT id, n FROM raw"
+
+    with pytest.raises(weft.WeftError, match="told"):
+        raw.execute(copy, "k")
+    raw.run("CREATE TABLE told (n BIGINT)", "UPDATE t SET n = 7")
+    raw.execute(copy, "k")
+    assert [row["n"] for row in raw.rows("t")] == [7, 7, 7]
+    assert raw.rows("told") == [{"n": 1}]
+
+
+def test_columns_by_another_name(raw: Database) -> None:
+    @weft.pipeline(target="t", column_map={"number": "id"})
+    def copy() -> str:
+        return "SELECT id, n FROM raw"
+
+    raw.execute(copy)
+    assert raw.rows("t")[0] == {"number": 1, "n": 10}
