@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -46,6 +47,7 @@ class LoadResult:
     engine: str
     replayed: bool = False
     """Whether a load with this `commit_key` was there already, so that nothing was done."""
+    warnings: tuple[str, ...] = ()
 
 
 def load(
@@ -72,7 +74,7 @@ def load(
     if engine not in (None, "spark", "pushdown"):
         raise DeclarationError(f"There is no engine {engine!r}.", hint="Engines: spark, pushdown.")
     planned = Load.declare(target=target, mode=mode, keys=keys, commit_key=commit_key, **options)
-    job = _Job(planned, current().connection(connection), source, engine, transform_sql)
+    job = Job(planned, current().connection(connection), source, engine, transform_sql)
     counts, used = job.run(kinds.understand(data, has_source=source is not None))
     return LoadResult(**asdict(counts), seconds=time.perf_counter() - started, engine=used)
 
@@ -82,7 +84,9 @@ async def load_async(data: object, **arguments: Any) -> LoadResult:
     return await asyncio.to_thread(functools.partial(load, data, **arguments))
 
 
-class _Job:
+class Job:
+    """A load that knows where its rows come from and where they go. `fit` adapts it to the columns of the source."""
+
     def __init__(
         self,
         planned: Load,
@@ -90,12 +94,14 @@ class _Job:
         source: str | Connection | None,
         engine: Engine | None,
         transform_sql: str | None,
+        fit: Callable[[Load, pa.Schema, str, Callable[[str], str]], Load] | None = None,
     ) -> None:
-        self.load, self.engine = planned, engine
+        self.load, self.engine, self.fit = planned, engine, fit
         self.connection, self.source = connection, source
         self.transform_sql = transform_sql
 
     def run(self, given: Given) -> tuple[Counts, str]:
+        """Load what was given; what it did, and where it ran."""
         if system_for(self.connection.kind).tables is None:
             return self._into_files(given)
         tables = open_tables(self.connection)
@@ -110,21 +116,39 @@ class _Job:
 
     # ------------------------------------------------------------------------------------------------- SQL databases
 
-    def _into_tables(self, given: Given, reader: Reader | None, tables: SqlTables) -> tuple[Counts, str]:
-        plain = self.transform_sql is None and self.engine != "spark"
-        if plain and isinstance(reader, SqlReader) and _is_same(reader.tables, tables):
-            return self._pushed_down(reader, tables), "pushdown"
-        if plain and isinstance(given, kinds.Memory):
-            return self._from_here(given, tables), "pushdown"
+    def fitted(self, source: pa.Schema, tables: SqlTables) -> Load:
+        """The load, adapted to the columns of its source."""
+        return self.load if self.fit is None else self.fit(self.load, source, tables.dialect, tables.quote)
+
+    def engine_for(self, given: Given, reader: Reader | None, tables: SqlTables) -> str:
+        """Where the rows go from their source to the target."""
+        if self.transform_sql is None and self.engine != "spark":
+            if isinstance(reader, SqlReader) and _is_same(reader.tables, tables):
+                return "pushdown"
+            if isinstance(given, kinds.Memory):
+                return "pushdown"
         if self.engine == "pushdown":
             raise DeclarationError(
                 f"This load into {self.load.name} cannot be pushed down: its rows are not in {self.connection.label}.",
                 hint="Leave engine= out, or read from the target's own connection.",
             )
-        return self._by_spark(given, reader, tables), "spark"
+        return "spark"
+
+    def _prepare(self, tables: SqlTables, source: pa.Schema) -> None:
+        self.load = self.fitted(source, tables)
+        sql_commit.prepare(tables, self.load, source)
+
+    def _into_tables(self, given: Given, reader: Reader | None, tables: SqlTables) -> tuple[Counts, str]:
+        engine = self.engine_for(given, reader, tables)
+        if engine == "spark":
+            return self._by_spark(given, reader, tables), engine
+        if isinstance(given, kinds.Memory):
+            return self._from_here(given, tables), engine
+        assert isinstance(reader, SqlReader)
+        return self._pushed_down(reader, tables), engine
 
     def _pushed_down(self, reader: SqlReader, tables: SqlTables) -> Counts:
-        sql_commit.prepare(tables, self.load, reader.schema)
+        self._prepare(tables, reader.schema)
         return sql_commit.commit(tables, self.load, Query(reader.sql, reader.schema))
 
     def _from_here(self, given: kinds.Memory, tables: SqlTables) -> Counts:
@@ -134,7 +158,7 @@ class _Job:
             if found is None:
                 return Counts()
             schema, batches = found, []
-        sql_commit.prepare(tables, self.load, schema)
+        self._prepare(tables, schema)
         return sql_commit.commit(tables, self.load, Batches(schema, batches))
 
     def _by_spark(self, given: Given, reader: Reader | None, tables: SqlTables) -> Counts:
@@ -143,7 +167,7 @@ class _Job:
         if reader is not None and self.transform_sql is None:
             frames.refuse_one_host(reader.one_host, "source")
             frames.refuse_one_host(tables.one_host, "target")
-            sql_commit.prepare(tables, self.load, reader.schema)
+            self._prepare(tables, reader.schema)
             return self._copied(reader, tables)
         frames.refuse_one_host(tables.one_host, "target")
         frame = frames.of(given, reader, self.source, self.transform_sql)
@@ -152,7 +176,7 @@ class _Job:
         from weft.columns import canonical_schema
 
         schema = canonical_schema(to_arrow_schema(frame.schema, timezone="UTC"))
-        sql_commit.prepare(tables, self.load, schema)
+        self._prepare(tables, schema)
         return self._written(frame, schema, tables)
 
     def _copied(self, reader: Reader, tables: SqlTables) -> Counts:
