@@ -19,8 +19,25 @@ from datetime import UTC, date, datetime
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
+from uuid import UUID as PythonUUID
 
+# What columns of declared tables are annotated with.
+from weft.column_types import JSON as JSON
+from weft.column_types import JSONB as JSONB
+from weft.column_types import UUID as UUID
+from weft.column_types import BigInt as BigInt
+from weft.column_types import Boolean as Boolean
+from weft.column_types import Bytes as Bytes
+from weft.column_types import Date as Date
+from weft.column_types import Double as Double
+from weft.column_types import Float as Float
+from weft.column_types import Integer as Integer
+from weft.column_types import Numeric as Numeric
+from weft.column_types import SmallInt as SmallInt
+from weft.column_types import String as String
+from weft.column_types import Text as Text
+from weft.column_types import Timestamp as Timestamp
+from weft.column_types import TimestampTZ as TimestampTZ
 from weft.errors import DeclarationError, nearest
 
 if TYPE_CHECKING:
@@ -189,7 +206,7 @@ _INFERRED: dict[type, str] = {
     date: "date",
     datetime: "timestamp",
     bytes: "bytes",
-    UUID: "uuid",
+    PythonUUID: "uuid",
     dict: "json",
     list: "json",
 }
@@ -380,13 +397,13 @@ def _bytes(value: Any, _: FieldType) -> bytes:
     return value
 
 
-def _uuid(value: Any, _: FieldType) -> UUID:
+def _uuid(value: Any, _: FieldType) -> PythonUUID:
     if type(value) is str:
         try:
-            return UUID(value)
+            return PythonUUID(value)
         except ValueError:
             raise ValueError("it is not a UUID") from None
-    if type(value) is not UUID:
+    if type(value) is not PythonUUID:
         raise _wrong(value)
     return value
 
@@ -468,7 +485,7 @@ def to_json(value: object) -> object:
     base64."""
     if isinstance(value, (datetime, date)):
         return value.isoformat()
-    if isinstance(value, (Decimal, UUID)):
+    if isinstance(value, (Decimal, PythonUUID)):
         return str(value)
     if isinstance(value, bytes):
         import base64

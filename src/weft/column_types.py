@@ -1,0 +1,279 @@
+"""The types that columns of declared tables have: classes for annotations, such as `name: String[256] | None`.
+
+Each stands for one canonical Arrow field (`weft.columns`); `column_field` gives it. Nothing heavy is imported here,
+because every module that declares a table imports this one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from weft.errors import DeclarationError, nearest
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# Every database indexes and stores texts up to here as VARCHAR; longer ones are Text.
+MAX_LENGTH = 65_535
+_MAX_DIGITS = 38
+_NUMERIC_DEFAULT = (38, 18)
+
+
+class _Named(type):
+    def __repr__(cls) -> str:
+        return cls.__name__
+
+
+class ColumnType(metaclass=_Named):
+    """The base of all column types. They stand in annotations and are never made into objects."""
+
+    arrow: ClassVar[str] = ""
+    """The name of the Arrow type in `_ARROW`."""
+    hint: ClassVar[str | None] = None
+
+    def __new__(cls, *arguments: object, **named: object) -> Any:
+        example = f"{cls.__name__}[…]" if cls.__name__ in ("String", "Numeric") else cls.__name__
+        raise DeclarationError(
+            f"The column type {cls.__name__} is not called.", hint=f"Write it without parentheses: {example}."
+        )
+
+    @classmethod
+    def field(cls, name: str, nullable: bool) -> pa.Field:
+        """The canonical Arrow field of a column of this type."""
+        import pyarrow as pa
+
+        from weft.columns import hinted
+
+        if cls.hint is not None:
+            return hinted(name, cls.hint, nullable=nullable)
+        return pa.field(name, _arrow(cls.arrow), nullable=nullable)
+
+
+class SmallInt(ColumnType):
+    """Whole numbers of 16 bits."""
+
+    arrow = "int16"
+
+
+class Integer(ColumnType):
+    """Whole numbers of 32 bits."""
+
+    arrow = "int32"
+
+
+class BigInt(ColumnType):
+    """Whole numbers of 64 bits."""
+
+    arrow = "int64"
+
+
+class Float(ColumnType):
+    """Floating-point numbers of 32 bits."""
+
+    arrow = "float32"
+
+
+class Double(ColumnType):
+    """Floating-point numbers of 64 bits."""
+
+    arrow = "float64"
+
+
+class Boolean(ColumnType):
+    """True or false."""
+
+    arrow = "bool"
+
+
+class Text(ColumnType):
+    """Text of any length."""
+
+    arrow = "string"
+
+
+class Date(ColumnType):
+    """Days."""
+
+    arrow = "date"
+
+
+class Timestamp(ColumnType):
+    """Times of a calendar and a clock in microseconds, without a time zone."""
+
+    arrow = "local"
+
+
+class TimestampTZ(ColumnType):
+    """Instants in microseconds."""
+
+    arrow = "utc"
+
+
+class JSON(ColumnType):
+    """JSON, as text that keeps its form."""
+
+    arrow = "string"
+    hint = "json"
+
+
+class JSONB(ColumnType):
+    """JSON; PostgreSQL stores it as `jsonb` where the column is one, the others as they store `JSON`."""
+
+    arrow = "string"
+    hint = "json"
+
+
+class UUID(ColumnType):
+    """Universally unique identifiers."""
+
+    arrow = "string"
+    hint = "uuid"
+
+
+class Bytes(ColumnType):
+    """Bytes."""
+
+    arrow = "binary"
+
+
+class _Sized(_Named):
+    """Gives `String[256]` and `Numeric[10, 2]`: a class of their own, the same one each time."""
+
+    def __getitem__(cls, given: Any) -> Any:
+        numbers = given if isinstance(given, tuple) else (given,)
+        if not all(type(number) is int for number in numbers):
+            raise DeclarationError(f"{cls.__name__}[{_shown(given)}] takes whole numbers.", hint=cls._example())
+        return cls._of(*numbers)  # type: ignore[attr-defined]
+
+    def _example(cls) -> str:
+        return "Write String[256], or Text for any length." if cls.__name__ == "String" else "Write Numeric[10, 2]."
+
+    def _made(cls, name: str, **attributes: Any) -> Any:
+        found = _made_types.get(name)
+        if found is None:
+            found = _made_types[name] = type(cls)(name, (cls,), {"__doc__": cls.__doc__, **attributes})
+        return found
+
+
+_made_types: dict[str, Any] = {}
+
+
+class String(ColumnType, metaclass=_Sized):
+    """Text of at most n characters: `String[256]`. Without a number, of any length."""
+
+    arrow = "string"
+    max_length: ClassVar[int | None] = None
+
+    @classmethod
+    def _of(cls, *numbers: int) -> Any:
+        if len(numbers) != 1 or not 1 <= numbers[0] <= MAX_LENGTH:
+            raise DeclarationError(
+                f"String[{_shown(numbers)}] is not a column type: a text has 1 to {MAX_LENGTH:,} characters.",
+                hint="Use Text for longer ones." if numbers and numbers[0] > MAX_LENGTH else cls._example(),
+            )
+        return String._made(f"String[{numbers[0]}]", max_length=numbers[0])
+
+
+class Numeric(ColumnType, metaclass=_Sized):
+    """Decimal numbers with p digits, s of them behind the point: `Numeric[10, 2]`. Alone: 38 digits, 18 behind it."""
+
+    precision: ClassVar[int] = _NUMERIC_DEFAULT[0]
+    scale: ClassVar[int] = _NUMERIC_DEFAULT[1]
+
+    @classmethod
+    def _of(cls, *numbers: int) -> Any:
+        precision, scale = (*numbers, 0)[:2]
+        if len(numbers) > 2 or not 1 <= precision <= _MAX_DIGITS or not 0 <= scale <= precision:
+            close = min(max(precision, 1), _MAX_DIGITS)
+            raise DeclarationError(
+                f"Numeric[{_shown(numbers)}] is not a column type: a decimal has 1 to {_MAX_DIGITS} digits, and no "
+                "more decimals than digits.",
+                hint=f"Did you mean Numeric[{close}, {min(max(scale, 0), close)}]?",
+            )
+        return Numeric._made(f"Numeric[{precision}, {scale}]", precision=precision, scale=scale)
+
+    @classmethod
+    def field(cls, name: str, nullable: bool) -> pa.Field:
+        """A field of decimals."""
+        import pyarrow as pa
+
+        return pa.field(name, pa.decimal128(cls.precision, cls.scale), nullable=nullable)
+
+
+TYPES: dict[str, type[ColumnType]] = {
+    each.__name__: each
+    for each in (
+        *(SmallInt, Integer, BigInt, Float, Double, Numeric, Boolean, Text, String),
+        *(Date, Timestamp, TimestampTZ, JSON, JSONB, UUID, Bytes),
+    )
+}
+
+# What people write instead: Python's own types, and the words of databases.
+_ELSEWHERE = {
+    "str": "Text",
+    "int": "BigInt",
+    "float": "Double",
+    "bool": "Boolean",
+    "bytes": "Bytes",
+    "bytearray": "Bytes",
+    "Decimal": "Numeric[38, 18]",
+    "datetime": "TimestampTZ",
+    "date": "Date",
+    "dict": "JSON",
+    "list": "JSON",
+    "varchar": "String",
+    "int2": "SmallInt",
+    "int4": "Integer",
+    "int8": "BigInt",
+    "timestamptz": "TimestampTZ",
+    "decimal": "Numeric",
+    "real": "Float",
+    "blob": "Bytes",
+    "bytea": "Bytes",
+    "datetime64": "Timestamp",
+}
+
+
+def check_type(given: Any) -> type[ColumnType]:
+    """The column type itself; a `DeclarationError` names the nearest one for anything else."""
+    if isinstance(given, type) and issubclass(given, ColumnType) and given is not ColumnType:
+        return given
+    name = given if isinstance(given, str) else getattr(given, "__name__", None) or repr(given)
+    lowered = {each.lower(): each for each in TYPES}
+    is_foreign_uuid = isinstance(given, type) and name == "UUID"
+    close = (
+        ("UUID of weft.types" if is_foreign_uuid else None)
+        or _ELSEWHERE.get(name)
+        or _ELSEWHERE.get(name.lower())
+        or lowered.get(nearest(name.lower(), lowered) or "")
+    )
+    raise DeclarationError(
+        f"{name} is not a column type.",
+        hint=(f"Did you mean {close}? " if close else "") + f"Types: {', '.join(TYPES)}.",
+    )
+
+
+def column_field(name: str, kind: Any, nullable: bool = False) -> pa.Field:
+    """The canonical Arrow field (`weft.columns`) of a column that is declared with this type."""
+    return check_type(kind).field(name, nullable)
+
+
+def max_length(kind: Any) -> int | None:
+    """How many characters a column of this type holds; `None` where it has no such limit."""
+    return getattr(check_type(kind), "max_length", None)
+
+
+def _arrow(name: str) -> pa.DataType:
+    import pyarrow as pa
+
+    from weft.columns import LOCAL_TIME, UTC_TIME
+
+    named = {"date": pa.date32(), "local": LOCAL_TIME, "utc": UTC_TIME}
+    return named[name] if name in named else getattr(pa, "bool_" if name == "bool" else name)()
+
+
+def _shown(given: Any) -> str:
+    return ", ".join(map(str, given)) if isinstance(given, tuple) else repr(given)
+
+
+__all__ = [*TYPES, "ColumnType", "check_type", "column_field", "max_length"]
