@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -12,7 +13,8 @@ import pytest
 from systems.tables.test_commit import DAY, load, run
 from systems.tables.test_modes import rows_of
 from weft.errors import LoadRefusedError, WeftError
-from weft.systems.load import Load
+from weft.systems.expectation import Expectation
+from weft.systems.load import Load, Projected
 from weft.systems.sql import commit as sql_commit
 from weft.systems.sql import staging, target
 from weft.systems.sql.tables import SqlTables
@@ -234,3 +236,70 @@ def test_a_text_that_cannot_even_be_staged(tables: SqlTables) -> None:
     assert aside(tables) == [500]
     with pytest.raises(LoadRefusedError, match="cannot even stage"):
         load(tables, given, mode="merge", keys=["id"], handle_deletes="hard", on_bad_rows="quarantine")
+
+
+# --------------------------------------------------------------------------------------------------------- expectations
+
+
+def expecting(tables: SqlTables, given: list[dict[str, Any]], *names: str, **options: Any) -> Any:
+    """A load whose rows must have a name, unless they are put aside."""
+    checks = (Expectation("accepted", ("name",), names, reaction="quarantine"),)
+    planned = replace(Load.declare(target="t", moment=DAY, **options), checks=checks)
+    sql_commit.prepare(tables, planned, SCHEMA)
+    return sql_commit.commit(tables, planned, sql_commit.Batches(SCHEMA, once(given)))
+
+
+@pytest.mark.parametrize("on_bad_rows", ["fail", "quarantine"])
+def test_a_row_that_is_bad_in_two_ways_is_put_aside_once(tables: SqlTables, on_bad_rows: str) -> None:
+    create(tables)
+    given = [
+        {"id": 1, "name": "a", "n": 1},
+        {"id": 2, "name": "b", "n": 500},
+        *([{"id": 3, "name": "a", "n": 500}] if on_bad_rows == "quarantine" else []),
+    ]
+    counts = expecting(tables, given, "a", on_bad_rows=on_bad_rows)
+    assert (counts.rows_read, counts.inserted, counts.quarantined) == (len(given), 1, len(given) - 1)
+    assert ids(tables) == [1, 1000]
+    assert aside(tables) == [row["id"] for row in given[1:]]
+
+
+@pytest.mark.parametrize("on_bad_rows", ["fail", "quarantine"])
+def test_rows_that_are_not_as_expected_are_not_gone(tables: SqlTables, on_bad_rows: str) -> None:
+    create(tables, "merge")
+    load(tables, [{"id": i, "name": "a", "n": i} for i in (1, 2)], mode="merge", keys=["id"])
+    given = [{"id": 1, "name": "a", "n": 5}, {"id": 2, "name": "b", "n": 5}]
+    options = {"mode": "merge", "keys": ["id"], "handle_deletes": "hard", "on_bad_rows": on_bad_rows}
+    counts = expecting(tables, given, "a", **options)
+    assert (counts.updated, counts.deleted, counts.quarantined) == (1, 1, 1)
+    assert sorted((row["id"], row["n"]) for row in rows_of(tables, "t")) == [(1, 5), (2, 2)]
+
+
+@pytest.mark.parametrize("on_bad_rows", ["fail", "quarantine"])
+def test_of_rows_with_one_key_the_one_that_counts_is_tried(tables: SqlTables, on_bad_rows: str) -> None:
+    create(tables, "merge")
+    given = [{"id": 1, "name": "a", "n": 1}, {"id": 1, "name": "b", "n": 2}, {"id": 2, "name": "a", "n": 1}]
+    options = {"mode": "merge", "keys": ["id"], "deduplicate_by": "n", "on_bad_rows": on_bad_rows}
+    counts = expecting(tables, given, "a", **options)
+    assert (counts.rows_read, counts.inserted, counts.unchanged, counts.quarantined) == (3, 1, 0, 1)
+    assert ids(tables) == [2, 1000]
+
+
+def test_columns_that_are_made_on_the_way(tables: SqlTables) -> None:
+    """Rows are named as they would be written."""
+    create(tables)
+    made = (
+        Projected(f"q.{tables.quote('id')}", SCHEMA.field("id")),
+        Projected(f"q.{tables.quote('n')} * 2", SCHEMA.field("n")),
+    )
+    planned = replace(Load.declare(target="t", moment=DAY), projection=made)
+    sql_commit.prepare(tables, planned, SCHEMA)
+    given = [{"id": 1, "name": "a", "n": 1}, {"id": 2, "name": "b", "n": 60}]
+    with pytest.raises(WeftError) as caught:
+        sql_commit.commit(tables, planned, sql_commit.Batches(SCHEMA, once(given)))
+    # Where there are no savepoints, only the database's own message is left.
+    assert "id=2, n=120: " in caught.value.what or not tables.savepoints
+    assert ids(tables) == [1000]
+    as_query = as_rows(tables, "query", given)
+    with pytest.raises(LoadRefusedError, match="id=2, n=120: "):
+        sql_commit.commit(tables, planned, as_query)
+    assert ids(tables) == [1000]

@@ -74,9 +74,18 @@ class Checks:
         self.stage, self.columns = tables.temporary(stage), columns
         self.warnings: list[str] = []
 
-    def run(self, rows: int) -> int:
-        """Try each; gives how many rows were put aside. Raises where one is broken that must not be."""
+    @property
+    def may_put_aside(self) -> bool:
+        """Whether rows may go from the staging table."""
+        return any(check.reaction == "quarantine" for check in self.load.checks)
+
+    def run(self, rows: int, *, is_found_first: bool = False) -> int:
+        """Try each; gives how many rows were put aside. Raises where one is broken that must not be.
+
+        `is_found_first`: they go to the list of rows that `BadRows` puts aside in the end.
+        """
         load = self.load
+        self._number = quarantine.NOWHERE if is_found_first else None
         refuse_unknown_columns(load.checks, self.columns, load.name)
         failed: list[str] = []
         aside = 0
@@ -143,6 +152,6 @@ class Checks:
                 hint="Look at the source, or at the expectation.",
             )
         for row in self._rows(bad, count):
-            quarantine.insert(self.tables, self.session, self.load, f"expectation {check}", row)
+            quarantine.insert(self.tables, self.session, self.load, f"expectation {check}", row, self._number)
         self.session.run(self.tables.delete_where(self.stage, bad))
         return count

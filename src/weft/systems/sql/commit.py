@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -76,6 +77,7 @@ class Staged:
 
 
 Rows = Query | Batches | Staged
+T = TypeVar("T")
 
 
 def reached(step: str) -> None:
@@ -218,9 +220,7 @@ class _ClaimRefusedError(Exception):
 
 
 class _Commit:
-    def __init__(
-        self, tables: SqlTables, session: Session, load: Load, rows: Rows, *, is_trial: bool = False
-    ) -> None:
+    def __init__(self, tables: SqlTables, session: Session, load: Load, rows: Rows, *, is_trial: bool = False) -> None:
         self.tables, self.session, self.load, self.rows = tables, session, load, rows
         self.is_trial = is_trial
         """Whether all of it is undone, so that the ledger shall not know of it."""
@@ -324,8 +324,12 @@ class _Commit:
             values = ", ".join(
                 f"{tables.cast(f's.{tables.quote(field.name)}', field, columns[field.name])}" for field in self.schema
             )
-            source = subquery(rows.sql)
-            cursor = self.session.run(f"INSERT INTO {target} ({names}) SELECT {values} FROM {source} AS s")
+            insert = f"INSERT INTO {target} ({names}) SELECT {values} FROM {subquery(rows.sql)} AS s"
+            if rows is self.rows:
+                cursor = self.session.run(insert)
+            else:
+                move = Move(tables, self.session, load, self.schema, columns, STAGE, {})
+                cursor = self._or_named(lambda: self.session.run(insert), move, rows.sql)
             self.rows_read = int(cursor.rowcount)
         else:
             self.bytes = tables.copy_in(self.session, target, self.schema, self._counted())
@@ -383,14 +387,24 @@ class _Commit:
         move = Move(tables, session, load, self.schema, columns, STAGE, staged_as)
         moving = self.rows_read - move.check_keys(self.rows_read)
         reached("checked")
-        if not tables.savepoints:
+        expected = checks.Checks(tables, session, load, move.stage, self.schema.names)
+        if expected.may_put_aside and load.handle_deletes:
+            move.remember_keys()
+        if tables.savepoints:
+            aside = expected.run(self.rows_read)
+        elif bad is None:
             quarantine.keep(tables, session)
-            if bad is not None:
-                bad.find(move, self.rows_read)
             self._claim()
-        expected = checks.Checks(tables, session, load, STAGE, self.schema.names)
-        aside = expected.run(self.rows_read)
-        counts = self._moved(move) if bad is None else bad.run(move, self.rows_read)
+            aside = expected.run(self.rows_read)
+        else:
+            aside = expected.run(self.rows_read, is_found_first=True)
+            quarantine.keep(tables, session)
+            bad.find(move, self.rows_read)
+            self._claim()
+        if bad is None:
+            counts = self._or_named(move.run, move, f"SELECT * FROM {tables.temporary(move.stage)}")
+        else:
+            counts = bad.run(move, self.rows_read)
         reached("moved")
         if bad is not None:
             self.rows_read += bad.unstaged
@@ -402,12 +416,12 @@ class _Commit:
         unchanged = moving - counts.inserted - counts.updated if load.tracks_rows else 0
         return replace(counts, rows_read=self.rows_read, unchanged=unchanged)
 
-    def _moved(self, move: Move) -> Counts:
-        """Move the rows all at once; where the target rejects some, the error says which."""
+    def _or_named(self, work: Callable[[], T], move: Move, select: str) -> T:
+        """What `work` gives; where the target rejects rows, which this query has, the error says which."""
         tables, session = self.tables, self.session
         quarantine.mark(tables, session)
         try:
-            return move.run()
+            return work()
         except Exception as error:
             if not tables.is_rejection(error):
                 raise
@@ -415,12 +429,12 @@ class _Commit:
             # Whatever happens here, the database's own message says no less.
             with suppress(Exception):
                 quarantine.undo(tables, session)
-                refusal = self._refusal_of_staged(move)
+                refusal = self._refusal_of(move, select)
             if refusal is None:
                 raise
             raise refusal from None
 
-    def _refusal_of_staged(self, move: Move) -> LoadRefusedError | None:
+    def _refusal_of(self, move: Move, select: str) -> LoadRefusedError | None:
         tables, session = self.tables, self.session
         for name in Move.OF_A_PIECE:
             tables.drop_temporary(session, name)
@@ -428,7 +442,7 @@ class _Commit:
         rows = tables.create_temporary_as(
             session,
             quarantine.NUMBERED,
-            quarantine.numbered(tables, f"SELECT * FROM {tables.temporary(move.stage)}"),
+            quarantine.numbered(tables, select),
             keys=tables.stage_keys([self.schema.field(name) for name in self.load.keys], move.columns),
         )
         quarantine.keep(tables, session)

@@ -19,6 +19,7 @@ from weft.systems.sql.driver import Session
 from weft.systems.sql.tables import Column, SqlTables
 
 _DELTA, _UNIQUE, _LINE, _KEPT, _CHAIN = "_weft_delta", "_weft_unique", "_weft_line", "_weft_kept", "_weft_chain"
+_PRESENT = "_weft_present"
 _HIT, _SINCE, _RANK = "_weft_hit", "_weft_since", "_weft_rank"
 # Later than every instant that a database holds: the end of what has no end.
 _NEVER = datetime(9999, 12, 31, 23, 59, 59, 999_999, UTC)
@@ -49,6 +50,8 @@ class Move:
         self.condition = "1 = 1"
         """Which of the staged rows to move."""
         self.target = tables.table(load.schema, load.table)
+        self.present: str | None = None
+        """The table of all keys that the source has, where some rows do not stay in the staging table."""
 
     @property
     def source(self) -> str:
@@ -225,12 +228,25 @@ class Move:
             tables.filled(self.session, tables.temporary(_DELTA))
         return hits, total - hits
 
+    def remember_keys(self) -> None:
+        """Keep what the source has, before rows are put aside."""
+        tables, keys = self.tables, self.load.keys
+        tables.drop_temporary(self.session, _PRESENT)
+        tables.create_temporary_as(
+            self.session,
+            _PRESENT,
+            f"SELECT {self._list(keys)} FROM {tables.temporary(self.stage)}",
+            keys=tables.stage_keys([self.fields[name] for name in keys], self.columns),
+        )
+        tables.filled(self.session, tables.temporary(_PRESENT))
+        self.present = _PRESENT
+
     def delete_missing(self) -> Counts:
         """Remove (merge) or close (scd2) the rows whose key the source no longer has; close what is too old."""
         load, tables = self.load, self.tables
         deleted = 0
-        # Against all staged rows: those that were put aside are bad, not gone.
-        stage = tables.temporary(self.stage)
+        # Against all rows of the source: those that were put aside are bad, not gone.
+        stage = tables.temporary(self.present or self.stage)
         if load.handle_deletes == "hard":
             cursor = self.session.run(tables.delete_missing(self.target, stage, self._on(value=True)))
             deleted += int(cursor.rowcount)

@@ -30,8 +30,8 @@ _FIELDS = pa.schema(
     ]
 )
 _NUMBER = pa.field(ROW, pa.int64(), nullable=False)
-# The number of a row that was not staged.
-_NOWHERE = -1
+NOWHERE = -1
+"""The number of a row that is not staged."""
 
 
 def table_name(load: Load) -> str:
@@ -135,7 +135,7 @@ class BadRows:
                 copy(batch.slice(half))
             else:
                 self.unstaged += 1
-                self._put_aside(self._error, batch.select(schema.names).to_pylist()[0], _NOWHERE)
+                self._put_aside(self._error, batch.select(schema.names).to_pylist()[0], NOWHERE)
 
         given = 0
         for batch in batches:
