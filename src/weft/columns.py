@@ -21,6 +21,7 @@ from weft.errors import SchemaError
 
 _HINT = b"weft.type"
 _LENGTH = b"weft.length"
+_VARIANT = b"weft.variant"
 UTC_TIME = pa.timestamp("us", "UTC")
 LOCAL_TIME = pa.timestamp("us")
 
@@ -45,6 +46,16 @@ def length_of(field: pa.Field) -> int | None:
     """The most characters that a string field may have, where that is known."""
     found = (field.metadata or {}).get(_LENGTH)
     return None if found is None else int(found)
+
+
+def binary_json(field: pa.Field) -> pa.Field:
+    """A JSON field that PostgreSQL keeps as jsonb."""
+    return field.with_metadata({**(field.metadata or {}), _VARIANT: b"jsonb"})
+
+
+def is_binary_json(field: pa.Field) -> bool:
+    """Whether a field is declared as jsonb."""
+    return (field.metadata or {}).get(_VARIANT) == b"jsonb"
 
 
 def is_nested(kind: pa.DataType) -> bool:

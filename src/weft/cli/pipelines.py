@@ -151,7 +151,7 @@ def run(
     if not names and not everything:
         raise NotFoundError("Which pipeline?", hint=f"Name one of: {', '.join(list(known)[:20])}. Or --all.")
     with opened(run_log, alerters) as runner, stopped_by_signals():
-        outcomes = []
+        outcomes: list[Outcome] = []
         for pipeline in runner.chosen(names):
             if failed := [each.pipeline for each in outcomes if each.status != "succeeded"]:
                 stopped = [name for name in pipeline.depends_on if name in failed]
@@ -209,7 +209,7 @@ def status(names: tuple[str, ...], modules: tuple[str, ...], run_log: str | None
     declared(modules)
     with opened(run_log, read_only=True) as runner:
         now = runner.now
-        rows = []
+        rows: list[dict[str, Any]] = []
         for due in runner.due(names):
             state, pipeline = due.state, due.pipeline
             last = state.last if state is not None else None

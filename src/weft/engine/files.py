@@ -8,7 +8,7 @@ from typing import Any
 
 from weft.engine import connectors, outcome, session
 from weft.engine.progress import progress
-from weft.errors import DeclarationError
+from weft.errors import DeclarationError, NotFoundError
 from weft.project import current
 from weft.systems.base import Connection
 from weft.systems.load import Counts, Load
@@ -32,6 +32,12 @@ def refuse(connection: Connection, load: Load) -> None:
     _refuse_one_host(connection, "target")
     if connection.kind.startswith("object_store"):
         sink.refuse(load)
+    aside = [check for check in load.checks if check.reaction == "quarantine"]
+    if aside:
+        raise DeclarationError(
+            f"{aside[0]}: {connection.label} ({connection.kind}) has no place to put rows aside.",
+            hint='Use on_quality_failure="fail" or "warn", or a SQL database.',
+        )
 
 
 def read(spark: Any, path: str, source: str | Connection | None) -> Any:
@@ -91,6 +97,23 @@ def write(frame: Any, connection: Connection, load: Load) -> Counts:
         from weft.systems.objects import sink as objects
 
         return objects.write(frame, connection, load, spark=spark)  # type: ignore[arg-type]
+
+
+def greatest(connection: Connection, load: Load, column: str) -> Any:
+    """The greatest value of a column in the target: how far it has come. `None` for a table that is not there."""
+    from pyspark.sql import functions as F
+
+    path = f"{load.schema}/{load.table}" if load.schema else load.table
+    try:
+        frame = read(session.spark(), path, connection)
+    except NotFoundError:
+        return None
+    if column not in frame.columns:
+        raise DeclarationError(
+            f"{load.name} has no column {column!r}, which says how far it has come.",
+            hint="A target of files needs the incremental column among its own.",
+        )
+    return frame.agg(F.max(column)).toArrow().column(0)[0].as_py()
 
 
 def copy(rows: Rows, connection: Connection, load: Load) -> Counts | None:

@@ -16,7 +16,7 @@ from weft.errors import DeclarationError, nearest
 from weft.systems.sql.literals import literal
 from weft.systems.sql.queries import subquery
 from weft.systems.sql.tables import SqlTables
-from weft.systems.watermark import Watermark, less
+from weft.systems.watermark import UNKNOWN, Watermark, less
 
 # What a token must not be found in: texts, quoted names, comments, PostgreSQL's dollar quotes.
 _TOKEN = re.compile(
@@ -100,7 +100,7 @@ def of_query(tables: SqlTables, sql: str, column: str, last: Watermark | None, l
             )
             assert row is not None
             seen = int(row[0])
-    late = 0 if last is None else max(0, old - last.seen)
+    late = 0 if last is None or last.seen == UNKNOWN else max(0, old - last.seen)
     bound = subquery(bind(sql, since if since is not None else lowest))
     if upper is None:
         # Late rows are told once.

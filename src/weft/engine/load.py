@@ -11,7 +11,7 @@ import asyncio
 import functools
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -228,20 +228,50 @@ class Job:
     # ------------------------------------------------------------------------------------------------ files and Delta
 
     def _into_files(self, given: Given) -> tuple[Counts, str]:
-        from weft.engine import copying, files, frames
+        from weft.engine import files
 
         files.refuse(self.connection, self.load)
         if self.engine == "pushdown":
             raise DeclarationError(f"A load into {self.connection.label} runs on Spark.", hint="Leave engine= out.")
         reader = reader_for(given, self.source, self.connection)
+        try:
+            return (self._written_files if self.fit is None else self._fitted_files)(given, reader), "spark"
+        finally:
+            if isinstance(reader, SqlReader):
+                reader.tables.close()
+
+    def _written_files(self, given: Given, reader: Reader | None) -> Counts:
+        from weft.engine import copying, files, frames
+
         rows = copying.rows_of(given, reader) if self.transform_sql is None else None
         if rows is not None:
             frames.refuse_one_host(reader is not None and reader.one_host, "source")
             counts = files.copy(rows, self.connection, self.load)
             if counts is not None:
-                return counts, "spark"
-        frame = frames.of(given, reader, self.source, self.transform_sql)
-        return files.write(frame, self.connection, self.load), "spark"
+                return counts
+        return files.write(frames.of(given, reader, self.source, self.transform_sql), self.connection, self.load)
+
+    def _fitted_files(self, given: Given, reader: Reader | None) -> Counts:
+        """Rows for a declared table: as they are where they fit, else as Spark makes them fit."""
+        from weft.engine import copying, files, fitting, frames
+
+        assert self.fit is not None
+        rows = copying.rows_of(given, reader)
+        frame = None
+        if rows is None:
+            frame = frames.of(given, reader, self.source)
+            schema = fitting.schema_of(frame)
+        else:
+            frames.refuse_one_host(reader is not None and reader.one_host, "source")
+            schema = rows.schema
+        self.load = self.fit(self.load, schema, "spark", fitting.quote)
+        if rows is not None and self.load.projection is None and not self.load.checks:
+            counts = files.copy(rows, self.connection, self.load)
+            if counts is not None:
+                return counts
+        frame = frames.of(given, reader, self.source) if frame is None else frame
+        with fitting.fitted(frame, self.load) as (ready, warnings):
+            return replace(files.write(ready, self.connection, self.load), warnings=warnings)
 
 
 def _is_same(one: SqlTables, other: SqlTables) -> bool:

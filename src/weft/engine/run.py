@@ -29,6 +29,7 @@ from weft.systems.sql import commit as sql_commit
 from weft.systems.sql import watermarks
 from weft.systems.sql.queries import subquery
 from weft.systems.sql.tables import SqlTables
+from weft.systems.watermark import UNKNOWN, Watermark
 
 _RANDOM = {"mysql": "rand()", "sqlite": "(abs(random()) / 9223372036854775808.0)"}
 
@@ -142,8 +143,7 @@ def prepared(pipeline: Pipeline, target: Target, load: Load, given: Given) -> It
             if column is None and increment.has_mark(text):
                 column = increment.marked_column(text, tables.dialect)
             if column is not None:
-                with opened(connection) as written:
-                    last = watermarks.read(written, load)
+                last = _last(connection, load, target, column)
                 found = increment.of_query(tables, text, column, last, pipeline.lookback)
                 text, late, without_value = found.sql, found.late, found.without_value
                 load = replace(load, watermark=found.watermark)
@@ -152,6 +152,18 @@ def prepared(pipeline: Pipeline, target: Target, load: Load, given: Given) -> It
         given = _frame(pipeline, given, source)
     job = Job(load, connection, source, pipeline.engine, None, Fit(target))
     yield Ready(job, given, late, without_value)
+
+
+def _last(connection: Connection, load: Load, target: Target, column: str) -> Watermark | None:
+    """How far a target has come: as it was written with its rows, or where there is no room for that as they say."""
+    if system_for(connection.kind).tables is not None:
+        with opened(connection) as tables:
+            return watermarks.read(tables, load)
+    from weft.engine import files
+
+    filled = [new for new, old in target.column_map.items() if old == column]
+    value = files.greatest(connection, load, filled[0] if filled else column)
+    return None if value is None else Watermark.of(column, value, UNKNOWN)
 
 
 def source_of(pipeline: Pipeline, target: Target) -> str | Connection | None:

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
+from weft.columns import hint_of, hinted
 from weft.errors import LoadRefusedError, nearest
 from weft.pipelines.declare import Target
-from weft.pipelines.table import TableColumn
+from weft.pipelines.table import Table, TableColumn
 from weft.systems.load import LOAD_COLUMNS, Declared, Load, Projected
 from weft.systems.sql.literals import literal
 
@@ -30,6 +31,9 @@ class Fit:
         made = [*self._declared(source, dialect, quote), *self._undeclared_columns(source, quote)]
         if self.target.table.load_columns:
             made += _load_columns(load, dialect)
+        if dialect == "spark":
+            # Files have no types of their own to convert to.
+            made = [_converted(each, self.target.table) for each in made]
         projection = tuple(made)
         is_plain = all(each.sql == f"q.{quote(each.field.name)}" for each in projection) and source.names == [
             each.field.name for each in projection
@@ -96,6 +100,16 @@ class Fit:
         return [Projected(f"q.{quote(field.name)}", field) for field in more]
 
 
+def _converted(made: Projected, table: Table) -> Projected:
+    declared = next((column.field for column in table.columns if column.name == made.field.name), None)
+    if declared is None or declared.type.equals(made.field.type):
+        return made
+    from pyspark.sql.pandas.types import from_arrow_type
+
+    kind = from_arrow_type(declared.type, prefer_timestamp_ntz=True).simpleString()
+    return Projected(f"CAST({made.sql} AS {kind})", declared)
+
+
 def _projected(column: TableColumn, name: str, source: pa.Schema, dialect: str, quote: Quote) -> Projected:
     field = column.field
     present = name in source.names
@@ -112,8 +126,8 @@ def _projected(column: TableColumn, name: str, source: pa.Schema, dialect: str, 
         kind=source.field(name).type if present else pa.null(),
         quote=lambda each: f"q.{quote(each)}",
     )
-    made = pa.field(column.name, kind, metadata=field.metadata if kind.equals(field.type) else None)
-    return Projected(sql, made)
+    hint = hint_of(field) if kind.equals(field.type) else None
+    return Projected(sql, pa.field(column.name, kind) if hint is None else hinted(column.name, hint))
 
 
 def _is_derived(column: TableColumn) -> bool:

@@ -68,9 +68,14 @@ class TableColumn:
     @property
     def field(self) -> pa.Field:
         """Its canonical Arrow field."""
-        from weft.column_types import column_field
+        from weft.column_types import JSONB, column_field, max_length
+        from weft.columns import binary_json, limited
 
-        return column_field(self.name, self.kind, nullable=self.nullable)
+        length = max_length(self.kind)
+        if length is not None:
+            return limited(self.name, length, nullable=self.nullable)
+        field = column_field(self.name, self.kind, nullable=self.nullable)
+        return binary_json(field) if self.kind is JSONB else field
 
 
 @dataclass(frozen=True, eq=False)

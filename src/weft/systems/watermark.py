@@ -20,6 +20,10 @@ _KINDS: dict[type, tuple[str, Callable[[Any], str], Callable[[str], Any]]] = {
 }
 
 
+UNKNOWN = -1
+"""Of a target that cannot keep the number."""
+
+
 @dataclass(frozen=True)
 class Watermark:
     """What is stored with the target's rows, in the same commit."""

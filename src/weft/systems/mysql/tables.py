@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pymysql
 from pymysql.constants import ER
 
-from weft.columns import hint_of
+from weft.columns import hint_of, length_of
 from weft.errors import BusyError, DeclarationError, SchemaError, WeftError
 from weft.systems.log import ROWID
 from weft.systems.mysql import copy, kinds, results
@@ -30,6 +30,10 @@ from weft.systems.sql.tables import Column, Slice, SqlTables
 
 # Keys in the index of a staging table. An index takes 3,072 bytes, four a letter.
 _INDEXED = 4
+
+
+# All columns of a row share 65,535 bytes; a character takes up to four.
+_LONGEST_VARCHAR = 4_000
 
 
 class MySQLTables(SqlTables):
@@ -153,6 +157,13 @@ class MySQLTables(SqlTables):
         # Without padding: under other collations "a" and "a " are the same.
         collation = "utf8mb4_nopad_bin" if self._is_mariadb else "utf8mb4_0900_bin"
         return kinds.sql_type(field, key=key, collation=collation)
+
+    def column_type(self, field: pa.Field, *, key: bool = False) -> str:
+        """Texts of a length, where a row has room for them."""
+        length = length_of(field)
+        if length is None or length > _LONGEST_VARCHAR:
+            return self.sql_type(field, key=key)
+        return self.sql_type(field, key=True).replace("VARCHAR(255)", f"VARCHAR({length})")
 
     def fits(self, column: Column, field: pa.Field) -> bool:
         """Where nothing would be rounded."""

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import psycopg
 import pyarrow as pa
 
-from weft.columns import hint_of, is_nested
+from weft.columns import hint_of, is_binary_json, is_nested, length_of
 from weft.errors import DeclarationError, SchemaError, WeftError, nearest
 from weft.systems.postgres import copy, kinds
 from weft.systems.postgres.store import PostgresStore
@@ -180,6 +180,13 @@ class PostgresTables(SqlTables):
         if key and (is_nested(field.type) or hint_of(field) == "json"):
             raise DeclarationError(f"The column {field.name!r} is JSON, which PostgreSQL cannot take as a key.")
         return kinds.sql_type(field)
+
+    def column_type(self, field: pa.Field, *, key: bool = False) -> str:
+        """Texts of a length, and jsonb."""
+        if is_binary_json(field) and not key:
+            return "jsonb"
+        length = length_of(field)
+        return self.sql_type(field, key=key) if length is None else f"character varying({length})"
 
     def fits(self, column: Column, field: pa.Field) -> bool:
         """Where the column's type takes the values by COPY, unchanged."""

@@ -114,6 +114,10 @@ class SqlTables(ABC):
     def sql_type(self, field: pa.Field, *, key: bool = False) -> str:
         """The type of a new column for a canonical field (nested ones: the JSON type). `key`: it must be indexable."""
 
+    def column_type(self, field: pa.Field, *, key: bool = False) -> str:
+        """The type of a column that is declared, where more is known of it than rows can say: a length, jsonb."""
+        return self.sql_type(field, key=key)
+
     @abstractmethod
     def copy_in(self, session: Session, table: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
         """Append canonical batches to a (quoted) table inside the session's transaction, as fast as the system can.

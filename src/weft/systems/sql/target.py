@@ -59,7 +59,7 @@ def create_statement(tables: SqlTables, load: Load, written: pa.Schema) -> str:
         is_key = field.name in keyed
         required = is_key and (field.name in primary or field.name in load.keys)
         required = required or (declared is not None and not field.nullable)
-        kind = tables.sql_type(field, key=is_key)
+        kind = tables.column_type(field, key=is_key)
         definitions.append(f"{tables.quote(field.name)} {kind}{' NOT NULL' if required else ''}")
     if load.mode == "scd2":
         definitions += [
@@ -133,11 +133,11 @@ def evolution(tables: SqlTables, load: Load, written: pa.Schema, columns: list[C
     changes = []
     for name, field in {field.name: field for field in [*written, *declared]}.items():
         if name not in present:
-            changes.append(f"ALTER TABLE {table} ADD COLUMN {tables.quote(name)} {tables.sql_type(field)}")
+            changes.append(f"ALTER TABLE {table} ADD COLUMN {tables.quote(name)} {tables.column_type(field)}")
     for field in declared:
         column = present.get(field.name)
         if column is not None and tables.dialect in _WIDEN and _is_wider(field, column):
-            kind = tables.sql_type(field, key=field.name in load.keys)
+            kind = tables.column_type(field, key=field.name in load.keys)
             null = "" if column.field.nullable else " NOT NULL"
             change = _WIDEN[tables.dialect].format(name=tables.quote(field.name), kind=kind, null=null)
             changes.append(f"ALTER TABLE {table} {change}")

@@ -1,0 +1,80 @@
+"""DataFrames made to fit a declared table: its columns, normalized and of its types, and as they are expected to be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+
+from weft.columns import canonical_schema
+from weft.errors import LoadRefusedError
+from weft.systems.load import Load
+from weft.systems.sql.checks import condition, is_broken, refuse_unknown_columns
+
+
+def quote(name: str) -> str:
+    """An identifier of Spark's."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def schema_of(frame: Any) -> pa.Schema:
+    """The canonical columns of a DataFrame."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return canonical_schema(to_arrow_schema(frame.schema, timezone="UTC"))
+
+
+@contextmanager
+def fitted(frame: Any, load: Load) -> Iterator[tuple[Any, tuple[str, ...]]]:
+    """The rows for a load, and what is to be told of them. Raises where they are not as expected."""
+    if load.projection is not None:
+        # `q`, as in the databases.
+        made = [f"{each.sql} AS {quote(each.field.name)}" for each in load.projection]
+        frame = frame.alias("q").selectExpr(*made)
+    if not load.checks:
+        yield frame, ()
+        return
+    # The rows that are tried are those that are written, also where the source changes meanwhile.
+    frame = frame.persist()
+    try:
+        yield frame, _checked(frame, load)
+    finally:
+        frame.unpersist()
+
+
+def _checked(frame: Any, load: Load) -> tuple[str, ...]:
+    from pyspark.sql import functions as F
+
+    refuse_unknown_columns(load.checks, frame.columns, load.name)
+    wanted = [F.count(F.lit(1))]
+    for check in load.checks:
+        if check.kind == "unique":
+            # Rows with a null in them are not compared.
+            whole = " AND ".join(f"{quote(name)} IS NOT NULL" for name in check.columns)
+            names = ", ".join(quote(name) for name in check.columns)
+            wanted.append(F.expr(f"count_if({whole}) - count(DISTINCT {names})"))
+        elif check.kind == "freshness":
+            wanted.append(F.max(check.columns[0]))
+        elif check.is_about_rows:
+            wanted.append(F.count_if(F.expr(condition(check, quote, "spark"))))
+        else:
+            wanted.append(F.lit(None))
+    found = frame.agg(*(each.alias(f"c{number}") for number, each in enumerate(wanted))).toArrow().to_pylist()[0]
+    rows, *values = found.values()
+    failed: list[str] = []
+    warnings: list[str] = []
+    for check, value in zip(load.checks, values, strict=True):
+        said = is_broken(check, rows, value, load.moment) if not check.is_about_rows else None
+        if check.is_about_rows and value:
+            said = f"{value:,} of {rows:,} rows"
+        if said is not None:
+            (warnings if check.reaction == "warn" else failed).append(f"{check}: {said}")
+    if failed:
+        lines = "".join(f"\n    {line}" for line in failed)
+        raise LoadRefusedError(
+            f"The rows for {load.name} are not as expected, and nothing was written:{lines}",
+            hint='on_quality_failure="warn" loads them all the same.',
+        )
+    return tuple(warnings)

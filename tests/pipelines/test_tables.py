@@ -1,0 +1,325 @@
+"""`@table`: what a class says about its table, and how the stored table follows it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import pytest
+
+import weft
+from pipelines.conftest import Database
+from weft import DeclarationError, LoadRefusedError, natural_key, pk
+from weft.pipelines.table import snake_case, table_of
+from weft.types import (
+    JSONB,
+    UUID,
+    BigInt,
+    Boolean,
+    Bytes,
+    Date,
+    Double,
+    Float,
+    Integer,
+    Numeric,
+    SmallInt,
+    String,
+    Text,
+    Timestamp,
+    TimestampTZ,
+)
+from weft.types import JSON as Json
+
+
+@weft.table(schema="analytics")
+class CustomerDim:
+    customer_id: Annotated[BigInt, pk()]
+    email: String[256] | None
+    name: Annotated[Text, natural_key()] | None
+    updated_at: TimestampTZ
+
+
+@weft.table(connection="warehouse")
+class customers:
+    schema = "public"
+    name = "customers"
+    primary_key = ["id"]
+
+
+def test_what_a_class_says() -> None:
+    found = table_of(CustomerDim)
+    assert found is not None
+    assert (found.full_name, found.primary_key, found.names) == (
+        "analytics.customer_dim",
+        ("customer_id",),
+        ["customer_id", "email", "name", "updated_at"],
+    )
+    assert [column.nullable for column in found.columns] == [False, True, True, False]
+
+
+def test_the_form_without_columns() -> None:
+    found = table_of(customers)
+    assert found is not None
+    assert (found.full_name, found.connection, found.keys) == ("public.customers", "warehouse", ("id",))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("Events", "events"), ("CustomerDim", "customer_dim"), ("HTTPLog", "http_log"), ("A1B", "a1_b"), ("_x", "_x")],
+)
+def test_names(name: str, expected: str) -> None:
+    assert snake_case(name) == expected
+
+
+def test_keys_in_their_order() -> None:
+    @weft.table
+    class Plain:
+        id: Annotated[BigInt, pk()]
+        email: Annotated[Text, natural_key()]
+
+    @weft.table
+    class Chosen:
+        __merge_keys__ = ("a", "b")
+        id: Annotated[BigInt, pk()]
+        a: Annotated[Text, natural_key("both")]
+        b: Annotated[Text, natural_key("both")]
+
+    assert table_of(Plain).keys == ("email",)  # type: ignore[union-attr]
+    assert table_of(Chosen).keys == ("a", "b")  # type: ignore[union-attr]
+    assert table_of(Chosen).natural_keys == (("a", "b"),)  # type: ignore[union-attr]
+    made = weft.pipeline(target=Plain, mode="merge", keys=["id"], name="p")(lambda: "SELECT 1")
+    assert made.targets[0].options["keys"] == ["id"]
+
+
+def declare(**annotations: Any) -> type:
+    return weft.table(type("Wrong", (), {"__annotations__": annotations}))
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: declare(id=int), r"column 'id': int is not a column type\.\n  Did you mean BigInt"),
+        (lambda: declare(id=Annotated[BigInt, pk]), r"Call it: pk\(\)"),
+        (lambda: declare(id=Annotated[BigInt, "x"]), "which means nothing here"),
+        (lambda: declare(id=Annotated[BigInt | None, pk()]), "cannot be nullable"),
+        (lambda: declare(valid_from=TimestampTZ), "scd2 keeps itself"),
+        (lambda: declare(_batch_id=Text), "load_columns=True adds itself"),
+        (lambda: declare(**{"x" * 64: Text}), "longer than 63 bytes"),
+        (lambda: weft.table(shema="a"), r"no option 'shema'\.\n  Did you mean 'schema'"),
+        (lambda: weft.table(schema="")(type("A", (), {})), "schema must be a name"),
+        (lambda: weft.table()(5), "decorates a class"),
+        (lambda: weft.pipeline(target=CustomerDim, column_map={"emial": "e"})(lambda: ""), "Did you mean 'email'"),
+        (
+            lambda: weft.pipeline(target=CustomerDim, mode="scd2", compare_columns=["emial"], name="p")(lambda: ""),
+            r"no column 'emial' \(compare_columns\)",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("local")
+def test_refused_where_declared(make: Any, said: str) -> None:
+    with pytest.raises(DeclarationError, match=said):
+        make()
+
+
+# ---------------------------------------------------------------------------------------------------------------- types
+
+
+def test_every_type(database: Database) -> None:
+    """A table is made as declared, and takes and gives back values of every type."""
+
+    @weft.table(name="everything")
+    class Everything:
+        id: Annotated[BigInt, pk()]
+        small: SmallInt
+        whole: Integer | None
+        single: Float | None
+        double: Double | None
+        flag: Boolean | None
+        text: Text | None
+        short: String[10] | None
+        amount: Numeric[10, 2] | None
+        day: Date | None
+        local: Timestamp | None
+        instant: TimestampTZ | None
+        data: Json | None
+        more: JSONB | None
+        code: UUID | None
+        raw: Bytes | None
+
+    from datetime import UTC, date, datetime
+    from decimal import Decimal
+    from uuid import uuid4
+
+    code = uuid4()
+    row = {
+        "id": 1,
+        "small": 2,
+        "whole": 3,
+        "single": 0.5,
+        "double": 0.25,
+        "flag": True,
+        "text": "ü" * 300,
+        "short": "0123456789",
+        "amount": Decimal("12.34"),
+        "day": date(2026, 1, 2),
+        "local": datetime(2026, 1, 2, 3, 4, 5, 6),
+        "instant": datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC),
+        "data": '{"a": 1}',
+        "more": '{"b": [1]}',
+        "code": code,
+        "raw": b"\x00\xff",
+    }
+
+    @weft.pipeline(target=Everything, mode="merge")
+    def load() -> list[dict[str, Any]]:
+        return [row]
+
+    database.execute(load)
+    (found,) = database.rows("everything")
+    assert found == {**row, "code": str(code)}
+    assert database.execute(load)[0].counts.unchanged == 1
+    if database.tables.dialect == "postgres":
+        kinds = database.columns("everything")
+        assert (kinds["short"], kinds["more"], kinds["data"]) == ("character varying(10)", "jsonb", "json")
+        assert (kinds["small"], kinds["amount"]) == ("smallint", "numeric(10,2)")
+
+
+def test_too_long_a_text(database: Database) -> None:
+    if database.tables.dialect in ("sqlite", "duckdb"):
+        pytest.skip(f"{database.tables.dialect} does not keep to the length of a text")
+
+    @weft.table
+    class Short:
+        code: String[3]
+
+    @weft.pipeline(target=Short)
+    def load() -> list[dict[str, str]]:
+        return [{"code": "abc"}, {"code": "abcd"}]
+
+    with pytest.raises(weft.WeftError, match="abcd"):
+        database.execute(load)
+
+
+# ---------------------------------------------------------------------------------------------------------------- drift
+
+
+@pytest.fixture
+def raw(database: Database) -> Database:
+    database.run("CREATE TABLE raw (id BIGINT, name VARCHAR(20))", "INSERT INTO raw VALUES (1, 'a')")
+    return database
+
+
+def people(**options: Any) -> Any:
+    @weft.table
+    class People:
+        id: Annotated[BigInt, pk()]
+        name: Text | None
+
+    @weft.pipeline(target=People, mode="merge", name="people", **options)
+    def load() -> str:
+        return "SELECT * FROM raw"
+
+    return load
+
+
+def test_a_column_that_somebody_added(raw: Database) -> None:
+    """Hole 11 of the reference: the table follows."""
+    raw.execute(people())
+    raw.run("ALTER TABLE raw ADD COLUMN city VARCHAR(20)", "INSERT INTO raw VALUES (2, 'b', 'Rome')")
+    raw.project.pipelines.clear()
+    raw.execute(people(on_drift="evolve"))
+    assert raw.rows("people") == [{"id": 1, "name": "a", "city": None}, {"id": 2, "name": "b", "city": "Rome"}]
+
+
+def test_or_is_left_out(raw: Database) -> None:
+    raw.run("ALTER TABLE raw ADD COLUMN city VARCHAR(20)")
+    with pytest.raises(LoadRefusedError, match=r"columns that the table does not declare: 'city'[\s\S]*on_drift"):
+        raw.execute(people(on_drift="error"))
+    raw.project.pipelines.clear()
+    with pytest.warns(UserWarning, match="are left out: 'city'"):
+        raw.execute(people(on_drift="warn"))
+    raw.project.pipelines.clear()
+    raw.execute(people(on_drift="ignore"))
+    assert raw.rows("people") == [{"id": 1, "name": "a"}]
+
+
+def test_a_table_by_name_alone_follows_too(raw: Database) -> None:
+    @weft.pipeline(target="copies")
+    def copy() -> str:
+        return "SELECT * FROM raw"
+
+    raw.execute(copy)
+    raw.run("ALTER TABLE raw ADD COLUMN city VARCHAR(20)")
+    raw.execute(copy)
+    assert list(raw.rows("copies")[0]) == ["id", "name", "city"]
+
+
+def test_a_declared_column_that_is_new(raw: Database) -> None:
+    raw.execute(people())
+    raw.project.pipelines.clear()
+
+    @weft.table
+    class People:
+        id: Annotated[BigInt, pk()]
+        name: Text | None
+        note: Text | None
+
+    @weft.pipeline(target=People, mode="merge")
+    def load() -> str:
+        return "SELECT id, name FROM raw"
+
+    raw.execute(load)
+    assert raw.rows("people") == [{"id": 1, "name": "a", "note": None}]
+
+
+def test_a_declared_column_that_is_wider(raw: Database) -> None:
+    if raw.tables.dialect == "sqlite":
+        pytest.skip("sqlite cannot change a type, and needs not")
+
+    def declare(number: Any, text: Any, price: Any) -> Any:
+        raw.project.pipelines.clear()
+
+        kinds = {"id": Annotated[Integer, pk()], "number": number, "text": text, "price": price}
+        things = weft.table(type("Things", (), {"__annotations__": kinds}))
+        return weft.pipeline(target=things, mode="merge", name="things")(
+            lambda: "SELECT 1 AS id, 100000 AS number, 'abcdef' AS text, 12345.678 AS price"
+        )
+
+    with pytest.raises(weft.WeftError):
+        raw.execute(declare(SmallInt, String[3], Numeric[5, 2]))
+    raw.execute(declare(Integer, String[10], Numeric[8, 3]))
+    (row,) = raw.rows("things")
+    assert (row["number"], row["text"], str(row["price"])) == (100000, "abcdef", "12345.678")
+
+
+def test_a_column_that_is_missing(raw: Database) -> None:
+    @weft.table
+    class People:
+        id: Annotated[BigInt, pk()]
+        nane: Text
+
+    @weft.pipeline(target=People)
+    def load() -> str:
+        return "SELECT id, name FROM raw"
+
+    with pytest.raises(LoadRefusedError, match=r"has no column 'nane'[\s\S]*Did you mean 'name'"):
+        raw.execute(load)
+
+
+def test_load_columns(raw: Database) -> None:
+    """When a row was written, and by which run. They alone are no change."""
+
+    @weft.table(load_columns=True)
+    class People:
+        id: Annotated[BigInt, pk()]
+        name: Text | None
+
+    @weft.pipeline(target=People, mode="merge")
+    def load() -> str:
+        return "SELECT id, name FROM raw"
+
+    raw.execute(load, "first")
+    raw.run("INSERT INTO raw VALUES (2, 'b')")
+    assert raw.execute(load, "second")[0].counts.unchanged == 1
+    found = raw.rows("people")
+    assert [row["_batch_id"] for row in found] == ["first people", "second people"]
+    assert found[0]["_loaded_at"] < found[1]["_loaded_at"]
