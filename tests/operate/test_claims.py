@@ -198,7 +198,7 @@ def test_a_heart_keeps_a_short_lease(log: RunLog) -> None:
     run = granted(log, lease_seconds=1.5)
 
     def lease_end() -> datetime | None:
-        with log._driver.session("read") as session:
+        with log._book.session("read") as session:
             ((end,),) = session.rows(f"SELECT expires_at FROM {log._book.claims}")
             return instant(end)
 

@@ -280,7 +280,7 @@ def test_a_database_that_goes_away_does_not_stop_the_work(
 
 def test_a_log_that_is_dropped_in_the_middle(log: RunLog, caplog: pytest.LogCaptureFixture) -> None:
     run = claimed(log)
-    with log._driver.session("publish") as session:
+    with log._book.session("publish") as session:
         session.run(f"DROP TABLE {log._book.claims}")
     assert log.heartbeat(run)
     assert log.finish(run, "succeeded")
@@ -292,7 +292,7 @@ def test_a_log_that_is_dropped_in_the_middle(log: RunLog, caplog: pytest.LogCapt
 def test_a_full_disk_is_told_at_the_claim(tmp_path: Path) -> None:
     with open_run_log(f"sqlite:///{tmp_path / 'runs.db'}") as log:
         run = claimed(log)
-        with log._driver.session("publish") as session:
+        with log._book.session("publish") as session:
             session.run("PRAGMA max_page_count = 1")
         with pytest.raises(StorageError, match="cannot be claimed"):
             for number in range(1000):

@@ -7,12 +7,16 @@ say how it stands, so that this can be asked of a thousand pipelines at once how
 
 from __future__ import annotations
 
+import fcntl
 import json
-from collections.abc import Sequence
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import fields
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import Any
+from typing import IO, Any
 
 import pyarrow as pa
 
@@ -20,7 +24,8 @@ from weft.errors import DeclarationError, SettingsError, WeftError, nearest
 from weft.operate.records import COUNTS, Attempt
 from weft.project import build_connection
 from weft.systems.base import system_for
-from weft.systems.sql.driver import Session
+from weft.systems.file import MEMORY
+from weft.systems.sql.driver import Role, Session
 from weft.systems.sql.tables import SqlTables
 
 _INSTANT = pa.timestamp("us", "UTC")
@@ -77,6 +82,8 @@ _NOW = {
 _LOCKS_ROWS = ("postgres", "mysql")  # the others have one writer
 _HAVE_SCHEMAS = ("postgres", "duckdb")
 
+_TURN_SECONDS, _TURN_PAUSE = 30.0, 0.002
+
 COLUMNS = tuple(each.name for each in fields(Attempt))
 
 
@@ -102,11 +109,30 @@ class LogTables:
         """The quoted name."""
         return self.tables.driver.table("weft", "claims")
 
+    @contextmanager
+    def session(self, role: Role) -> Iterator[Session]:
+        """A transaction, or a read."""
+        with self._turn(role), self.tables.driver.session(role) as session:
+            yield session
+
+    @contextmanager
+    def _turn(self, role: Role) -> Iterator[None]:
+        """DuckDB's file can be opened by one process at a time, and whoever waits longest asks least often: beside busy
+        ones it would never get it. So those who use it as a log take turns before they ask."""
+        path = getattr(self.tables.connection, "path", MEMORY)
+        with ExitStack() as stack:
+            if self.tables.dialect == "duckdb" and path != MEMORY:
+                # Where no lock can be made the database will say why.
+                with suppress(OSError):
+                    os.makedirs(os.path.dirname(path), exist_ok=True)
+                    _wait_for(stack.enter_context(open(f"{path}.lock", "a")), exclusive=role != "read")
+            yield
+
     # --------------------------------------------------------------------------------------------------------- creation
 
     def check(self, *, write: bool) -> None:
         """Raise unless both tables are there, and can be written where that is asked."""
-        with self.tables.driver.session("publish" if write else "read") as session:
+        with self.session("publish" if write else "read") as session:
             for table in (self.runs, self.claims):
                 session.rows(f"SELECT 1 FROM {table} WHERE 1 = 0")
             if write:
@@ -115,7 +141,7 @@ class LogTables:
 
     def create(self) -> None:
         """Make the tables where they are missing; somebody else may do so at the same moment."""
-        with self.tables.driver.session("publish") as session:
+        with self.session("publish") as session:
             if self.tables.dialect in _HAVE_SCHEMAS:
                 self.tables.create_schema(session, "weft")
             for statement in statements(self.tables, self.runs, self.claims):
@@ -165,6 +191,17 @@ class LogTables:
     def columns(self, alias: str) -> str:
         """The columns of an `Attempt`."""
         return ", ".join(f"{alias}.{self.tables.quote(name)}" for name in COLUMNS)
+
+
+def _wait_for(file: IO[str], *, exclusive: bool) -> None:
+    """Lock a file; it is unlocked when it is closed. Who holds it for very long is not waited for."""
+    deadline = time.monotonic() + _TURN_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            fcntl.flock(file, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            time.sleep(_TURN_PAUSE)
 
 
 def attempt_of(row: Sequence[Any]) -> Attempt | None:

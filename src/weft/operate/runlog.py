@@ -60,7 +60,6 @@ class RunLog:
 
     def __init__(self, tables: LogTables, *, shown: str) -> None:
         self._book = tables
-        self._driver = tables.tables.driver
         self.shown = shown
         """Where it is, without secrets."""
         self._warned = False
@@ -202,7 +201,7 @@ class RunLog:
         listed = len(wanted) <= _LISTED
         where = f" WHERE c.pipeline IN ({', '.join('?' * len(wanted))})" if listed and wanted else ""
         book = self._book
-        with self._driver.session("read") as session:
+        with self._book.session("read") as session:
             rows = session.rows(
                 f"SELECT c.pipeline, c.owner, c.expires_at, c.succeeded_at, c.failures, {book.now}, "
                 f"{book.columns('l')}, {book.columns('s')}, {book.columns('k')} FROM {book.claims} c "
@@ -249,7 +248,7 @@ class RunLog:
         return self._attempts("WHERE r.run_id = ? ORDER BY r.attempt", [run_id])
 
     def _attempts(self, rest: str, parameters: list[Any]) -> list[Attempt]:
-        with self._driver.session("read") as session:
+        with self._book.session("read") as session:
             rows = session.rows(f"SELECT {self._book.columns('r')} FROM {self._book.runs} r {rest}", parameters)
         return [attempt for row in rows if (attempt := attempt_of(row)) is not None]
 
@@ -258,7 +257,7 @@ class RunLog:
     def _locked(self, pipeline: str, work: Callable[[Session, Claim], T]) -> T:
         """Do something in one transaction, with the row of the pipeline locked."""
         for _ in range(2):
-            with self._driver.session("publish") as session:
+            with self._book.session("publish") as session:
                 claim = claims.lock(session, self._book, pipeline)
                 if claim is not None:
                     return work(session, claim)
@@ -268,7 +267,7 @@ class RunLog:
     def _add(self, pipeline: str) -> None:
         sql = f"INSERT INTO {self._book.claims} (pipeline, fence, failures) VALUES (?, 0, 0)"
         try:
-            with self._driver.session("publish") as session:
+            with self._book.session("publish") as session:
                 session.run(sql, (pipeline,))
         except WeftError as error:
             # Another process was faster.
