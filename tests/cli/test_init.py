@@ -12,7 +12,7 @@ import pytest
 def test_files(run, folder: str) -> None:
     done = run("init", folder)
     assert (done.returncode, done.stderr) == (0, "")
-    assert tomllib.loads(Path(folder, "weft.toml").read_text()) == {"modules": ["my_streams"]}
+    assert tomllib.loads(Path(folder, "weft.toml").read_text()) == {"modules": ["my_streams", "my_pipelines"]}
     assert "@stream(" in Path(folder, "my_streams.py").read_text()
     assert Path(folder, ".gitignore").read_text() == ".weft/\n"
     assert "weft streams publish page_views --data '{" in done.stdout
@@ -27,7 +27,7 @@ def test_commented_connection_is_valid_once_uncommented(run) -> None:
     assert tomllib.loads(text)["connections"]["default"]["url"].startswith("postgres://")
 
 
-@pytest.mark.parametrize("name", ["weft.toml", "my_streams.py"])
+@pytest.mark.parametrize("name", ["weft.toml", "my_streams.py", "my_pipelines.py"])
 def test_nothing_is_overwritten_unless_forced(run, name: str) -> None:
     Path(name).write_text("# mine\n")
     done = run("init")
@@ -62,6 +62,9 @@ def test_first_steps_work(run) -> None:
     assert published.returncode == 0, published.stderr
     listed = run("streams", "list")
     assert "page_views" in listed.stdout, listed.stderr
+    ran = run("run", "views_by_page")
+    assert "analytics.views_by_page: 1 read, 1 inserted (pushdown)" in ran.stdout, ran.stderr
+    assert "succeeded" in run("status").stdout
 
 
 def test_sample_goes_with_the_quickstart(run) -> None:

@@ -16,7 +16,7 @@ from weft.operate.heart import Heart
 from weft.operate.logtables import instant
 from weft.operate.records import Refused, Run
 from weft.operate.runlog import RunLog, open_run_log
-from weft.operate.schedule import Schedule
+from weft.pipelines.schedule import Schedule
 from workers import start, started
 
 SLOT = datetime(2025, 6, 1, 2, tzinfo=UTC)

@@ -20,7 +20,7 @@ from weft.operate.runner import Runner
 from weft.project import Project, use
 from weft.testing import table_rows
 
-APPEND = '''
+APPEND = """
 from typing import Annotated
 from weft import weft, pk
 from weft.types import BigInt, Text, TimestampTZ
@@ -34,9 +34,9 @@ class Events:
 @weft.pipeline(target=Events, schedule="*/5 * * * *", mode="append")
 def ingest_events(conn):
     return "SELECT event_id, name, received_at FROM raw.events"
-'''
+"""
 
-DEPENDENCIES = '''
+DEPENDENCIES = """
 from typing import Annotated
 from weft import weft, pk
 from weft.types import BigInt, Text, TimestampTZ
@@ -74,9 +74,9 @@ def ingest_events(conn):
 def daily_rollups(conn):
     return "SELECT date_trunc('day', received_at) AS d, COUNT(*) AS n " \\
            "FROM analytics.events GROUP BY 1"
-'''
+"""
 
-SCD2 = '''
+SCD2 = """
 from typing import Annotated
 from weft import weft, pk
 from weft.normalize import lower, trim, parse_timestamp
@@ -99,9 +99,9 @@ class CustomerDim:
 )
 def sync_customers(conn):
     return "SELECT customer_id, email, name, updated_at FROM raw.customers"
-'''
+"""
 
-CROSS = '''
+CROSS = """
 from typing import Annotated
 from weft import weft, pk
 from weft.normalize import lower, trim, parse_timestamp
@@ -124,9 +124,9 @@ class CustomerDim:
 def sync_customers(conn):
     # `conn` is the SOURCE connection (raw_db).
     return "SELECT customer_id, email, name, updated_at FROM customers"
-'''
+"""
 
-FAN_OUT = '''
+FAN_OUT = """
 from typing import Annotated
 from weft import weft, pk
 from weft.types import BigInt, Text, TimestampTZ
@@ -153,13 +153,15 @@ class DeltaArchive:
 )
 def fan_out(conn):
     return "SELECT * FROM raw.events WHERE received_at > $watermark"
-'''
+"""
 
 NOW = datetime(2026, 3, 10, 12, 0, tzinfo=UTC)
 
 
 @pytest.fixture
-def guide(project: Path, shared_server: Callable[[str], servers.Server], monkeypatch: Any) -> Iterator[psycopg.Connection[Any]]:
+def guide(
+    project: Path, shared_server: Callable[[str], servers.Server], monkeypatch: Any
+) -> Iterator[psycopg.Connection[Any]]:
     """A project on PostgreSQL; the connection is another client's."""
     with shared_server("postgres").database() as url, use(Project()), psycopg.connect(url, autocommit=True) as client:
         monkeypatch.setenv("WEFT_DSN", url)
@@ -224,7 +226,7 @@ def test_dependencies_and_retry(guide: psycopg.Connection[Any]) -> None:
 
 
 def test_cycles_are_caught_when_the_module_loads(guide: psycopg.Connection[Any]) -> None:
-    ring = DEPENDENCIES.replace("    mode=\"append\",\n", "    mode=\"append\",\n    depends_on=[\"daily_rollups\"],\n")
+    ring = DEPENDENCIES.replace('    mode="append",\n', '    mode="append",\n    depends_on=["daily_rollups"],\n')
     with pytest.raises(weft.DeclarationError, match="ingest_events → daily_rollups → ingest_events") as caught:
         module(ring)
     assert isinstance(caught.value.__cause__, weft.CycleError)
@@ -275,7 +277,11 @@ def test_multi_target_fan_out(guide: psycopg.Connection[Any], spark: Any, monkey
     run = Run(found.fan_out, "3", NOW)
     run.execute()
     assert [each.counts.inserted for each in run.loaded] == [1, 1]
-    assert sorted(row["event_id"] for row in table_rows("analytics.warehouse_events", connection="warehouse")) == [1, 2, 3]
+    assert sorted(row["event_id"] for row in table_rows("analytics.warehouse_events", connection="warehouse")) == [
+        1,
+        2,
+        3,
+    ]
     archived = weft.read("archive/delta_archive", source="lake").toArrow().to_pylist()
     assert sorted(row["event_id"] for row in archived) == [1, 2, 3]
 

@@ -12,8 +12,8 @@ from weft.errors import DeclarationError
 _SETTINGS = """\
 # The settings of this project. Commands of weft that are run in this folder read them.
 
-# The modules that declare streams.
-modules = ["my_streams"]
+# The modules that declare streams and pipelines.
+modules = ["my_streams", "my_pipelines"]
 
 # Streams are kept on the connection "default". Without further settings that is SQLite at .weft/weft.db: nothing to
 # install, nothing to run. To use a server, uncomment this; each ${VAR} is read from the environment at use.
@@ -40,16 +40,42 @@ def page_views():
     """Never called: it stands for the stream, as in publish(page_views, {...})."""
 '''
 
-_FILES = {"weft.toml": _SETTINGS, "my_streams.py": _STREAMS}
+_PIPELINES = '''\
+"""The pipelines of this project."""
+
+from typing import Annotated
+
+from my_streams import page_views
+
+import weft
+from weft import pk
+from weft.types import BigInt, Text
+
+
+@weft.table(schema="analytics")
+class ViewsByPage:
+    page: Annotated[Text, pk()]
+    views: BigInt
+
+
+@weft.pipeline(target=ViewsByPage, schedule="*/5 * * * *", mode="merge")
+def views_by_page(conn):
+    """How often each page was looked at."""
+    # A stream is a table. SQLite has no schemas: elsewhere this one is events.page_views.
+    table = '"events.page_views"' if conn.kind == "sqlite" else f"{page_views.schema}.{page_views.name}"
+    return f"SELECT page, count(*) AS views FROM {table} GROUP BY page"
+'''
+
+_FILES = {"weft.toml": _SETTINGS, "my_streams.py": _STREAMS, "my_pipelines.py": _PIPELINES}
 _IGNORED = ".weft/"
 
 
 @click.command()
 @click.argument("directory", default=".", metavar="[DIR]", type=click.Path(file_okay=False, path_type=Path))
-@click.option("--force", is_flag=True, help="Overwrite weft.toml and my_streams.py where they exist.")
+@click.option("--force", is_flag=True, help="Overwrite weft.toml, my_streams.py and my_pipelines.py where they exist.")
 @unused_module_option
 def init(directory: Path, force: bool) -> None:
-    """Start a project in DIR (here, if none is given): settings, a first stream, and .gitignore."""
+    """Start a project in DIR (here, if none is given): settings, a first stream and pipeline, and .gitignore."""
     present = [name for name in _FILES if (directory / name).exists()]
     if present and not force:
         verb = "exist" if len(present) > 1 else "exists"
@@ -70,6 +96,8 @@ def init(directory: Path, force: bool) -> None:
         click.echo(f"  cd {directory}")
     click.echo("""  weft streams publish page_views --data '{"user_id": "u_123", "page": "/"}'""")
     click.echo("  weft streams tail page_views")
+    click.echo("  weft run views_by_page")
+    click.echo("  weft status")
 
 
 def _ignore(file: Path) -> None:

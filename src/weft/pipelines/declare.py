@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from weft.errors import DeclarationError, nearest, unknown
 from weft.pipelines import graph
+from weft.pipelines.retry import Retry
+from weft.pipelines.schedule import Schedule
 from weft.pipelines.table import Table, table_of
 from weft.pipelines.transforms import Deduplicate, Transform
 from weft.project import Project, current
@@ -18,10 +20,6 @@ from weft.settings import redact_url
 from weft.systems.base import Connection
 from weft.systems.expectation import REACTIONS, Expectation, Reaction
 from weft.systems.load import Load
-
-if TYPE_CHECKING:
-    from weft.operate.retry import Retry
-    from weft.operate.schedule import Schedule
 
 Drift = Literal["error", "warn", "evolve", "ignore"]
 DRIFTS: tuple[str, ...] = get_args(Drift)
@@ -225,9 +223,6 @@ OPTIONS = (*_OWN_OPTIONS, *_TARGET_OPTIONS)
 
 
 def _make(function: Callable[..., Any], given: Mapping[str, Any]) -> Pipeline:
-    from weft.operate.retry import Retry
-    from weft.operate.schedule import Schedule
-
     name = given.get("name", getattr(function, "__name__", ""))
     where = f"Pipeline {name!r}"
     _refuse_unknown(given, OPTIONS, where)

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pyarrow as pa
 
-from weft.errors import LoadRefusedError, WeftError
+from weft.errors import ConnectionFailedError, LoadRefusedError, WeftError
 from weft.systems.load import Load
 from weft.systems.sql.driver import Session
 from weft.systems.sql.tables import SqlTables
@@ -48,12 +48,18 @@ def prepare(tables: SqlTables) -> None:
 
 def read(tables: SqlTables, load: Load) -> Watermark | None:
     """How far a pipeline has come with a target."""
-    prepare(tables)
-    with tables.driver.session("read") as session:
-        found = session.row(
-            f"SELECT column_name, kind, value, seen FROM {_table(tables)} WHERE pipeline = ? AND target = ?",
-            (load.pipeline, load.name),
-        )
+    try:
+        with tables.driver.session("read") as session:
+            found = session.row(
+                f"SELECT column_name, kind, {tables.quote('value')}, seen FROM {_table(tables)} "
+                "WHERE pipeline = ? AND target = ?",
+                (load.pipeline, load.name),
+            )
+    except ConnectionFailedError:
+        raise
+    except WeftError:
+        # No table yet. If it was something else, the load is refused: it would write the first watermark of the target.
+        return None
     return None if found is None else Watermark(str(found[0]), str(found[1]), str(found[2]), int(found[3]))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from weft.errors import DeclarationError
-from weft.operate.retry import Retry
+from weft.pipelines.retry import Retry
 
 
 def waits(given: dict[str, Any], count: int = 5) -> list[float]:

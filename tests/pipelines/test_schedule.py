@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from weft.errors import DeclarationError
-from weft.operate.schedule import Schedule
+from weft.pipelines.schedule import Schedule
 
 
 def at(text: str) -> datetime:

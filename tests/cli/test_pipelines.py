@@ -1,0 +1,221 @@
+"""The commands for pipelines, as a person or a cron job runs them."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PIPELINES = '''
+import logging
+import weft
+from weft.expectations import range
+
+@weft.pipeline(target="analytics.events", schedule="*/5 * * * *", incremental_column="id", retry={"max_attempts": 2})
+def ingest(conn):
+    """Copies events."""
+    logging.getLogger("mine").info("hello from the function")
+    return "SELECT id, name FROM raw_events"
+
+@weft.pipeline(target="analytics.counts", mode="merge", keys=["name"], schedule="@daily", depends_on=["ingest"])
+def counts():
+    return 'SELECT name, count(*) AS n FROM "analytics.events" GROUP BY name'
+
+@weft.pipeline(target="analytics.picky", expectations=[range("id", max=1, on_failure="warn")], transforms_post=["SELECT 1"])
+def picky():
+    return "SELECT id, name FROM raw_events"
+'''
+
+
+@pytest.fixture
+def shop(project: Path) -> sqlite3.Connection:
+    """A project with three pipelines and two rows."""
+    Path("shop_pipelines.py").write_text(PIPELINES)
+    Path("weft.toml").write_text('modules = ["shop_pipelines"]\n')
+    Path(".weft").mkdir()
+    client = sqlite3.connect(".weft/weft.db", isolation_level=None)
+    client.execute("CREATE TABLE raw_events (id INTEGER, name TEXT)")
+    client.execute("INSERT INTO raw_events VALUES (1, 'a'), (2, 'b')")
+    return client
+
+
+def test_list(run: Any, shop: sqlite3.Connection) -> None:
+    done = run("list")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == ["ingest", "counts", "picky"]
+    found = json.loads(run("list", "--format", "json").stdout)
+    assert found[1]["depends_on"] == ["ingest"]
+    assert found[0]["description"] == "Copies events."
+    assert found[0]["declared"] == "shop_pipelines.py, line 6"
+
+
+def test_run(run: Any, shop: sqlite3.Connection) -> None:
+    done = run("run", "ingest")
+    assert done.returncode == 0, done.stderr
+    assert "succeeded ingest" in done.stdout
+    assert "analytics.events: 2 read, 2 inserted (pushdown)" in done.stdout
+    assert done.stderr == ""
+    (found,) = json.loads(run("run", "ingest", "--format", "json").stdout)
+    assert (found["status"], found["targets"][0]["rows_read"], found["error"]) == ("succeeded", 0, None)
+    assert shop.execute('SELECT count(*) FROM "analytics.events"').fetchone() == (2,)
+
+
+def test_run_all_in_their_order(run: Any, shop: sqlite3.Connection) -> None:
+    done = run("run", "--all")
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[1] for line in done.stdout.splitlines() if not line.startswith(" ")] == [
+        "ingest",
+        "counts",
+        "picky",
+    ]
+    assert "warning: range(id, max=1): 1 of 2 rows" in done.stdout
+    assert "then SELECT 1" in done.stdout
+
+
+def test_run_what_waits_for_a_failure(run: Any, shop: sqlite3.Connection) -> None:
+    shop.execute("DROP TABLE raw_events")
+    done = run("run", "ingest", "counts")
+    assert done.returncode == 1
+    assert "failed ingest" in done.stdout and "skipped counts" in done.stdout
+    assert "waiting on upstream: ingest" in done.stdout
+    assert "no such table: raw_events" in done.stderr
+
+
+def test_run_due_and_status(run: Any, shop: sqlite3.Connection) -> None:
+    before = run("status")
+    assert "never run" in before.stdout
+    # Nothing was made for that.
+    assert not Path(".weft/runs.db").exists()
+    done = run("run-due")
+    assert done.returncode == 0, done.stderr
+    assert "succeeded ingest" in done.stdout and "succeeded counts" in done.stdout
+    assert run("run-due", "counts").stdout == "Nothing is due.\n"
+    found = {row["pipeline"]: row for row in json.loads(run("status", "--format", "json").stdout)}
+    assert (found["counts"]["status"], found["counts"]["now"]) == ("succeeded", "done")
+    assert (found["picky"]["status"], found["picky"]["now"]) == ("never run", "no schedule")
+
+
+def test_a_failure_is_tried_again_later(run: Any, shop: sqlite3.Connection) -> None:
+    shop.execute("ALTER TABLE raw_events RENAME TO away")
+    done = run("run-due", "--alerter", "stdout://")
+    assert done.returncode == 1
+    assert "failed ingest" in done.stdout and "It is tried again after" in done.stdout
+    assert "✗ ingest failed (attempt 1 of 2" in done.stderr
+    assert "skipped counts" in done.stdout
+    found = {row["pipeline"]: row for row in json.loads(run("status", "--format", "json").stdout)}
+    assert found["counts"]["now"] == "waiting on upstream: ingest"
+    assert found["ingest"]["now"].startswith("retry at")
+    assert "no such table" in found["ingest"]["error"]
+
+
+def test_runs_and_logs(run: Any, shop: sqlite3.Connection) -> None:
+    run("run", "ingest")
+    shop.execute("DROP TABLE raw_events")
+    run("run", "picky")
+    found = json.loads(run("runs", "list", "--format", "json").stdout)
+    assert [(row["pipeline"], row["status"]) for row in found] == [("picky", "failed"), ("ingest", "succeeded")]
+    shown = run("runs", "show", found[1]["run_id"]).stdout
+    assert "ingest, attempt 1: succeeded" in shown and "analytics.events: 2 read, 2 inserted" in shown
+    assert "no such table" in run("runs", "show", found[0]["run_id"]).stdout
+    assert [
+        row["pipeline"] for row in json.loads(run("runs", "list", "--status", "failed", "--format", "json").stdout)
+    ] == ["picky"]
+    assert "hello from the function" in run("logs", "ingest").stdout
+    unknown = run("runs", "show", "nope")
+    assert (unknown.returncode, found[0]["run_id"] in unknown.stderr) == (1, True)
+
+
+def test_preview_changes_nothing(run: Any, shop: sqlite3.Connection) -> None:
+    done = run("preview", "ingest")
+    assert done.returncode == 0, done.stderr
+    assert "ingest → analytics.events (append, pushdown: inside the database, no Spark)" in done.stdout
+    assert "the table is created: CREATE TABLE" in done.stdout and "2 read, 2 inserted" in done.stdout
+    assert shop.execute("SELECT count(*) FROM sqlite_master").fetchone() == (1,)
+    run("run", "ingest")
+    tables = sorted(shop.execute("SELECT name FROM sqlite_master").fetchall())
+    shop.execute("INSERT INTO raw_events VALUES (3, 'c')")
+    (found,) = json.loads(run("preview", "ingest", "--format", "json", "--rows", "1").stdout)
+    assert (found["engine"], found["changes"]["inserted"], len(found["sample"])) == ("pushdown", 1, 1)
+    assert found["plan"] and "raw_events" in found["sql"]
+    assert sorted(shop.execute("SELECT name FROM sqlite_master").fetchall()) == tables
+    assert shop.execute('SELECT count(*) FROM "analytics.events"').fetchone() == (2,)
+    assert shop.execute('SELECT value FROM "weft.watermarks"').fetchone() == ("2",)
+
+
+def test_preview_of_what_would_be_refused(run: Any, shop: sqlite3.Connection) -> None:
+    run("run", "counts")
+    shop.execute('CREATE TABLE "analytics.counts" (name TEXT PRIMARY KEY, n INTEGER)')
+    shop.execute('CREATE TABLE "analytics.events" (id INTEGER, name TEXT)')
+    shop.execute("""INSERT INTO "analytics.events" VALUES (1, NULL)""")
+    done = run("preview", "counts")
+    assert done.returncode == 1
+    assert "refused:" in done.stdout
+
+
+def test_validate(run: Any, shop: sqlite3.Connection) -> None:
+    done = run("validate", "ingest", "picky")
+    assert done.returncode == 0, done.stderr
+    assert "append by pushdown; creates the table; exactly once" in done.stdout
+    shop.execute("DROP TABLE raw_events")
+    done = run("validate", "--format", "json")
+    assert done.returncode == 1
+    problems = {row["pipeline"]: row["problem"] for row in json.loads(done.stdout) if row["problem"]}
+    assert "no such table: raw_events" in problems["ingest"]
+
+
+def test_dry_run(run: Any, shop: sqlite3.Connection) -> None:
+    found = {row["pipeline"]: row for row in json.loads(run("dry-run", "--format", "json").stdout)}
+    assert {name: row["would"] for name, row in found.items()} == {
+        "ingest": "run",
+        "counts": "wait",
+        "picky": "not run",
+    }
+    assert "analytics.events: new table, 2 read, 2 inserted" in run("dry-run", "ingest").stdout
+    assert not Path(".weft/runs.db").exists()
+
+
+def test_doctor(run: Any, shop: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = run("doctor")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 streams, 3 pipelines declared" in done.stdout
+    monkeypatch.setenv("WEFT_DSN_LAKE", "postgres://me:hunter2@127.0.0.1:1/nowhere")
+    done = run("doctor", "--format", "json")
+    assert done.returncode == 1
+    (problem,) = [row for row in json.loads(done.stdout) if row["result"] == "problem"]
+    assert problem["what"] == "connection lake"
+    assert "hunter2" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("run", "ingst"), "Did you mean 'ingest'?"),
+        (("run",), "Name one of: ingest, counts, picky. Or --all."),
+        (("preview", "ingst"), "Did you mean 'ingest'?"),
+        (("validate", "ingst"), "Did you mean 'ingest'?"),
+        (("run", "ingest", "--run-log", "sqlit://x"), "Did you mean sqlite://?"),
+        (("run", "ingest", "--alerter", "slak://x"), "Did you mean slack://?"),
+    ],
+)
+def test_wrong_names(run: Any, shop: sqlite3.Connection, arguments: tuple[str, ...], said: str) -> None:
+    done = run(*arguments)
+    assert done.returncode == 1
+    assert said in done.stderr
+
+
+def test_nothing_declared(run: Any, project: Path) -> None:
+    done = run("list")
+    assert done.returncode == 1
+    assert "No pipeline is declared." in done.stderr and "--module my_pipelines" in done.stderr
+
+
+def test_on_a_terminal(on_a_terminal: Any, shop: sqlite3.Connection) -> None:
+    code, shown = on_a_terminal("run", "--all")
+    assert code == 0
+    assert "succeeded ingest" in shown
+    code, shown = on_a_terminal("status")
+    assert "ingest" in shown and "succeeded" in shown
