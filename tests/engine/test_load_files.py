@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 import weft
+from engine.test_pairs import KINDS, database, every_edge  # noqa: F401
 from weft import DeclarationError, DeltaLocalConnection, NotFoundError, ObjectStoreLocalConnection
+from weft.columns import is_nested
 from weft.engine import config
+from weft.engine.load import open_tables
 
 ROWS = [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}]
 
@@ -71,3 +76,64 @@ def test_nothing_there(spark: Any) -> None:
         weft.read("nothing/here")
     with pytest.raises(DeclarationError, match="gs://"):
         weft.read("gs://bucket/x.csv")
+
+
+@pytest.mark.parametrize("target", ["parquet", "delta"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_task_writes_what_spark_would(
+    spark: Any,
+    database: Callable[[str], Any],  # noqa: F811
+    kind: str,
+    target: str,
+) -> None:
+    source = database(kind)
+    lake: Any = DeltaLocalConnection("lake") if target == "delta" else ObjectStoreLocalConnection("lake")
+    data = every_edge(kind)
+    flat = data.select([field.name for field in data.schema if not is_nested(field.type)])
+    weft.load(flat, target="t", connection=source)
+    sql = "SELECT * FROM t ORDER BY n"
+    # A name that Delta maps needs its own writer.
+    names = [name if target == "parquet" else f"c{number}" for number, name in enumerate(flat.column_names)]
+    tables = open_tables(source)
+    if target == "delta":
+        listed = ", ".join(f"{tables.quote(old)} AS {new}" for old, new in zip(flat.column_names, names, strict=True))
+        sql = f"SELECT {listed} FROM t ORDER BY {names[-1]}"
+    tables.close()
+    for name, options in (("theirs", {"transform_sql": "SELECT * FROM source"}), ("ours", {})):
+        result = weft.load(sql, source=source, target=name, connection=lake, **options)
+        assert (result.rows_read, result.inserted, result.engine) == (flat.num_rows, flat.num_rows, "spark")
+    theirs, ours = (weft.read(name, source=lake).toArrow() for name in ("theirs", "ours"))
+    assert ours.schema == theirs.schema
+    assert ours.column_names == names
+    assert sorted(map(repr, ours.to_pylist())) == sorted(map(repr, theirs.to_pylist()))
+    for name, writer in (("theirs", "parquet-mr"), ("ours", "parquet-cpp")):
+        for file in Path("lake", name).glob("*.parquet"):
+            assert pq.ParquetFile(file).metadata.created_by.startswith(writer)
+
+
+@pytest.mark.parametrize("target", ["parquet", "delta"])
+def test_a_stream_in_parts(spark: Any, monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+    from weft.engine import readers
+
+    monkeypatch.setattr(readers, "_EVENTS_A_PART", 10)
+    lake: Any = DeltaLocalConnection("lake") if target == "delta" else ObjectStoreLocalConnection("lake")
+    name = f"orders_{target}"
+
+    @weft.stream(name=name, fields={"id": "int64"})
+    def orders() -> None: ...
+
+    weft.publish_sync(name, [{"id": number} for number in range(25)])
+    assert weft.load(name, target="orders", connection=lake, commit_key="x").inserted == 25
+    assert weft.load(name, target="orders", connection=lake, commit_key="x").replayed
+    # One for each core of the session.
+    assert len(list(Path("lake/orders").glob("*.parquet"))) == 2
+    assert sorted(row.id for row in weft.read("orders", source=lake).collect()) == list(range(25))
+
+
+def test_a_source_that_fails_in_the_middle(spark: Any, database: Callable[[str], Any]) -> None:  # noqa: F811
+    source = database("postgres")
+    weft.load([{"id": number} for number in range(10)], target="t", connection=source)
+    for lake in (ObjectStoreLocalConnection("lake"), DeltaLocalConnection("delta")):
+        with pytest.raises(weft.WeftError, match="division by zero"):
+            weft.load("SELECT 1 / (id - 5) AS x FROM t", source=source, target="orders", connection=lake)
+    assert [path for folder in ("lake", "delta") for path in Path(folder).rglob("*") if path.is_file()] == []

@@ -1,6 +1,9 @@
 """Carries out one load into files or a Delta table, and kills itself (-9) at a step of it.
 
-python file_load_process.py '{"kind": "delta_local", "fields": {…}, "rows": […], "load": {…}, "step": "created"}'
+python file_load_process.py '{"kind": …, "fields": …, "rows": …, "load": …, "step": "staged", "way": "task"}'
+
+The way that the rows take: from this process (`here`), through a query of Spark's (`spark`), or from a database, in a
+task that reads and writes (`task`).
 """
 
 from __future__ import annotations
@@ -39,11 +42,19 @@ class KilledAt(logging.Handler):
 
 def main() -> None:
     job = json.loads(sys.argv[1])
+    options = {**job["load"], "moment": datetime.fromisoformat(job["load"]["moment"])}
+    rows = job["rows"]
+    if job["way"] == "spark":
+        options["transform_sql"] = "SELECT * FROM source"
+    elif job["way"] == "task":
+        options["source"] = weft.SQLiteConnection(f"{job['fields']['path']}.db")
+        weft.load(rows, target="rows", connection=options["source"])
+        rows = "SELECT * FROM rows"
+    # From now on: that load had steps too.
     steps = logging.getLogger("weft.commit")
     steps.setLevel(logging.DEBUG)
     steps.addHandler(KilledAt(job["step"]))
-    options = {**job["load"], "moment": datetime.fromisoformat(job["load"]["moment"])}
-    weft.load(job["rows"], connection=weft.connect(kind=job["kind"], **job["fields"]), **options)
+    weft.load(rows, connection=weft.connect(kind=job["kind"], **job["fields"]), **options)
 
 
 if __name__ == "__main__":

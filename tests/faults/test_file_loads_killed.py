@@ -25,16 +25,36 @@ FILES = [
     *(("truncate", step) for step in ("begun", "staged", "recorded", "moved", "published", "committed")),
 ]
 DELTA = [
-    *(("append", step) for step in ("begun", "begun+1", "committed")),
-    *(("truncate", step) for step in ("begun", "checked", "checked+1", "committed")),
+    *(("append", step) for step in ("begun", "begun+1", "staged", "staged+0.3", "committed")),
+    *(("truncate", step) for step in ("begun", "staged", "committed")),
     *((mode, step) for mode in ("merge", "scd2") for step in ("checked", "created", "created+2", "committed")),
 ]
-CASES = [("object_store_local", *each) for each in FILES] + [("delta_local", *each) for each in DELTA]
+# The same rows as what Spark writes, and from a database in a task of Spark's.
+BY_SPARK = [
+    *(("object_store_local", "append", step) for step in ("begun", "begun+0.5", "staged", "recorded")),
+    *(("delta_local", "append", step) for step in ("begun", "begun+1", "committed")),
+    *(("delta_local", "truncate", step) for step in ("checked", "checked+1", "committed")),
+]
+BY_TASK = [
+    ("object_store_local", "append", "begun+0.2"),
+    ("object_store_local", "append", "staged"),
+    ("delta_local", "append", "begun+0.2"),
+    ("delta_local", "truncate", "staged"),
+]
+CASES = [
+    *(("object_store_local", *each, "here") for each in FILES),
+    *(("delta_local", *each, "here") for each in DELTA),
+    *((*each, "spark") for each in BY_SPARK),
+    *((*each, "task") for each in BY_TASK),
+]
 BRIEF = [
-    ("object_store_local", "append", "begun+0.5"),
-    ("object_store_local", "truncate", "recorded"),
-    ("delta_local", "scd2", "created+2"),
-    ("delta_local", "merge", "committed"),
+    ("object_store_local", "append", "begun+0.5", "spark"),
+    ("object_store_local", "append", "begun+0.2", "task"),
+    ("object_store_local", "truncate", "recorded", "here"),
+    ("delta_local", "append", "staged+0.3", "here"),
+    ("delta_local", "truncate", "staged", "task"),
+    ("delta_local", "scd2", "created+2", "here"),
+    ("delta_local", "merge", "committed", "here"),
 ]
 
 
@@ -57,8 +77,8 @@ def in_order(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     return sorted(tuple(sorted((key, text(value)) for key, value in row.items())) for row in rows)
 
 
-def test_killed(spark: Any, case: tuple[str, str, str], pytestconfig: pytest.Config, tmp_path: Path) -> None:
-    kind, mode, step = case
+def test_killed(spark: Any, case: tuple[str, str, str, str], pytestconfig: pytest.Config, tmp_path: Path) -> None:
+    kind, mode, step, way = case
     fields = {"path": str(tmp_path / "lake")}
     connection = weft.connect(kind=kind, **fields)
     keys = ["id"] if mode in ("merge", "scd2") else []
@@ -72,7 +92,7 @@ def test_killed(spark: Any, case: tuple[str, str, str], pytestconfig: pytest.Con
     for number, rows in enumerate((FIRST, SECOND)):
         expected, _ = oracle.apply(expected, rows, Load.declare(**options(number)))
         states.append(in_order(expected))
-    job = {"kind": kind, "fields": fields, "rows": SECOND, "load": options(1), "step": step}
+    job = {"kind": kind, "fields": fields, "rows": SECOND, "load": options(1), "step": step, "way": way}
     cache = {"WEFT_CACHE": str(pytestconfig.rootpath / ".cache" / "weft"), "WEFT_SPARK_MASTER": "local[2]"}
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("file_load_process.py")), json.dumps(job, default=str)],

@@ -12,7 +12,7 @@ import pyarrow as pa
 from weft.engine import given as kinds
 from weft.engine import outcome, session, tasks
 from weft.engine.given import Given
-from weft.engine.readers import Reader
+from weft.engine.readers import Reader, SqlReader
 from weft.systems.objects.parquet import Rows
 
 if TYPE_CHECKING:
@@ -24,6 +24,9 @@ Work = Callable[[int, Iterable[pa.RecordBatch]], Any]
 def rows_of(given: Given, reader: Reader | None) -> Rows | None:
     """What a load was given as such rows; `None` for what only Spark can read."""
     if reader is not None:
+        if isinstance(reader, SqlReader):
+            # What described the query. The tasks open their own.
+            reader.tables.close()
         return _Elsewhere(reader)
     return _Here(given) if isinstance(given, kinds.Memory) else None
 
