@@ -24,7 +24,9 @@ def ingest(conn):
 def counts():
     return 'SELECT name, count(*) AS n FROM "analytics.events" GROUP BY name'
 
-@weft.pipeline(target="analytics.picky", expectations=[range("id", max=1, on_failure="warn")], transforms_post=["SELECT 1"])
+EXPECTED = [range("id", max=1, on_failure="warn")]
+
+@weft.pipeline(target="analytics.picky", expectations=EXPECTED, transforms_post=["SELECT 1"])
 def picky():
     return "SELECT id, name FROM raw_events"
 '''

@@ -10,6 +10,7 @@ import weft
 from pipelines.conftest import Database
 from weft import DeclarationError, LoadRefusedError, natural_key, pk
 from weft.pipelines.table import snake_case, table_of
+from weft.types import JSON as Json
 from weft.types import (
     JSONB,
     UUID,
@@ -27,7 +28,6 @@ from weft.types import (
     Timestamp,
     TimestampTZ,
 )
-from weft.types import JSON as Json
 
 
 @weft.table(schema="analytics")
@@ -42,7 +42,7 @@ class CustomerDim:
 class customers:
     schema = "public"
     name = "customers"
-    primary_key = ["id"]
+    primary_key = ["id"]  # noqa: RUF012 - as users write it
 
 
 def test_what_a_class_says() -> None:

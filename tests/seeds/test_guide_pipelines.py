@@ -242,7 +242,8 @@ def test_scd2_with_event_time(guide: psycopg.Connection[Any]) -> None:
     Run(found.sync_customers, "2", moment).execute()
     Run(found.sync_customers, "3", moment).execute()
     rows = guide.execute(
-        "SELECT email, name, valid_from, valid_to, is_current, row_hash IS NOT NULL FROM analytics.customer_dim ORDER BY 3"
+        "SELECT email, name, valid_from, valid_to, is_current, row_hash IS NOT NULL "
+        "FROM analytics.customer_dim ORDER BY 3"
     ).fetchall()
     first, second = datetime(2026, 11, 1, tzinfo=UTC), datetime(2026, 11, 2, tzinfo=UTC)
     assert rows == [
