@@ -26,13 +26,18 @@ def schema_of(frame: Any) -> pa.Schema:
     return canonical_schema(to_arrow_schema(frame.schema, timezone="UTC"))
 
 
+def projected(frame: Any, load: Load) -> Any:
+    """The columns of the target, made from those of the source."""
+    if load.projection is None:
+        return frame
+    # `q`, as in the databases.
+    return frame.alias("q").selectExpr(*(f"{each.sql} AS {quote(each.field.name)}" for each in load.projection))
+
+
 @contextmanager
 def fitted(frame: Any, load: Load) -> Iterator[tuple[Any, tuple[str, ...]]]:
     """The rows for a load, and what is to be told of them. Raises where they are not as expected."""
-    if load.projection is not None:
-        # `q`, as in the databases.
-        made = [f"{each.sql} AS {quote(each.field.name)}" for each in load.projection]
-        frame = frame.alias("q").selectExpr(*made)
+    frame = projected(frame, load)
     if not load.checks:
         yield frame, ()
         return

@@ -12,7 +12,7 @@ import functools
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import pyarrow as pa
 
@@ -30,6 +30,16 @@ from weft.systems.sql.commit import Batches, Query, Staged
 from weft.systems.sql.tables import SqlTables
 
 Engine = Literal["spark", "pushdown"]
+
+
+class Fit(Protocol):
+    """Adapts a load to the columns of its source."""
+
+    def __call__(self, load: Load, source: pa.Schema, dialect: str, quote: Callable[[str], str]) -> Load:
+        """The load, with what is to be made of the columns in a dialect's words."""
+
+    def runs_in(self, dialect: str) -> bool:
+        """Whether a dialect has all the words."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +104,7 @@ class Job:
         source: str | Connection | None,
         engine: Engine | None,
         transform_sql: str | None,
-        fit: Callable[[Load, pa.Schema, str, Callable[[str], str]], Load] | None = None,
+        fit: Fit | None = None,
     ) -> None:
         self.load, self.engine, self.fit = planned, engine, fit
         self.connection, self.source = connection, source
@@ -122,7 +132,7 @@ class Job:
 
     def engine_for(self, given: Given, reader: Reader | None, tables: SqlTables) -> str:
         """Where the rows go from their source to the target."""
-        if self.transform_sql is None and self.engine != "spark":
+        if self.transform_sql is None and self.engine != "spark" and self._fits_in(tables):
             if isinstance(reader, SqlReader) and _is_same(reader.tables, tables):
                 return "pushdown"
             if isinstance(given, kinds.Memory):
@@ -133,6 +143,9 @@ class Job:
                 hint="Leave engine= out, or read from the target's own connection.",
             )
         return "spark"
+
+    def _fits_in(self, tables: SqlTables) -> bool:
+        return self.fit is None or self.fit.runs_in(tables.dialect)
 
     def _prepare(self, tables: SqlTables, source: pa.Schema) -> None:
         self.load = self.fitted(source, tables)
@@ -162,20 +175,20 @@ class Job:
         return sql_commit.commit(tables, self.load, Batches(schema, batches))
 
     def _by_spark(self, given: Given, reader: Reader | None, tables: SqlTables) -> Counts:
-        from weft.engine import frames
+        from weft.engine import fitting, frames
 
-        if reader is not None and self.transform_sql is None:
+        if reader is not None and self.transform_sql is None and self._fits_in(tables):
             frames.refuse_one_host(reader.one_host, "source")
             frames.refuse_one_host(tables.one_host, "target")
             self._prepare(tables, reader.schema)
             return self._copied(reader, tables)
         frames.refuse_one_host(tables.one_host, "target")
         frame = frames.of(given, reader, self.source, self.transform_sql)
-        from pyspark.sql.pandas.types import to_arrow_schema
-
-        from weft.columns import canonical_schema
-
-        schema = canonical_schema(to_arrow_schema(frame.schema, timezone="UTC"))
+        if self.fit is not None and not self._fits_in(tables):
+            made = self.fit(self.load, fitting.schema_of(frame), "spark", fitting.quote)
+            frame = fitting.projected(frame, made)
+            self.load, self.fit = replace(made, projection=None), None
+        schema = fitting.schema_of(frame)
         self._prepare(tables, schema)
         return self._written(frame, schema, tables)
 

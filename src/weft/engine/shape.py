@@ -40,6 +40,14 @@ class Fit:
         ]
         return replace(load, declared=self._declaration(projection), projection=None if is_plain else projection)
 
+    def runs_in(self, dialect: str) -> bool:
+        """Whether a database can apply all normalizers itself; else Spark does."""
+        if not any(column.normalizers for column in self.target.table.columns):
+            return True
+        from weft.normalize import supports
+
+        return all(supports(column.normalizers, dialect) for column in self.target.table.columns)
+
     def _declaration(self, projection: tuple[Projected, ...]) -> Declared:
         table = self.target.table
         declared = [column.field for column in table.columns]
@@ -125,12 +133,15 @@ def _projected(column: TableColumn, name: str, source: pa.Schema, dialect: str, 
         dialect,
         kind=source.field(name).type if present else pa.null(),
         quote=lambda each: f"q.{quote(each)}",
+        target=field.type,
     )
     hint = hint_of(field) if kind.equals(field.type) else None
     return Projected(sql, pa.field(column.name, kind) if hint is None else hinted(column.name, hint))
 
 
 def _is_derived(column: TableColumn) -> bool:
+    if not column.normalizers:
+        return False
     from weft.normalize import needs_no_input
 
     return needs_no_input(column.normalizers)

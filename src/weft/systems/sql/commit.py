@@ -150,10 +150,8 @@ def commit(tables: SqlTables, load: Load, rows: Rows) -> Counts:
             counts = attempt.run()
             reached("recorded")
     except _ClaimRefusedError as refused:
-        # The unique key, or something else about the row: only the ledger itself can tell.
-        if is_committed(tables, load):
-            return Counts(replayed=True)
-        raise tables.driver.explain(refused.reason) from None
+        _check_committed(tables, load, refused)
+        return Counts(replayed=True)
     except WeftError as error:
         refusal = _refusal(attempt) if attempt is not None and tables.is_rejection(error) else None
         if refusal is None:
@@ -194,9 +192,17 @@ def run_once(tables: SqlTables, load: Load, statement: str) -> bool:
     _create_ledger(tables)
     if is_committed(tables, load):
         return False
-    with tables.driver.session("publish") as session:
-        _Commit(tables, session, load, Query(statement, pa.schema([])))._claim()
-        session.run(statement)
+    try:
+        with tables.driver.session("publish") as session:
+            reached("begun")
+            _Commit(tables, session, load, Query(statement, pa.schema([])))._claim()
+            reached("claimed")
+            session.run(statement)
+            reached("recorded")
+    except _ClaimRefusedError as refused:
+        _check_committed(tables, load, refused)
+        return False
+    reached("committed")
     return True
 
 
@@ -217,6 +223,13 @@ class _ClaimRefusedError(Exception):
 
     def __init__(self, reason: BaseException) -> None:
         self.reason = reason
+
+
+def _check_committed(tables: SqlTables, load: Load, refused: _ClaimRefusedError) -> None:
+    """Raise unless it was the unique key that refused: something else may be about the row, and only the ledger can
+    tell."""
+    if not is_committed(tables, load):
+        raise tables.driver.explain(refused.reason) from None
 
 
 class _Commit:
@@ -451,8 +464,11 @@ class _Commit:
 
     def _stage(self, bad: quarantine.BadRows | None, columns: dict[str, Column]) -> dict[str, str]:
         """Fill the temporary table; gives the types of its columns where they are known."""
-        tables, session, rows = self.tables, self.session, self._projected()
+        tables, session = self.tables, self.session
         tables.drop_temporary(session, STAGE)
+        if bad is not None and self.load.projection is not None:
+            return self._stage_projected(bad, columns)
+        rows = self._projected()
         names = ", ".join(tables.quote(name) for name in self.schema.names)
         keys = tables.stage_keys([self.schema.field(name) for name in self.load.keys], columns)
         if isinstance(rows, Batches):
@@ -477,6 +493,28 @@ class _Commit:
             types |= keys
         tables.filled(session, tables.temporary(STAGE))
         return types
+
+    def _stage_projected(self, bad: quarantine.BadRows, columns: dict[str, Column]) -> dict[str, str]:
+        """The same, where rows are put aside of which the columns of the target cannot be made."""
+        tables, session, rows = self.tables, self.session, self.rows
+        assert self.load.projection is not None
+        tables.drop_temporary(session, _RAW)
+        if isinstance(rows, Batches):
+            types = [f"{tables.quote(field.name)} {tables.sql_type(field)}" for field in rows.schema]
+            given, self.bytes = bad.stage(_RAW, types, rows.schema, self._counted())
+        else:
+            if isinstance(rows, Query):
+                names = ", ".join(tables.quote(name) for name in rows.schema.names)
+                select = f"SELECT {names} FROM {subquery(rows.sql)} AS q"
+            else:
+                select = self._of_attempts(rows)
+            given = tables.create_temporary_as(session, _RAW, quarantine.numbered(tables, select))
+            quarantine.keep(tables, session)
+        keys = tables.stage_keys([self.schema.field(name) for name in self.load.keys], columns)
+        made = ", ".join(f"{each.sql} AS {tables.quote(each.field.name)}" for each in self.load.projection)
+        self.rows_read = bad.project(_RAW, STAGE, made, rows.schema.names, given, keys)
+        tables.filled(session, tables.temporary(STAGE))
+        return keys
 
     def _of_attempts(self, rows: Staged) -> str:
         names = ", ".join(self.tables.quote(name) for name in rows.schema.names)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 import pyarrow as pa
@@ -144,13 +144,46 @@ class BadRows:
                 given += batch.num_rows
                 copy(pa.RecordBatch.from_arrays([*batch.columns, numbers], schema=numbered))
         self._given = given
+        self._refuse_deletes()
+        return rows, sent
+
+    def project(self, raw: str, stage: str, made: str, names: Sequence[str], rows: int, keys: dict[str, str]) -> int:
+        """Fill a staging table with what is made of numbered rows; how many. Rows without are bad."""
+        tables, session = self.tables, self.session
+        number = f"q.{tables.quote(ROW)}"
+        select = f"SELECT {made}, {number} FROM {tables.temporary(raw)} AS q"
+        if self._try(lambda: tables.create_temporary_as(session, stage, select, keys=keys)) is not None:
+            # Not everywhere does it go with the savepoint.
+            tables.drop_temporary(session, stage)
+            tables.create_temporary_as(session, stage, f"{select} WHERE 1 = 0", keys=keys)
+            keep(tables, session)
+
+            def fill(first: int, end: int) -> None:
+                into = f"INSERT INTO {tables.temporary(stage)} {select} WHERE {number} >= {first} AND {number} < {end}"
+                if self._try(lambda: session.run(into)) is None:
+                    keep(tables, session)
+                elif end - first > 1:
+                    middle = (first + end) // 2
+                    fill(first, middle)
+                    fill(middle, end)
+                else:
+                    self.unstaged += 1
+                    self._put_row_aside(raw, names, first)
+
+            fill(0, self._end(rows))
+        keep(tables, session)
+        self._refuse_deletes()
+        found = session.row(f"SELECT count(*) FROM {tables.temporary(stage)}")
+        assert found is not None
+        return int(found[0])
+
+    def _refuse_deletes(self) -> None:
         if self.unstaged and self.load.handle_deletes and not self._only_name:
             raise LoadRefusedError(
                 f"{self.unstaged:,} source rows of {self.load.name} have values that the database cannot even stage: "
                 "nobody can tell which of its rows the source no longer has.",
                 hint="Filter them out in the source, or load without handle_deletes.",
             )
-        return rows, sent
 
     # ------------------------------------------------------------------------------------------------------------- move
 
@@ -186,7 +219,7 @@ class BadRows:
                     rejected = middle
                 else:
                     accepted = middle
-            self._put_staged_aside(move, rejected - 1)
+            self._put_row_aside(move.stage, move.names, rejected - 1)
 
     def refusal(self, search: Callable[[], None]) -> LoadRefusedError | None:
         """The error that names the rows which this search finds, or `None` where it finds none."""
@@ -215,7 +248,7 @@ class BadRows:
         if end - first > 1:
             middle = (first + end) // 2
             return self._pieces(move, first, middle) + self._pieces(move, middle, end)
-        self._put_staged_aside(move, first)
+        self._put_row_aside(move.stage, move.names, first)
         return Counts()
 
     def _attempt(self, move: Move, first: int, end: int) -> Counts | None:
@@ -275,13 +308,13 @@ class BadRows:
     def _listed(self, fields: Iterable[pa.Field]) -> str:
         return ", ".join(self.tables.quote(field.name) for field in fields)
 
-    def _put_staged_aside(self, move: Move, number: int) -> None:
+    def _put_row_aside(self, table: str, names: Sequence[str], number: int) -> None:
         error = self._error
-        names = ", ".join(self.tables.quote(name) for name in move.names)
+        listed = ", ".join(self.tables.quote(name) for name in names)
         found = self.session.row(
-            f"SELECT {names} FROM {self.tables.temporary(move.stage)} WHERE {self.tables.quote(ROW)} = {number}"
+            f"SELECT {listed} FROM {self.tables.temporary(table)} WHERE {self.tables.quote(ROW)} = {number}"
         )
-        self._put_aside(error, dict(zip(move.names, found or (), strict=False)), number)
+        self._put_aside(error, dict(zip(names, found or (), strict=False)), number)
 
     def _put_aside(self, error: Exception, row: dict[str, object], number: int) -> None:
         tables, load = self.tables, self.load
