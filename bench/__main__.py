@@ -15,7 +15,15 @@ from bench.harness import Case, Result, measure
 
 MODULES = tuple(
     f"bench.{name}"
-    for name in ("streams_sqlite", "streams_servers", "startup", "engine_start", "engine_loads", "engine_files")
+    for name in (
+        "streams_sqlite",
+        "streams_servers",
+        "startup",
+        "engine_start",
+        "engine_loads",
+        "engine_files",
+        "pipelines_loads",
+    )
 )
 
 
