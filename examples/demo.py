@@ -204,13 +204,91 @@ def load_into_a_table(folder: str) -> None:
     check([row[3] for row in found] == [0, 0, 1], "one version is current")
 
 
+CUSTOMERS = """
+from typing import Annotated
+
+import weft
+from weft import pk
+from weft.expectations import range
+from weft.normalize import lower, trim
+from weft.types import BigInt, Integer, String, Text
+
+
+@weft.table(schema="analytics")
+class Customers:
+    customer_id: Annotated[BigInt, pk()]
+    email: Annotated[String[256] | None, lower(), trim()]
+    age: Integer | None
+
+
+@weft.table(schema="analytics")
+class Ages:
+    decade: Annotated[BigInt, pk()]
+    customers: BigInt
+
+
+@weft.pipeline(
+    target=Customers,
+    mode="merge",
+    schedule="*/5 * * * *",
+    incremental_column="changed",
+    column_map={"customer_id": "id"},
+    on_drift="ignore",
+    expectations=[range("age", min=0, max=130, on_failure="quarantine")],
+)
+def sync_customers(conn):
+    return "SELECT id, email, age, changed FROM crm"
+
+
+@weft.pipeline(target=Ages, mode="merge", schedule="@daily", depends_on=["sync_customers"])
+def ages(conn):
+    return 'SELECT age / 10 * 10 AS decade, count(*) AS customers FROM "analytics.customers" GROUP BY 1'
+"""
+
+
+def declare_pipelines() -> None:
+    step("Declare tables and pipelines in a file; run what is due, in order, each slot once")
+    with open("my_pipelines.py", "w") as file:
+        file.write(CUSTOMERS)
+    crm = [
+        {"id": 1, "email": " Ada@Example.org", "age": 36, "changed": 1},
+        {"id": 2, "email": "GRACE@example.org ", "age": 45, "changed": 2},
+        {"id": 3, "email": "nobody@example.org", "age": 999, "changed": 3},
+    ]
+    weft.load(crm, target="crm")
+    first = weft_command("run-due", "--module", "my_pipelines")
+    check("3 read, 2 inserted, 1 quarantined" in first, "two customers were merged, the one of 999 years was put aside")
+    check("succeeded ages" in first, "what depends on them ran after them, without Spark")
+    check("Nothing is due" in weft_command("run-due", "ages", "--module", "my_pipelines"), "a slot runs once")
+
+    step("Preview a run: what would change is found out and rolled back")
+    weft.load([{"id": 2, "email": "hopper@example.org", "age": 46, "changed": 4}], target="crm")
+    preview = weft_command("preview", "sync_customers", "--module", "my_pipelines")
+    check("1 read, 1 updated" in preview, "one customer would be updated")
+    weft_command("run", "sync_customers", "--module", "my_pipelines")
+    with closing(sqlite3.connect(".weft/weft.db")) as reader:
+        found = reader.execute('SELECT customer_id, email FROM "analytics.customers" ORDER BY 1').fetchall()
+    say("\n".join(f"{number}  {email}" for number, email in found))
+    check(found == [(1, "ada@example.org"), (2, "hopper@example.org")], "the table has what the pipeline made of it")
+    weft_command("status", "--module", "my_pipelines")
+
+
+def weft_command(*arguments: str) -> str:
+    """Run a command as a user would, and show what it prints."""
+    say(f"$ weft {' '.join(arguments)}")
+    done = subprocess.run([sys.executable, "-m", "weft", *arguments], capture_output=True, text=True, check=False)
+    say(done.stdout.rstrip())
+    check(done.returncode == 0, f"exit code 0 {done.stderr}".rstrip())
+    return done.stdout
+
+
 def main() -> None:
     began = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="weft-demo-") as folder:
         # Before any setting of the user's own: the demo must not write into their database.
         os.chdir(folder)
         os.environ["WEFT_DSN_DEFAULT"] = f"sqlite:///{folder}/.weft/weft.db"
-        console.print(f"[bold]Weft {weft.__version__}[/], streams on SQLite in {folder} (removed at the end)")
+        console.print(f"[bold]Weft {weft.__version__}[/], on SQLite in {folder} (removed at the end)")
         publish_events()
         asyncio.run(publish_from_64())
         share_the_work()
@@ -220,6 +298,7 @@ def main() -> None:
         fall_behind()
         read_arrow()
         load_into_a_table(folder)
+        declare_pipelines()
         weft.streams.close()
     console.print(f"\n[bold green]All of it worked[/], in {time.perf_counter() - began:.1f} seconds.")
 

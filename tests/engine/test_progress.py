@@ -9,11 +9,14 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import redirect_stderr
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from weft.engine.progress import progress
+import weft
+from weft import ConnectionFailedError
+from weft.engine.progress import Counter, progress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -82,3 +85,41 @@ def test_silent_elsewhere() -> None:
     program = "from weft.engine.progress import progress\nwith progress('x'): print('done')"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("done\n", "")
+
+
+def test_rows_are_counted_across_processes(tmp_path: Path) -> None:
+    """By a task in another process; and an error of the source goes through, whatever its kind."""
+    import pyarrow as pa
+
+    file = tmp_path / "rows"
+    file.write_bytes(bytes(8))
+    counter = Counter(str(file))
+    batch = pa.RecordBatch.from_pydict({"a": [1, 2, 3]})
+
+    def broken() -> Iterator[pa.RecordBatch]:
+        yield batch
+        yield batch
+        raise ConnectionFailedError("gone")
+
+    passed = []
+    with pytest.raises(ConnectionFailedError):
+        passed.extend(counter.counted(broken()))
+    assert counter.rows() == 6
+    assert list(Counter(str(tmp_path / "nowhere")).counted([batch])) == [batch]
+
+
+def test_a_load_shows_rows(terminal: Terminal, plain_spark: SparkSession, tmp_path: Path) -> None:
+    from weft.engine import load, progress
+
+    source = weft.SQLiteConnection(str(tmp_path / "a.db"))
+    weft.load([{"n": number} for number in range(1000)], target="numbers", connection=source)
+    seen: list[int] = []
+    with redirect_stderr(terminal.file), pytest.MonkeyPatch.context() as patch:
+        real = progress.Counter.rows
+        patch.setattr(progress.Counter, "rows", lambda self: seen.append(real(self)) or seen[-1])
+        patch.setattr(progress, "_INTERVAL", 0.01)
+        target = weft.SQLiteConnection(str(tmp_path / "b.db"))
+        result = load.load("SELECT n FROM numbers", source=source, target="numbers", connection=target)
+    assert (result.engine, result.inserted) == ("spark", 1000)
+    assert max(seen) == 1000
+    assert "1,000 rows" in terminal.close()

@@ -87,7 +87,8 @@ def _show(pipeline: Pipeline, found: Preview) -> None:
         for line in found.plan:
             click.echo(f"  {one_line(line)}")
     if found.sample is not None and found.sample.num_columns:
-        title(f"\nFirst {found.sample.num_rows} rows" if found.sample.num_rows else "\nNo rows")
+        count = found.sample.num_rows
+        title("\nNo rows" if not count else "\nThe first row" if count == 1 else f"\nThe first {count} rows")
         print_table(found.sample.to_pylist(), found.sample.column_names)
     title("\nWhat would change")
     if found.creates:

@@ -201,9 +201,9 @@ class Job:
             return Counts(replayed=True)
         tables.close()
         parts, held = reader.parts(1)
-        job = functools.partial(tasks.copy, reader, tables, self.load)
         try:
-            with progress(f"loading {self.load.name}"), outcome.explained(f"load {self.load.name}"):
+            with progress(f"loading {self.load.name}") as counter, outcome.explained(f"load {self.load.name}"):
+                job = functools.partial(tasks.copy, reader, tables, self.load, counter)
                 (found,) = session.spark().sparkContext.parallelize(parts, 1).map(job).collect()
         finally:
             if held is not None:
@@ -217,12 +217,14 @@ class Job:
 
         if sql_commit.is_committed(tables, self.load):
             return Counts(replayed=True)
-        with progress(f"loading {self.load.name}"), outcome.explained(f"load {self.load.name}"):
+        with progress(f"loading {self.load.name}") as counter, outcome.explained(f"load {self.load.name}"):
             if not session.is_local() and not tables.one_writer:
                 return self._staged(frame, schema, tables)
             tables.close()
             # On one machine a single writer is faster than several and a move: measured in docs/benchmarks.md.
-            written = frame.coalesce(1).mapInArrow(tasks.write(tables, self.load, schema), tasks.RESULT).collect()
+            written = (
+                frame.coalesce(1).mapInArrow(tasks.write(tables, self.load, schema, counter), tasks.RESULT).collect()
+            )
         if not written:
             # Spark calls no task for a query without partitions.
             return sql_commit.commit(tables, self.load, Batches(schema, []))

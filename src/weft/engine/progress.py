@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import struct
 import sys
+import tempfile
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from rich.progress import Progress
 
 _INTERVAL = 0.2
@@ -16,20 +20,50 @@ _shown = threading.Lock()
 """Held by the bar on the terminal: there is room for one. A second load at once, or one inside another, has none."""
 
 
+class Counter:
+    """How many rows a task has read, for who watches in another process of this machine: a number in a file."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def counted(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The same batches, counted as they go by."""
+        rows = 0
+        for batch in batches:
+            rows += batch.num_rows
+            # On another machine there is no such file, and nobody to watch. Nothing but this is suppressed: an error
+            # of the source is an OSError too, if its connection broke.
+            with suppress(OSError), open(self.path, "r+b") as file:
+                file.write(struct.pack("<q", rows))
+            yield batch
+
+    def rows(self) -> int:
+        """What was counted so far."""
+        with suppress(OSError), open(self.path, "rb") as file:
+            return int(struct.unpack("<q", file.read(8))[0])
+        return 0
+
+
 @contextmanager
-def progress(what: str) -> Iterator[None]:
-    """Show, while the block runs, how many of Spark's tasks are done. The bar is gone after it."""
+def progress(what: str) -> Iterator[Counter | None]:
+    """Show, while the block runs, how many of Spark's tasks are done, and rows where a task counts them. The bar is
+    gone after it. Gives what counts them, where there is somebody to watch."""
     if not sys.stderr.isatty() or not _shown.acquire(blocking=False):
-        yield
+        yield None
         return
     try:
-        with _bar() as bar:
-            task = bar.add_task(what, total=None)
+        with _bar() as bar, tempfile.NamedTemporaryFile(prefix="weft-rows-") as file:
+            file.write(struct.pack("<q", 0))
+            file.flush()
+            counter = Counter(file.name)
+            task = bar.add_task(what, total=None, rows="")
             ended = threading.Event()
-            thread = threading.Thread(target=_follow, args=(bar, task, ended), name="weft-spark-progress", daemon=True)
+            thread = threading.Thread(
+                target=_follow, args=(bar, task, counter, ended), name="weft-spark-progress", daemon=True
+            )
             thread.start()
             try:
-                yield
+                yield counter
             finally:
                 ended.set()
                 thread.join()
@@ -46,6 +80,7 @@ def _bar() -> Progress:
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
+        TextColumn("{task.fields[rows]}"),
         TimeElapsedColumn(),
         console=Console(stderr=True),
         transient=True,
@@ -55,10 +90,18 @@ def _bar() -> Progress:
     )
 
 
-def _follow(bar: Progress, task: object, ended: threading.Event) -> None:
+def _follow(bar: Progress, task: object, counter: Counter, ended: threading.Event) -> None:
     """Ask Spark what runs. Stages that are done are not told any more, so they are remembered."""
     stages: dict[int, tuple[int, int]] = {}
+    first: tuple[float, int] | None = None
     while not ended.wait(_INTERVAL):
+        rows, now = counter.rows(), time.perf_counter()
+        if rows:
+            # Since the first rows came: Spark may have had to start before.
+            first = first or (now, rows)
+            rate = (rows - first[1]) / (now - first[0]) if now > first[0] else 0.0
+            shown = f"{rows:,} rows" + (f", {rate:,.0f}/s" if rate else "")
+            bar.update(task, rows=shown)  # type: ignore[arg-type]
         with suppress(Exception):  # a session that stops meanwhile: whoever uses it is told, not who looks on
             active = _active_stages()
             for stage, (_, total) in list(stages.items()):

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from weft.columns import canonical_batch
 from weft.engine import outcome
+from weft.engine.progress import Counter
 from weft.engine.readers import Reader
 from weft.engine.spool import read_first
 from weft.systems.load import Counts, Load
@@ -20,9 +21,14 @@ from weft.systems.sql.tables import SqlTables
 RESULT = "outcome binary"
 
 
-def copy(reader: Reader, tables: SqlTables, load: Load, part: Any) -> bytes:
+def copy(reader: Reader, tables: SqlTables, load: Load, counter: Counter | None, part: Any) -> bytes:
     """Read and write in one task, without a row that crosses the JVM: the whole transaction of the load."""
-    return outcome.of(lambda: _commit(tables, load, reader.schema, reader.read(part)), finally_=tables.close)
+
+    def batches() -> Iterable[pa.RecordBatch]:
+        found = reader.read(part)
+        return found if counter is None else counter.counted(found)
+
+    return outcome.of(lambda: _commit(tables, load, reader.schema, batches()), finally_=tables.close)
 
 
 def _commit(tables: SqlTables, load: Load, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Counts:
@@ -37,12 +43,15 @@ def read(reader: Reader, work: Callable[[int, Iterable[pa.RecordBatch]], Any], n
     return outcome.of(lambda: work(number, reader.read(part)))
 
 
-def write(tables: SqlTables, load: Load, schema: pa.Schema) -> Callable[[Iterable[pa.RecordBatch]], Iterator[Any]]:
+def write(
+    tables: SqlTables, load: Load, schema: pa.Schema, counter: Counter | None
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[Any]]:
     """A function for `mapInArrow` over the one partition of a DataFrame: its rows in one transaction."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         def canonical() -> Iterator[pa.RecordBatch]:
-            return (canonical_batch(batch, schema) for batch in batches)
+            found = (canonical_batch(batch, schema) for batch in batches)
+            return found if counter is None else counter.counted(found)
 
         found = outcome.of(lambda: _commit(tables, load, schema, read_ahead(canonical)), finally_=tables.close)
         yield pa.RecordBatch.from_pydict({"outcome": [found]})
