@@ -26,7 +26,7 @@ from weft.systems.mysql.sessions import MySQLSessions
 from weft.systems.sql.ahead import read_ahead
 from weft.systems.sql.driver import Role, Session
 from weft.systems.sql.queries import bare_rows, subquery
-from weft.systems.sql.tables import Column, Slice, SqlTables
+from weft.systems.sql.tables import ROW, Column, Slice, SqlTables
 
 # Keys in the index of a staging table. An index takes 3,072 bytes, four a letter.
 _INDEXED = 4
@@ -215,9 +215,10 @@ class MySQLTables(SqlTables):
         }
 
     def stage_index(self, keys: dict[str, str]) -> list[str]:
-        """Of as many keys as an index takes."""
-        parts = [f"{self.quote(key)}{kinds.prefix(kind)}" for key, kind in keys.items()]
-        return [f"INDEX ({', '.join(parts[:_INDEXED])})"] if parts else []
+        """Of as many keys as an index takes; one of its own for the numbers of rows."""
+        parts = [f"{self.quote(key)}{kinds.prefix(kind)}" for key, kind in keys.items() if key != ROW]
+        numbers = [f"INDEX ({self.quote(ROW)})"] if ROW in keys else []
+        return [f"INDEX ({', '.join(parts[:_INDEXED])})", *numbers] if parts else numbers
 
     def drop_temporary(self, session: Session, name: str) -> None:
         """Without the word TEMPORARY it would commit."""

@@ -17,7 +17,7 @@ from weft.systems.postgres import copy, kinds
 from weft.systems.postgres.store import PostgresStore
 from weft.systems.sql.driver import Role, Session
 from weft.systems.sql.queries import subquery
-from weft.systems.sql.tables import Column, Slice, SqlTables
+from weft.systems.sql.tables import ROW, Column, Slice, SqlTables
 
 # The keys of our advisory locks: "load" in ASCII, then a hash of the table's name.
 _LOCK_SPACE = 0x6C6F6164
@@ -252,6 +252,10 @@ class PostgresTables(SqlTables):
     def filled(self, session: Session, table: str) -> None:
         """No autovacuum looks at temporary tables: without this the planner guesses their size."""
         session.run(f"ANALYZE {table}")
+
+    def index_rows(self, session: Session, name: str) -> None:
+        """The server finds a name for it."""
+        session.run(f"CREATE INDEX ON {self.temporary(name)} ({self.quote(ROW)})")
 
     def create_key_index(self, session: Session, schema: str | None, name: str, keys: Sequence[str]) -> None:
         """The server finds a name that is free and short enough."""

@@ -456,7 +456,9 @@ class _Commit:
             session,
             quarantine.NUMBERED,
             quarantine.numbered(tables, select),
-            keys=tables.stage_keys([self.schema.field(name) for name in self.load.keys], move.columns),
+            keys=quarantine.with_number(
+                tables, tables.stage_keys([self.schema.field(name) for name in self.load.keys], move.columns)
+            ),
         )
         quarantine.keep(tables, session)
         move.stage = quarantine.NUMBERED
@@ -487,7 +489,7 @@ class _Commit:
             else:
                 select = self._of_attempts(rows)
             if bad is not None:
-                select = quarantine.numbered(tables, select)
+                select, keys = quarantine.numbered(tables, select), quarantine.with_number(tables, keys)
             self.rows_read = tables.create_temporary_as(session, STAGE, select, keys=keys)
             types = {field.name: tables.sql_type(field) for field in self.schema} if isinstance(rows, Staged) else {}
             types |= keys
@@ -556,10 +558,16 @@ class _Commit:
         bad = quarantine.BadRows(tables, session, load, only_name=True)
 
         def search() -> None:
-            staged_as = self._stage(bad, columns)
-            quarantine.keep(tables, session)
-            if not load.keys:
-                bad.find(Move(tables, session, load, self.schema, columns, STAGE, staged_as), self.rows_read)
+            is_plain = isinstance(self.rows, Batches) and load.projection is None
+            if tables.savepoints and is_plain and self._goes_straight(columns):
+                Move(tables, session, load, self.schema, columns, STAGE, {}).clear()
+                for batch in self._counted():
+                    bad.copy(tables.table(load.schema, load.table), self.schema, batch)
+            else:
+                staged_as = self._stage(bad, columns)
+                quarantine.keep(tables, session)
+                if not load.keys:
+                    bad.find(Move(tables, session, load, self.schema, columns, STAGE, staged_as), self.rows_read)
             if failed.is_cut_short:
                 raise quarantine.EnoughError
 

@@ -12,9 +12,8 @@ from weft.errors import LoadRefusedError, SchemaError, WeftError
 from weft.systems.load import Counts, Load
 from weft.systems.sql.driver import Session
 from weft.systems.sql.merge import Move
-from weft.systems.sql.tables import SqlTables
+from weft.systems.sql.tables import ROW, SqlTables
 
-ROW = "_weft_row"
 NUMBERED, _ASIDE = "_weft_numbered", "_weft_aside"
 _PIECE, _STAGED = "weft_piece", "weft_staged"
 # How many rejected rows an error names, how many columns of a row without keys, and how much of a value.
@@ -59,6 +58,11 @@ def _definitions(tables: SqlTables, fields: Iterable[pa.Field]) -> list[str]:
 def numbered(tables: SqlTables, select: str) -> str:
     """The rows of a query, each with a number, from 1."""
     return f"SELECT q.*, row_number() OVER () AS {tables.quote(ROW)} FROM ({select}) AS q"
+
+
+def with_number(tables: SqlTables, keys: dict[str, str]) -> dict[str, str]:
+    """The types of keys in a staging table whose rows have a number too."""
+    return {**keys, ROW: tables.sql_type(_NUMBER)}
 
 
 def keep(tables: SqlTables, session: Session) -> None:
@@ -116,34 +120,22 @@ class BadRows:
     ) -> tuple[int, int]:
         """Fill a staging table with numbered rows; how many, and how many bytes."""
         tables = self.tables
-        tables.create_temporary(
-            self.session, name, ", ".join([*definitions, f"{tables.quote(ROW)} {tables.sql_type(_NUMBER)}"])
-        )
+        kind = tables.sql_type(_NUMBER)
+        index = tables.stage_index({ROW: kind})
+        tables.create_temporary(self.session, name, ", ".join([*definitions, f"{tables.quote(ROW)} {kind}", *index]))
         keep(tables, self.session)
         table, numbered = tables.temporary(name), schema.append(_NUMBER)
-        rows = sent = 0
-
-        def copy(batch: pa.RecordBatch) -> None:
-            nonlocal rows, sent
-            if self._try(lambda: tables.copy_in(self.session, table, numbered, [batch])) is None:
-                keep(tables, self.session)
-                rows += batch.num_rows
-                sent += batch.nbytes
-            elif batch.num_rows > 1:
-                half = batch.num_rows // 2
-                copy(batch.slice(0, half))
-                copy(batch.slice(half))
-            else:
-                self.unstaged += 1
-                self._put_aside(self._error, batch.select(schema.names).to_pylist()[0], NOWHERE)
-
-        given = 0
+        given = rows = sent = 0
         for batch in batches:
             if batch.num_rows:
                 numbers = pa.array(range(given, given + batch.num_rows), pa.int64())
                 given += batch.num_rows
-                copy(pa.RecordBatch.from_arrays([*batch.columns, numbers], schema=numbered))
-        self._given = given
+                taken = self.copy(
+                    table, numbered, pa.RecordBatch.from_arrays([*batch.columns, numbers], schema=numbered)
+                )
+                rows += taken[0]
+                sent += taken[1]
+        self._given, self.unstaged = given, self.count
         self._refuse_deletes()
         return rows, sent
 
@@ -185,12 +177,27 @@ class BadRows:
                 hint="Filter them out in the source, or load without handle_deletes.",
             )
 
+    def copy(self, table: str, schema: pa.Schema, batch: pa.RecordBatch) -> tuple[int, int]:
+        """Copy what a table takes of a batch; how many rows, and how many bytes."""
+        if self._try(lambda: self.tables.copy_in(self.session, table, schema, [batch])) is None:
+            keep(self.tables, self.session)
+            return batch.num_rows, batch.nbytes
+        if batch.num_rows > 1:
+            half = batch.num_rows // 2
+            first, second = (self.copy(table, schema, part) for part in (batch.slice(0, half), batch.slice(half)))
+            return first[0] + second[0], first[1] + second[1]
+        row = batch.to_pylist()[0]
+        row.pop(ROW, None)
+        self._put_aside(self._error, row, NOWHERE)
+        return 0, 0
+
     # ------------------------------------------------------------------------------------------------------------- move
 
     def run(self, move: Move, rows: int) -> Counts:
         """Move what can be moved; everything else is put aside."""
         counts = move.clear()
         if self.tables.savepoints:
+            self.tables.index_rows(self.session, move.stage)
             counts += self._pieces(move, 0, self._end(rows))
         else:
             move.condition = self._not_aside
@@ -206,6 +213,7 @@ class BadRows:
         """Try to move the rows, only to see which of them are bad."""
         if self.tables.savepoints:
             move.clear()
+            self.tables.index_rows(self.session, move.stage)
             self._pieces(move, 0, self._end(rows))
             return
         end = self._end(rows)

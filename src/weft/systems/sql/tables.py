@@ -14,6 +14,9 @@ import pyarrow as pa
 from weft.systems.base import Connection
 from weft.systems.sql.driver import Session, SqlDriver
 
+ROW = "_weft_row"
+"""The number of a staged row, where rows are moved piece by piece."""
+
 
 @dataclass(frozen=True)
 class Column:
@@ -173,6 +176,9 @@ class SqlTables(ABC):
     def stage_index(self, keys: dict[str, str]) -> list[str]:
         """The definition of that index; a new scd2 table has it too, unless `create_key_index` makes it one."""
         return []
+
+    def index_rows(self, session: Session, name: str) -> None:  # noqa: B027 - optional, not forgotten
+        """An index on the numbers of staged rows, where the database finds a range of them by one."""
 
     def drop_temporary(self, session: Session, name: str) -> None:
         """Drop a temporary table where it is there."""

@@ -18,7 +18,7 @@ from weft.columns import hint_of, is_nested
 from weft.errors import ConnectionFailedError, DeclarationError, SchemaError, WeftError
 from weft.systems.sql.driver import Role, Session
 from weft.systems.sql.queries import bare_rows, subquery
-from weft.systems.sql.tables import Column, Slice, SqlTables
+from weft.systems.sql.tables import ROW, Column, Slice, SqlTables
 from weft.systems.sqlite import casts, kinds, rows
 from weft.systems.sqlite.store import SqliteStore, iso_timestamp
 
@@ -191,6 +191,10 @@ class SqliteTables(SqlTables):
     def temporary(self, name: str) -> str:
         """In this connection's own database."""
         return f"temp.{self.quote(name)}"
+
+    def index_rows(self, session: Session, name: str) -> None:
+        """Beside the table, in the same database."""
+        session.run(f"CREATE INDEX {self.temporary(f'{name}_rows')} ON {self.quote(name)} ({self.quote(ROW)})")
 
     def create_key_index(self, session: Session, schema: str | None, name: str, keys: Sequence[str]) -> None:
         """Named like the table: indexes of all tables share their names."""
