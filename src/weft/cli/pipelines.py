@@ -79,9 +79,10 @@ def declared(modules: tuple[str, ...]) -> dict[str, Pipeline]:
 @contextmanager
 def stopped_by_signals() -> Iterator[None]:
     """Let SIGTERM end the work as an interrupt does: what is open is rolled back and recorded."""
+    from weft.operate.runner import Terminated
 
     def stop(number: int, _: Any) -> None:
-        raise SystemExit(_EXIT_TERMINATED)
+        raise Terminated(_EXIT_TERMINATED)
 
     before = signal.signal(signal.SIGTERM, stop)
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import random
 import threading
 import time
@@ -30,6 +31,9 @@ from weft.systems.sql import watermarks
 from weft.systems.sql.queries import subquery
 from weft.systems.sql.tables import SqlTables
 from weft.systems.watermark import UNKNOWN, Watermark
+
+# Tests stop a process at each of these steps, by a handler on this logger.
+_steps = logging.getLogger("weft.run")
 
 _RANDOM = {"mysql": "rand()", "sqlite": "(abs(random()) / 9223372036854775808.0)"}
 
@@ -58,28 +62,42 @@ class Step:
 
 
 class Run:
-    """One run, under a key: the same key again does only what is not done yet."""
+    """One run, under a key: the same key again does only what is not done yet. `keep` is called before each thing that
+    changes data, and raises where the run is somebody else's by now: what was read long ago must not replace newer."""
 
-    def __init__(self, pipeline: Pipeline, key: str, moment: datetime, *, data: object = None) -> None:
-        self.pipeline, self.key, self.moment, self.data = pipeline, key, moment, data
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        key: str,
+        moment: datetime,
+        *,
+        data: object = None,
+        keep: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.pipeline, self.key, self.moment, self.data, self.keep = pipeline, key, moment, data, keep
         self.loaded: list[Loaded] = []
         self.steps: list[Step] = []
 
     def execute(self) -> None:
         """Load every target, then run what comes after. `loaded` says how far it came, also where this raises."""
         given = self._given(produce(self.pipeline) if self.data is None else self.data)
+        _steps.debug("produced")
         failures: list[Exception] = []
         for target in self.pipeline.targets:
+            self.keep()
             try:
                 self.loaded.append(self._load(target, given))
             except Exception as error:
                 if not self.pipeline.continue_on_failure:
                     raise
                 failures.append(error)
+            _steps.debug("loaded")
         if failures:
             raise failures[0]
         for number, step in enumerate(self.pipeline.transforms_post):
+            self.keep()
             self._after(number, step)
+            _steps.debug("followed")
 
     def _given(self, data: object) -> Given:
         given = understand(self.pipeline, data)

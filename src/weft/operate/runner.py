@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from weft.errors import WeftError
+from weft.errors import LeaseLostError, WeftError
 from weft.operate.alerts import Alerters
 from weft.operate.heart import Heart
 from weft.operate.logs import captured
@@ -27,6 +27,14 @@ from weft.project import Project, current
 _log = logging.getLogger("weft.runner")
 # Tests stop a process at each of these steps, by a handler on this logger.
 _steps = logging.getLogger("weft.run")
+
+
+class Terminated(SystemExit):
+    """What a process raises in its main thread when it is told to stop by SIGTERM."""
+
+
+class _TakenOverError(LeaseLostError):
+    """Somebody else works on this run."""
 
 
 @dataclass
@@ -105,7 +113,11 @@ class Runner:
     def _attempt(self, pipeline: Pipeline, claimed: Run) -> Outcome:
         from weft.engine.run import Run as Work
 
-        work = Work(pipeline, claimed.key, self.now)
+        def keep() -> None:
+            if not self.log.heartbeat(claimed):
+                raise _TakenOverError(_taken_over(claimed), hint="The log of runs says what became of it.")
+
+        work = Work(pipeline, claimed.key, self.now, keep=keep)
         outcome = Outcome(pipeline.name, "succeeded", run_id=claimed.run_id, attempt=claimed.attempt, slot=claimed.slot)
         started = self.now
         try:
@@ -119,20 +131,26 @@ class Runner:
                 for each in work.loaded:
                     _log.info("%s: %s: %s", pipeline.name, each.target, each.counts)
             _steps.debug("executed")
-        except Exception as error:
-            outcome.status, outcome.error = "failed", error
-        except BaseException as error:
+        except (Terminated, KeyboardInterrupt) as error:
             # Asked to stop: what was not committed is not there, and the next run does it.
             outcome.status, outcome.error = "interrupted", error
             self._record(pipeline, claimed, outcome, work)
             raise
+        except _TakenOverError as error:
+            outcome.status, outcome.error = "interrupted", error
+        except (Exception, SystemExit) as error:
+            # A pipeline's function that ends the process by sys.exit() has not loaded anything.
+            outcome.status, outcome.error = "failed", error
         outcome.seconds = (self.now - started).total_seconds()
-        self._record(pipeline, claimed, outcome, work)
-        _steps.debug("recorded")
-        self._tell(pipeline, claimed, outcome)
+        if self._record(pipeline, claimed, outcome, work):
+            _steps.debug("recorded")
+            self._tell(pipeline, claimed, outcome)
+        else:
+            outcome.status, outcome.reason, outcome.retry_at = "interrupted", _taken_over(claimed), None
         return outcome
 
-    def _record(self, pipeline: Pipeline, claimed: Run, outcome: Outcome, work: Any) -> None:
+    def _record(self, pipeline: Pipeline, claimed: Run, outcome: Outcome, work: Any) -> bool:
+        """Write down how it ended; `False` where it is somebody else's by now."""
         outcome.targets = [
             {
                 "target": each.target,
@@ -150,13 +168,13 @@ class Runner:
             {"step": each.text, "seconds": round(each.seconds, 3), "replayed": each.replayed} for each in work.steps
         ]
         retry_in = None
-        allowed = claimed.attempts_allowed
+        allowed = _allowed(pipeline, claimed)
         if outcome.status == "failed" and allowed is not None and claimed.attempt < allowed:
             retry_in = pipeline.retry.delay(claimed.attempt)
             outcome.retry_at = self.now + timedelta(seconds=retry_in)
         counts = {name: sum(each[name] for each in outcome.targets) for name in (*_COUNTS, "late")}
         engines = {each["engine"] for each in outcome.targets}
-        self.log.finish(
+        return self.log.finish(
             claimed,
             outcome.status,
             counts=counts,
@@ -172,7 +190,7 @@ class Runner:
                 self.alerters.recovered(pipeline.name, claimed)
             return
         error = described(outcome.error) if outcome.error is not None else ""
-        allowed = claimed.attempts_allowed
+        allowed = _allowed(pipeline, claimed)
         if allowed is not None and claimed.attempt >= allowed > 1:
             self.alerters.gave_up(pipeline.name, claimed, error)
         else:
@@ -183,13 +201,13 @@ class Runner:
     def run_due(self, names: Sequence[str] = ()) -> Iterator[Outcome]:
         """Run what is due, each after those that it waits for."""
         graph.refuse_unknown(self.project.pipelines)
-        now = self.now
         wanted = {each.name for each in self.chosen(names)}
         states = self.log.latest(list(self.project.pipelines))
         for pipeline in graph.in_order(self.project.pipelines):
             if pipeline.name not in wanted:
                 continue
-            due = self._due(pipeline, states, now)
+            # The time now, not at the beginning: what ran before may have taken hours.
+            due = self._due(pipeline, states, self.now)
             if due.why.startswith("waiting on upstream"):
                 assert due.slot is not None
                 self.log.skip(pipeline.name, due.slot, due.why)
@@ -246,9 +264,7 @@ class Runner:
         found = []
         for name in pipeline.depends_on:
             state = states.get(name)
-            succeeded = state.succeeded_at if state is not None else None
-            failed = state is not None and state.status in ("failed", "interrupted")
-            if succeeded is None or succeeded < since or failed:
+            if state is None or state.status in ("failed", "interrupted") or not _has_succeeded(state, since):
                 found.append(name)
         return found
 
@@ -256,10 +272,33 @@ class Runner:
 _COUNTS = ("rows_read", "inserted", "updated", "unchanged", "deleted", "quarantined")
 
 
+def _has_succeeded(state: State, since: datetime) -> bool:
+    """Whether it succeeded since then, or for a slot since then: the log's clock may be behind this host's."""
+    done = state.scheduled
+    slot = done.slot if done is not None and done.status == "succeeded" else None
+    return any(moment is not None and moment >= since for moment in (state.succeeded_at, slot))
+
+
+def _allowed(pipeline: Pipeline, claimed: Run) -> int | None:
+    """The number of the last attempt that a slot has, also where one is made by hand; `None` for a manual run."""
+    if claimed.slot is None or claimed.attempts_allowed is not None:
+        return claimed.attempts_allowed
+    return pipeline.retry.max_attempts
+
+
+def _taken_over(claimed: Run) -> str:
+    return (
+        f"Another process took over {claimed.pipeline} from this one, which was silent for longer than its lease of "
+        f"{claimed.lease_seconds:g} s."
+    )
+
+
 def described(error: BaseException) -> str:
     """An error for the log: ours as they are, others with the place in the user's code."""
     if isinstance(error, WeftError):
         return str(error)
+    if isinstance(error, Terminated | KeyboardInterrupt):
+        return f"Stopped by {'SIGTERM' if isinstance(error, Terminated) else 'an interrupt'}."
     place = traceback.extract_tb(error.__traceback__)
     where = f" ({place[-1].filename}, line {place[-1].lineno})" if place else ""
     return f"{type(error).__name__}: {error}{where}"

@@ -1,0 +1,46 @@
+"""`weft run-due` called by many processes at once, again and again: each slot is run by one of them, once."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from faults.runs import Commands, Place, Repeat, commands, place  # noqa: F401 - fixtures
+from pipelines.conftest import database  # noqa: F401 - fixture
+
+PROCESSES = 8
+PIPELINES = """
+@weft.pipeline(target="copies", schedule="0 * * * *")
+def copy():
+    return "SELECT id FROM raw"
+
+
+@weft.pipeline(target="copies_of_copies", schedule="0 * * * *", depends_on=[copy], upstream_freshness_secs=1800)
+def copy_again():
+    return "SELECT id FROM raw"
+"""
+
+
+# Without a watermark, so that a slot that is run twice is there twice.
+@pytest.mark.parametrize("database", ["sqlite", "postgres", "mysql"], indirect=True)
+def test_each_slot_once(place: Place, commands: Commands, count: Repeat) -> None:  # noqa: F811
+    place.declare(PIPELINES)
+    place.database.run("CREATE TABLE raw (id BIGINT)", "INSERT INTO raw VALUES (1), (2), (3)")
+    slots = count(100)
+    for slot in range(slots):
+        # What waits for the first is run by whoever finds it done: at the latest by who asks after all.
+        place.at(slot)
+        commands.start(place, "run-due", processes=PROCESSES)
+        for ended in commands.ended():
+            assert ended.code == 0, ended
+        ended = commands.run(place, "run-due")
+        assert ended.code == 0, ended
+        assert "copy_again" in ended.out or "Nothing is due" in ended.out
+    for table in ("copies", "copies_of_copies"):
+        assert Counter(row["id"] for row in place.database.rows(table)) == dict.fromkeys((1, 2, 3), slots)
+    for pipeline in ("copy", "copy_again"):
+        done = [each for each in place.runs(pipeline) if each.status != "skipped"]
+        assert [(each.status, each.attempt) for each in done] == [("succeeded", 1)] * slots
+        assert len({each.slot for each in done}) == slots
+        assert Counter(each.rows_read for each in done) == {3: slots}
