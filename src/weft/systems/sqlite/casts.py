@@ -62,7 +62,7 @@ def _float(value: Any, source: str, target: str) -> float:
 def _decimal(value: Any, source: str, target: str) -> str:
     precision, scale = map(int, target.split()[1:])
     number = Decimal(repr(value) if isinstance(value, float) else value)
-    if not number.is_finite() or number.adjusted() >= precision - scale:
+    if not number.is_finite() or (number and number.adjusted() >= precision - scale):
         raise ValueError
     sign, digits, exponent = number.as_tuple()
     assert isinstance(exponent, int)

@@ -19,7 +19,7 @@ from weft.errors import ConnectionFailedError, DeclarationError, SchemaError, We
 from weft.systems.sql.driver import Role, Session
 from weft.systems.sql.queries import bare_rows, subquery
 from weft.systems.sql.tables import ROW, Column, Slice, SqlTables
-from weft.systems.sqlite import casts, kinds, rows
+from weft.systems.sqlite import casts, functions, kinds, rows
 from weft.systems.sqlite.store import SqliteStore, iso_timestamp
 
 # UPDATE … FROM.
@@ -274,14 +274,18 @@ class _Driver(SqliteStore):
         driver.create_function("weft_cast", 3, self._cast, deterministic=True)
         driver.create_function("weft_hash", -1, casts.row_hash, deterministic=True)
         driver.create_function("weft_add_seconds", 2, casts.add_seconds, deterministic=True)
+        functions.register(driver, self._remember)
         return driver
+
+    def _remember(self, why: str) -> None:
+        # SQLite will only say that a function failed.
+        self._refused = why
 
     def _cast(self, value: Any, source: str, target: str) -> Any:
         try:
             return casts.cast(value, source, target)
         except ValueError as error:
-            # SQLite will only say that a function failed.
-            self._refused = str(error)
+            self._remember(str(error))
             raise
 
     def explain(self, error: BaseException) -> WeftError:

@@ -1,0 +1,170 @@
+"""What a normalizer is, and how its arguments are checked. Nothing heavy is imported: declarations import this."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
+
+from weft.errors import DeclarationError, nearest
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from sqlglot import exp
+
+    from weft.normalize.dialects.base import Words
+
+
+class Value(NamedTuple):
+    """The value so far."""
+
+    sql: exp.Expr
+    kind: pa.DataType
+    column: str
+    """The name of the column that it came from, for errors."""
+    quote: Callable[[str], str]
+    """How columns are spelled."""
+
+
+@dataclass(frozen=True)
+class Normalizer:
+    """One step that makes a column's values uniform. Steps are applied from left to right."""
+
+    def apply(self, value: Value, words: Words) -> Value:
+        """The value after this step, in the words of a dialect."""
+        raise NotImplementedError
+
+    def refusal(self, dialect: str) -> str | None:
+        """Why this step cannot be done in a dialect; `None` where it can."""
+        return None
+
+    @property
+    def name(self) -> str:
+        """What the user called, for errors."""
+        word = type(self).__name__
+        return "".join(f"_{c.lower()}" if c.isupper() else c for c in word).lstrip("_") + "()"
+
+    def needs(self, value: Value, *families: str) -> str:
+        """The family of the value's type; refused where it is none of these."""
+        found = family(value.kind)
+        if found not in families:
+            raise DeclarationError(
+                f"{self.name} takes {' or '.join(families)}, and the column {value.column!r} is {value.kind} there.",
+                hint=_HINTS.get((found, families[0])),
+            )
+        return found
+
+
+_HINTS = {
+    ("text", "timestamps"): "Put parse_timestamp() before it.",
+    ("text", "whole numbers"): "Put parse_int() or parse_numeric() before it.",
+    ("floats", "text"): "Leave it out, or make text of it first: sql('CAST(value AS TEXT)', Text).",
+}
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R", bound=Normalizer)
+
+
+def strict(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Refuse unknown and missing arguments with an error that names the nearest one."""
+    signature = inspect.signature(function)
+    name = function.__name__
+
+    @functools.wraps(function)
+    def checked(*arguments: _P.args, **named: _P.kwargs) -> _R:
+        for unknown in named.keys() - signature.parameters.keys():
+            close = nearest(unknown, signature.parameters)
+            known = ", ".join(signature.parameters) or "nothing"
+            raise DeclarationError(
+                f"{name}() has no argument {unknown!r}.",
+                hint=f"Did you mean {close!r}?" if close else f"It takes {known}.",
+            )
+        try:
+            signature.bind(*arguments, **named)
+        except TypeError as error:
+            raise DeclarationError(f"{name}(): {error}.", hint=f"Write {name}{signature_text(signature)}.") from None
+        return function(*arguments, **named)
+
+    return checked
+
+
+def signature_text(signature: inspect.Signature) -> str:
+    """The parameters without their types."""
+    plain = [each.replace(annotation=inspect.Parameter.empty) for each in signature.parameters.values()]
+    return str(inspect.Signature(plain))
+
+
+def one_of(given: object, allowed: tuple[str, ...], what: str) -> str:
+    """One of a few words; `DeclarationError` names the nearest."""
+    if isinstance(given, str) and given in allowed:
+        return given
+    close = nearest(given, allowed) if isinstance(given, str) else None
+    raise DeclarationError(
+        f"{what} cannot be {given!r}.", hint=f"Did you mean {close!r}?" if close else f"One of: {', '.join(allowed)}."
+    )
+
+
+def whole(given: Any, what: str, low: int, high: int) -> int:
+    """A whole number between two bounds."""
+    if type(given) is not int or not low <= given <= high:
+        raise DeclarationError(f"{what} must be a whole number from {low} to {high:,}, not {given!r}.")
+    return given
+
+
+def text(given: Any, what: str, *, empty: bool = False) -> str:
+    """A text that every database can hold."""
+    if not isinstance(given, str) or (not given and not empty):
+        raise DeclarationError(f"{what} must be a text{'' if empty else ' that is not empty'}, not {given!r}.")
+    if "\0" in given or any(0xD800 <= ord(c) < 0xE000 for c in given):
+        raise DeclarationError(f"{what} holds a character that no database stores: {given!r}.")
+    return given
+
+
+def family(kind: pa.DataType) -> str:
+    """What a type is, in one word."""
+    import pyarrow as pa
+
+    for matches, found in (
+        (pa.types.is_boolean, "booleans"),
+        (pa.types.is_integer, "whole numbers"),
+        (pa.types.is_floating, "floats"),
+        (pa.types.is_decimal, "decimals"),
+        (pa.types.is_date, "dates"),
+        (pa.types.is_timestamp, "timestamps"),
+        (pa.types.is_string, "text"),
+        (pa.types.is_binary, "bytes"),
+        (pa.types.is_null, "nothing"),
+    ):
+        if matches(kind):
+            return found
+    return "nested values"
+
+
+def fitting(given: Any, value: Value, who: str) -> Any:
+    """A constant in the form that the value's type has; refused where it is of another type or does not fit."""
+    import pyarrow as pa
+
+    from weft.columns import LOCAL_TIME
+
+    found = family(value.kind)
+    exact = {"booleans": bool, "text": str, "bytes": bytes}.get(found)
+    try:
+        if given is None or (isinstance(given, float) and found in ("decimals", "whole numbers")):
+            raise ValueError
+        if (exact is not None and type(given) is not exact) or (exact is not bool and isinstance(given, bool)):
+            raise ValueError
+        if found == "text":
+            return text(given, f"The value of {who}", empty=True)
+        is_naive = getattr(given, "tzinfo", None) is None
+        if found == "timestamps" and value.kind == LOCAL_TIME and not is_naive:
+            raise ValueError
+        made = pa.scalar(given, value.kind).as_py()
+        if found == "floats" and made != made:
+            raise ValueError
+        return made
+    except (ValueError, TypeError, OverflowError, pa.ArrowException):
+        raise DeclarationError(
+            f"{who} has the value {given!r}, which does not fit the column {value.column!r}: it is {value.kind} there."
+        ) from None

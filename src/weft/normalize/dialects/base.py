@@ -1,0 +1,275 @@
+"""The words in which the normalizers are written, and how each SQL dialect says them.
+
+A normalizer is defined once, in these words; a word is a sqlglot expression, and sqlglot writes it out. What a
+database means by a word of its own is made the same everywhere here: this is the only place where dialects differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any, ClassVar
+
+import pyarrow as pa
+from sqlglot import exp
+
+from weft.columns import UTC_TIME
+from weft.normalize import patterns
+from weft.normalize.base import family
+
+# Unicode's White_Space.
+WHITESPACE = "\t\n\v\f\r \x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u2028\u2029\u202f\u205f\u3000"
+
+# Letters whose upper case is several letters, for databases that take them one by one: ß is SS.
+SEVERAL_UPPER = {c: c.upper() for c in map(chr, range(0x80, 0x10000)) if len(c.upper()) > 1}
+
+# ISO 8601 as text: the days that there are, a time of day, a zone.
+_DAY = (
+    "([0-9]{4}-(0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|[0-9]{4}-(0[469]|11)-(0[1-9]|[12][0-9]|30)"
+    "|[0-9]{4}-02-(0[1-9]|1[0-9]|2[0-8])|([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)-02-29)"
+)
+_CLOCK = "([01][0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9]([.][0-9]{1,9}){0,1}){0,1}"
+_ZONE = "(Z|[+-](0[0-9]|1[0-4])(:{0,1}[0-5][0-9]){0,1}){0,1}"
+ISO_DAY = _DAY
+ISO_INSTANT = f"{_DAY}([T ]{_CLOCK}{_ZONE}){{0,1}}"
+# The year 0, and with an offset maybe the years 0 and 10000: few databases hold them.
+ISO_BEYOND = "0000.*|(0001-01-01|9999-12-31)[T ][0-9:.]*[+-][0-9:]*"
+
+
+class Words:
+    """The words of standard SQL. A dialect says differently what it means differently."""
+
+    dialect: ClassVar[str]
+
+    # ------------------------------------------------------------------------------------------------------- structure
+
+    def write(self, x: exp.Expr) -> str:
+        """The text of an expression."""
+        return x.sql(dialect=self.dialect)
+
+    def column(self, quoted: str, kind: pa.DataType) -> exp.Expr:
+        """A column, by its quoted name, as what its type says: `text` is text whatever the database calls it."""
+        return exp.Var(this=quoted)
+
+    def result(self, x: exp.Expr, kind: pa.DataType) -> exp.Expr:
+        """What leaves the last step."""
+        return x
+
+    def once(self, x: exp.Expr, make: Callable[[exp.Expr], exp.Expr]) -> exp.Expr:
+        """What `make` makes of `x`, which it uses several times."""
+        return make(x)
+
+    def call(self, name: str, *arguments: exp.Expr | str | int) -> exp.Expr:
+        """A function of the database."""
+        return exp.Anonymous(this=name, expressions=[self._argument(each) for each in arguments])
+
+    def _argument(self, given: exp.Expr | str | int) -> exp.Expr:
+        if isinstance(given, str):
+            return self.text(given)
+        return exp.Literal.number(given) if isinstance(given, int) else given.copy()
+
+    def case(self, *cases: tuple[exp.Expr, exp.Expr], otherwise: exp.Expr | None = None) -> exp.Expr:
+        """The value behind the first condition that is true."""
+        return exp.Case(
+            ifs=[exp.If(this=condition.copy(), true=value.copy()) for condition, value in cases],
+            default=None if otherwise is None else otherwise.copy(),
+        )
+
+    def all_of(self, *conditions: exp.Expr) -> exp.Expr:
+        """Whether all are true."""
+        return exp.and_(*conditions, copy=True)
+
+    def coalesce(self, *values: exp.Expr) -> exp.Expr:
+        """The first that is not null."""
+        return self.call("COALESCE", *values) if len(values) > 1 else values[0]
+
+    def is_not_null(self, x: exp.Expr) -> exp.Expr:
+        """Whether there is a value."""
+        return exp.Not(this=exp.Is(this=exp.Paren(this=x.copy()), expression=exp.Null()))
+
+    def lookup(self, x: exp.Expr, found: dict[str, exp.Expr]) -> exp.Expr:
+        """What stands for a text; null where nothing does."""
+        return exp.Case(
+            this=x.copy(), ifs=[exp.If(this=self.text(word), true=value.copy()) for word, value in found.items()]
+        )
+
+    def compare(self, x: exp.Expr, sign: str, y: exp.Expr, kind: pa.DataType) -> exp.Expr:
+        """Whether a number or time is less (`<`) or more (`>`) than another."""
+        return {"<": exp.LT, ">": exp.GT}[sign](this=exp.Paren(this=x.copy()), expression=y.copy())
+
+    def joined(self, *texts: exp.Expr | str) -> exp.Expr:
+        """Texts, one behind the other; null if one is null."""
+        made = [self._argument(each) for each in texts]
+        whole = made[0]
+        for each in made[1:]:
+            whole = exp.DPipe(this=whole, expression=each)
+        return exp.Paren(this=whole)
+
+    # -------------------------------------------------------------------------------------------------------- constants
+
+    def text(self, value: str) -> exp.Expr:
+        """A text."""
+        return exp.Literal.string(value)
+
+    def null(self, kind: pa.DataType) -> exp.Expr:
+        """Null of a type."""
+        return self.cast(exp.Null(), kind)
+
+    def literal(self, value: Any, kind: pa.DataType) -> exp.Expr:
+        """A constant of a type."""
+        found = family(kind)
+        if found == "text":
+            return self.text(value)
+        if found == "booleans":
+            return exp.true() if value else exp.false()
+        if found == "whole numbers":
+            return exp.Literal.number(value) if value >= 0 else exp.Paren(this=exp.Neg(this=exp.Literal.number(-value)))
+        if found == "bytes":
+            return self.call("UNHEX", value.hex())
+        return self.cast(self.text(plain(value)), kind)
+
+    def as_type(self, x: exp.Expr, kind: pa.DataType) -> exp.Expr:
+        """What a user's expression gave, as a type, by the database's own rules."""
+        return self.cast(x, kind)
+
+    def cast(self, x: exp.Expr, kind: pa.DataType) -> exp.Expr:
+        """A value as a type that it fits."""
+        # By name: to sqlglot a TIMESTAMP is one thing in all dialects.
+        return exp.Cast(this=x.copy(), to=exp.Var(this=self.type_name(kind)))
+
+    def type_name(self, kind: pa.DataType) -> str:
+        """A type, as CAST takes it."""
+        if pa.types.is_decimal(kind):
+            return f"DECIMAL({kind.precision}, {kind.scale})"
+        return self.types[kind]
+
+    types: ClassVar[dict[pa.DataType, str]] = {}
+
+    # ------------------------------------------------------------------------------------------------------------ texts
+
+    def lower(self, x: exp.Expr) -> exp.Expr:
+        """Each letter's lower case, whatever stands beside it."""
+        raise NotImplementedError
+
+    def upper(self, x: exp.Expr) -> exp.Expr:
+        """Each letter's upper case, which may be several letters."""
+        raise NotImplementedError
+
+    def trim(self, x: exp.Expr) -> exp.Expr:
+        """Without white space at both ends."""
+        raise NotImplementedError
+
+    def replace(self, x: exp.Expr, old: str, new: str) -> exp.Expr:
+        """With every occurrence of a text replaced."""
+        return self.call("REPLACE", x, old, new)
+
+    def left(self, x: exp.Expr, length: int) -> exp.Expr:
+        """The first characters."""
+        return self.call("LEFT", x, length)
+
+    def nullif(self, x: exp.Expr, y: exp.Expr) -> exp.Expr:
+        """Null where both are equal, letter by letter."""
+        return self.call("NULLIF", x, y)
+
+    def matches(self, x: exp.Expr, pattern: str) -> exp.Expr:
+        """Whether the whole text is of a pattern, which has no anchors and means the same everywhere."""
+        raise NotImplementedError
+
+    def whole(self, pattern: str) -> str:
+        """A pattern without alternatives, as one of the whole text."""
+        return f"^{pattern}{patterns.end(self.dialect)}"
+
+    def substitute(self, x: exp.Expr, pattern: str, replacement: patterns.Replacement) -> exp.Expr:
+        """Every match of a pattern replaced. The pattern is as `patterns.written` gives it for this dialect."""
+        raise NotImplementedError
+
+    def regex_replace(self, x: exp.Expr, pattern: str, replacement: patterns.Replacement) -> exp.Expr:
+        """The same with a pattern in Python's words."""
+        return self.substitute(x, patterns.written(pattern, self.dialect), replacement)
+
+    def reference(self, group: int) -> str:
+        """What a group matched, in a replacement."""
+        return f"\\{group}"
+
+    def replacement(self, parts: patterns.Replacement) -> str:
+        """A replacement as the dialect takes it."""
+        return "".join(self.reference(part) if isinstance(part, int) else part.replace("\\", "\\\\") for part in parts)
+
+    # ------------------------------------------------------------------------------------------------------------ times
+
+    def instant(self, x: exp.Expr, *, with_zone: bool = True) -> exp.Expr:
+        """The instant that a text in ISO 8601 says, in UTC where it names no zone; null where it is none.
+
+        Without `with_zone` none of the texts names one.
+        """
+        return self.once(x, lambda x: self.case((self.is_time(x, ISO_INSTANT), self.cast(x, UTC_TIME))))
+
+    def is_time(self, x: exp.Expr, pattern: str) -> exp.Expr:
+        """Whether a text is of a pattern of times, and of the years 1 to 9999."""
+        return self.all_of(self.matches(x, pattern), exp.Not(this=self.matches(x, ISO_BEYOND)))
+
+    def day(self, x: exp.Expr) -> exp.Expr:
+        """The day that a text in ISO 8601 says; null where it is none."""
+        return self.once(x, lambda x: self.case((self.is_time(x, ISO_DAY), self.cast(x, pa.date32()))))
+
+    def later(self, x: exp.Expr, hours: int) -> exp.Expr:
+        """An instant some hours later."""
+        raise NotImplementedError
+
+    def to_utc(self, x: exp.Expr, kind: pa.DataType) -> exp.Expr:
+        """A day or a time without a zone as an instant: it is in UTC."""
+        return self.cast(x, UTC_TIME)
+
+    def to_day(self, x: exp.Expr, kind: pa.DataType) -> exp.Expr:
+        """The day of a time, in UTC."""
+        return self.cast(x, pa.date32())
+
+    def to_zone(self, x: exp.Expr, kind: pa.DataType, zone: str) -> exp.Expr:
+        """The time that clocks in a zone show at an instant; a time without a zone is in UTC."""
+        raise NotImplementedError
+
+    def truncate_time(self, x: exp.Expr, kind: pa.DataType, unit: str) -> exp.Expr:
+        """The beginning of the year, quarter, month, week (Monday), day, hour, minute or second."""
+        raise NotImplementedError
+
+    # ---------------------------------------------------------------------------------------------------------- numbers
+
+    def round_decimal(self, x: exp.Expr, digits: int, kind: pa.DataType) -> exp.Expr:
+        """Rounded, halves away from zero, as a decimal of that type."""
+        return self.cast(self.call("ROUND", x, digits), kind)
+
+    def round_float(self, x: exp.Expr, digits: int, kind: pa.DataType) -> exp.Expr:
+        """A double rounded as it is written, halves away from zero. From 2**53 on there is nothing to round."""
+
+        def rounded(x: exp.Expr) -> exp.Expr:
+            shown = self.cast(self.cast(x, pa.float64()), pa.string())
+            exact = self.cast(shown, ROUNDED_AS)
+            limit = exp.Literal.number("9007199254740992")
+            small = exp.LT(this=self.call("ABS", x), expression=limit)
+            return self.case((small, self.cast(self.call("ROUND", exact, digits), kind)), otherwise=x)
+
+        return self.once(x, rounded)
+
+    # ----------------------------------------------------------------------------------------------------------- errors
+
+    def failed(self, x: exp.Expr, message: str, kind: pa.DataType) -> exp.Expr:
+        """An error of the statement that says the message and the value."""
+        raise NotImplementedError
+
+
+# As many digits before the point as floats have that are not whole, and as many behind it as are left.
+ROUNDED_AS = pa.decimal128(38, 22)
+
+
+def plain(value: Any) -> str:
+    """A constant as every database reads it."""
+    if isinstance(value, Decimal):
+        return f"{value:f}"
+    if isinstance(value, datetime):
+        moment = value if value.tzinfo is None else value.astimezone(UTC).replace(tzinfo=None)
+        zone = "" if value.tzinfo is None else "+00:00"
+        return f"{moment.isoformat(' ', 'microseconds')}{zone}"
+    if isinstance(value, date):
+        return value.isoformat()
+    return repr(value) if isinstance(value, float) else str(value)

@@ -1,0 +1,119 @@
+"""SQLite, by functions of ours (`weft.systems.sqlite.functions`): it has few of its own, and no types but storage."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pyarrow as pa
+from sqlglot import exp
+
+from weft.columns import UTC_TIME
+from weft.normalize import patterns
+from weft.normalize.base import family
+from weft.normalize.dialects.base import Words, plain
+
+
+class SQLite(Words):
+    """Values are as Weft stores them: decimals, dates and times are texts, booleans 0 and 1."""
+
+    dialect: ClassVar[str] = "sqlite"
+
+    def column(self, quoted: str, kind: pa.DataType) -> exp.Expr:
+        """Of its type, whoever wrote it and however."""
+        return self.cast(super().column(quoted, kind), kind)
+
+    def as_type(self, x: exp.Expr, kind: pa.DataType) -> exp.Expr:
+        """Rounded, where SQLite computed a decimal as a float."""
+        return self.call("WEFT_STORED", x, _code(kind))
+
+    def null(self, kind: pa.DataType) -> exp.Expr:
+        """Of no type."""
+        return exp.Null()
+
+    def literal(self, value: Any, kind: pa.DataType) -> exp.Expr:
+        """As it is stored."""
+        found = family(kind)
+        if found == "booleans":
+            return exp.Literal.number(int(value))
+        if found == "timestamps":
+            return self.text(
+                value.isoformat("T", "microseconds") if kind != UTC_TIME else plain(value).replace(" ", "T")
+            )
+        if found in ("decimals", "dates"):
+            return self.text(plain(value))
+        if found == "floats":
+            return exp.Paren(this=exp.Var(this=repr(value).replace("inf", "9e999")))
+        if found == "bytes":
+            return exp.Var(this=f"X'{value.hex()}'")
+        return super().literal(value, kind)
+
+    def cast(self, x: exp.Expr, kind: pa.DataType) -> exp.Expr:
+        """By our own function: SQLite's CAST makes something up."""
+        return self.call("WEFT_CAST", x, "", _code(kind))
+
+    def compare(self, x: exp.Expr, sign: str, y: exp.Expr, kind: pa.DataType) -> exp.Expr:
+        """Decimals are texts, which have another order."""
+        if family(kind) != "decimals":
+            return super().compare(x, sign, y, kind)
+        return super().compare(self.call("WEFT_COMPARE", x, y), sign, exp.Literal.number(0), kind)
+
+    def lower(self, x: exp.Expr) -> exp.Expr:
+        """As Python has it."""
+        return self.call("WEFT_LOWER", x)
+
+    def upper(self, x: exp.Expr) -> exp.Expr:
+        """As Python has it."""
+        return self.call("WEFT_UPPER", x)
+
+    def trim(self, x: exp.Expr) -> exp.Expr:
+        """As Python has it."""
+        return self.call("WEFT_TRIM", x)
+
+    def left(self, x: exp.Expr, length: int) -> exp.Expr:
+        """The first characters."""
+        return self.call("SUBSTR", x, 1, length)
+
+    def matches(self, x: exp.Expr, pattern: str) -> exp.Expr:
+        """Of the whole text."""
+        return self.call("WEFT_MATCHES", x, pattern)
+
+    def substitute(self, x: exp.Expr, pattern: str, replacement: patterns.Replacement) -> exp.Expr:
+        """Every match."""
+        return self.call("WEFT_SUBSTITUTE", x, pattern, self.replacement(replacement))
+
+    def later(self, x: exp.Expr, hours: int) -> exp.Expr:
+        """By the function that loads use."""
+        return self.call("WEFT_ADD_SECONDS", x, hours * 3600)
+
+    def to_day(self, x: exp.Expr, kind: pa.DataType) -> exp.Expr:
+        """All times are stored in UTC."""
+        return self.call("SUBSTR", x, 1, 10)
+
+    def to_zone(self, x: exp.Expr, kind: pa.DataType, zone: str) -> exp.Expr:
+        """By Python's data of time zones."""
+        return self.call("WEFT_ZONE", x, zone)
+
+    def truncate_time(self, x: exp.Expr, kind: pa.DataType, unit: str) -> exp.Expr:
+        """By Python."""
+        return self.call("WEFT_TRUNCATE", x, unit)
+
+    def round_decimal(self, x: exp.Expr, digits: int, kind: pa.DataType) -> exp.Expr:
+        """By Python."""
+        return self.call("WEFT_ROUND", x, digits)
+
+    def round_float(self, x: exp.Expr, digits: int, kind: pa.DataType) -> exp.Expr:
+        """By Python."""
+        return self.as_type(self.call("WEFT_ROUND", x, digits), kind)
+
+    def failed(self, x: exp.Expr, message: str, kind: pa.DataType) -> exp.Expr:
+        """A function that raises."""
+        return self.call("WEFT_FAIL", self.joined(f"{message} ", x))
+
+
+def _code(kind: pa.DataType) -> str:
+    from weft.systems.sqlite.casts import code
+
+    return code(pa.field("", kind))
+
+
+WORDS = SQLite()

@@ -1,0 +1,49 @@
+"""What the parsers of texts share: what becomes of a text that they cannot read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from weft.errors import DeclarationError
+from weft.normalize.base import Normalizer, Value, fitting, one_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from sqlglot import exp
+
+    from weft.normalize.dialects.base import Words
+
+
+@dataclass(frozen=True)
+class Parser(Normalizer):
+    """A step from text to another type."""
+
+    on_failure: str = "null"
+    default: Any = None
+
+    def read(self, x: exp.Expr, words: Words) -> exp.Expr:
+        """What the text says; null where it cannot be read."""
+        raise NotImplementedError
+
+    def parsed(self, value: Value, words: Words, kind: pa.DataType) -> Value:
+        """What the text says, or what the user chose for those that say nothing."""
+        made = self.read(value.sql, words)
+        if self.on_failure != "null":
+            if self.on_failure == "error":
+                instead = words.failed(value.sql, f"{value.column}: {self.name} cannot read", kind)
+            else:
+                instead = words.literal(fitting(self.default, value._replace(kind=kind), self.name), kind)
+            # The text is looked at a second time only where it could not be read.
+            made = words.coalesce(made, words.case((words.is_not_null(value.sql), instead)))
+        return value._replace(sql=made, kind=kind)
+
+
+def checked_failure(on_failure: object, default: object, who: str) -> None:
+    """Refuse what does not go together."""
+    one_of(on_failure, ("null", "error", "default"), f"on_failure of {who}")
+    if (on_failure == "default") != (default is not None):
+        raise DeclarationError(
+            f"{who} takes on_failure='default' and default=… together.",
+            hint="Say both, or neither: without them a text that cannot be read becomes null.",
+        )

@@ -1,0 +1,243 @@
+"""Normalizers of numbers and booleans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from weft.errors import DeclarationError
+from weft.normalize.base import Normalizer, Value, fitting, strict, whole
+from weft.normalize.base import text as checked_text
+from weft.normalize.failure import Parser, checked_failure
+from weft.normalize.times import OnFailure
+
+if TYPE_CHECKING:
+    from sqlglot import exp
+
+    from weft.normalize.dialects.base import Words
+
+_LARGEST = (1 << 63) - 1
+_MAX_DIGITS = 38
+
+
+@dataclass(frozen=True)
+class ParseInt(Parser):
+    """See `parse_int`."""
+
+    def apply(self, value: Value, words: Words) -> Value:
+        """Texts are read; whole numbers are ones already."""
+        import pyarrow as pa
+
+        if self.needs(value, "text", "whole numbers") == "text":
+            return self.parsed(value, words, pa.int64())
+        return (
+            value
+            if value.kind == pa.int64()
+            else value._replace(sql=words.cast(value.sql, pa.int64()), kind=pa.int64())
+        )
+
+    def read(self, x: exp.Expr, words: Words) -> exp.Expr:
+        """Of up to 18 digits all fit; of 19, those up to the largest."""
+        import pyarrow as pa
+
+        def number(x: exp.Expr) -> exp.Expr:
+            made = words.cast(x, pa.int64())
+            exact = pa.decimal128(_MAX_DIGITS, 0)
+            wide = words.cast(x, exact)
+            fits = [
+                words.compare(wide, "<", words.literal(Decimal(_LARGEST + 1), exact), exact),
+                words.compare(wide, ">", words.literal(Decimal(-_LARGEST - 2), exact), exact),
+            ]
+            return words.case(
+                (words.matches(x, "[+-]{0,1}0*[0-9]{1,18}"), made),
+                (words.matches(x, "[+-]{0,1}0*[0-9]{19}"), words.case((words.all_of(*fits), made))),
+            )
+
+        return words.once(x, number)
+
+
+@strict
+def parse_int(*, on_failure: OnFailure = "null", default: int | None = None) -> Normalizer:
+    """Text as a whole number of 64 bits (`BigInt`): digits 0 to 9, with a sign before them or not, and nothing else
+    (put `trim()` before it). Whole numbers stay. Anything else, the empty text and what is too large become null, fail
+    the load (`on_failure="error"`) or become `default` (`"default"`). Null stays null."""
+    checked_failure(on_failure, default, "parse_int()")
+    if default is not None:
+        whole(default, "The default of parse_int()", -_LARGEST - 1, _LARGEST)
+    return ParseInt(on_failure, default)
+
+
+@dataclass(frozen=True)
+class ParseNumeric(Parser):
+    """See `parse_numeric`."""
+
+    precision: int = _MAX_DIGITS
+    scale: int = 18
+
+    def apply(self, value: Value, words: Words) -> Value:
+        """Texts are read; whole numbers become decimals, decimals are ones already."""
+        import pyarrow as pa
+
+        kind = pa.decimal128(self.precision, self.scale)
+        found = self.needs(value, "text", "decimals", "whole numbers")
+        if found == "text":
+            return self.parsed(value, words, kind)
+        if found == "whole numbers":
+            digits = {8: 3, 16: 5, 32: 10, 64: 19}[value.kind.bit_width]
+            kind = pa.decimal128(digits, 0)
+            return value._replace(sql=words.cast(value.sql, kind), kind=kind)
+        return value
+
+    def read(self, x: exp.Expr, words: Words) -> exp.Expr:
+        """No more digits than there is room for, but for zeros at both ends."""
+        import pyarrow as pa
+
+        before = self.precision - self.scale
+        digits = f"0*[0-9]{{1,{before}}}" if before else "0+"
+        behind = f"|[.][0-9]{{1,{self.scale}}}0*" if self.scale else ""
+        pattern = f"[+-]{{0,1}}({digits}([.][0-9]{{0,{self.scale}}}0*){{0,1}}|[.]0+{behind})"
+        kind = pa.decimal128(self.precision, self.scale)
+        return words.once(x, lambda x: words.case((words.matches(x, pattern), words.cast(x, kind))))
+
+
+@strict
+def parse_numeric(
+    precision: int = _MAX_DIGITS,
+    scale: int = 18,
+    *,
+    on_failure: OnFailure = "null",
+    default: Decimal | int | None = None,
+) -> Normalizer:
+    """Text as a decimal of `precision` digits, `scale` of them behind the point (`Numeric[p, s]`): digits 0 to 9 with a
+    point or none, a sign or none, and nothing else. Nothing is rounded: a number with more digits than fit cannot be
+    read. Decimals stay; whole numbers become decimals. Failures and nulls are as in `parse_int`. For `1.234,56` put
+    `replace(".", "")` and `replace(",", ".")` before it."""
+    whole(precision, "The precision of parse_numeric()", 1, _MAX_DIGITS)
+    whole(scale, "The scale of parse_numeric()", 0, precision)
+    checked_failure(on_failure, default, "parse_numeric()")
+    if default is not None and (not isinstance(default, Decimal | int) or isinstance(default, bool)):
+        raise DeclarationError(f"The default of parse_numeric() is a Decimal or int, not {default!r}.")
+    return ParseNumeric(on_failure, default, precision, scale)
+
+
+@dataclass(frozen=True)
+class Round(Normalizer):
+    """See `round`."""
+
+    digits: int
+
+    def apply(self, value: Value, words: Words) -> Value:
+        """Whole numbers stay."""
+        found = self.needs(value, "decimals", "floats", "whole numbers")
+        if found == "whole numbers" or (found == "decimals" and self.digits >= value.kind.scale):
+            return value
+        if found == "floats":
+            return value._replace(sql=words.round_float(value.sql, self.digits, value.kind))
+        import pyarrow as pa
+
+        # One more before the point: 9.99 becomes 10.0.
+        kept = value.kind.precision - value.kind.scale + self.digits
+        kind = pa.decimal128(min(kept + 1, _MAX_DIGITS), self.digits)
+        return value._replace(sql=words.round_decimal(value.sql, self.digits, kind), kind=kind)
+
+
+@strict
+def round(digits: int = 0) -> Normalizer:
+    """Rounded to `digits` behind the point (0 to 15), halves away from zero: 2.5 becomes 3 and -2.5 becomes -3. A float
+    is rounded as it is written, so 0.145 becomes 0.15. Whole numbers stay, NaN and infinity too. Null stays null."""
+    return Round(whole(digits, "The digits of round()", 0, 15))
+
+
+@dataclass(frozen=True)
+class Clamp(Normalizer):
+    """See `clamp`."""
+
+    low: Any
+    high: Any
+
+    def apply(self, value: Value, words: Words) -> Value:
+        """The type stays."""
+        self.needs(value, "whole numbers", "decimals", "floats", "dates", "timestamps")
+        low, high = (None if each is None else fitting(each, value, "clamp()") for each in (self.low, self.high))
+        if low is not None and high is not None and low > high:
+            raise DeclarationError(f"clamp(): {self.low!r} is more than {self.high!r}.")
+
+        def clamped(x: exp.Expr) -> exp.Expr:
+            bounds = ((low, "<"), (high, ">"))
+            made = [(each, words.literal(each, value.kind), sign) for each, sign in bounds if each is not None]
+            return words.case(
+                *((words.compare(x, sign, bound, value.kind), bound) for _, bound, sign in made), otherwise=x
+            )
+
+        return value._replace(sql=words.once(value.sql, clamped))
+
+
+@strict
+def clamp(low: Any = None, high: Any = None) -> Normalizer:
+    """What is less than `low` becomes `low`, what is more than `high` becomes `high`; one of them may be left out. For
+    numbers, dates and timestamps; the bounds must be of the column's type. NaN is more than any number. Null stays
+    null."""
+    if low is None and high is None:
+        raise DeclarationError("clamp() needs a low or a high bound.", hint="Write clamp(low=0) or clamp(0, 100).")
+    return Clamp(low, high)
+
+
+@dataclass(frozen=True)
+class ParseBool(Parser):
+    """See `parse_bool`."""
+
+    truthy: tuple[str, ...] = ()
+    falsy: tuple[str, ...] = ()
+
+    def apply(self, value: Value, words: Words) -> Value:
+        """Texts are read, and 0 and 1; booleans are ones already."""
+        import pyarrow as pa
+
+        found = self.needs(value, "text", "booleans", "whole numbers")
+        if found == "booleans":
+            return value
+        if found == "whole numbers":
+            value = value._replace(sql=words.cast(value.sql, pa.string()), kind=pa.string())
+            return ParseBool(self.on_failure, self.default, ("1",), ("0",)).parsed(value, words, pa.bool_())
+        return self.parsed(value, words, pa.bool_())
+
+    def read(self, x: exp.Expr, words: Words) -> exp.Expr:
+        """By looking the word up."""
+        import pyarrow as pa
+
+        said = {**dict.fromkeys(self.truthy, True), **dict.fromkeys(self.falsy, False)}
+        found = {word: words.literal(is_true, pa.bool_()) for word, is_true in said.items()}
+        return words.lookup(words.lower(x), found)
+
+
+@strict
+def parse_bool(
+    truthy: Sequence[str] = ("true", "t", "yes", "y", "on", "1"),
+    falsy: Sequence[str] = ("false", "f", "no", "n", "off", "0"),
+    *,
+    on_failure: OnFailure = "null",
+    default: bool | None = None,
+) -> Normalizer:
+    """Text as true or false (`Boolean`), in any case, with nothing around it. Booleans stay; of whole numbers 1 and 0
+    are read. Anything else, the empty text too, becomes null, fails the load (`on_failure="error"`) or becomes
+    `default` (`"default"`). Null stays null."""
+    checked_failure(on_failure, default, "parse_bool()")
+    if default is not None and not isinstance(default, bool):
+        raise DeclarationError(f"The default of parse_bool() is True or False, not {default!r}.")
+    words = {"truthy": truthy, "falsy": falsy}
+    for name, given in words.items():
+        if isinstance(given, str) or not isinstance(given, Sequence) or not given:
+            raise DeclarationError(f"{name} of parse_bool() is a list of texts, not {given!r}.")
+    true, false = (
+        tuple(_lowered(checked_text(word, "A word of parse_bool()")) for word in each) for each in words.values()
+    )
+    both = set(true) & set(false)
+    if both:
+        raise DeclarationError(f"parse_bool() cannot take {min(both)!r} for both true and false.")
+    return ParseBool(on_failure, default, true, false)
+
+
+def _lowered(word: str) -> str:
+    return "".join(c.lower() for c in word)

@@ -1,0 +1,196 @@
+"""Normalizers of dates and times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from typing import TYPE_CHECKING, Any, Literal
+
+from weft.errors import DeclarationError, nearest
+from weft.normalize.base import Normalizer, Value, one_of, strict
+from weft.normalize.failure import Parser, checked_failure
+from weft.normalize.formats import Format, checked
+
+if TYPE_CHECKING:
+    from sqlglot import exp
+
+    from weft.normalize.dialects.base import Words
+
+OnFailure = Literal["null", "error", "default"]
+
+
+@dataclass(frozen=True)
+class ParseTimestamp(Parser):
+    """See `parse_timestamp`."""
+
+    formats: tuple[Format, ...] = ()
+
+    def apply(self, value: Value, words: Words) -> Value:
+        """Texts are read; what is a time already is an instant."""
+        from weft.columns import UTC_TIME
+
+        found = self.needs(value, "text", "timestamps", "dates")
+        if found == "text":
+            return self.parsed(value, words, UTC_TIME)
+        if value.kind == UTC_TIME:
+            return value
+        return value._replace(sql=words.to_utc(value.sql, value.kind), kind=UTC_TIME)
+
+    def read(self, x: exp.Expr, words: Words) -> exp.Expr:
+        """By each format in turn."""
+        if not self.formats:
+            return words.instant(x)
+        return words.coalesce(*(self._by(each, x, words) for each in self.formats))
+
+    def _by(self, format: Format, x: exp.Expr, words: Words) -> exp.Expr:
+        made = words.instant(format.iso(x, words, clock=True), with_zone="%z" in format.parts)
+        afternoon = format.is_afternoon(x, words)
+        return made if afternoon is None else words.case((afternoon, words.later(made, 12)), otherwise=made)
+
+
+@strict
+def parse_timestamp(
+    format: str | None = None,
+    *,
+    formats: Sequence[str] | None = None,
+    on_failure: OnFailure = "null",
+    default: datetime | None = None,
+) -> Normalizer:
+    """Text as an instant (`TimestampTZ`). What is a timestamp already stays; one without a zone, and a date, is in UTC.
+
+    Without a format it takes ISO 8601: a day, then maybe `T` or a space and a time with or without seconds, a fraction
+    of up to nine digits (those behind the sixth are cut off) and a zone, `Z` or `+02:00`; without a zone it is UTC.
+    With a format it takes times such as `%Y-%m-%d %H:%M:%S` in the manner of `strptime`; of several in `formats` the
+    first that fits counts.
+
+    What is no time, the empty text too, becomes null; with `on_failure="error"` it fails the load, with `"default"` it
+    becomes `default`. Null stays null. Years are 1 to 9999.
+    """
+    who = "parse_timestamp()"
+    found = _formats(format, formats, who)
+    checked_failure(on_failure, default, who)
+    if default is not None and not isinstance(default, datetime):
+        raise DeclarationError(f"The default of {who} is a datetime, not {default!r}.")
+    return ParseTimestamp(on_failure, default, found)
+
+
+@dataclass(frozen=True)
+class ParseDate(Parser):
+    """See `parse_date`."""
+
+    formats: tuple[Format, ...] = ()
+
+    def apply(self, value: Value, words: Words) -> Value:
+        """Texts are read; of a time it is the day in UTC."""
+        import pyarrow as pa
+
+        found = self.needs(value, "text", "dates", "timestamps")
+        if found == "text":
+            return self.parsed(value, words, pa.date32())
+        if found == "dates":
+            return value
+        return value._replace(sql=words.to_day(value.sql, value.kind), kind=pa.date32())
+
+    def read(self, x: exp.Expr, words: Words) -> exp.Expr:
+        """By each format in turn."""
+        if not self.formats:
+            return words.day(x)
+        return words.coalesce(*(words.day(each.iso(x, words, clock=False)) for each in self.formats))
+
+
+@strict
+def parse_date(
+    format: str | None = None,
+    *,
+    formats: Sequence[str] | None = None,
+    on_failure: OnFailure = "null",
+    default: date | None = None,
+) -> Normalizer:
+    """Text as a day (`Date`). What is a date already stays; of a timestamp it is the day in UTC.
+
+    Without a format it takes `2026-01-31` and nothing else; formats, failures and nulls are as in `parse_timestamp`. A
+    format may have a time as well, which is read and left out.
+    """
+    who = "parse_date()"
+    found = _formats(format, formats, who)
+    checked_failure(on_failure, default, who)
+    if default is not None and (not isinstance(default, date) or isinstance(default, datetime)):
+        raise DeclarationError(f"The default of {who} is a date, not {default!r}.")
+    return ParseDate(on_failure, default, found)
+
+
+def _formats(one: Any, several: Any, who: str) -> tuple[Format, ...]:
+    if one is not None and several is not None:
+        raise DeclarationError(f"{who} takes format or formats, not both.", hint="Put all of them into formats=[…].")
+    if isinstance(several, str) or (several is not None and (not isinstance(several, Sequence) or not several)):
+        raise DeclarationError(f"The formats of {who} are a list of texts, not {several!r}.")
+    given = several if several is not None else () if one is None else (one,)
+    return tuple(checked(each, who) for each in given)
+
+
+@dataclass(frozen=True)
+class ToTimezone(Normalizer):
+    """See `to_timezone`."""
+
+    zone: str
+
+    def apply(self, value: Value, words: Words) -> Value:
+        """A clock's time has no zone."""
+        from weft.columns import LOCAL_TIME
+
+        self.needs(value, "timestamps")
+        return value._replace(sql=words.to_zone(value.sql, value.kind, self.zone), kind=LOCAL_TIME)
+
+    def refusal(self, dialect: str) -> str | None:
+        """CONVERT_TZ cannot be trusted."""
+        if dialect == "mysql" and self.zone != "UTC":
+            return (
+                "CONVERT_TZ of MySQL and MariaDB gives null where the tables of time zones are not loaded, and leaves "
+                "times before 1970 and after 2038 as they are"
+            )
+        return None
+
+
+@strict
+def to_timezone(zone: str) -> Normalizer:
+    """The time that clocks in a zone show at an instant, as a timestamp without a zone (`Timestamp`). A timestamp that
+    has none is taken for UTC. `zone` is a name such as `Europe/Berlin`; both sides of a clock change are right, and an
+    hour that comes twice gives the same times twice. Null stays null. Not on MySQL and MariaDB, where Spark does it."""
+    from zoneinfo import available_timezones
+
+    if not isinstance(zone, str) or zone not in available_timezones():
+        close = nearest(zone, available_timezones()) if isinstance(zone, str) else None
+        raise DeclarationError(
+            f"to_timezone() knows no time zone {zone!r}.",
+            hint=f"Did you mean {close!r}?" if close else "Zones have names such as Europe/Berlin, or UTC.",
+        )
+    return ToTimezone(zone)
+
+
+_UNITS = ("year", "quarter", "month", "week", "day", "hour", "minute", "second")
+
+
+@dataclass(frozen=True)
+class DateTrunc(Normalizer):
+    """See `date_trunc`."""
+
+    unit: str
+
+    def apply(self, value: Value, words: Words) -> Value:
+        """The type stays."""
+        found = self.needs(value, "timestamps", "dates")
+        if found == "dates" and self.unit in _UNITS[5:]:
+            raise DeclarationError(
+                f"date_trunc({self.unit!r}): the column {value.column!r} is a date, which has no {self.unit}."
+            )
+        if found == "dates" and self.unit == "day":
+            return value
+        return value._replace(sql=words.truncate_time(value.sql, value.kind, self.unit))
+
+
+@strict
+def date_trunc(unit: str) -> Normalizer:
+    """The beginning of the `year`, `quarter`, `month`, `week` (its Monday), `day`, `hour`, `minute` or `second` that a
+    timestamp or date is in. Instants are truncated in UTC. The type stays. Null stays null."""
+    return DateTrunc(one_of(unit, _UNITS, "The unit of date_trunc()"))

@@ -1,0 +1,125 @@
+"""Normalizers of values of any type, and those that the user writes in SQL."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from weft.errors import DeclarationError
+from weft.normalize.base import Normalizer, Value, fitting, strict
+
+if TYPE_CHECKING:
+    from weft.normalize.dialects.base import Words
+
+
+@dataclass(frozen=True)
+class Default(Normalizer):
+    """See `default`."""
+
+    value: Any
+
+    def apply(self, value: Value, words: Words) -> Value:
+        """The type stays."""
+        made = words.literal(fitting(self.value, value, self.name), value.kind)
+        return value._replace(sql=words.coalesce(value.sql, made))
+
+
+@strict
+def default(value: Any) -> Normalizer:
+    """Null becomes `value`, which must be of the column's type; everything else stays, the empty text too."""
+    return Default(_given(value, "default()"))
+
+
+@strict
+def not_null_or(value: Any) -> Normalizer:
+    """The same as `default(value)`, for a column that must never be null."""
+    return Default(_given(value, "not_null_or()"))
+
+
+@dataclass(frozen=True)
+class Nullif(Normalizer):
+    """See `nullif`."""
+
+    values: tuple[Any, ...]
+
+    def apply(self, value: Value, words: Words) -> Value:
+        """One after the other."""
+        made = value.sql
+        for each in self.values:
+            made = words.nullif(made, words.literal(fitting(each, value, "nullif()"), value.kind))
+        return value._replace(sql=made)
+
+
+@strict
+def nullif(*values: Any) -> Normalizer:
+    """Each of these values becomes null; they must be of the column's type. Texts are compared letter by letter: case
+    and spaces count. Null stays null."""
+    if not values:
+        raise DeclarationError("nullif() needs a value.", hint="Write nullif('N/A', '-').")
+    return Nullif(tuple(_given(each, "nullif()") for each in values))
+
+
+def _given(value: Any, who: str) -> Any:
+    if value is None or value.__hash__ is None:
+        raise DeclarationError(f"{who} takes a value of the column's type, not {value!r}.")
+    return value
+
+
+@dataclass(frozen=True)
+class Sql(Normalizer):
+    """See `sql`."""
+
+    expression: str
+    kind: Any = None
+
+    def apply(self, value: Value, words: Words) -> Value:
+        """Of the type that was said; else of the one before."""
+        from weft.column_types import column_field
+        from weft.normalize.expressions import written
+
+        kind = value.kind if self.kind is None else column_field("", self.kind).type
+        made = written(self.expression, value, allow_value=not isinstance(self, Derive))
+        return value._replace(sql=words.as_type(made, kind), kind=kind)
+
+    def refusal(self, dialect: str) -> str | None:
+        """What sqlglot cannot say in that dialect."""
+        from weft.normalize.expressions import untranslatable
+
+        return untranslatable(self.expression, dialect)
+
+
+@strict
+def sql(expression: str, kind: Any = None) -> Normalizer:
+    """An expression in PostgreSQL's SQL, in which `value` is the value so far and other names are columns of the
+    source; a column that is itself called value is `"value"`. sqlglot translates it for the database that runs it.
+    `kind` is the type that comes out, such as `BigInt`; without it, the type stays. Null is whatever the expression
+    makes of it."""
+    return Sql(_checked(expression, "sql()"), _kind(kind))
+
+
+@dataclass(frozen=True)
+class Derive(Sql):
+    """See `derive`."""
+
+
+@strict
+def derive(expression: str, kind: Any = None) -> Normalizer:
+    """A column that the source does not have, made from those that it has by an expression as in `sql`, such as
+    `derive("first_name || ' ' || last_name")`. It stands first; other steps may follow. `kind` is the type that comes
+    out; without it, the declared one."""
+    return Derive(_checked(expression, "derive()"), _kind(kind))
+
+
+def _checked(given: object, who: str) -> str:
+    if not isinstance(given, str) or not given.strip():
+        raise DeclarationError(f"{who} takes an expression as a text, not {given!r}.")
+    from weft.normalize.expressions import parsed
+
+    parsed(given)
+    return given
+
+
+def _kind(given: Any) -> Any:
+    from weft.column_types import check_type
+
+    return None if given is None else check_type(given)
