@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import os
 import re
 import sys
+import sysconfig
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -251,22 +252,28 @@ def _import(name: str, folder: Path) -> None:
 
 
 def _import_failed(name: str, error: BaseException) -> DeclarationError:
-    """Says where in the user's own code an import failed: the innermost line that is not ours or Python's."""
-    own = str(Path(__file__).parent)
+    """Says where in the user's own code an import failed."""
+    text = error.what if isinstance(error, WeftError) else f"{type(error).__name__}: {error}"
     place = ""
     if isinstance(error, SyntaxError) and error.filename:
         place = f" ({short_path(error.filename)}, line {error.lineno})"
-        text = f"SyntaxError: {error.msg}"
-    else:
-        text = error.what if isinstance(error, WeftError) else f"{type(error).__name__}: {error}"
-        for frame in reversed(traceback.extract_tb(error.__traceback__)):
-            if not frame.filename.startswith((own, "<frozen", importlib.__file__)):
-                place = f" ({short_path(frame.filename)}, line {frame.lineno})"
-                break
+        text = f"{type(error).__name__}: {error.msg}"
+    elif frames := _user_frames(error):
+        place = f" ({short_path(frames[-1].filename)}, line {frames[-1].lineno})"
+    elif (spec := importlib.util.find_spec(name)) is not None and spec.origin:
+        place = f" ({short_path(spec.origin)})"
     return DeclarationError(
         f"The module {name!r} cannot be imported: {text}{place}",
         hint=error.hint if isinstance(error, WeftError) else None,
     )
+
+
+def _user_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """The lines on the way to an error, without ours; and without those of Python and packages if others are left."""
+    own = (str(Path(__file__).parent), "<frozen", importlib.__file__)
+    found = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(own)]
+    libraries = tuple(sysconfig.get_path(each) + os.sep for each in ("stdlib", "purelib", "platlib"))
+    return [frame for frame in found if not frame.filename.startswith(libraries)] or found
 
 
 def short_path(file: str) -> str:

@@ -22,7 +22,8 @@ from pipelines.conftest import Database
 from weft.operate.records import Attempt
 from weft.operate.runlog import open_run_log
 
-FIRST_SLOT = datetime(2026, 3, 1, 9, tzinfo=UTC)
+# Behind what the clocks of databases say, so that whatever they let wait is due.
+FIRST_SLOT = datetime(2060, 3, 1, 9, tzinfo=UTC)
 
 
 @dataclass

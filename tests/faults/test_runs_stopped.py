@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 import pytest
 
-from faults.runs import FIRST_SLOT, Commands, Place, Repeat, commands, other_commands, picked, place  # noqa: F401 - fixtures
+from faults.runs import Commands, Place, Repeat, commands, other_commands, picked, place  # noqa: F401 - fixtures
 from pipelines.conftest import database  # noqa: F401 - fixture
 from servers import wait_until
 from weft.operate.runlog import open_run_log
@@ -119,7 +120,7 @@ def expire(place: Place) -> None:  # noqa: F811
     """Let the lease of the claim be over, as if its time had passed."""
     with open_run_log(place.log, place.folder) as log, log._book.session("publish") as session:
         book = log._book
-        book.update(session, book.claims, {"expires_at": FIRST_SLOT}, "owner IS NOT NULL", ())
+        book.update(session, book.claims, {"expires_at": datetime(2000, 1, 1, tzinfo=UTC)}, "owner IS NOT NULL", ())
 
 
 def test_stopped_for_longer_than_its_lease(

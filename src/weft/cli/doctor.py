@@ -46,8 +46,8 @@ def doctor(modules: tuple[str, ...], run_log: str | None, output: str) -> None:
             [{**asdict(each), "detail": first_line(each.detail)} for each in found], ["what", "result", "detail"]
         )
         for each in found:
-            if each.hint and each.result != "ok":
-                click.echo(f"\n{each.what}: {each.detail}\n  {each.hint}")
+            if each.result != "ok":
+                click.echo(f"\n{each.what}: {each.detail}" + (f"\n  {each.hint}" if each.hint else ""))
     if any(each.result == "problem" for each in found):
         sys.exit(1)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -213,9 +214,10 @@ class Runner:
                 self.log.skip(pipeline.name, due.slot, due.why)
                 yield Outcome(pipeline.name, "skipped", slot=due.slot, reason=due.why)
             elif due.is_due:
-                outcome = self.run(pipeline, slot=due.slot)
-                states.update(self.log.latest([pipeline.name]))
-                yield outcome
+                yield self.run(pipeline, slot=due.slot)
+                # For those that wait for it. A log that went away meanwhile was warned about.
+                with suppress(WeftError):
+                    states.update(self.log.latest([pipeline.name]))
 
     def due(self, names: Sequence[str] = ()) -> list[Due]:
         """How every pipeline stands now, in the order in which they run."""
