@@ -110,7 +110,7 @@ current().clock = lambda: moment
 
 @dataclass
 class Place:
-    """A project in the current folder, on a database, with a run log in the same kind of database."""
+    """A project in the current folder, on a database, with a run log on the same server or in a file."""
 
     folder: Path
     database: Database
@@ -137,7 +137,7 @@ class Place:
 @pytest.fixture
 def place(database: Database, project: Path) -> Place:
     kind, url = database.tables.dialect, os.environ["WEFT_DSN"]
-    log = url if kind in ("postgres", "mysql") else f"{kind}://runs.db"
+    log = url if kind in ("postgres", "mysql") else "sqlite://runs.db"
     made = Place(project, database, log, {"WEFT_DSN": url, "WEFT_RUN_LOG": log})
     made.at(0)
     return made
@@ -148,6 +148,9 @@ Repeat = Callable[[int], int]
 
 def picked(place: Place, steps: list[str], count: Repeat, turn: int) -> list[int]:
     """The steps at which a run is disturbed: all with --full, else every third, by turns. DuckDB, whose file is opened
-    anew by each command and each question, has fewer."""
-    every = 1 if count(10) > 1 else 12 if place.database.tables.dialect == "duckdb" else 3
-    return [at for at in range(len(steps)) if at % every == turn % every]
+    anew for each transaction, has one or two."""
+    if count(10) > 1:
+        return list(range(len(steps)))
+    if place.database.tables.dialect == "duckdb":
+        return list(range(len(steps)))[4 + 7 * turn :: 16]
+    return list(range(len(steps)))[turn::3]

@@ -140,6 +140,7 @@ def test_what_waits_for_what_failed(site: Site) -> None:
     hourly("second", depends_on=["first"])
     (failed, skipped) = site.due(NOON)
     assert (failed.status, skipped.status, skipped.reason) == ("failed", "skipped", "waiting on upstream: first")
+    assert len(site.log.runs("second", status="skipped")) == 1
     assert statuses(site.due(NOON)) == {"first": "succeeded", "second": "succeeded"}
     assert site.told.events == [("failed", "first"), ("recovered", "first")]
 

@@ -21,6 +21,7 @@ from weft.operate.heart import Heart
 from weft.operate.logs import captured
 from weft.operate.records import Refused, Run, State
 from weft.operate.runlog import LEASE_SECONDS, RunLog
+from weft.operate.texts import clean
 from weft.pipelines import graph
 from weft.pipelines.declare import Pipeline, find
 from weft.project import Project, current
@@ -166,7 +167,7 @@ class Runner:
             for each in work.loaded
         ]
         outcome.steps = [
-            {"step": each.text, "seconds": round(each.seconds, 3), "replayed": each.replayed} for each in work.steps
+            {"step": clean(each.text), "seconds": round(each.seconds, 3), "replayed": each.replayed} for each in work.steps
         ]
         retry_in = None
         allowed = _allowed(pipeline, claimed)
@@ -211,7 +212,10 @@ class Runner:
             due = self._due(pipeline, states, self.now)
             if due.why.startswith("waiting on upstream"):
                 assert due.slot is not None
-                self.log.skip(pipeline.name, due.slot, due.why)
+                known = due.state.skipped if due.state is not None else None
+                # Many may wait, and are asked every minute.
+                if known is None or (known.slot, known.reason) != (due.slot, due.why):
+                    self.log.skip(pipeline.name, due.slot, due.why)
                 yield Outcome(pipeline.name, "skipped", slot=due.slot, reason=due.why)
             elif due.is_due:
                 yield self.run(pipeline, slot=due.slot)
@@ -296,11 +300,11 @@ def _taken_over(claimed: Run) -> str:
 
 
 def described(error: BaseException) -> str:
-    """An error for the log: ours as they are, others with the place in the user's code."""
+    """An error for people and the log, without secrets: ours as they are, others with the place in the user's code."""
     if isinstance(error, WeftError):
-        return str(error)
+        return clean(str(error))
     if isinstance(error, Terminated | KeyboardInterrupt):
         return f"Stopped by {'SIGTERM' if isinstance(error, Terminated) else 'an interrupt'}."
     place = traceback.extract_tb(error.__traceback__)
     where = f" ({place[-1].filename}, line {place[-1].lineno})" if place else ""
-    return f"{type(error).__name__}: {error}{where}"
+    return clean(f"{type(error).__name__}: {error}{where}")
