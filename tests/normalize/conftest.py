@@ -48,6 +48,21 @@ class DatabaseRunner(Runner):
         self.made: set[str] = set()
 
     def select(self, given: pa.Table, sql: str, made: pa.DataType) -> pa.Table:
+        schema = pa.schema([pa.field("n", pa.int64()), pa.field("y", made)])
+        return pa.Table.from_batches(self.tables.read(Slice(self._query(given, sql)), schema), schema)
+
+    def rejects(self, normalizers: Sequence[Normalizer], values: Sequence[Any], kind: pa.DataType) -> bool:
+        """Whether a load would take what happens for a value that was refused."""
+        sql, _ = expression(normalizers, COLUMN, self.dialect, kind=kind)
+        query = self._query(pa.table({"n": range(len(values)), COLUMN: pa.array(values, kind)}), sql)
+        try:
+            with self.tables.driver.session("publish") as session:
+                self.tables.create_temporary_as(session, "copied", query)
+        except Exception as error:
+            return self.tables.is_rejection(error)
+        return False
+
+    def _query(self, given: pa.Table, sql: str) -> str:
         tables = self.tables
         name = f"given {given.schema.field(COLUMN).type}"
         table = tables.table(None, name)
@@ -58,9 +73,7 @@ class DatabaseRunner(Runner):
                 self.made.add(name)
             session.run(f"DELETE FROM {table}")
             tables.copy_in(session, table, given.schema, given.to_batches())
-        schema = pa.schema([pa.field("n", pa.int64()), pa.field("y", made)])
-        query = f"SELECT {tables.quote('n')}, {sql} AS {tables.quote('y')} FROM {table}"
-        return pa.Table.from_batches(tables.read(Slice(query), schema), schema)
+        return f"SELECT {tables.quote('n')}, {sql} AS {tables.quote('y')} FROM {table}"
 
 
 class SparkRunner(Runner):

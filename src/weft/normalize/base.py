@@ -51,7 +51,7 @@ class Normalizer:
         found = family(value.kind)
         if found not in families:
             raise DeclarationError(
-                f"{self.name} takes {' or '.join(families)}, and the column {value.column!r} is {value.kind} there.",
+                f"{self.name} takes {_listed(families)}, and the column {value.column!r} is {value.kind} there.",
                 hint=_HINTS.get((found, families[0])),
             )
         return found
@@ -59,9 +59,14 @@ class Normalizer:
 
 _HINTS = {
     ("text", "timestamps"): "Put parse_timestamp() before it.",
-    ("text", "whole numbers"): "Put parse_int() or parse_numeric() before it.",
+    ("text", "decimals"): "Put parse_int() or parse_numeric() before it.",
     ("floats", "text"): "Leave it out, or make text of it first: sql('CAST(value AS TEXT)', Text).",
 }
+
+
+def _listed(words: tuple[str, ...]) -> str:
+    return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R", bound=Normalizer)

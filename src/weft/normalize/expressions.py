@@ -30,7 +30,7 @@ def parsed(text: str) -> exp.Expr:
             f"The expression {text!r} cannot be read: {said}.", hint="It is one expression in PostgreSQL's SQL."
         ) from None
     made = found[0] if len(found) == 1 else None
-    if made is None or not isinstance(made, exp.Condition | exp.Interval):
+    if made is None or not isinstance(made, exp.Condition | exp.Interval | exp.Subquery):
         raise DeclarationError(f"{text!r} is not one expression.", hint="Such as: UPPER(value) || '-' || region")
     for kind, what in _REFUSED:
         if made.find(kind) is not None:

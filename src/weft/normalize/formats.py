@@ -67,14 +67,20 @@ class Format:
         """The day, and with `clock` the time, that a text says in this format, as ISO 8601; null where it is of another
         format. Half a day is missing in the afternoon where the format has AM and PM."""
         return words.once(
-            x, lambda x: words.case((words.matches(x, self._pattern()), self._rearranged(x, words, clock=clock)))
+            x, lambda x: words.case((words.matches(x, self.pattern()), self._rearranged(x, words, clock=clock)))
         )
+
+    @property
+    def fields(self) -> str:
+        """The letters of the fields in their order."""
+        return "".join(part[1] for part in self.parts if len(part) > 1)
 
     def is_afternoon(self, x: exp.Expr, words: Words) -> exp.Expr | None:
         """Whether a text of this format says PM; `None` where the format has no such thing."""
-        return words.matches(x, self._pattern(p=_any_case("pm"))) if "%p" in self.parts else None
+        return words.matches(x, self.pattern(p=_any_case("pm"))) if "%p" in self.parts else None
 
-    def _pattern(self, **fields: str) -> str:
+    def pattern(self, **fields: str) -> str:
+        """A regular expression with a group for each field."""
         from weft.normalize.patterns import escaped
 
         made = ""
@@ -91,7 +97,7 @@ class Format:
 
     def _rearranged(self, x: exp.Expr, words: Words, *, clock: bool) -> exp.Expr:
         """First `2026-<1>-<2>T<3>:<4>:<5>`; then what is between angles gets two digits."""
-        groups = {part[1]: number for number, part in enumerate((p for p in self.parts if len(p) > 1), 1)}
+        groups = {letter: number for number, letter in enumerate(self.fields, 1)}
 
         def field(meaning: str) -> tuple[str | int, ...]:
             found = [groups[letter] for letter in _MEANINGS[meaning] if letter in groups]
@@ -102,7 +108,7 @@ class Format:
             parts += ["T", *field("hour"), ":", *field("minute"), ":", *field("second")]
             parts += [".", groups["f"]] if "f" in groups else []
             parts += [groups["z"]] if "z" in groups else []
-        made = words.substitute(x, words.whole(self._pattern()), tuple(parts))
+        made = words.substitute(x, words.whole(self.pattern()), tuple(parts))
         if "b" in groups or "B" in groups:
             made = words.lower(made)
             for number, month in enumerate(_MONTHS, 1):

@@ -159,7 +159,7 @@ class Clamp(Normalizer):
 
     def apply(self, value: Value, words: Words) -> Value:
         """The type stays."""
-        self.needs(value, "whole numbers", "decimals", "floats", "dates", "timestamps")
+        self.needs(value, "decimals", "floats", "whole numbers", "dates", "timestamps")
         low, high = (None if each is None else fitting(each, value, "clamp()") for each in (self.low, self.high))
         if low is not None and high is not None and low > high:
             raise DeclarationError(f"clamp(): {self.low!r} is more than {self.high!r}.")

@@ -41,12 +41,7 @@ class ParseTimestamp(Parser):
         """By each format in turn."""
         if not self.formats:
             return words.instant(x)
-        return words.coalesce(*(self._by(each, x, words) for each in self.formats))
-
-    def _by(self, format: Format, x: exp.Expr, words: Words) -> exp.Expr:
-        made = words.instant(format.iso(x, words, clock=True), with_zone="%z" in format.parts)
-        afternoon = format.is_afternoon(x, words)
-        return made if afternoon is None else words.case((afternoon, words.later(made, 12)), otherwise=made)
+        return words.coalesce(*(words.instant_by(x, each) for each in self.formats))
 
 
 @strict
@@ -96,7 +91,7 @@ class ParseDate(Parser):
         """By each format in turn."""
         if not self.formats:
             return words.day(x)
-        return words.coalesce(*(words.day(each.iso(x, words, clock=False)) for each in self.formats))
+        return words.coalesce(*(words.day_by(x, each) for each in self.formats))
 
 
 @strict

@@ -17,9 +17,10 @@ from sqlglot import exp
 from weft.columns import UTC_TIME
 from weft.normalize import patterns
 from weft.normalize.base import family
+from weft.normalize.formats import Format
 
-# Unicode's White_Space.
-WHITESPACE = "\t\n\v\f\r \x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u2028\u2029\u202f\u205f\u3000"
+# Unicode's White_Space, the most frequent first.
+WHITESPACE = " \t\n\v\f\r\x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u2028\u2029\u202f\u205f\u3000"
 
 # Letters whose upper case is several letters, for databases that take them one by one: ß is SS.
 SEVERAL_UPPER = {c: c.upper() for c in map(chr, range(0x80, 0x10000)) if len(c.upper()) > 1}
@@ -124,7 +125,10 @@ class Words:
         if found == "booleans":
             return exp.true() if value else exp.false()
         if found == "whole numbers":
-            return exp.Literal.number(value) if value >= 0 else exp.Paren(this=exp.Neg(this=exp.Literal.number(-value)))
+            size = exp.Literal.number(abs(value))
+            number = exp.Paren(this=exp.Neg(this=size)) if value < 0 else size
+            # Else it would make a larger type of a small one.
+            return number if kind == pa.int64() else self.cast(number, kind)
         if found == "bytes":
             return self.call("UNHEX", value.hex())
         return self.cast(self.text(plain(value)), kind)
@@ -212,6 +216,16 @@ class Words:
     def day(self, x: exp.Expr) -> exp.Expr:
         """The day that a text in ISO 8601 says; null where it is none."""
         return self.once(x, lambda x: self.case((self.is_time(x, ISO_DAY), self.cast(x, pa.date32()))))
+
+    def instant_by(self, x: exp.Expr, format: Format) -> exp.Expr:
+        """The instant that a text says in a format; null where it says none."""
+        made = self.instant(format.iso(x, self, clock=True), with_zone="%z" in format.parts)
+        afternoon = format.is_afternoon(x, self)
+        return made if afternoon is None else self.case((afternoon, self.later(made, 12)), otherwise=made)
+
+    def day_by(self, x: exp.Expr, format: Format) -> exp.Expr:
+        """The day that a text says in a format; null where it says none."""
+        return self.day(format.iso(x, self, clock=False))
 
     def later(self, x: exp.Expr, hours: int) -> exp.Expr:
         """An instant some hours later."""

@@ -12,9 +12,12 @@ from weft.columns import LOCAL_TIME, UTC_TIME
 from weft.normalize import patterns
 from weft.normalize.base import family
 from weft.normalize.dialects.base import ISO_INSTANT, WHITESPACE, Words
+from weft.normalize.formats import Format, checked
 
+_ISO_DAY = checked("%Y-%m-%d", "parse_date()")
+# But the 29th of February, which goes the long way.
 _MONTH_DAYS = [
-    f"{month:02}-{day:02}"
+    (f"{month:02}", f"{day:02}")
     for month, days in zip(range(1, 13), (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31), strict=True)
     for day in range(1, days + 1)
 ]
@@ -71,11 +74,10 @@ class Postgres(Words):
 
     def _cased(self, function: str, x: exp.Expr) -> exp.Expr:
         def cased(x: exp.Expr) -> exp.Expr:
-            is_ascii = exp.EQ(this=self.call("OCTET_LENGTH", x), expression=self.call("LENGTH", x))
             # At the end of a word ICU would write another small sigma.
             given = self.replace(x, "Σ", "σ") if function == "LOWER" else x
             return self.case(
-                (is_ascii, self.call(function, _collated(x, "C"))),
+                (self._is_ascii(x), self.call(function, _collated(x, "C"))),
                 otherwise=_collated(self.call(function, _collated(given, "und-x-icu")), "C"),
             )
 
@@ -84,6 +86,9 @@ class Postgres(Words):
     def trim(self, x: exp.Expr) -> exp.Expr:
         """Of a set of characters."""
         return self.call("BTRIM", x, WHITESPACE)
+
+    def _is_ascii(self, x: exp.Expr) -> exp.Expr:
+        return exp.EQ(this=self.call("OCTET_LENGTH", x), expression=self.call("LENGTH", x))
 
     def matches(self, x: exp.Expr, pattern: str) -> exp.Expr:
         """`$` is the end, and nothing but the end."""
@@ -95,9 +100,11 @@ class Postgres(Words):
 
     # ------------------------------------------------------------------------------------------------------------ times
 
+    # PostgreSQL's regular expressions take microseconds a character. So times with two digits a field are told by
+    # looking each field up in a list, which it hashes; only what is left goes the long way.
+
     def instant(self, x: exp.Expr, *, with_zone: bool = True) -> exp.Expr:
-        """The usual form is told by looking its parts up in lists, which takes a third of the time of a regular
-        expression; the others, by one. More than six digits of a second are cut off: PostgreSQL would round."""
+        """More than six digits of a second are cut off: PostgreSQL would round."""
 
         def parsed(x: exp.Expr) -> exp.Expr:
             cut = self.substitute(x, "([.][0-9]{6})[0-9]+", (1,))
@@ -109,32 +116,80 @@ class Postgres(Words):
 
     def _is_usual(self, x: exp.Expr) -> exp.Expr:
         """Whether a text is a time such as 2026-01-31T23:59:59.123456Z of these days."""
-
-        def is_like(*shapes: str) -> exp.Expr:
-            return exp.or_(*(exp.Like(this=x.copy(), expression=self.text(shape)) for shape in shapes))
-
-        def among(start: int, length: int, texts: Iterable[str]) -> exp.Expr:
-            return exp.In(this=self.call("SUBSTR", x, start, length), expressions=[self.text(each) for each in texts])
-
-        def length(operator: type[exp.Binary], limit: int) -> exp.Expr:
-            return operator(this=self.call("LENGTH", x), expression=exp.Literal.number(limit))
-
-        behind = exp.Not(
-            this=exp.RegexpLike(this=self.call("SUBSTR", x, 21), expression=self.text("[^0-9Z]|Z[^Z]|ZZ|^Z"))
+        places = {"Y": 1, "m": 6, "d": 9, "H": 12, "M": 15, "S": 18}
+        second, numbers = "_" * 19, [f"{number:02}" for number in range(100)]
+        # The digits of a fraction two by two; of three, the one in the middle twice.
+        fractions = (
+            exp.and_(
+                self._is_like(x, f"{second}.{'_' * digits}Z", f"{second}.{'_' * digits}"),
+                *(self._among(x, 21 + start, 23 + start, numbers) for start in starts),
+            )
+            for digits, starts in ((6, (0, 2, 4)), (3, (0, 1)))
         )
-        upto_26 = exp.or_(
-            length(exp.LT, 27), exp.and_(length(exp.EQ, 27), exp.Like(this=x.copy(), expression=self.text("%Z")))
-        )
-        with_fraction = exp.and_(length(exp.GT, 20), is_like(f"{'_' * 19}.%"), upto_26, behind)
         return exp.and_(
-            is_like("____-__-__T__:__:__%", "____-__-__ __:__:__%"),
-            among(1, 4, map(str, range(1970, 2070))),
-            among(6, 5, _MONTH_DAYS),
-            among(12, 2, (f"{hour:02}" for hour in range(24))),
-            among(15, 2, (f"{minute:02}" for minute in range(60))),
-            among(18, 2, (f"{second:02}" for second in range(60))),
-            exp.or_(length(exp.EQ, 19), is_like(f"{'_' * 19}Z"), with_fraction),
+            self._is_like(x, "____-__-__T__:__:__%", "____-__-__ __:__:__%"),
+            *self._fields(x, places, "____-__-__"),
+            exp.or_(self._is_like(x, second, f"{second}Z"), *fractions),
         )
+
+    def day(self, x: exp.Expr) -> exp.Expr:
+        """The same for days."""
+        return self._by_width(x, _ISO_DAY, super().day, clock=False)
+
+    def instant_by(self, x: exp.Expr, format: Format) -> exp.Expr:
+        """The same for formats in which every field has its place."""
+        return self._by_width(x, format, lambda x: super(Postgres, self).instant_by(x, format), clock=True)
+
+    def day_by(self, x: exp.Expr, format: Format) -> exp.Expr:
+        """The same for formats in which every field has its place."""
+        return self._by_width(x, format, lambda x: super(Postgres, self).day_by(x, format), clock=False)
+
+    def _by_width(
+        self, x: exp.Expr, format: Format, otherwise: Callable[[exp.Expr], exp.Expr], *, clock: bool
+    ) -> exp.Expr:
+        places, shape = {}, ""
+        for part in format.parts:
+            if len(part) > 1:
+                places[part[1]] = len(shape) + 1
+            shape += {"%Y": "____"}.get(part, "__") if len(part) > 1 else part
+        fixed = set(places) <= set("YmdHMS") and _are_neighbours(places)
+        if not fixed or {"%", "_", "\\"} & set(format.parts):
+            return otherwise(x)
+
+        def read(x: exp.Expr) -> exp.Expr:
+            fits = exp.and_(self._is_like(x, shape), *self._fields(x, places, shape))
+            texts: list[exp.Expr | str] = [self.call("SUBSTR", x, places["Y"], 4)]
+            for letter, before in zip("mdHMS" if clock else "md", "-- ::", strict=False):
+                texts += [before, self.call("SUBSTR", x, places[letter], 2) if letter in places else "00"]
+            is_iso = shape == "____-__-__" or (clock and shape in ("____-__-__ __:__:__", "____-__-__T__:__:__"))
+            made = self.cast(x if is_iso else self.joined(*texts), UTC_TIME if clock else pa.date32())
+            return self.case((fits, made), otherwise=otherwise(x))
+
+        return self.once(x, read)
+
+    def _fields(self, x: exp.Expr, places: dict[str, int], shape: str) -> list[exp.Expr]:
+        """Whether the fields at these places are a day in these days and a time of day."""
+        first, second = sorted((places["m"], places["d"]))
+        # What stands between the two, mostly a mark: they are looked up together.
+        between = shape[first + 1 : second - 1]
+        ordered = _MONTH_DAYS if first == places["m"] else [(day, month) for month, day in _MONTH_DAYS]
+        found = [
+            self._among(x, places["Y"], places["Y"] + 4, map(str, range(1970, 2070))),
+            self._among(x, first, second + 2, (f"{one}{between}{other}" for one, other in ordered)),
+        ]
+        limits = {"H": 24, "M": 60, "S": 60}
+        return found + [
+            self._among(x, places[c], places[c] + 2, (f"{n:02}" for n in range(limits[c])))
+            for c in limits
+            if c in places
+        ]
+
+    def _among(self, x: exp.Expr, start: int, end: int, texts: Iterable[str]) -> exp.Expr:
+        part = self.call("SUBSTR", x, start, end - start)
+        return exp.In(this=part, expressions=[self.text(each) for each in texts])
+
+    def _is_like(self, x: exp.Expr, *shapes: str) -> exp.Expr:
+        return exp.or_(*(exp.Like(this=x.copy(), expression=self.text(shape)) for shape in shapes))
 
     def later(self, x: exp.Expr, hours: int) -> exp.Expr:
         """By an interval."""
@@ -167,6 +222,11 @@ class Postgres(Words):
         said = self.joined(f"{message} ", x)
         wrong = {"text": pa.int64(), "bytes": pa.int64()}.get(family(kind), kind)
         return self.cast(self.cast(said, wrong), kind)
+
+
+def _are_neighbours(places: dict[str, int]) -> bool:
+    ends = sorted((places["m"], places["d"]))
+    return not any(ends[0] < place < ends[1] for place in places.values())
 
 
 def _is_column(x: exp.Expr) -> bool:

@@ -11,6 +11,7 @@ from weft.columns import UTC_TIME
 from weft.normalize import patterns
 from weft.normalize.base import family
 from weft.normalize.dialects.base import Words, plain
+from weft.normalize.formats import Format
 
 
 class SQLite(Words):
@@ -80,6 +81,14 @@ class SQLite(Words):
     def substitute(self, x: exp.Expr, pattern: str, replacement: patterns.Replacement) -> exp.Expr:
         """Every match."""
         return self.call("WEFT_SUBSTITUTE", x, pattern, self.replacement(replacement))
+
+    def instant_by(self, x: exp.Expr, format: Format) -> exp.Expr:
+        """By Python: SQLite's parser has no room for so many functions inside each other."""
+        return self.call("WEFT_INSTANT", x, format.pattern(), format.fields)
+
+    def day_by(self, x: exp.Expr, format: Format) -> exp.Expr:
+        """The same."""
+        return self.call("WEFT_DAY", x, format.pattern(), format.fields)
 
     def later(self, x: exp.Expr, hours: int) -> exp.Expr:
         """By the function that loads use."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime, time, timedelta
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from hashlib import md5
 from typing import Any
 from uuid import UUID
@@ -163,3 +163,17 @@ def add_seconds(value: str | None, seconds: float) -> str | None:
     if value is None:
         return None
     return (datetime.fromisoformat(value) + timedelta(seconds=seconds)).isoformat(timespec="microseconds")
+
+
+def compare_decimals(one: str, other: str) -> int:
+    """-1, 0 or 1, as SQLite wants it of a collation. What is no number comes after all numbers, by its letters."""
+    left, right = _sortable(one), _sortable(other)
+    return (left > right) - (left < right)
+
+
+def _sortable(text: str) -> tuple[bool, Decimal, str]:
+    try:
+        number = Decimal(text)
+    except InvalidOperation:
+        return True, Decimal(0), text
+    return (False, number, "") if number.is_finite() else (True, Decimal(0), text)

@@ -74,6 +74,51 @@ def compare(one: str | None, other: str | None) -> int | None:
     return None if one is None or other is None else int(Decimal(one).compare(Decimal(other)))
 
 
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_OFFSET = re.compile(r"([+-])(0[0-9]|1[0-4])(?::?([0-5][0-9]))?")
+
+
+def _day(fields: dict[str, str]) -> date:
+    # As strptime and POSIX have it.
+    year = int(fields["Y"]) if "Y" in fields else int(fields["y"]) + (2000 if fields["y"] < "69" else 1900)
+    name = fields.get("b") or fields.get("B")
+    return date(year, _MONTHS.index(name[:3].lower()) + 1 if name else int(fields["m"]), int(fields["d"]))
+
+
+def _instant(fields: dict[str, str]) -> datetime:
+    hour = int(fields["H"]) if "H" in fields else int(fields.get("I", "0")) % 12
+    if fields.get("p", "").lower() == "pm":
+        hour += 12
+    day, fraction = _day(fields), int(fields.get("f", "0").ljust(6, "0"))
+    moment = datetime(
+        day.year, day.month, day.day, hour, int(fields.get("M", "0")), int(fields.get("S", "0")), fraction, UTC
+    )
+    zone = fields.get("z", "Z")
+    if zone == "Z":
+        return moment
+    found = _OFFSET.fullmatch(zone)
+    if found is None or day in (date.min, date.max):
+        raise ValueError
+    offset = timedelta(hours=int(found[2]), minutes=int(found[3] or 0))
+    return moment - offset if found[1] == "+" else moment + offset
+
+
+def _reading(make: Callable[[dict[str, str]], date]) -> Callable[[str, str, str], str | None]:
+    """What a text says by a pattern whose groups are these fields of strptime's; null where it says nothing."""
+
+    def read(text: str, pattern: str, fields: str) -> str | None:
+        found = _compiled(pattern).fullmatch(text)
+        if found is None:
+            return None
+        try:
+            made = make(dict(zip(fields, found.groups(), strict=True)))
+        except ValueError:
+            return None
+        return made.isoformat(timespec="microseconds") if isinstance(made, datetime) else made.isoformat()
+
+    return read
+
+
 def zone(value: str | None, name: str) -> str | None:
     """The time that clocks in a zone show."""
     if value is None:
@@ -127,6 +172,8 @@ _FUNCTIONS: tuple[tuple[str, int, Callable[..., Any]], ...] = (
     ("weft_trim", 1, _of_text(lambda text: text.strip(_WHITESPACE))),
     ("weft_matches", 2, _of_text(lambda text, pattern: _compiled(pattern).fullmatch(text) is not None)),
     ("weft_substitute", 3, _of_text(lambda text, pattern, replacement: _compiled(pattern).sub(replacement, text))),
+    ("weft_instant", 3, _of_text(_reading(_instant))),
+    ("weft_day", 3, _of_text(_reading(_day))),
     ("weft_stored", 2, stored),
     ("weft_compare", 2, compare),
     ("weft_zone", 2, zone),

@@ -147,6 +147,11 @@ class SqliteTables(SqlTables):
         """A declared type that says what the values mean."""
         return kinds.sql_type(field)
 
+    def column_type(self, field: pa.Field, *, key: bool = False) -> str:
+        """Not INTEGER for a key: alone in a primary key it would be SQLite's row number, which is made up for a null."""
+        kind = self.sql_type(field, key=key)
+        return "BIGINT" if key and kind == "INTEGER" else kind
+
     def fits(self, column: Column, field: pa.Field) -> bool:
         """Where the values are stored alike, or the column takes anything."""
         if kinds.declared_field(column.name, column.sql) is None:
@@ -217,6 +222,10 @@ class SqliteTables(SqlTables):
         """By a function of ours."""
         return f"weft_hash({', '.join(expressions)})"
 
+    def ordered(self, expression: str, field: pa.Field) -> str:
+        """Decimals are stored as texts, of which '9' comes after '10'."""
+        return f"{expression} COLLATE weft_decimal" if pa.types.is_decimal(field.type) else expression
+
     def moment(self, value: datetime) -> str:
         """A text, as timestamps are stored."""
         return f"'{iso_timestamp(value.astimezone(UTC))}'"
@@ -274,6 +283,7 @@ class _Driver(SqliteStore):
         driver.create_function("weft_cast", 3, self._cast, deterministic=True)
         driver.create_function("weft_hash", -1, casts.row_hash, deterministic=True)
         driver.create_function("weft_add_seconds", 2, casts.add_seconds, deterministic=True)
+        driver.create_collation("weft_decimal", casts.compare_decimals)
         functions.register(driver, self._remember)
         return driver
 
