@@ -153,3 +153,39 @@ def test_an_unknown_column(database: Database) -> None:
 def test_refused_where_declared(make: Any, said: str) -> None:
     with pytest.raises(DeclarationError, match=said):
         make()
+
+
+def test_a_table_is_not_emptied_because_all_rows_are_bad(database: Database) -> None:
+    database.execute(pipeline(mode="truncate"))
+    database.project.pipelines.clear()
+    with pytest.raises(LoadRefusedError, match="All 4 rows for sales were put aside"):
+        database.execute(pipeline(range("amount", max=-100, on_failure="quarantine"), mode="truncate"))
+    assert amounts(database) == [-5, 10, 20, 1000]
+
+
+def test_preview_counts_what_would_be_put_aside(database: Database) -> None:
+    from datetime import UTC, datetime
+
+    from weft.engine.preview import preview
+
+    database.execute(pipeline())
+    database.project.pipelines.clear()
+    made = pipeline(range("amount", max=100, on_failure="quarantine"))
+    found = preview(made, made.targets[0], datetime.now(UTC))
+    assert found.refused is None
+    assert (found.counts.inserted, found.counts.quarantined) == (3, 1)  # type: ignore[union-attr]
+    assert len(amounts(database)) == 4
+
+
+def test_decimals_and_times_are_compared_as_such(database: Database) -> None:
+    from datetime import datetime
+    from decimal import Decimal
+
+    rows = [{"id": 1, "n": Decimal("10.50"), "at_": datetime(2026, 1, 1, 5)}]
+    noon = datetime(2026, 1, 1, 12)
+    good = [range("n", min=9), range("n", max=Decimal(11)), accepted("n", [Decimal("10.5")]), range("at_", max=noon)]
+    database.execute(pipeline(*good, rows=rows))
+    for bad in (range("n", max=9), range("at_", min=noon)):
+        database.project.pipelines.clear()
+        with pytest.raises(LoadRefusedError):
+            database.execute(pipeline(bad, rows=rows))

@@ -254,3 +254,71 @@ def test_an_unknown_column(events: Database) -> None:
 
     with pytest.raises(DeclarationError, match=r"no column 'seen_att'[\s\S]*Did you mean 'seen_at'"):
         events.execute(copy)
+
+
+@pytest.mark.parametrize("options", [{"mode": "truncate"}, {"mode": "merge", "keys": ["id"], "handle_deletes": "hard"}])
+def test_what_reads_only_new_rows_deletes_none(events: Database, options: dict[str, Any]) -> None:
+    @weft.pipeline(target="copies", **options)
+    def copy() -> str:
+        return "SELECT id, name, seen_at FROM raw_events WHERE id > $watermark"
+
+    with pytest.raises(DeclarationError, match="the rest would be deleted"):
+        events.execute(copy)
+
+
+def test_nor_passes_over_what_a_limit_leaves_out(events: Database) -> None:
+    with pytest.raises(DeclarationError, match="past the rows that limit or sample_pct leaves out"):
+        weft.pipeline(target="t", incremental_column="id", transforms_pre=[weft.transforms.limit(1)])(
+            lambda: "SELECT 1"
+        )
+
+
+def test_append_by_another_column_is_refused(events: Database) -> None:
+    @weft.pipeline(target="copies", name="copy", incremental_column="id")
+    def copy() -> str:
+        return "SELECT id, name, seen_at FROM raw_events"
+
+    events.execute(copy)
+    del events.project.pipelines["copy"]
+
+    @weft.pipeline(target="copies", name="copy", incremental_column="seen_at")
+    def again() -> str:
+        return "SELECT id, name, seen_at FROM raw_events"
+
+    with pytest.raises(DeclarationError, match="has a watermark by 'id'"):
+        events.execute(again)
+    assert ids(events) == [1, 2]
+
+
+def test_decimals_are_numbers(database: Database) -> None:
+    """Also on SQLite, which stores them as texts."""
+    kind = "DECIMAL_TEXT(10,2)" if database.tables.dialect == "sqlite" else "DECIMAL(10,2)"
+    database.run(f"CREATE TABLE raw (id BIGINT, n {kind})", "INSERT INTO raw VALUES (1, '-999.50'), (2, '9.00')")
+
+    @weft.pipeline(target="copies")
+    def copy() -> str:
+        return "SELECT id, n FROM raw WHERE n > $watermark"
+
+    database.execute(copy)
+    database.run("INSERT INTO raw VALUES (3, '11.00')")
+    database.execute(copy)
+    assert ids(database) == [1, 2, 3]
+
+
+def test_texts_of_another_collation(database: Database) -> None:
+    if database.tables.dialect != "mysql":
+        pytest.skip("the others compare what they are given")
+    database.run(
+        "CREATE TABLE raw (id BIGINT, word VARCHAR(20) COLLATE utf8mb4_unicode_ci)", "INSERT INTO raw VALUES (1, 'a')"
+    )
+
+    @weft.pipeline(
+        target="copies", incremental_column="word", expectations=[weft.expectations.accepted("word", ["a", "b"])]
+    )
+    def copy() -> str:
+        return "SELECT id, word FROM raw"
+
+    database.execute(copy)
+    database.run("INSERT INTO raw VALUES (2, 'b')")
+    database.execute(copy)
+    assert ids(database) == [1, 2]

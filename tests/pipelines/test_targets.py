@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 
 import weft
 from pipelines.conftest import Database
-from weft import DeclarationError, LoadRefusedError
+from weft import DeclarationError, LoadRefusedError, pk
 from weft.expectations import row_count
 from weft.systems.base import Connection
 from weft.transforms import deduplicate_by, filter_where, limit, sample_pct
+from weft.types import BigInt
 
 ROWS = [{"id": 1, "n": 10}, {"id": 2, "n": 20}, {"id": 3, "n": 30}]
 
@@ -232,3 +233,74 @@ def test_columns_by_another_name(raw: Database) -> None:
 
     raw.execute(copy)
     assert raw.rows("t")[0] == {"number": 1, "n": 10}
+
+
+def test_a_step_that_takes_the_place_of_another_is_not_done(raw: Database) -> None:
+    raw.run("CREATE TABLE told (n BIGINT)")
+
+    def copy() -> str:
+        return "SELECT id, n FROM raw"
+
+    with pytest.raises(weft.WeftError):
+        raw.execute(
+            weft.pipeline(target="t", transforms_post=["UPDATE t SET n = 0", "INSERT INTO nowhere VALUES (1)"])(copy),
+            "k",
+        )
+    raw.execute(weft.pipeline(target="t", transforms_post=["INSERT INTO told VALUES (1)"])(copy), "k")
+    assert raw.rows("told") == [{"n": 1}]
+
+
+def test_a_step_that_failed_is_not_done(raw: Database) -> None:
+    """Also one that commits, as DDL does on MySQL."""
+
+    @weft.pipeline(target="t", transforms_post=["DROP TABLE nowhere"])
+    def copy() -> str:
+        return "SELECT id, n FROM raw"
+
+    for _ in range(2):
+        with pytest.raises(weft.WeftError, match="nowhere"):
+            raw.execute(copy, "k")
+
+
+def test_what_a_target_says_itself_counts(local: Any) -> None:
+    made = weft.pipeline(
+        targets=[weft.target("a", on_quality_failure="fail", on_drift="evolve"), "b"],
+        on_quality_failure="warn",
+        on_drift="error",
+    )(lambda: "SELECT 1 AS id")
+    assert [(each.on_quality_failure, each.on_drift) for each in made.targets] == [
+        ("fail", "evolve"),
+        ("warn", "error"),
+    ]
+
+
+def test_a_source_for_targets_on_several_connections(local: Any) -> None:
+    with pytest.raises(DeclarationError, match="its source must be named"):
+        weft.pipeline(targets=[weft.target("a", connection="one"), weft.target("b", connection="two")])(lambda: "")
+
+
+def test_every_failure_is_told(raw: Database) -> None:
+    failing = [weft.target(name, expectations=[row_count(min=9)]) for name in ("one", "two")]
+
+    @weft.pipeline(targets=failing, continue_on_failure=True)
+    def copy() -> str:
+        return "SELECT id, n FROM raw"
+
+    with pytest.raises(weft.WeftError, match=r"2 targets of copy failed[\s\S]*one[\s\S]*two"):
+        raw.execute(copy)
+
+
+def test_no_rows_at_all(database: Database) -> None:
+    @weft.table(load_columns=True)
+    class Numbers:
+        number: Annotated[BigInt, pk()]
+
+    rows: list[dict[str, int]] = [{"id": 1}]
+
+    @weft.pipeline(target=Numbers, mode="merge", column_map={"number": "id"})
+    def numbers() -> list[dict[str, int]]:
+        return rows
+
+    database.execute(numbers)
+    rows.clear()
+    assert database.execute(numbers)[0].counts.rows_read == 0

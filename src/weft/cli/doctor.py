@@ -131,5 +131,5 @@ def _connection(name: str) -> str:
 def _log(url: str | None) -> str:
     from weft.operate.runlog import open_run_log
 
-    with open_run_log(url, current().root) as log:
-        return log.shown
+    with open_run_log(url, current().root, read_only=True) as log:
+        return "not made yet" if log.shown == ":memory:" else log.shown

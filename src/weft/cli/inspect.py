@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +46,8 @@ def preview(name: str, rows: int, no_trial: bool, modules: tuple[str, ...], outp
 
     pipeline = _find(name, modules)
     now = datetime.fromtimestamp(current().clock(), UTC)
-    found = [find_out(pipeline, target, now, rows=rows, trial=not no_trial) for target in pipeline.targets]
+    with _explained():
+        found = [find_out(pipeline, target, now, rows=rows, trial=not no_trial) for target in pipeline.targets]
     if output == "json":
         print_json([_for_json(each) for each in found])
     else:
@@ -52,6 +55,19 @@ def preview(name: str, rows: int, no_trial: bool, modules: tuple[str, ...], outp
             _show(pipeline, each)
     if any(each.refused is not None for each in found):
         sys.exit(1)
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """An error of the pipeline's own function as one of ours: what it says and where, not a traceback."""
+    try:
+        yield
+    except WeftError:
+        raise
+    except Exception as error:
+        from weft.operate.runner import described
+
+        raise WeftError(described(error)) from error
 
 
 def _for_json(found: Preview) -> dict[str, Any]:
@@ -175,7 +191,8 @@ def dry_run(names: tuple[str, ...], modules: tuple[str, ...], run_log: str | Non
 
 def _change(pipeline: Pipeline, target: Any, now: Any, find_out: Any) -> str:
     try:
-        found = find_out(pipeline, target, now, rows=0)
+        with _explained():
+            found = find_out(pipeline, target, now, rows=0)
     except WeftError as error:
         return f"{target.name}: {first_line(error.what)}"
     if found.refused is not None:

@@ -6,7 +6,7 @@ import logging
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -91,6 +91,11 @@ def stopped_by_signals() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+def kept_apart(output: str) -> AbstractContextManager[object]:
+    """What pipelines print goes to stderr where a script reads JSON from stdout."""
+    return redirect_stdout(sys.stderr) if output == "json" else nullcontext()
+
+
 # ------------------------------------------------------------------------------------------------------------- commands
 
 
@@ -160,7 +165,8 @@ def run(
                     outcomes.append(_skipped(pipeline, stopped))
                     report(outcomes[-1], output)
                     continue
-            outcomes.append(runner.run(pipeline))
+            with kept_apart(output):
+                outcomes.append(runner.run(pipeline))
             report(outcomes[-1], output)
     finish(outcomes, output, is_bad=lambda each: each.status != "succeeded")
 
@@ -191,7 +197,7 @@ def run_due(
     """
     declared(modules)
     outcomes = []
-    with opened(run_log, alerters) as runner, stopped_by_signals():
+    with opened(run_log, alerters) as runner, stopped_by_signals(), kept_apart(output):
         for outcome in runner.run_due(names):
             outcomes.append(outcome)
             report(outcome, output)
@@ -263,12 +269,8 @@ def report(outcome: Outcome, output: str) -> None:
         click.echo(f"  {outcome.reason}")
     for each in outcome.targets:
         click.echo(f"  {each['target']}: {counted(each)} ({each['engine']})")
-        for line in each["warnings"]:
+        for line in remarks(each):
             click.echo(f"  {click.style('warning:', fg='yellow')} {line}")
-        if each["late"]:
-            click.echo(f"  {each['late']:,} rows came too late to be read: a lookback reaches them.")
-        if each["without_value"]:
-            click.echo(f"  {each['without_value']:,} rows have no value in the incremental column, and are not read.")
     for step in outcome.steps:
         click.echo(f"  then {first_line(step['step'])}{' (was done)' if step['replayed'] else ''}")
     if outcome.error is not None:
@@ -277,6 +279,18 @@ def report(outcome: Outcome, output: str) -> None:
         click.echo("  " + described(outcome.error).replace("\n", "\n  "), err=True)
     if outcome.retry_at is not None:
         click.echo(f"  It is tried again after {moment(outcome.retry_at)}.")
+
+
+def remarks(counts: dict[str, Any]) -> list[str]:
+    """What else is to be said of a load."""
+    found = list(counts.get("warnings", ()))
+    if counts.get("late"):
+        found.append(
+            f"rows that came too late to be read: {counts['late']:,} (with merge or scd2 a lookback reads them)"
+        )
+    if counts.get("without_value"):
+        found.append(f"rows without a value in the incremental column, which are not read: {counts['without_value']:,}")
+    return found
 
 
 def counted(counts: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from weft.cli.common import format_option, one_line, print_json, print_table, unused_module_option
-from weft.cli.pipelines import ago, counted, first_line, moment, opened, run_log_option
+from weft.cli.pipelines import ago, counted, first_line, moment, opened, remarks, run_log_option
 from weft.errors import NotFoundError
 from weft.project import current
 
@@ -82,6 +82,8 @@ def show(run_id: str, run_log: str | None, output: str) -> None:
             click.echo(f"  for the slot {moment(each.slot)}")
         for target in (each.metrics or {}).get("targets", []):
             click.echo(f"  {target['target']}: {counted(target)} ({target['engine']}, {target['seconds']:.1f} s)")
+            for line in remarks(target):
+                click.echo(f"    {line}")
         for step in (each.metrics or {}).get("steps", []):
             click.echo(f"  then {first_line(step['step'])} ({step['seconds']:.1f} s)")
         for text in (each.error, each.reason):

@@ -54,7 +54,13 @@ def marked_column(sql: str, dialect: str) -> str:
     import sqlglot
     from sqlglot import expressions as exp
 
-    tree = sqlglot.parse_one(bind(sql, "__weft_watermark"), read=dialect)
+    try:
+        tree = sqlglot.parse_one(bind(sql, "__weft_watermark"), read=dialect)
+    except sqlglot.errors.SqlglotError:
+        raise DeclarationError(
+            "The query cannot be understood, so it cannot be told which column $watermark is compared with.",
+            hint='Say it: incremental_column="updated_at".',
+        ) from None
     for node in tree.find_all(exp.GT, exp.GTE, exp.LT, exp.LTE):
         sides = (node.this, node.expression)
         names = [side.name for side in sides if isinstance(side, exp.Column)]
@@ -78,16 +84,18 @@ def of_query(tables: SqlTables, sql: str, column: str, last: Watermark | None, l
     if last is not None and last.column != column:
         # The values of another column say nothing about this one.
         last = None
-    name, dialect = f"q.{tables.quote(column)}", tables.dialect
+    field, dialect = schema.field(column), tables.dialect
+    name = tables.ordered(f"q.{tables.quote(column)}", field)
     lower = None if last is None else less(last.value, lookback)
-    lowest = literal(_least(schema.field(column), dialect), dialect)
+    lowest = literal(_least(field, dialect), dialect)
     everything = subquery(bind(sql, lowest))
     since = None if lower is None else literal(lower, dialect)
     new = f"{name} > {since}" if since is not None else f"{name} IS NOT NULL"
+    greatest = tables.ordered(f"(CASE WHEN {new} THEN {name} END)", field)
     passed = "0" if since is None else f"count(CASE WHEN {name} <= {since} THEN 1 END)"
     with tables.driver.session("read") as session:
         found = session.row(
-            f"SELECT max(CASE WHEN {new} THEN {name} END), count(CASE WHEN {new} THEN 1 END), {passed}, "
+            f"SELECT max({greatest}), count(CASE WHEN {new} THEN 1 END), {passed}, "
             f"count(CASE WHEN {name} IS NULL THEN 1 END) FROM {everything} AS q"
         )
         assert found is not None
@@ -121,7 +129,7 @@ def _least(field: pa.Field, dialect: str) -> Any:
     if pa.types.is_integer(kind):
         return -(2 ** (kind.bit_width - 1)) + 1
     if pa.types.is_decimal(kind):
-        return -(10 ** (kind.precision - kind.scale)) + 1
+        return -(10 ** (kind.precision - kind.scale))
     if pa.types.is_floating(kind):
         return -1.0e308 if pa.types.is_float64(kind) else -1.0e38
     if pa.types.is_string(kind):

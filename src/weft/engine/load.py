@@ -170,7 +170,8 @@ class Job:
             found = _target_schema(tables, self.load)
             if found is None:
                 return Counts()
-            schema, batches = found, []
+            # No rows, no columns: there is nothing to fit.
+            schema, batches, self.fit = found, [], None
         self._prepare(tables, schema)
         return sql_commit.commit(tables, self.load, Batches(schema, batches))
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
+from hashlib import blake2b
 from typing import Any
 
 from weft.engine import given as kinds
@@ -20,8 +21,8 @@ from weft.engine.given import Given
 from weft.engine.load import Job
 from weft.engine.readers import open_tables
 from weft.engine.shape import Fit
-from weft.errors import DeclarationError
-from weft.pipelines.declare import Pipeline, Target
+from weft.errors import DeclarationError, WeftError
+from weft.pipelines.declare import Pipeline, Target, refuse_with_watermark
 from weft.pipelines.transforms import FilterWhere, Limit, Sample
 from weft.project import current
 from weft.systems.base import Connection, system_for
@@ -90,8 +91,12 @@ class Run:
             except Exception as error:
                 if not self.pipeline.continue_on_failure:
                     raise
+                error.add_note(f"target {target.name}")
                 failures.append(error)
             _steps.debug("loaded")
+        if len(failures) > 1:
+            lines = "".join(f"\n    {'; '.join(each.__notes__)}: {each}" for each in failures)
+            raise WeftError(f"{len(failures)} targets of {self.pipeline.name} failed:{lines}") from failures[0]
         if failures:
             raise failures[0]
         for number, step in enumerate(self.pipeline.transforms_post):
@@ -119,7 +124,8 @@ class Run:
         replayed = False
         if isinstance(step, str):
             with opened(connection) as tables:
-                key = f"{self.key} after {number}"
+                # With what it says: another one in its place is not done yet.
+                key = f"{self.key} after {number} {blake2b(step.encode(), digest_size=8).hexdigest()}"
                 after = Load.declare(target="after", pipeline=self.pipeline.name, commit_key=key, moment=self.moment)
                 replayed = not sql_commit.run_once(tables, after, step)
         else:
@@ -161,7 +167,14 @@ def prepared(pipeline: Pipeline, target: Target, load: Load, given: Given) -> It
             if column is None and increment.has_mark(text):
                 column = increment.marked_column(text, tables.dialect)
             if column is not None:
+                refuse_with_watermark(pipeline, target)
                 last = _last(connection, load, target, column)
+                if last is not None and last.column != column and load.mode == "append":
+                    raise DeclarationError(
+                        f"{load.name} has a watermark by {last.column!r}; by {column!r} all rows would come again.",
+                        hint=f"Keep the column, use the mode merge, or delete the row of {pipeline.name!r} from "
+                        "weft.watermarks where that is meant.",
+                    )
                 found = increment.of_query(tables, text, column, last, pipeline.lookback)
                 text, late, without_value = found.sql, found.late, found.without_value
                 load = replace(load, watermark=found.watermark)
@@ -180,7 +193,13 @@ def _last(connection: Connection, load: Load, target: Target, column: str) -> Wa
     from weft.engine import files
 
     filled = [new for new, old in target.column_map.items() if old == column]
-    value = files.greatest(connection, load, filled[0] if filled else column)
+    stored = filled[0] if filled else column
+    if any(each.name == stored and each.normalizers for each in target.table.columns):
+        raise DeclarationError(
+            f"{load.name} keeps {stored!r} normalized, so it cannot say how far the source was read.",
+            hint="Leave the normalizers of the incremental column out, or use a SQL database.",
+        )
+    value = files.greatest(connection, load, stored)
     return None if value is None else Watermark.of(column, value, UNKNOWN)
 
 

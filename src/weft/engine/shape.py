@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -16,6 +16,7 @@ from weft.systems.load import LOAD_COLUMNS, Declared, Load, Projected
 from weft.systems.sql.literals import literal
 
 Quote = Callable[[str], str]
+_log = logging.getLogger("weft.engine")
 
 
 @dataclass(frozen=True)
@@ -98,10 +99,10 @@ class Fit:
                 hint="Declare them, leave them out of the source, or say on_drift='evolve' (or 'warn', 'ignore').",
             )
         if self.target.on_drift == "warn":
-            warnings.warn(
-                f"The source of {self.target.name} has columns that the table does not declare, which are left out: "
-                f"{names}.",
-                stacklevel=2,
+            _log.warning(
+                "The source of %s has columns that the table does not declare, which are left out: %s.",
+                self.target.name,
+                names,
             )
         if self.target.on_drift != "evolve":
             return []

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from weft.operate.texts import clean
+from weft.operate.texts import clean, project_secrets
 
 _FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 _KEPT_FILES = 1000
@@ -21,6 +21,11 @@ def log_file(root: Path, run_id: str, attempt: int) -> Path:
 
 
 class _Bounded(logging.FileHandler):
+    def __init__(self, file: Path) -> None:
+        super().__init__(file, encoding="utf-8")
+        # Once: to resolve all connections takes longer than to write a line.
+        self._secrets = project_secrets()
+
     def emit(self, record: logging.LogRecord) -> None:
         # A file that cannot be written to (a full disk) must not stop the work.
         with suppress(OSError):
@@ -28,7 +33,7 @@ class _Bounded(logging.FileHandler):
                 super().emit(record)
 
     def format(self, record: logging.LogRecord) -> str:
-        return clean(super().format(record))
+        return clean(super().format(record), known=self._secrets)
 
 
 @contextmanager
@@ -38,7 +43,7 @@ def captured(root: Path, run_id: str, attempt: int) -> Iterator[None]:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         _forget(file.parent)
-        handler = _Bounded(file, encoding="utf-8")
+        handler = _Bounded(file)
     except OSError:
         # A folder that cannot be written: the run log still says how it ended.
         yield

@@ -167,7 +167,8 @@ class Runner:
             for each in work.loaded
         ]
         outcome.steps = [
-            {"step": clean(each.text), "seconds": round(each.seconds, 3), "replayed": each.replayed} for each in work.steps
+            {"step": clean(each.text), "seconds": round(each.seconds, 3), "replayed": each.replayed}
+            for each in work.steps
         ]
         retry_in = None
         allowed = _allowed(pipeline, claimed)

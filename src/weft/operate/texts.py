@@ -15,11 +15,16 @@ MOST_CHARACTERS = 10_000
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,30}://[^\s'\"<>]{1,2000}")
 
 
-def clean(text: str, *, secrets: Iterable[str] = (), most: int = MOST_CHARACTERS) -> str:
-    """`text` without the secrets of this project's connections and of the URLs in it, cut in the middle if too long."""
+def clean(
+    text: str, *, secrets: Iterable[str] = (), most: int = MOST_CHARACTERS, known: Iterable[str] | None = None
+) -> str:
+    """`text` without the secrets of this project's connections and of the URLs in it, cut in the middle if too long.
+
+    `known`: those secrets, where they were asked for before.
+    """
     # No database stores these: half of a surrogate pair, and the character 0.
     text = text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
-    text = settings.redact(text, {*secrets, *_project_secrets()})
+    text = settings.redact(text, {*secrets, *(project_secrets() if known is None else known)})
     text = _URL.sub(lambda found: settings.redact_url(found[0]), text)
     if len(text) <= most:
         return text
@@ -28,7 +33,8 @@ def clean(text: str, *, secrets: Iterable[str] = (), most: int = MOST_CHARACTERS
     return text[: (most - len(cut)) // 2] + cut + text[len(text) - (most - len(cut) + 1) // 2 :]
 
 
-def _project_secrets() -> set[str]:
+def project_secrets() -> set[str]:
+    """The secrets of all connections that can be resolved."""
     found: set[str] = set()
     with suppress(WeftError):
         project = current()

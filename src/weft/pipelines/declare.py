@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -14,7 +15,7 @@ from weft.pipelines import graph
 from weft.pipelines.retry import Retry
 from weft.pipelines.schedule import Schedule
 from weft.pipelines.table import Table, table_of
-from weft.pipelines.transforms import Deduplicate, Transform
+from weft.pipelines.transforms import Deduplicate, Limit, Sample, Transform
 from weft.project import Project, current
 from weft.settings import redact_url
 from weft.systems.base import Connection
@@ -54,6 +55,8 @@ class Target:
     on_drift: Drift = "evolve"
     expectations: tuple[Expectation, ...] = ()
     on_quality_failure: Reaction = "fail"
+    given: Mapping[str, Any] = field(default_factory=dict)
+    """What was said of this target itself: a pipeline's own options stand for the rest."""
 
     @property
     def name(self) -> str:
@@ -152,6 +155,8 @@ def _make_target(table: Any, given: Mapping[str, Any], where: str) -> Target:
                 f"{where}: column_map fills {name!r}, which is no column of {found.full_name}.",
                 hint=f"Did you mean {close!r}?" if close else f"Columns: {', '.join(found.names)}.",
             )
+    if not found.columns and len(set(column_map.values())) < len(column_map):
+        raise DeclarationError(f"{where}: column_map takes one column of the source twice.")
     expectations = tuple(given.get("expectations") or ())
     for each in expectations:
         if not isinstance(each, Expectation):
@@ -167,6 +172,7 @@ def _make_target(table: Any, given: Mapping[str, Any], where: str) -> Target:
         on_drift=_one_of(given.get("on_drift", "evolve"), DRIFTS, "on_drift", where),
         expectations=expectations,
         on_quality_failure=_one_of(given.get("on_quality_failure", "fail"), REACTIONS, "on_quality_failure", where),
+        given=MappingProxyType(dict(given)),
     )
     return made
 
@@ -234,6 +240,8 @@ def _make(function: Callable[..., Any], given: Mapping[str, Any]) -> Pipeline:
         if isinstance(each, Deduplicate):
             shared.setdefault("deduplicate_by", list(each.columns))
     zone, cron = given.get("timezone", "UTC"), given.get("schedule")
+    if cron is None and "timezone" in given:
+        raise DeclarationError(f"{where}: timezone is that of a schedule, and there is none.")
     try:
         schedule = None if cron is None else Schedule(cron, zone)
         retry = Retry.declare(given.get("retry"))
@@ -281,22 +289,12 @@ def _targets(given: Mapping[str, Any], shared: Mapping[str, Any], where: str) ->
     made = []
     for each in listed:
         if isinstance(each, Target):
-            found = each
-            own = {
-                "column_map": each.column_map or None,
-                "expectations": each.expectations or None,
-                **each.options,
-            }
             inherited = dict(shared)
             if each.options.get("mode", shared.get("mode")) != shared.get("mode"):
                 # What is said of one mode means nothing to another.
                 inherited = {key: value for key, value in shared.items() if key not in _OF_A_MODE}
-            merged = {**inherited, **{key: value for key, value in own.items() if value is not None}}
-            if "on_drift" not in shared or each.on_drift != "evolve":
-                merged["on_drift"] = each.on_drift
-            if "on_quality_failure" not in shared or each.on_quality_failure != "fail":
-                merged["on_quality_failure"] = each.on_quality_failure
-            found = _make_target(each.table, {**merged, "connection": each.connection or fallback}, where)
+            own = {"connection": fallback or each.table.connection, **inherited, **each.given}
+            found = _make_target(each.table, own, where)
         else:
             table = _table(each, where)
             found = _make_target(table, {**shared, "connection": fallback or table.connection}, where)
@@ -325,15 +323,55 @@ def _check(made: Pipeline, where: str) -> None:
             raise DeclarationError(
                 f"{where}: with a lookback the mode append would store the same rows again.", hint="Use merge or scd2."
             )
-        if made.incremental_column is not None and (
-            load_mode(each) == "truncate" or each.options.get("handle_deletes")
-        ):
+        if each.options.get("handle_deletes") and any(isinstance(step, Limit | Sample) for step in made.transforms_pre):
             raise DeclarationError(
-                f"{where}: incremental_column reads what is new, so the rest would be deleted.",
-                hint="Leave out incremental_column, or the mode truncate and handle_deletes.",
+                f"{where}: of the rows that limit or sample_pct leaves out, handle_deletes would think they are gone.",
+                hint="Leave one of them out.",
             )
+    if made.incremental_column is not None:
+        for each in made.targets:
+            refuse_with_watermark(made, each)
+    elif made.lookback is not None and made.source_table is not None:
+        raise DeclarationError(f"{where}: lookback needs incremental_column.")
+    for each in made.targets:
+        _refuse_key_checks(each, where)
+    connections = {each.connection for each in made.targets}
+    if len(connections) > 1 and made.source_connection is None:
+        raise DeclarationError(
+            f"{where}: its targets are on several connections, so its source must be named.",
+            hint='source_connection="raw_db"',
+        )
     if made.upstream_freshness_secs is not None and not made.depends_on:
         raise DeclarationError(f"{where}: upstream_freshness_secs needs depends_on.")
+
+
+def _refuse_key_checks(target: Target, where: str) -> None:
+    """Keys are checked for all rows, before any is put aside."""
+    if load_mode(target) not in ("merge", "scd2"):
+        return
+    keys = set(target.options.get("keys") or ())
+    for check in target.expectations:
+        is_put_aside = (check.reaction or target.on_quality_failure) == "quarantine"
+        if check.kind in ("not_null", "unique") and is_put_aside and set(check.columns) <= keys:
+            raise DeclarationError(
+                f"{where}: {check} is about the key, which must be right for all rows.",
+                hint="Filter such rows out in the source, or use deduplicate_by.",
+            )
+
+
+def refuse_with_watermark(made: Pipeline, target: Target) -> None:
+    """Raise for what a pipeline that reads only what is new cannot do."""
+    where = f"Pipeline {made.name!r}"
+    if load_mode(target) == "truncate" or target.options.get("handle_deletes"):
+        raise DeclarationError(
+            f"{where}: with a watermark only new rows are read, so the rest would be deleted.",
+            hint="Leave out incremental_column (or $watermark), or the mode truncate and handle_deletes.",
+        )
+    if any(isinstance(step, Limit | Sample) for step in made.transforms_pre):
+        raise DeclarationError(
+            f"{where}: the watermark would move past the rows that limit or sample_pct leaves out.",
+            hint="Leave one of them out.",
+        )
 
 
 def find(name: str, project: Project | None = None) -> Pipeline:
@@ -353,7 +391,7 @@ def load_mode(target: Target) -> str:
 def _register(made: Pipeline) -> None:
     pipelines = current().pipelines
     present = pipelines.get(made.name)
-    if present is not None and present.origin != made.origin:
+    if present is not None and (present.origin != made.origin or _is_second(present, made)):
         raise DeclarationError(
             f"Pipeline {made.name!r} is declared twice: {present.place} and {made.place}.",
             hint="Give one of them another name.",
@@ -363,6 +401,13 @@ def _register(made: Pipeline) -> None:
         graph.refuse_rings({**pipelines, made.name: made})
     pipelines[made.name] = made
     current().declarations += 1
+
+
+def _is_second(present: Pipeline, made: Pipeline) -> bool:
+    """Whether a module has two functions of one name, which is no reload of it and no cell that is run again."""
+    module = sys.modules.get(getattr(made.function, "__module__", ""))
+    is_importing = getattr(getattr(module, "__spec__", None), "_initializing", False)
+    return bool(is_importing) and present.place != made.place
 
 
 # ------------------------------------------------------------------------------------------------------ single options

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pyarrow as pa
+
 from weft.errors import DeclarationError, LoadRefusedError, nearest
 from weft.systems.expectation import Expectation
 from weft.systems.load import Load
@@ -59,7 +61,12 @@ def is_broken(check: Expectation, rows: int, latest: Any, moment: datetime) -> s
         return None
     if latest is None:
         return "there is no time at all"
-    when = latest if isinstance(latest, datetime) else datetime.fromisoformat(str(latest))
+    try:
+        when = latest if isinstance(latest, datetime) else datetime.fromisoformat(str(latest))
+    except ValueError:
+        raise DeclarationError(
+            f"The expectation {check} is about a column that holds no times, but {str(latest)[:40]!r}."
+        ) from None
     when = when.replace(tzinfo=UTC) if when.tzinfo is None else when
     if moment - when > timedelta(seconds=check.values[0]):
         return f"the latest is of {when.isoformat(' ', 'seconds')}"
@@ -69,9 +76,13 @@ def is_broken(check: Expectation, rows: int, latest: Any, moment: datetime) -> s
 class Checks:
     """The expectations of a load, on its staging table."""
 
-    def __init__(self, tables: SqlTables, session: Session, load: Load, stage: str, columns: list[str]) -> None:
+    def __init__(
+        self, tables: SqlTables, session: Session, load: Load, stage: str, schema: pa.Schema, *, is_trial: bool = False
+    ) -> None:
+        self.is_trial = is_trial
+        """Whether rows are only counted: there may be no place to put them aside yet."""
         self.tables, self.session, self.load = tables, session, load
-        self.stage, self.columns = tables.temporary(stage), columns
+        self.stage, self.schema, self.columns = tables.temporary(stage), schema, schema.names
         self.warnings: list[str] = []
 
     @property
@@ -118,7 +129,7 @@ class Checks:
     def _bad(self, check: Expectation) -> str:
         """A condition on the staged rows, as `s`."""
         if check.kind != "unique":
-            return condition(check, lambda name: f"s.{self.tables.quote(name)}", self.tables.dialect)
+            return condition(check, self._ordered, self.tables.dialect)
         names = [self.tables.quote(name) for name in check.columns]
         listed = ", ".join(names)
         present = " AND ".join(f"{name} IS NOT NULL" for name in names)
@@ -131,6 +142,9 @@ class Checks:
         )
         on = " AND ".join(f"r.{name} = s.{name}" for name in names)
         return f"EXISTS (SELECT 1 FROM {self.tables.temporary(REPEATED)} AS r WHERE {on})"
+
+    def _ordered(self, name: str) -> str:
+        return self.tables.ordered(f"s.{self.tables.quote(name)}", self.schema.field(name))
 
     def _count(self, bad: str) -> int:
         found = self.session.row(f"SELECT count(*) FROM {self.stage} AS s WHERE {bad}")
@@ -151,7 +165,7 @@ class Checks:
                 f"{count:,} rows for {self.load.name} break {check}: too many to put aside, and nothing was written.",
                 hint="Look at the source, or at the expectation.",
             )
-        for row in self._rows(bad, count):
+        for row in self._rows(bad, 0 if self.is_trial else count):
             quarantine.insert(self.tables, self.session, self.load, f"expectation {check}", row, self._number)
         self.session.run(self.tables.delete_where(self.stage, bad))
         return count

@@ -195,9 +195,10 @@ def run_once(tables: SqlTables, load: Load, statement: str) -> bool:
     try:
         with tables.driver.session("publish") as session:
             reached("begun")
-            _Commit(tables, session, load, Query(statement, pa.schema([])))._claim()
-            reached("claimed")
+            # First, because some statements commit on some databases: what failed must not count as done.
             session.run(statement)
+            reached("moved")
+            _Commit(tables, session, load, Query(statement, pa.schema([])))._claim()
             reached("recorded")
     except _ClaimRefusedError as refused:
         _check_committed(tables, load, refused)
@@ -400,7 +401,7 @@ class _Commit:
         move = Move(tables, session, load, self.schema, columns, STAGE, staged_as)
         moving = self.rows_read - move.check_keys(self.rows_read)
         reached("checked")
-        expected = checks.Checks(tables, session, load, move.stage, self.schema.names)
+        expected = checks.Checks(tables, session, load, move.stage, self.schema, is_trial=self.is_trial)
         if expected.may_put_aside and load.handle_deletes:
             move.remember_keys()
         if tables.savepoints:
@@ -425,6 +426,11 @@ class _Commit:
             moving -= bad.count - bad.unstaged
         counts = replace(counts, quarantined=counts.quarantined + aside, warnings=tuple(expected.warnings))
         moving -= aside
+        if load.mode == "truncate" and not counts.inserted and self.rows_read and not load.allow_empty:
+            raise LoadRefusedError(
+                f"All {self.rows_read:,} rows for {load.name} were put aside, and this load would empty the table.",
+                hint="Look at the source. If that is meant, say so: allow_empty=True.",
+            )
         # Every row that meant something and changed nothing.
         unchanged = moving - counts.inserted - counts.updated if load.tracks_rows else 0
         return replace(counts, rows_read=self.rows_read, unchanged=unchanged)

@@ -22,7 +22,8 @@ def literal(value: Any, dialect: str) -> str:
         # With an exponent it is a floating-point number to every database; without, a decimal to some.
         return f"{value!r}e0" if "e" not in repr(value) else repr(value)
     if isinstance(value, Decimal) and value.is_finite():
-        return f"'{value:f}'" if dialect == "sqlite" else f"{value:f}"
+        # SQLite's decimals are texts: the collation compares them as numbers, also in a user's own query.
+        return f"'{value:f}' COLLATE weft_decimal" if dialect == "sqlite" else f"{value:f}"
     if isinstance(value, datetime):
         return _time(value, dialect)
     if isinstance(value, date):
@@ -34,8 +35,11 @@ def literal(value: Any, dialect: str) -> str:
 
 def _time(value: datetime, dialect: str) -> str:
     if value.tzinfo is None:
-        text = value.isoformat(" ", "microseconds")
-        return f"'{text}'" if dialect == "sqlite" else f"TIMESTAMP '{text}'"
+        if dialect == "sqlite":
+            # As they are stored there.
+            return f"'{value.isoformat('T', 'microseconds')}'"
+        kind = "TIMESTAMP_NTZ" if dialect == "spark" else "TIMESTAMP"
+        return f"{kind} '{value.isoformat(' ', 'microseconds')}'"
     text = value.astimezone(UTC).replace(tzinfo=None).isoformat(" ", "microseconds")
     if dialect == "mysql":
         return f"TIMESTAMP '{text}'"
@@ -44,13 +48,15 @@ def _time(value: datetime, dialect: str) -> str:
 
         # As timestamps are stored there.
         return f"'{iso_timestamp(value.astimezone(UTC))}'"
-    return f"TIMESTAMP WITH TIME ZONE '{text}+00:00'"
+    kind = "TIMESTAMP" if dialect == "spark" else "TIMESTAMP WITH TIME ZONE"
+    return f"{kind} '{text}+00:00'"
 
 
 def _text(value: str, dialect: str) -> str:
     if dialect == "mysql":
-        # Whatever the server's mode says about backslashes.
-        return f"CONVERT(X'{value.encode().hex()}' USING utf8mb4)" if value else "''"
+        # Whatever the server's mode says about backslashes; and a literal, which takes the collation of the column that
+        # it is compared with.
+        return f"_utf8mb4 X'{value.encode().hex()}'" if value else "''"
     if dialect == "spark":
         escaped = value.replace("\\", "\\\\").replace("'", "\\'")
         return f"'{escaped}'"

@@ -144,7 +144,10 @@ class Move:
     def _keep_greatest(self, rows: int) -> int:
         """Of rows with one key, the greatest by `deduplicate_by`; ties go by all columns, so that a re-run agrees."""
         load, tables = self.load, self.tables
-        by = [f"{self._q(name)} IS NULL, {self._q(name)} DESC" for name in load.deduplicate_by]
+        by = [
+            f"{self._q(name)} IS NULL, {tables.ordered(self._q(name), self.fields[name])} DESC"
+            for name in load.deduplicate_by
+        ]
         rest = [
             f"{self._q(name)} DESC"
             for name in self.names
@@ -295,7 +298,8 @@ class Move:
         event = self.load.event_timestamp_column
         if event is None:
             return self._scd2_by_load()
-        began = self.tables.instant(self._value(event), self.fields[event])
+        # Of the column's type, whatever the source had.
+        began = self.tables.instant(self._value(event), self.columns[event].field)
         if nulls := self._count(f"SELECT count(*) FROM {self.source} AS s WHERE {began} IS NULL"):
             raise LoadRefusedError(
                 f"{nulls:,} source rows of {self.load.name} have no event time ({event} is null).",

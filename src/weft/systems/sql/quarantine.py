@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pyarrow as pa
 
-from weft.errors import LoadRefusedError, SchemaError, WeftError
+from weft.errors import DeclarationError, LoadRefusedError, SchemaError, WeftError
 from weft.systems.load import Counts, Load
 from weft.systems.sql.driver import Session
 from weft.systems.sql.merge import Move
@@ -18,6 +18,8 @@ NUMBERED, _ASIDE = "_weft_numbered", "_weft_aside"
 _PIECE, _STAGED = "weft_piece", "weft_staged"
 # How many rejected rows an error names, how many columns of a row without keys, and how much of a value.
 _NAMED_ROWS, _NAMED_COLUMNS, _NAMED_LETTERS = 5, 3, 60
+# PostgreSQL cuts longer names without a word.
+_NAME_BYTES = 63
 _FIELDS = pa.schema(
     [
         pa.field("_weft_quarantined_at", pa.timestamp("us", "UTC"), nullable=False),
@@ -40,6 +42,11 @@ def table_name(load: Load) -> str:
 
 def prepare(tables: SqlTables, load: Load) -> None:
     """Make the table for rejected rows."""
+    if len(table_name(load).encode()) > _NAME_BYTES:
+        raise DeclarationError(
+            f"{table_name(load)!r} is longer than {_NAME_BYTES} bytes, so {load.name} cannot have a quarantine.",
+            hint="Give the table a shorter name, or let a load with bad rows fail.",
+        )
     with tables.driver.session("read") as session:
         if tables.columns(session, load.schema, table_name(load)) is not None:
             return

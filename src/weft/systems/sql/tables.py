@@ -192,6 +192,10 @@ class SqlTables(ABC):
         columns = ", ".join(self.quote(key) for key in keys)
         session.run(f"CREATE INDEX {self.quote(f'{name[:40]}_keys')} ON {self.table(schema, name)} ({columns})")
 
+    def ordered(self, expression: str, field: pa.Field) -> str:
+        """A value of this type in a comparison, so that it is compared as what it is."""
+        return expression
+
     def sorts_fast(self, field: pa.Field) -> bool:
         """Whether to sort a column is the fastest way to count its distinct values."""
         return False

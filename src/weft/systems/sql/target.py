@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Sequence
 
@@ -11,6 +12,8 @@ from weft.columns import hint_of, length_of
 from weft.errors import LoadRefusedError, WeftError, nearest
 from weft.systems.load import IS_CURRENT, ROW_HASH, SCD2_COLUMNS, VALID_FROM, VALID_TO, Load
 from weft.systems.sql.tables import Column, SqlTables
+
+_log = logging.getLogger("weft.engine")
 
 
 def ensure(tables: SqlTables, load: Load, written: pa.Schema) -> None:
@@ -67,7 +70,7 @@ def create_statement(tables: SqlTables, load: Load, written: pa.Schema) -> str:
             f"{'' if field.nullable else ' NOT NULL'}"
             for field in scd2_fields()
         ]
-        types = {field.name: tables.sql_type(field, key=True) for field in fields if field.name in load.keys}
+        types = {field.name: tables.column_type(field, key=True) for field in fields if field.name in load.keys}
         definitions += tables.stage_index({key: types[key] for key in load.keys})
     if primary:
         definitions.append(f"PRIMARY KEY ({_listed(tables, primary)})")
@@ -117,6 +120,7 @@ def _evolve(tables: SqlTables, load: Load, written: pa.Schema, columns: list[Col
         with tables.driver.session("publish") as session:
             for statement in changes:
                 session.run(statement)
+                _log.warning("The table %s has changed: %s", load.name, statement)
     except WeftError as error:
         # Another run of the pipeline may have done the same; what is still missing was refused by the database.
         again = _columns(tables, load) or columns

@@ -148,7 +148,7 @@ class SqliteTables(SqlTables):
         return kinds.sql_type(field)
 
     def column_type(self, field: pa.Field, *, key: bool = False) -> str:
-        """Not INTEGER for a key: alone in a primary key it would be SQLite's row number, which is made up for a null."""
+        """Not INTEGER for a key: alone in a primary key it would be SQLite's row number, made up for a null."""
         kind = self.sql_type(field, key=key)
         return "BIGINT" if key and kind == "INTEGER" else kind
 
