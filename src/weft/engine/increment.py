@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -100,6 +101,8 @@ def of_query(tables: SqlTables, sql: str, column: str, last: Watermark | None, l
         )
         assert found is not None
         upper, fresh, old, empty = found[0], *(int(each) for each in found[1:])
+        if isinstance(upper, str) and pa.types.is_decimal(field.type):
+            upper = Decimal(upper)  # SQLite gives the text that it stores
         seen = old + fresh
         if lookback is not None and upper is not None:
             # The next run looks back to here: what is below then, and was not now, came too late for it.
