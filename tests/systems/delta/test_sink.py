@@ -187,7 +187,7 @@ def test_scd2_by_event(spark: Any, lake: DeltaLocalConnection) -> None:
 def test_scd2_by_event_at_random(spark: Any, lake: DeltaLocalConnection, count: Any) -> None:
     chance = random.Random(7)
     table: list[dict[str, Any]] = []
-    for number in range(count(60)):
+    for number in range(count(30)):
         moments = chance.sample(range(40), 12)
         given = [row(chance.randrange(3), chance.choice("ab"), at=MOMENT + timedelta(hours=hour)) for hour in moments]
         options: dict[str, Any] = chance.choice([{}, {}, {"handle_deletes": "soft"}, {"ttl_seconds": 36_000}])
@@ -220,7 +220,9 @@ def test_columns_that_do_not_fit(spark: Any, lake: DeltaLocalConnection) -> None
 
 
 @pytest.mark.parametrize("mode", ["append", "merge", "scd2"])
-def test_loads_at_once(spark: Any, lake: DeltaLocalConnection, mode: str) -> None:
+def test_loads_at_once(spark: Any, lake: DeltaLocalConnection, mode: str, pytestconfig: pytest.Config) -> None:
+    if mode == "merge" and not pytestconfig.getoption("--full"):
+        pytest.skip("takes long, and scd2 does the same and more: run with --full")
     failed: list[BaseException] = []
 
     def run(number: int) -> None:
