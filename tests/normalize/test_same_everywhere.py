@@ -68,7 +68,7 @@ def mostly(good: st.SearchStrategy[str], characters: str) -> st.SearchStrategy[s
 MOMENTS = st.datetimes(min_value=datetime(1, 1, 1), max_value=datetime(9999, 12, 31, 23, 59, 59, 999999))
 RECENT = st.datetimes(min_value=datetime(1970, 1, 2), max_value=datetime(2037, 12, 30))
 ZONES = st.sampled_from(
-    ["", "Z", "+00:00", "+02:00", "-0530", "+14", "-12:00", "+14:59", "+15:00", "+1:00", "z", "-00:60"]
+    ["+14:", "", "Z", "+00:00", "+02:00", "-0530", "+14", "-12:00", "+14:59", "+15:00", "+1:00", "z", "-00:60"]
 )
 DAY_TEXTS = st.one_of(
     st.dates().map(str),
@@ -94,6 +94,8 @@ ISO_TEXTS = mostly(
     "0123456789-:.TZ+ ",
 )
 FORMATS = (
+    "%Y-%m-%d %H:%M:%S.%f",
+    "%Y-%m-%dT%H:%M:%S.%f%z",
     "%d/%m/%Y",
     "%m-%d-%y %I:%M %p",
     "%d %b %Y %H:%M:%S.%f",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
@@ -137,8 +138,22 @@ class Postgres(Words):
         return self._by_width(x, _ISO_DAY, super().day, clock=False)
 
     def instant_by(self, x: exp.Expr, format: Format) -> exp.Expr:
-        """The same for formats in which every field has its place."""
-        return self._by_width(x, format, lambda x: super(Postgres, self).instant_by(x, format), clock=True)
+        """The same for formats that are ISO 8601, and for those in which every field has its place."""
+
+        def otherwise(x: exp.Expr) -> exp.Expr:
+            return super(Postgres, self).instant_by(x, format)
+
+        iso = re.fullmatch(r"%Y-%m-%d([T ])%H:%M:%S([.]%f)?(%z)?", format.text)
+        if iso is None or not (iso[2] or iso[3]):
+            return self._by_width(x, format, otherwise, clock=True)
+        tails = [f".{'_' * digits}" for digits in (6, 3)] if iso[2] else [""]
+        shapes = [f"____-__-__{iso[1]}__:__:__{tail}{'Z' if iso[3] else ''}" for tail in tails]
+
+        def read(x: exp.Expr) -> exp.Expr:
+            usual = exp.and_(self._is_like(x, *shapes), self._is_usual(x))
+            return self.case((usual, self.cast(x, UTC_TIME)), otherwise=otherwise(x))
+
+        return self.once(x, read)
 
     def day_by(self, x: exp.Expr, format: Format) -> exp.Expr:
         """The same for formats in which every field has its place."""
