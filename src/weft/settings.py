@@ -22,7 +22,7 @@ PROJECT_FILE = "weft.toml"
 USER_FILE = "~/.weft/connections.toml"
 HIDDEN = "***"
 
-_PROJECT_KEYS = ("modules", "connections", "spark")
+_PROJECT_KEYS = ("modules", "connections", "spark", "run_log", "alerters")
 _USER_KEYS = ("connections",)
 
 
@@ -47,6 +47,11 @@ def read_project_file(folder: Path) -> dict[str, Any]:
         raise SettingsError(
             f"{PROJECT_FILE}: modules must be a list of module names.", hint='For example modules = ["my_streams"].'
         )
+    if not isinstance(settings.get("run_log", ""), str):
+        raise SettingsError(f"{PROJECT_FILE}: run_log must be a URL or a connection's name.")
+    alerters = settings.get("alerters", [])
+    if not isinstance(alerters, list) or not all(isinstance(url, str) for url in alerters):
+        raise SettingsError(f"{PROJECT_FILE}: alerters must be a list of URLs.", hint='alerters = ["stdout://"]')
     return settings
 
 

@@ -209,6 +209,47 @@ def test_wrong_names(run: Any, shop: sqlite3.Connection, arguments: tuple[str, .
     assert said in done.stderr
 
 
+def test_run_log_and_alerters_of_the_project(run: Any, shop: sqlite3.Connection) -> None:
+    Path("weft.toml").write_text(
+        'modules = ["shop_pipelines"]\nrun_log = "sqlite://mine.db"\nalerters = ["stdout://"]\n'
+    )
+    shop.execute("DROP TABLE raw_events")
+    assert "✗ ingest failed" in run("run", "ingest").stderr
+    assert Path("mine.db").exists() and not Path(".weft/runs.db").exists()
+    assert "failed" in run("status", "ingest").stdout
+    Path("weft.toml").write_text("run_log = 5\n")
+    assert "run_log must be a URL" in run("list").stderr
+
+
+def test_what_pipelines_print_does_not_spoil_json(run: Any, shop: sqlite3.Connection) -> None:
+    Path("loud.py").write_text(
+        "import weft\n\n@weft.pipeline(target='loud')\ndef loud():\n    print('printed')\n    return [{'a': 1}]\n"
+    )
+    done = run("run", "loud", "--module", "loud", "--format", "json")
+    assert json.loads(done.stdout)[0]["status"] == "succeeded"
+    assert "printed" in done.stderr
+
+
+def test_two_of_one_name_in_a_module(run: Any, shop: sqlite3.Connection) -> None:
+    text = "@weft.pipeline(target='t')\ndef same():\n    return 'SELECT 1 AS id'\n\n"
+    Path("twice.py").write_text(f"import weft\n\n{text}{text}")
+    done = run("list", "--module", "twice")
+    assert done.returncode == 1
+    assert "'same' is declared twice: twice.py, line 3 and twice.py, line 7" in done.stderr
+
+
+def test_no_secret_of_a_function_is_shown(run: Any, shop: sqlite3.Connection) -> None:
+    Path("leaky.py").write_text(
+        "import weft\n\n@weft.pipeline(target='t')\ndef leaky():\n"
+        "    raise RuntimeError('cannot reach postgres://me:hunter2@db/x')\n"
+    )
+    for command in (("run", "leaky"), ("preview", "leaky"), ("validate", "leaky"), ("dry-run", "leaky")):
+        done = run(*command, "--module", "leaky")
+        assert "hunter2" not in done.stdout + done.stderr, command
+        assert "cannot reach" in done.stdout + done.stderr, command
+        assert "Traceback" not in done.stderr, command
+
+
 def test_nothing_declared(run: Any, project: Path) -> None:
     done = run("list")
     assert done.returncode == 1

@@ -14,6 +14,7 @@ from weft.cli.common import format_option, module_option, print_json, print_tabl
 from weft.cli.pipelines import first_line, run_log_option
 from weft.errors import WeftError
 from weft.project import current
+from weft.settings import read_project_file
 
 _MINIMUM_FREE = 1024**3
 
@@ -131,5 +132,6 @@ def _connection(name: str) -> str:
 def _log(url: str | None) -> str:
     from weft.operate.runlog import open_run_log
 
+    url = url or read_project_file(current().root).get("run_log")
     with open_run_log(url, current().root, read_only=True) as log:
         return "not made yet" if log.shown == ":memory:" else log.shown

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -129,10 +129,15 @@ def _show(pipeline: Pipeline, found: Preview) -> None:
 def validate(names: tuple[str, ...], modules: tuple[str, ...], output: str) -> None:
     """Check each NAME (or all) against its databases: connections, SQL, columns. Ends with exit code 1 on a problem."""
     from weft.engine.validate import validate as check
+    from weft.operate.texts import clean
 
     known = declared(modules)
     chosen = [_find(name, ()) for name in names] or list(known.values())
-    found = [each for pipeline in chosen for each in check(pipeline)]
+    found = [
+        each if each.problem is None else replace(each, problem=clean(each.problem))
+        for pipeline in chosen
+        for each in check(pipeline)
+    ]
     if output == "json":
         print_json([asdict(each) for each in found])
     else:

@@ -15,6 +15,7 @@ import click
 from weft.cli.common import Command, format_option, module_option, print_json, print_table
 from weft.errors import NotFoundError
 from weft.project import current
+from weft.settings import read_project_file
 
 if TYPE_CHECKING:
     from weft.operate.runner import Outcome, Runner
@@ -31,7 +32,7 @@ def run_log_option(command: Command) -> Command:
         metavar="URL",
         envvar="WEFT_RUN_LOG",
         help="Where runs are recorded: sqlite://PATH, postgres://…, mysql://…, duckdb://PATH, memory://, or a "
-        "connection's name. By default .weft/runs.db.",
+        "connection's name. By default run_log in weft.toml, or .weft/runs.db.",
     )(command)
 
 
@@ -42,7 +43,8 @@ def alerter_option(command: Command) -> Command:
         "alerters",
         metavar="URL",
         multiple=True,
-        help="Who is told of failures and recoveries: stdout://, slack://…, https://…. May be repeated.",
+        help="Who is told of failures and recoveries: stdout://, slack://…, https://…. May be repeated. By default "
+        "alerters in weft.toml.",
     )(command)
 
 
@@ -58,8 +60,12 @@ def opened(run_log: str | None, alerters: Sequence[str] = (), *, read_only: bool
     # What is less than a warning goes to the log of the run alone.
     shown.setLevel(logging.WARNING)
     logging.basicConfig(handlers=[shown])
-    told = open_alerters(alerters)
-    with open_run_log(run_log, current().root, or_memory=not read_only, read_only=read_only) as log:
+    # What a command is told wins over what the project says.
+    settings = read_project_file(current().root)
+    told = open_alerters(alerters or settings.get("alerters", ()))
+    with open_run_log(
+        run_log or settings.get("run_log"), current().root, or_memory=not read_only, read_only=read_only
+    ) as log:
         yield Runner(log, told)
 
 
