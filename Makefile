@@ -20,7 +20,7 @@ test: ## lint, types and all tests (ARGS="-k consume" narrows them)
 	@tools/setup-venv dev
 	@tools/setup-servers
 	@$(MAKE) --no-print-directory lint
-	.venv/bin/python -m pytest $(ARGS)
+	tools/run-tests $(ARGS)
 
 bench: ## measure speed, each number as a ratio to a yardstick of the same run
 	@tools/setup-venv dev
