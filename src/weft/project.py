@@ -108,6 +108,10 @@ class Project:
             )
         raise unknown("connection", name, self._names(), otherwise=f"Define it with: weft connections set {name}=DSN")
 
+    def for_tables(self, connection: Connection) -> Connection:
+        """The connection by which tables are reached; a project for tests may have another one for that."""
+        return connection
+
     def where(self, name: str) -> ConnectionInfo:
         """Where `name` leads, which source says so, and which sources that one shadows."""
         found = list(self._definitions(name))

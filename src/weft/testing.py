@@ -25,6 +25,8 @@ from weft.streams.events import to_dicts
 from weft.streams.retention import aware
 from weft.streams.runtime import close, open_stream
 from weft.systems.base import Connection
+from weft.systems.file import MEMORY
+from weft.systems.sqlite.connection import SQLiteConnection
 
 if TYPE_CHECKING:
     from weft.pipelines.declare import Pipeline
@@ -66,9 +68,8 @@ class MemoryProject(Project):
     def __init__(self, outer: Project) -> None:
         super().__init__(outer.root)
         self.clock: Clock = Clock()
-        # A file, not SQLite's own memory: that one is seen by one connection, and a load opens several.
-        memory = Path("/dev/shm")
-        self._folder = TemporaryDirectory(prefix="weft-testing-", dir=memory if os.access(memory, os.W_OK) else None)
+        self._folder: TemporaryDirectory[str] | None = None
+        self._process = os.getpid()
         self.streams = dict(outer.streams)
         self.pipelines = dict(outer.pipelines)
         declared = [stream.connection for stream in outer.streams.values()]
@@ -83,6 +84,21 @@ class MemoryProject(Project):
             name = name.name or f"unnamed-{abs(hash(name))}"
         return super().connection(name)
 
+    def for_tables(self, connection: Connection) -> Connection:
+        """A file for what is in memory: SQLite's own memory is seen by one connection, and a load opens several."""
+        if not isinstance(connection, SQLiteConnection) or connection.path != MEMORY:
+            return connection
+        if self._folder is None:
+            memory = Path("/dev/shm")
+            place = memory if os.access(memory, os.W_OK) else None
+            self._folder = TemporaryDirectory(prefix="weft-testing-", dir=place)
+        return SQLiteConnection(os.path.join(self._folder.name, f"{connection.name}.db"), name=connection.name)
+
+    def forget(self) -> None:
+        """Remove those files; not in a child, which would take them from its parent."""
+        if self._folder is not None and os.getpid() == self._process:
+            self._folder.cleanup()
+
     def events(self, stream: str | Stream) -> list[dict[str, Any]]:
         """Everything that a stream holds, in order, as `consume` would give it."""
         log = open_stream(stream).log
@@ -92,8 +108,7 @@ class MemoryProject(Project):
         registered = self.connections.get(name)
         if registered is not None:
             yield "code", lambda: registered
-        file = os.path.join(self._folder.name, f"{name}.db")
-        yield "weft.testing", lambda: build_connection(name, {"kind": "sqlite", "path": file}, "weft.testing")
+        yield "weft.testing", lambda: build_connection(name, {"kind": "sqlite", "path": MEMORY}, "weft.testing")
 
     def _names(self) -> list[str]:
         declared: set[object] = {stream.connection for stream in self.streams.values()}
@@ -121,7 +136,7 @@ def project() -> Iterator[MemoryProject]:
             yield inner
         finally:
             close(inner)
-            inner._folder.cleanup()
+            inner.forget()
             # A module that was first imported inside is not imported again: what it declared is kept for the next test.
             for name, stream in inner.streams.items():
                 if "<locals>" not in getattr(stream, "origin", "<locals>"):

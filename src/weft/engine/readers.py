@@ -165,6 +165,7 @@ def reader_for(
 
 def open_tables(connection: Connection) -> SqlTables:
     """The tables of a connection; a clear error where it has none."""
+    connection = current().for_tables(connection)
     opened: SqlTables = system_for(connection.kind).load_tables()(connection)
     return opened
 
