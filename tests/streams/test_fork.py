@@ -190,6 +190,9 @@ def test_fork_beside_busy_threads(streams: Project) -> None:
         threads = [threading.Thread(target=publisher, args=(k,)) for k in (1, 2)] + [threading.Thread(target=consumer)]
         for thread in threads:
             thread.start()
+        # The children ask for the consumer, which its thread may not have made yet.
+        while not weft.groups_sync(stream):
+            done.wait(0.01)
         def work(number):
             for n in range(3):
                 weft.publish_sync(stream, {"n": number + n})
