@@ -9,9 +9,8 @@ from typing import Any
 import pyarrow as pa
 
 from weft.columns import canonical_schema
-from weft.errors import LoadRefusedError
 from weft.systems.load import Load
-from weft.systems.sql.checks import condition, is_broken, refuse_unknown_columns
+from weft.systems.sql.checks import condition, is_broken, refuse_broken, refuse_unknown_columns
 
 
 def quote(name: str) -> str:
@@ -76,10 +75,5 @@ def _checked(frame: Any, load: Load) -> tuple[str, ...]:
             said = f"{value:,} of {rows:,} rows"
         if said is not None:
             (warnings if check.reaction == "warn" else failed).append(f"{check}: {said}")
-    if failed:
-        lines = "".join(f"\n    {line}" for line in failed)
-        raise LoadRefusedError(
-            f"The rows for {load.name} are not as expected, and nothing was written:{lines}",
-            hint='on_quality_failure="warn" loads them all the same.',
-        )
+    refuse_broken(load, failed, 'on_quality_failure="warn" loads them all the same.')
     return tuple(warnings)

@@ -63,10 +63,12 @@ def marked_column(sql: str, dialect: str) -> str:
             hint='Say it: incremental_column="updated_at".',
         ) from None
     for node in tree.find_all(exp.GT, exp.GTE, exp.LT, exp.LTE):
-        sides = (node.this, node.expression)
-        names = [side.name for side in sides if isinstance(side, exp.Column)]
-        if "__weft_watermark" in names and len(names) == 2:
-            return next(name for name in names if name != "__weft_watermark")
+        # What is above the watermark; a query for what is below would never find anything.
+        above, below = (
+            (node.this, node.expression) if isinstance(node, exp.GT | exp.GTE) else (node.expression, node.this)
+        )
+        if isinstance(above, exp.Column) and isinstance(below, exp.Column) and below.name == "__weft_watermark":
+            return str(above.name)
     raise DeclarationError(
         "It cannot be told which column $watermark is compared with.", hint='Say it: incremental_column="updated_at".'
     )

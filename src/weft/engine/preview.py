@@ -45,10 +45,18 @@ class Preview:
     watermark: str | None = None
 
 
-def preview(pipeline: Pipeline, target: Target, moment: datetime, *, rows: int = 5, trial: bool = True) -> Preview:
-    """Find out what a run would do to one target."""
+def preview(
+    pipeline: Pipeline,
+    target: Target,
+    moment: datetime,
+    *,
+    given: Given | None = None,
+    rows: int = 5,
+    trial: bool = True,
+) -> Preview:
+    """Find out what a run would do to one target; with what its function gave, where that was called already."""
     load = run.planned(pipeline, target, f"preview {moment.isoformat()}", moment)
-    given = run.understand(pipeline, run.produce(pipeline))
+    given = run.understand(pipeline, run.produce(pipeline)) if given is None else given
     with run.prepared(pipeline, target, load, given) as ready:
         found = Preview(target.name, load.mode, "", late=ready.late)
         mark = ready.job.load.watermark

@@ -262,7 +262,7 @@ def _await(coroutine: Any) -> object:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(coroutine)
-    # Inside of a loop, which this call must not block for ever: another thread has a loop of its own.
+    # A loop runs in this thread already, and cannot run another: a thread of its own does, while this one waits.
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(_outcome(coroutine)))
     thread.start()

@@ -68,7 +68,7 @@ def _load(pipeline: Pipeline, target: Target) -> str:
     if not isinstance(given, kinds.Sql):
         # Frames and rows are made anew by each run: what they hold is known then.
         return f"{type(given).__name__.lower()}, {target.options.get('mode', 'append')}"
-    found = preview(pipeline, target, datetime.now(UTC), rows=0, trial=False)
+    found = preview(pipeline, target, datetime.now(UTC), given=given, rows=0, trial=False)
     if found.refused is not None:
         raise found.refused
     made = "creates the table" if found.creates else "the table is there"

@@ -73,6 +73,15 @@ def is_broken(check: Expectation, rows: int, latest: Any, moment: datetime) -> s
     return None
 
 
+def refuse_broken(load: Load, broken: list[str], hint: str) -> None:
+    """Raise where an expectation is broken that must not be."""
+    if broken:
+        lines = "".join(f"\n    {line}" for line in broken)
+        raise LoadRefusedError(
+            f"The rows for {load.name} are not as expected, and nothing was written:{lines}", hint=hint
+        )
+
+
 class Checks:
     """The expectations of a load, on its staging table."""
 
@@ -111,12 +120,7 @@ class Checks:
                 said = f"{count:,} of {rows:,} rows: {self._example(bad)}" if count else None
             if said is not None:
                 (self.warnings if check.reaction == "warn" else failed).append(f"{check}: {said}")
-        if failed:
-            lines = "".join(f"\n    {line}" for line in failed)
-            raise LoadRefusedError(
-                f"The rows for {load.name} are not as expected, and nothing was written:{lines}",
-                hint='on_quality_failure="warn" loads them all the same, "quarantine" puts them aside.',
-            )
+        refuse_broken(load, failed, 'on_quality_failure="warn" loads them all the same, "quarantine" puts them aside.')
         return aside
 
     def _whole(self, check: Expectation, rows: int) -> str | None:

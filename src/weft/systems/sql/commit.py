@@ -24,6 +24,7 @@ from weft.systems.load import UNNAMED, Counts, Load
 from weft.systems.sql import checks, quarantine, watermarks
 from weft.systems.sql.driver import Session
 from weft.systems.sql.merge import Move
+from weft.systems.sql.own import create_own_table, own_table
 from weft.systems.sql.queries import subquery
 from weft.systems.sql.staging import ATTEMPT
 from weft.systems.sql.tables import Column, SqlTables
@@ -87,7 +88,7 @@ def reached(step: str) -> None:
 
 def ledger(tables: SqlTables) -> str:
     """The quoted name of the table of commits."""
-    return tables.driver.table("weft", "commits")
+    return own_table(tables, "commits")
 
 
 # ---------------------------------------------------------------------------------------------------------- preparation
@@ -109,30 +110,7 @@ def prepare(tables: SqlTables, load: Load, schema: pa.Schema) -> None:
 
 
 def _create_ledger(tables: SqlTables) -> None:
-    with suppress(WeftError), tables.driver.session("read") as session:
-        session.rows(f"SELECT 1 FROM {ledger(tables)} WHERE 1 = 0")
-        return
-    definitions = ", ".join(
-        f"{tables.quote(field.name)} {tables.sql_type(field, key=field.name in ('pipeline', 'checkpoint_id'))}"
-        f"{'' if field.nullable else ' NOT NULL'}"
-        for field in _LEDGER_FIELDS
-    )
-
-    def create(session: Session) -> None:
-        if f"{tables.quote('weft')}." in ledger(tables):
-            tables.create_schema(session, "weft")
-        session.run(
-            f"CREATE TABLE IF NOT EXISTS {ledger(tables)} "
-            f"({definitions}, PRIMARY KEY (pipeline, checkpoint_id, batch_id))"
-        )
-
-    try:
-        with tables.driver.session("publish") as session:
-            create(session)
-    except WeftError:
-        # Two first loads at once: one of them was faster.
-        with tables.driver.session("publish") as session:
-            create(session)
+    create_own_table(tables, "commits", _LEDGER_FIELDS, ("pipeline", "checkpoint_id", "batch_id"))
 
 
 # ------------------------------------------------------------------------------------------------------ the transaction

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 import pyarrow as pa
 
 from weft.errors import ConnectionFailedError, LoadRefusedError, WeftError
 from weft.systems.load import Load
 from weft.systems.sql.driver import Session
+from weft.systems.sql.own import create_own_table, own_table
 from weft.systems.sql.tables import SqlTables
 from weft.systems.watermark import Watermark
 
@@ -27,23 +26,12 @@ _KEY = ("pipeline", "target")
 
 
 def _table(tables: SqlTables) -> str:
-    return tables.driver.table("weft", "watermarks")
+    return own_table(tables, "watermarks")
 
 
 def prepare(tables: SqlTables) -> None:
     """Make the table where it is missing."""
-    with suppress(WeftError), tables.driver.session("read") as session:
-        session.rows(f"SELECT 1 FROM {_table(tables)} WHERE 1 = 0")
-        return
-    definitions = ", ".join(
-        f"{tables.quote(field.name)} {tables.sql_type(field, key=field.name in _KEY)} NOT NULL" for field in _FIELDS
-    )
-    key = ", ".join(_KEY)
-    with suppress(WeftError), tables.driver.session("publish") as session:
-        # Where two do it at once one fails; if that was not the reason, whoever reads the table is told.
-        if f"{tables.quote('weft')}." in _table(tables):
-            tables.create_schema(session, "weft")
-        session.run(f"CREATE TABLE IF NOT EXISTS {_table(tables)} ({definitions}, PRIMARY KEY ({key}))")
+    create_own_table(tables, "watermarks", _FIELDS, _KEY)
 
 
 def read(tables: SqlTables, load: Load) -> Watermark | None:

@@ -1,0 +1,43 @@
+"""Tables of Weft's own in a user's database, in the schema `weft`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+import pyarrow as pa
+
+from weft.errors import WeftError
+from weft.systems.sql.tables import SqlTables
+
+
+def own_table(tables: SqlTables, name: str) -> str:
+    """Its quoted name."""
+    return tables.driver.table("weft", name)
+
+
+def create_own_table(tables: SqlTables, name: str, fields: pa.Schema, key: Sequence[str]) -> None:
+    """Make a table of ours where it is missing."""
+    table = own_table(tables, name)
+    with suppress(WeftError), tables.driver.session("read") as session:
+        session.rows(f"SELECT 1 FROM {table} WHERE 1 = 0")
+        return
+    definitions = [
+        # Of a key only texts need a type that can be indexed.
+        f"{tables.quote(field.name)} {tables.sql_type(field, key=field.name in key and pa.types.is_string(field.type))}"
+        f"{'' if field.nullable else ' NOT NULL'}"
+        for field in fields
+    ]
+    definitions.append(f"PRIMARY KEY ({', '.join(key)})")
+    try:
+        _create(tables, table, definitions)
+    except WeftError:
+        # Two first uses at once: one of them was faster.
+        _create(tables, table, definitions)
+
+
+def _create(tables: SqlTables, table: str, definitions: Sequence[str]) -> None:
+    with tables.driver.session("publish") as session:
+        if f"{tables.quote('weft')}." in table:
+            tables.create_schema(session, "weft")
+        session.run(f"CREATE TABLE IF NOT EXISTS {table} ({', '.join(definitions)})")
