@@ -93,6 +93,11 @@ def test_a_skip_is_recorded_once_a_slot_and_reason(log: RunLog) -> None:
     # The slot can be run all the same, and then nothing is skipped any more.
     run_once(log, "rollups")
     assert log.latest(["rollups"])["rollups"].skipped is None
+    # It waits again, for the same: that is recorded already, and is how it stands now.
+    log.skip("rollups", SLOT, "waiting on upstream: orders")
+    assert len(log.runs("rollups", "skipped")) == 3
+    again = log.latest(["rollups"])["rollups"].skipped
+    assert again is not None and again.reason == "waiting on upstream: orders"
 
 
 def test_metrics_and_odd_texts_come_back(log: RunLog) -> None:

@@ -153,6 +153,8 @@ def _begin(session: Session, book: LogTables, run: Run) -> None:
         "attempt": run.attempt,
         "owner": run.owner,
         "expires_at": run.started_at + timedelta(seconds=run.lease_seconds),
+        # What runs is not skipped any more. The times of both would not tell: they may be the same.
+        "skip_run_id": None,
     }
     if run.slot is not None:
         changes |= {"slot_run_id": run.run_id, "slot_attempt": run.attempt}

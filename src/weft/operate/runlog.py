@@ -187,7 +187,7 @@ class RunLog:
                 values = {"run_id": run_id, "attempt": 0, "pipeline": pipeline, "slot": slot, "status": "skipped"}
                 times = {"started_at": claim.now, "finished_at": claim.now}
                 self._book.insert(session, {**values, **times, "reason": reason})
-                self._book.update(session, self._book.claims, {"skip_run_id": run_id}, "pipeline = ?", (pipeline,))
+            self._book.update(session, self._book.claims, {"skip_run_id": run_id}, "pipeline = ?", (pipeline,))
             return True
 
         self._try(lambda: self._locked(pipeline, record))
@@ -215,8 +215,6 @@ class RunLog:
                 continue
             width = len(attempts) // 3
             last, scheduled, skipped = (attempt_of(attempts[at : at + width]) for at in (0, width, 2 * width))
-            if skipped is not None and last is not None and last.started_at > skipped.started_at:
-                skipped = None
             moment = instant(now)
             assert moment is not None
             live = claims.is_live(owner, instant(expires_at), moment)
