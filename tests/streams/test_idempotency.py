@@ -315,3 +315,27 @@ def test_horizon_by_the_clock(streams: Project) -> None:
     assert publish(1)["rows_deduplicated"] == 1
     clock.move(days=-20)  # a clock that was set back forgets nothing
     assert publish(1)["rows_deduplicated"] == 1
+
+
+def test_a_publish_with_a_key_of_its_own(streams: Project) -> None:
+    declare(fields={"id": "int64"})
+    events = [{"id": 1}, {"id": 1}]
+    assert weft.publish_sync("orders", events, idempotency_key="a")["rows_deduplicated"] == 0
+    again = weft.publish_sync("orders", events, idempotency_key="a")
+    assert (again["rows_received"], again["rows_deduplicated"], again["first_rowid"]) == (2, 2, None)
+    assert weft.publish_sync("orders", events, idempotency_key="b")["rows_deduplicated"] == 0
+    assert weft.publish_sync("orders", events)["rows_deduplicated"] == 0
+    assert ids() == [1] * 6
+    for bad in ("", "x" * 256, 7):
+        with pytest.raises(weft.SettingsError, match="idempotency_key"):
+            weft.publish_sync("orders", events, idempotency_key=bad)  # type: ignore[arg-type]
+
+
+def test_both_kinds_of_keys(streams: Project) -> None:
+    """The key of an event comes first; what has none is known by that of its publish."""
+    declare(**KEYED)
+    weft.publish_sync("orders", [{"id": 1}, {"id": None}], idempotency_key="a")
+    again = weft.publish_sync("orders", [{"id": 1}, {"id": None}, {"id": 2}], idempotency_key="a")
+    assert again["rows_deduplicated"] == 2
+    assert weft.publish_sync("orders", [{"id": 1}, {"id": None}], idempotency_key="b")["rows_deduplicated"] == 1
+    assert ids() == [1, None, 2, None]

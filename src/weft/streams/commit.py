@@ -43,6 +43,7 @@ class Ticket:
         "error",
         "events",
         "future",
+        "key",
         "lock",
         "loop",
         "publish_id",
@@ -59,11 +60,14 @@ class Ticket:
         publish_id: str,
         events: list[dict[str, Any]],
         encode: Callable[[Ticket], list[Batch]],
+        key: str | None = None,
     ) -> None:
         self.ready = ready
         self.publish_id = publish_id
         self.events = events
         self.encode = encode
+        self.key = key
+        """Names the publish; under the same one again its events are duplicates."""
         self.batches: list[Batch] | None = None
         self.appended: Appended | None = None
         """What became of the events that went to the stream itself, not to its quarantine."""

@@ -279,8 +279,12 @@ def to_batch(
     encoded: Encoded,
     events: list[dict[str, Any]],
     key_fields: tuple[str, ...] | None = None,
+    publish_key: str | None = None,
 ) -> Batch:
-    """The batch of what fits, with idempotency keys where the stream (or the caller) names fields for them."""
+    """The batch of what fits, with idempotency keys where the stream (or the caller) names fields for them.
+
+    An event without such a key has one under the `publish_key`: its number in the publish.
+    """
     batch = Batch(log, publishes, encoded.columns, encoded.values, encoded.extra)
     names = stream.key_fields if key_fields is None else key_fields
     if names:
@@ -288,6 +292,10 @@ def to_batch(
         columns = [_key_column(name, encoded, given) for name in names]
         # An event with a null among its key fields has no key: it is never a duplicate.
         batch.keys = [None if None in values else _key(values) for values in zip(*columns, strict=True)]
+    if publish_key is not None:
+        known = batch.keys or [None] * encoded.count
+        batch.keys = [_key(("publish", publish_key, at)) if key is None else key for at, key in enumerate(known)]
+    if batch.keys is not None:
         batch.key_horizon = stream.key_horizon_days * 86_400
     return batch
 

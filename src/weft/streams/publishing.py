@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 from typing import Any
 
+from weft.errors import SettingsError
 from weft.streams import retention
 from weft.streams.commit import Ticket
 from weft.streams.declare import Stream
@@ -15,38 +16,57 @@ from weft.systems.base import Connection
 from weft.systems.log import Batch
 
 
-async def publish(stream: str | Stream, events: Any, *, connection: str | Connection | None = None) -> dict[str, Any]:
+async def publish(
+    stream: str | Stream,
+    events: Any,
+    *,
+    connection: str | Connection | None = None,
+    idempotency_key: str | None = None,
+) -> dict[str, Any]:
     """Append one event (a dict) or a list of events to a stream, and return once they are durable.
 
     All or nothing: one event that does not fit raises `SchemaError` and nothing is stored. The result names the
     `publish_id`, the first and last `_weft_rowid`, and how many events were received, deduplicated and quarantined.
+    `idempotency_key` names this publish: the same events under the same key again are duplicates.
     """
     ready = opened(stream, connection)
     if ready is None:
         ready = await in_thread(open_stream, stream, connection)
-    ticket = _ticket(ready, events)
+    ticket = _ticket(ready, events, idempotency_key)
     if ticket.events:
-        if not known_keys(ready.log, ticket.events):
+        if ticket.key is not None or not known_keys(ready.log, ticket.events):
             ticket.batches = await in_thread(_encode, ticket)
         await ready.hub.committer.publish_async(ticket)
         retention.look_soon(ready)
     return _result(ticket)
 
 
-def publish_sync(stream: str | Stream, events: Any, *, connection: str | Connection | None = None) -> dict[str, Any]:
+def publish_sync(
+    stream: str | Stream,
+    events: Any,
+    *,
+    connection: str | Connection | None = None,
+    idempotency_key: str | None = None,
+) -> dict[str, Any]:
     """`publish` for code without an event loop."""
     ready = opened(stream, connection) or open_stream(stream, connection)
-    ticket = _ticket(ready, events)
+    ticket = _ticket(ready, events, idempotency_key)
     if ticket.events:
-        if not known_keys(ready.log, ticket.events):
+        if ticket.key is not None or not known_keys(ready.log, ticket.events):
             ticket.batches = _encode(ticket)
         ready.hub.committer.publish(ticket)
         retention.look_soon(ready)
     return _result(ticket)
 
 
-def _ticket(ready: Opened, events: Any) -> Ticket:
-    return Ticket(ready, _new_id(), as_events(events, ready.stream), _encode)
+def _ticket(ready: Opened, events: Any, key: str | None = None) -> Ticket:
+    if key is not None and (not isinstance(key, str) or not 1 <= len(key) <= _KEY_CHARACTERS):
+        raise SettingsError(f"idempotency_key must be a text of 1 to {_KEY_CHARACTERS} characters.")
+    ready.keyed = ready.keyed or key is not None
+    return Ticket(ready, _new_id(), as_events(events, ready.stream), _encode, key)
+
+
+_KEY_CHARACTERS = 255
 
 
 _spare_ids: list[str] = []
@@ -75,11 +95,13 @@ def _encode(ticket: Ticket) -> list[Batch]:
     encoded = encode(stream, log, events)
     batches = []
     if encoded.count:
-        batches.append(to_batch(stream, log, [(ticket.publish_id, encoded.count)], encoded, events))
+        publishes = [(ticket.publish_id, encoded.count)]
+        batches.append(to_batch(stream, log, publishes, encoded, events, publish_key=ticket.key))
     if encoded.quarantined:
         place = open_stream(stream.quarantine, ticket.ready.hub.connection)
         records = encode(place.stream, place.log, encoded.quarantined)
-        batches.append(to_batch(place.stream, place.log, [(ticket.publish_id, records.count)], records, []))
+        publishes = [(ticket.publish_id, records.count)]
+        batches.append(to_batch(place.stream, place.log, publishes, records, [], publish_key=ticket.key))
     return batches
 
 

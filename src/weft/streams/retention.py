@@ -26,7 +26,7 @@ def look_soon(ready: Opened) -> None:
 
 def _due(ready: Opened) -> bool:
     stream = ready.stream
-    if stream.max_rows is None and stream.max_age_days is None and not stream.key_fields:
+    if stream.max_rows is None and stream.max_age_days is None and not stream.key_fields and not ready.keyed:
         return False
     # Under a test's own clock nothing happens by itself: what is removed must not depend on how fast a thread is.
     return ready.hub.real_time and time.monotonic() - ready.trimmed_at > _INTERVAL_SECONDS
@@ -55,8 +55,7 @@ def enforce(ready: Opened) -> int:
     # Counting from the end takes a walk over all that stays: only where there can be too many.
     if stream.max_rows is not None and log.head() - log.floor() > stream.max_rows:
         cut = max(cut, log.nth_last(stream.max_rows + 1) or 0)
-    if stream.key_fields:
-        log.trim_keys(now - stream.key_horizon_days * 86_400)
+    log.trim_keys(now - stream.key_horizon_days * 86_400)
     return log.trim(cut) if cut > 0 else 0
 
 

@@ -69,6 +69,8 @@ class Opened:
     hub: Hub
     log: Log
     trimmed_at: float = 0.0
+    keyed: bool = False
+    """Whether a publish of this process had a key of its own, which must be forgotten one day."""
 
 
 @dataclass(slots=True)

@@ -1,0 +1,194 @@
+"""The service as an ASGI application."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Iterable
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from weft.project import current
+from weft.server import consuming
+from weft.server.consuming import moment, query, whole
+from weft.server.live import EventStream, Filter
+from weft.server.problems import Problem, of_error
+from weft.server.publishing import publish
+from weft.server.service import Limits, Service, json_response, service_of
+from weft.streams.declare import Stream
+from weft.streams.runtime import Opened, in_thread
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+logger = logging.getLogger("weft.server")
+_STREAMS = "/api/v1/streams"
+
+
+def app(modules: Iterable[str] = (), *, limits: Limits | None = None) -> Starlette:
+    """The service for the streams of this project: those of `modules` and of the modules that weft.toml lists.
+
+    Mount it, or give it to any ASGI server; `weft serve` does the latter.
+    """
+    current().load_modules(modules)
+    service = Service(limits)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            await service.stop()
+
+    one = f"{_STREAMS}/{{name}}"
+    made = Starlette(
+        routes=[
+            # The first is the one that must be fast.
+            Route(one, publish, methods=["POST"]),
+            Route(f"{one}/consume", consuming.consume, methods=["POST"]),
+            Route(f"{one}/ack", consuming.ack, methods=["POST"]),
+            Route(f"{one}/nack", consuming.nack, methods=["POST"]),
+            Route(f"{one}/reset", consuming.reset, methods=["POST"]),
+            Route(f"{one}/groups", consuming.groups),
+            Route(f"{one}/events", consuming.events),
+            Route(f"{one}/subscribe", subscribe),
+            Route(one, details),
+            Route(_STREAMS, streams),
+        ],
+        exception_handlers={HTTPException: _http_error},
+        lifespan=lifespan,
+    )
+    made.state.service = service
+    made.add_middleware(Requests)
+    return made
+
+
+async def streams(request: Request) -> Response:
+    """Every declared stream."""
+    found = sorted(current().streams.values(), key=lambda stream: stream.name)
+    return json_response({"streams": [_described(stream) for stream in found], "count": len(found)})
+
+
+async def details(request: Request) -> Response:
+    """A stream, and how much is in it."""
+    ready = await service_of(request).open(request, "read")
+
+    def look(ready: Opened) -> dict[str, Any]:
+        log = ready.log
+        columns = {name: str(kind) for name, kind in log.fields(fresh=True).items()}
+        return {"columns": columns, "row_count": log.count(), "head": log.head(), "floor": log.floor()}
+
+    return json_response(_described(ready.stream) | await in_thread(look, ready))
+
+
+def _described(stream: Stream) -> dict[str, Any]:
+    return {
+        "name": stream.name,
+        "schema": stream.schema,
+        "description": stream.description,
+        "tags": list(stream.tags),
+        "owner": stream.owner,
+        "fields": {name: str(kind) for name, kind in stream.fields.items()},
+        "validate_schema": stream.validate_schema,
+        "auth": None if stream.auth is None else stream.auth["type"],
+        "rate_limit": stream.rate_limit,
+    }
+
+
+async def subscribe(request: Request) -> ASGIApp:
+    """Events as they are published, as Server-Sent Events."""
+    service = service_of(request)
+    ready = await service.open(request, "read")
+    wheres = request.query_params.getlist("where")
+    given = query(request, "since", "where") if len(wheres) < 2 else {"since": request.query_params.get("since")}
+    # What a browser sends when it comes back is newer than the address that it began with.
+    since = request.headers.get("last-event-id") or given.get("since")
+    position = await in_thread(_position, ready, since)
+    return EventStream(service.feeds, ready, position, _filter(wheres))
+
+
+def _position(ready: Opened, since: str | None) -> int:
+    log = ready.log
+    if since is None:
+        return log.head()
+    if since == "start":
+        return log.floor()
+    if since.isdigit():
+        return whole(since, "since", 0)
+    from weft.streams.retention import aware
+
+    when: datetime = moment(since, "since")
+    return log.first_since(aware(when)) - 1
+
+
+def _filter(wheres: list[str]) -> Filter | None:
+    """The events of which fields have these values: `where=action=click`."""
+    wanted = [where.partition("=") for where in wheres]
+    for name, equals, _ in wanted:
+        if not equals or not name:
+            text = "where needs a field and its value: where=action=click."
+            raise Problem(422, "parameter", "A parameter does not fit", text, field="where")
+    if not wanted:
+        return None
+    return lambda event: all(_text(event.get(name)) == value for name, _, value in wanted)
+
+
+def _text(value: object) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    kind, title = {404: ("not-found", "Not found"), 405: ("method", "Method not allowed")}.get(
+        error.status_code, ("http", "Refused")
+    )
+    text = f"{request.method} {request.url.path[:200]} is not served here."
+    problem = Problem(error.status_code, kind, title, text, headers=dict(error.headers or {}))
+    return problem.response(request.scope["weft.request_id"])
+
+
+class Requests:
+    """Gives each request an id, logs it, and answers what fails."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        request_id = scope["weft.request_id"] = secrets.token_hex(8)
+        started = time.perf_counter()
+        status = 0
+
+        async def tell(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+            await send(message)
+
+        try:
+            await self.app(scope, receive, tell)
+        except Exception as error:
+            if status:  # half of an answer is out: it can only be cut
+                logger.error("%s failed after its answer began", request_id, exc_info=error)
+                raise
+            problem = of_error(error, request_id, scope.get("path_params", {}).get("name"))
+            await problem.response(request_id)(scope, receive, tell)
+        finally:
+            if logger.isEnabledFor(logging.INFO):
+                taken = (time.perf_counter() - started) * 1000
+                logger.info("%s %s %s %d %.1f ms", request_id, scope["method"], scope["path"][:200], status, taken)

@@ -1,0 +1,139 @@
+"""Bodies: bounded while they are read and while they are unpacked, then parsed in one go."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+import pyarrow as pa
+from starlette.requests import ClientDisconnect, Request
+
+from weft.server.problems import Problem
+
+_JSON = ("application/json",)
+_LINES = ("application/x-ndjson", "application/ndjson", "application/jsonl", "application/x-jsonlines")
+_CODINGS = {"gzip": "gzip", "x-gzip": "gzip", "zstd": "zstd"}
+_CHUNK = 1 << 16
+_BYTE = re.compile(r"\(byte (\d+)\)")
+
+T = TypeVar("T")
+
+
+async def read(request: Request, most: int, seconds: float) -> bytes:
+    """The body as it was sent, of at most so many bytes, in at most so many seconds: a client that sends a byte now
+    and then would hold its connection for ever."""
+    length = request.headers.get("content-length")
+    if length is not None and length.isdigit() and int(length) > most:
+        raise too_large(most)
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(seconds):
+            async for part in request.stream():
+                size += len(part)
+                if size > most:
+                    raise too_large(most)
+                parts.append(part)
+    except TimeoutError:
+        text = f"The body did not arrive within {seconds:g} seconds."
+        raise Problem(408, "slow", "Too slow", text, headers={"connection": "close"}) from None
+    except ClientDisconnect:
+        # Nobody reads this answer. What was cut off is never taken for a whole body.
+        raise Problem(400, "cut-off", "The connection was cut", "The body did not arrive whole.") from None
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def too_large(most: int) -> Problem:
+    """A body that is not read any further."""
+    return Problem(
+        413,
+        "too-large",
+        "Too large",
+        f"A body may have {most:,} bytes, unpacked. Send several smaller ones.",
+        headers={"connection": "close"},
+        limit=most,
+    )
+
+
+def unpack(body: bytes, headers: Mapping[str, str], most: int) -> bytes:
+    """Undo the content coding; never more than `most` bytes, however far they expand."""
+    coding = headers.get("content-encoding", "identity").strip().lower()
+    if coding == "identity":
+        return body
+    if coding not in _CODINGS:
+        text = f"The content coding {coding[:40]!r} is not known: send gzip, zstd or none."
+        raise Problem(415, "coding", "Unknown coding", text, headers={"accept-encoding": "gzip, zstd"})
+    parts: list[bytes] = []
+    size = 0
+    try:
+        with pa.CompressedInputStream(pa.BufferReader(body), _CODINGS[coding]) as unpacked:
+            while part := unpacked.read(_CHUNK):
+                size += len(part)
+                if size > most:
+                    raise too_large(most)
+                parts.append(part)
+    except OSError:
+        text = f"The body is not {coding}, or was cut off."
+        raise Problem(400, "coding", "The body cannot be unpacked", text) from None
+    return b"".join(parts)
+
+
+def events(body: bytes, headers: Mapping[str, str]) -> Any:
+    """The event or the events of a body: JSON, or a line each."""
+    kind = media_type(headers)
+    if kind in _LINES:
+        return parse(body, _lines.decode_lines, kind)
+    require_json(kind, (*_JSON, _LINES[0]))
+    return parse(body, _any.decode, kind)
+
+
+def media_type(headers: Mapping[str, str]) -> str:
+    """The content type without its parameters."""
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def require_json(kind: str, wanted: tuple[str, ...] = _JSON) -> None:
+    """Refuse another content type. Also none at all: a page of another site may send such a request from a browser
+    without being asked for permission."""
+    if kind not in _JSON:
+        given = f"not {kind[:60]!r}" if kind else "and none was given"
+        text = f"The content type must be {' or '.join(wanted)}, {given}."
+        raise Problem(415, "media-type", "Unknown content type", text, headers={"accept-post": ", ".join(wanted)})
+
+
+def parse(body: bytes, decode: Any, kind: str = "JSON") -> Any:
+    """Parse, and say where it fails."""
+    try:
+        return decode(body)
+    except RecursionError:
+        raise Problem(400, "malformed", "Malformed JSON", "The body is nested too deeply.") from None
+    except UnicodeDecodeError:
+        raise _malformed(body, "it is not UTF-8", _not_utf8(body)) from None
+    except msgspec.ValidationError as error:
+        raise Problem(422, "parameter", "A parameter does not fit", f"{error}.") from None
+    except msgspec.DecodeError as error:
+        found = _BYTE.search(str(error))
+        why = str(error).removeprefix("JSON is malformed: ").partition(" (byte")[0]
+        raise _malformed(body, why[:1].lower() + why[1:], int(found[1]) if found else len(body)) from None
+
+
+def _not_utf8(body: bytes) -> int:
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        return error.start
+    return len(body)  # an escape that stands for half a character
+
+
+def _malformed(body: bytes, why: str, byte: int) -> Problem:
+    line = body.count(b"\n", 0, byte) + 1
+    column = byte - (body.rfind(b"\n", 0, byte) + 1) + 1
+    text = f"The body is not JSON: {why}, at line {line}, column {column}."
+    return Problem(400, "malformed", "Malformed JSON", text, position={"byte": byte, "line": line, "column": column})
+
+
+_any: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
+_lines: msgspec.json.Decoder[Any] = msgspec.json.Decoder()

@@ -1,0 +1,204 @@
+"""`/consume`, `/ack`, `/nack`, `/reset`, `/groups`, `/events`: reliable batches for clients without Python."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+
+from weft.errors import EventsLostError
+from weft.server import bodies
+from weft.server.problems import Problem
+from weft.server.service import json_response, service_of
+from weft.streams import consuming
+from weft.streams.events import Event, Lease, to_dicts
+from weft.streams.runtime import Opened, in_thread
+from weft.systems.log import ROWID
+
+_NAME = Annotated[str, Meta(min_length=1, max_length=200)]
+_ROWIDS = list[dict[str, Any]]
+
+
+class Consume(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The body of `/consume`."""
+
+    consumer: _NAME
+    batch_size: Annotated[int, Meta(ge=1)] = 100
+    member: _NAME | None = None
+    lease: Annotated[float, Meta(gt=0)] = 60
+    wait: Annotated[float, Meta(ge=0)] = 0
+
+
+class Ack(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The body of `/ack`."""
+
+    consumer: _NAME
+    events: _ROWIDS
+    token: _NAME | None = None
+    member: _NAME | None = None
+
+
+class Nack(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The body of `/nack`."""
+
+    consumer: _NAME
+    events: _ROWIDS
+    token: _NAME | None = None
+    member: _NAME | None = None
+    delay: Annotated[float, Meta(ge=0)] = 0
+    reason: str | None = None
+
+
+class Reset(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The body of `/reset`."""
+
+    consumer: _NAME
+    to: int | str = "start"
+
+
+Body = TypeVar("Body", Consume, Ack, Nack, Reset)
+_decoders: dict[type, msgspec.json.Decoder[Any]] = {
+    kind: msgspec.json.Decoder(kind) for kind in (Consume, Ack, Nack, Reset)
+}
+
+
+async def _body(request: Request, kind: type[Body]) -> Body:
+    limits, headers = service_of(request).limits, request.headers
+    bodies.require_json(bodies.media_type(headers))
+    body = await bodies.read(request, limits.body_bytes, limits.body_seconds)
+    parsed: Body = bodies.parse(bodies.unpack(body, headers, limits.body_bytes), _decoders[kind].decode)
+    return parsed
+
+
+async def consume(request: Request) -> Response:
+    """A batch under a lease. Its `token` fences the ack: with it an ack that comes too late is refused."""
+    service = service_of(request)
+    ready = await service.open(request, "read")
+    asked = await _body(request, Consume)
+    events = await consuming.consume(
+        ready.stream,
+        asked.consumer,
+        min(asked.batch_size, service.limits.page_events),
+        member=asked.member,
+        lease=asked.lease,
+        wait=min(asked.wait, service.limits.wait_seconds),
+    )
+    token = events[0].lease.token if events else None  # type: ignore[attr-defined]
+    return json_response(
+        {
+            "stream": ready.stream.name,
+            "consumer": asked.consumer,
+            "events": events,
+            "count": len(events),
+            "token": token,
+        }
+    )
+
+
+async def ack(request: Request) -> Response:
+    """Acknowledge events, by their `_weft_rowid`."""
+    ready = await service_of(request).open(request, "read")
+    asked = await _body(request, Ack)
+    done = await consuming.ack(ready.stream, asked.consumer, _leased(ready, asked), member=asked.member)
+    return json_response({"stream": ready.stream.name, "consumer": asked.consumer, "acknowledged": done})
+
+
+async def nack(request: Request) -> Response:
+    """Give events back."""
+    ready = await service_of(request).open(request, "read")
+    asked = await _body(request, Nack)
+    done = await consuming.nack(
+        ready.stream,
+        asked.consumer,
+        _leased(ready, asked),
+        delay=asked.delay,
+        reason=asked.reason,
+        member=asked.member,
+    )
+    return json_response({"stream": ready.stream.name, "consumer": asked.consumer, "returned": done})
+
+
+def _leased(ready: Opened, asked: Ack | Nack) -> _ROWIDS:
+    if asked.token is None:
+        return asked.events
+    lease = Lease(ready.stream.name, asked.consumer, asked.token)
+    events: _ROWIDS = []
+    for each in asked.events:
+        event = Event(each)
+        event.lease = lease
+        events.append(event)
+    return events
+
+
+async def reset(request: Request) -> Response:
+    """Move a consumer."""
+    ready = await service_of(request).open(request, "admin")
+    asked = await _body(request, Reset)
+    to = asked.to if isinstance(asked.to, int) or asked.to in ("start", "end") else moment(asked.to, "to")
+    position = await consuming.reset(ready.stream, asked.consumer, to)
+    return json_response({"stream": ready.stream.name, "consumer": asked.consumer, "position": position})
+
+
+async def groups(request: Request) -> Response:
+    """The consumers of a stream."""
+    ready = await service_of(request).open(request, "read")
+    return json_response({"stream": ready.stream.name, "groups": await consuming.groups(ready.stream)})
+
+
+async def events(request: Request) -> Response:
+    """A page of events, without a consumer: `?after=` the last `_weft_rowid` seen, `&limit=`."""
+    service = service_of(request)
+    ready = await service.open(request, "read")
+    given = query(request, "after", "limit")
+    after = whole(given["after"], "after", 0) if "after" in given else None
+    limit = whole(given["limit"], "limit", 1) if "limit" in given else 100
+    page, following = await in_thread(_page, ready, after, min(limit, service.limits.page_events))
+    return json_response({"stream": ready.stream.name, "events": page, "count": len(page), "next": following})
+
+
+def _page(ready: Opened, after: int | None, limit: int) -> tuple[list[dict[str, Any]], int]:
+    log = ready.log
+    floor = log.floor()
+    if after is not None and after < floor:
+        raise EventsLostError(
+            f"Events of stream {ready.stream.name!r} up to {floor} were removed by its retention.",
+            lost=floor - after,
+            hint=f"Go on with after={floor}.",
+        )
+    start = floor if after is None else after
+    found = to_dicts(log.read(start, log.head(), limit))
+    return found, found[-1][ROWID] if found else start
+
+
+def query(request: Request, *known: str) -> dict[str, str]:
+    """The parameters of a query, each at most once; unknown ones are refused."""
+    given: dict[str, str] = {}
+    for name, value in request.query_params.multi_items():
+        if name not in known:
+            text = f"There is no parameter {name[:60]!r} here; there are {', '.join(known)}."
+            raise Problem(422, "parameter", "Unknown parameter", text, field=name[:60])
+        if name in given:
+            raise Problem(422, "parameter", "Repeated parameter", f"{name} was given twice.", field=name)
+        given[name] = value
+    return given
+
+
+def whole(text: str, name: str, least: int) -> int:
+    """A number of a query."""
+    if not (text.isascii() and text.isdigit() and len(text) <= 19 and least <= int(text) < 2**63):
+        detail = f"{name} must be a whole number of at least {least}, not {text[:40]!r}."
+        raise Problem(422, "parameter", "A parameter does not fit", detail, field=name)
+    return int(text)
+
+
+def moment(text: str, name: str) -> datetime:
+    """A time in ISO 8601."""
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        detail = f"{name} must be an offset, a time such as 2026-01-31T12:00:00Z, or a word, not {text[:40]!r}."
+        raise Problem(422, "parameter", "A parameter does not fit", detail, field=name) from None

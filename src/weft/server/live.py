@@ -1,0 +1,260 @@
+"""Server-Sent Events: each new event is read and encoded once, whoever follows its stream.
+
+A subscriber has no queue. It has a position: what it has not been sent yet is taken from the newest events that its
+feed keeps, or read from the log where it fell behind those. So a slow one costs no memory, and misses nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from weft.errors import ConnectionFailedError, WeftError
+from weft.streams.events import to_dicts
+from weft.streams.runtime import Opened, in_thread
+from weft.systems.log import ROWID
+from weft.types import to_json
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+    from weft.server.service import Limits
+
+logger = logging.getLogger("weft.server")
+
+Event = dict[str, Any]
+Filter = Callable[[Event], bool]
+
+# The newest events that a feed keeps for those who are up to date.
+_KEPT_EVENTS = 2_000
+_KEPT_BYTES = 4 * 1024 * 1024
+# What is read at once. A subscriber that fell behind holds so many in memory.
+_PAGE_EVENTS = 500
+# A feed that nobody wakes looks by itself: the database may be away, and no watch says so.
+_LOOK_SECONDS = 2.0
+_PAUSE_SECONDS = 1.0
+
+_encoder = msgspec.json.Encoder(enc_hook=to_json)
+
+
+class Lost(Exception):
+    """Retention removed events before they were sent."""
+
+    def __init__(self, floor: int) -> None:
+        super().__init__(floor)
+        self.floor = floor
+
+
+class Feeds:
+    """The feeds of one process."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._feeds: dict[int, Feed] = {}
+        self.stopping = False
+
+    def feed(self, ready: Opened) -> Feed:
+        """The feed of a stream, one a process."""
+        self._feeds = {key: feed for key, feed in self._feeds.items() if feed.followers}
+        found = self._feeds.get(id(ready))
+        if found is None:
+            found = self._feeds[id(ready)] = Feed(ready)
+        return found
+
+    @property
+    def followers(self) -> int:
+        """How many subscribers there are."""
+        return sum(feed.followers for feed in self._feeds.values())
+
+    def stop(self) -> None:
+        """Tell every subscriber that the service ends."""
+        self.stopping = True
+        for feed in self._feeds.values():
+            feed.wake()
+
+
+class Feed:
+    """The newest events of a stream, as they are sent."""
+
+    def __init__(self, ready: Opened) -> None:
+        self.ready = ready
+        self.followers = 0
+        self._offsets: deque[int] = deque()
+        self._events: deque[tuple[Event, bytes]] = deque()
+        self._bytes = 0
+        self._before: int | None = None
+        """The offset before the first of them; none while nobody follows."""
+        self._last = 0
+        self._changed: asyncio.Future[None] | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def enter(self) -> None:
+        """Somebody follows."""
+        self.followers += 1
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def leave(self) -> None:
+        """Somebody stopped following. The last one ends the reading."""
+        self.followers -= 1
+        if not self.followers and self._task is not None:
+            self._task.cancel()
+            self._task = None
+            self._before = None
+            self._offsets.clear()
+            self._events.clear()
+            self._bytes = 0
+
+    def wake(self) -> None:
+        """Let everybody look."""
+        changed, self._changed = self._changed, None
+        if changed is not None and not changed.done():
+            changed.set_result(None)
+
+    async def wait(self, seconds: float) -> bool:
+        """Until something new may be here, or for so long; whether it may."""
+        if self._changed is None:
+            self._changed = asyncio.get_running_loop().create_future()
+        # Not wait_for: it would cancel the future that everybody waits for.
+        done, _ = await asyncio.wait([self._changed], timeout=seconds)
+        return bool(done)
+
+    async def after(self, position: int) -> list[tuple[Event, bytes]]:
+        """What follows a position, a page of it at most; nothing where there is nothing yet."""
+        if self._before is None:
+            return []
+        if position < self._before:
+            return await in_thread(read, self.ready, position)
+        if position >= self._last:
+            return []
+        at = bisect_right(self._offsets, position)
+        return [self._events[index] for index in range(at, min(at + _PAGE_EVENTS, len(self._events)))]
+
+    async def _run(self) -> None:
+        watch, log = self.ready.hub.watch, self.ready.log
+        while not watch.closed:
+            version = watch.version
+            try:
+                if self._before is None:
+                    self._before = self._last = await in_thread(log.head)
+                    self.wake()
+                page = await in_thread(read, self.ready, self._last)
+            except Lost as lost:
+                # Its followers find out by themselves: they are behind what is kept.
+                self._before = self._last = lost.floor
+                self._offsets.clear()
+                self._events.clear()
+                self._bytes = 0
+                self.wake()
+                continue
+            except WeftError as error:
+                logger.warning(
+                    "the events of %s cannot be read, and are tried again: %s", self.ready.stream.name, error
+                )
+                await asyncio.sleep(_PAUSE_SECONDS)
+                continue
+            if not page:
+                await watch.wait_async(version, _LOOK_SECONDS)
+                continue
+            for event, frame in page:
+                self._offsets.append(event[ROWID])
+                self._events.append((event, frame))
+                self._bytes += len(frame)
+            self._last = self._offsets[-1]
+            while len(self._offsets) > _KEPT_EVENTS or (self._bytes > _KEPT_BYTES and len(self._offsets) > 1):
+                self._before = self._offsets.popleft()
+                self._bytes -= len(self._events.popleft()[1])
+            self.wake()
+
+
+def read(ready: Opened, after: int) -> list[tuple[Event, bytes]]:
+    """The events after an offset with their frames; `Lost` where retention removed some of them."""
+    log = ready.log
+    head = log.head()
+    if head <= after:
+        return []
+    events = to_dicts(log.read(after, head, _PAGE_EVENTS))
+    if (events[0][ROWID] if events else head + 1) > after + 1:
+        floor = log.floor()
+        if floor > after:
+            raise Lost(floor)
+    name = ready.stream.name
+    return [(event, frame("stream.event", {"stream": name, "event": event}, event[ROWID])) for event in events]
+
+
+def frame(kind: str, data: object, offset: int | None = None) -> bytes:
+    """One event of the wire."""
+    number = b"" if offset is None else b"id: %d\n" % offset
+    return number + b"event: " + kind.encode() + b"\ndata: " + _encoder.encode(data) + b"\n\n"
+
+
+class EventStream:
+    """An answer that goes on until the subscriber leaves, is too slow, or the service ends."""
+
+    def __init__(self, feeds: Feeds, ready: Opened, position: int, accepts: Filter | None) -> None:
+        self.feeds = feeds
+        self.ready = ready
+        self.position = position
+        self.accepts = accepts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [
+            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"cache-control", b"no-store"),
+            (b"x-accel-buffering", b"no"),
+        ]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        feed = self.feeds.feed(self.ready)
+        feed.enter()
+        gone = asyncio.create_task(_disconnected(receive))
+        sending = asyncio.create_task(self._send(feed, send))
+        try:
+            await asyncio.wait([gone, sending], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            feed.leave()
+            for task in (gone, sending):
+                task.cancel()
+            await asyncio.gather(gone, sending, return_exceptions=True)
+
+    async def _send(self, feed: Feed, send: Send) -> None:
+        limits = self.feeds.limits
+
+        async def write(body: bytes, *, more: bool = True) -> None:
+            async with asyncio.timeout(limits.send_seconds):
+                await send({"type": "http.response.body", "body": body, "more_body": more})
+
+        # At once, so that a client knows that it is subscribed: what is published from now on is sent.
+        await write(b": subscribed\n\n")
+        while not self.feeds.stopping:
+            try:
+                page = await feed.after(self.position)
+            except Lost as lost:
+                count, self.position = lost.floor - self.position, lost.floor
+                told = {"stream": self.ready.stream.name, "lost": count, "resumed_after": lost.floor}
+                await write(frame("stream.lost", told, lost.floor))
+                continue
+            except ConnectionFailedError:
+                await asyncio.sleep(_PAUSE_SECONDS)
+                continue
+            if page:
+                self.position = page[-1][0][ROWID]
+                accepts = self.accepts
+                body = b"".join([frame for event, frame in page if accepts is None or accepts(event)])
+                if body:
+                    await write(body)
+                continue
+            if not await feed.wait(limits.keep_alive_seconds):
+                await write(b": keep-alive\n\n")
+        closing = {"stream": self.ready.stream.name, "reason": "the service ends", "resume_after": self.position}
+        await write(b"retry: 1000\n" + frame("stream.closing", closing), more=False)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,103 @@
+"""Errors as RFC 9457 has them: what a client is told, and what stays in the log."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from weft.errors import (
+    ConnectionFailedError,
+    EventsLostError,
+    LeaseLostError,
+    NotFoundError,
+    SchemaError,
+    SettingsError,
+    StorageError,
+    WeftError,
+)
+
+logger = logging.getLogger("weft.server")
+
+# How long a client should wait for a database that is away or full.
+_RETRY_SECONDS = 1.0
+_FULL_SECONDS = 30.0
+
+
+class Problem(Exception):
+    """An answer that is an error. `more` are members of the body besides those of RFC 9457."""
+
+    def __init__(
+        self,
+        status: int,
+        kind: str,
+        title: str,
+        detail: str,
+        *,
+        headers: dict[str, str] | None = None,
+        **more: Any,
+    ) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.body = {"type": f"urn:weft:problem:{kind}", "title": title, "status": status, "detail": detail, **more}
+        self.headers = headers or {}
+
+    def response(self, request_id: str) -> Response:
+        """What is sent."""
+        return Response(
+            msgspec.json.encode({**self.body, "request_id": request_id}),
+            self.status,
+            self.headers,
+            media_type="application/problem+json",
+        )
+
+
+def later(status: int, kind: str, title: str, detail: str, seconds: float) -> Problem:
+    """A refusal that says when to try again, in a header and in the body."""
+    return Problem(
+        status,
+        kind,
+        title,
+        detail,
+        headers={"retry-after": str(max(1, math.ceil(seconds)))},
+        retry_after=round(seconds, 3),
+    )
+
+
+def of_error(error: BaseException, request_id: str, stream: str | None = None) -> Problem:
+    """The problem that an error of ours is for a client. Whatever tells of the inside goes to the log alone."""
+    if isinstance(error, Problem):
+        return error
+    if isinstance(error, SchemaError):
+        return Problem(
+            422, "event", "An event does not fit", error.what, **_hint(error), index=error.index, field=error.field
+        )
+    if isinstance(error, NotFoundError):
+        return Problem(404, "not-found", "Not found", error.what, **_hint(error))
+    if isinstance(error, LeaseLostError):
+        return Problem(409, "lease-lost", "The lease was lost", error.what, **_hint(error), rowids=list(error.rowids))
+    if isinstance(error, EventsLostError):
+        return Problem(410, "events-lost", "Events were removed", error.what, **_hint(error), lost=error.lost)
+    if isinstance(error, SettingsError):
+        return Problem(422, "parameter", "A parameter does not fit", error.what, **_hint(error))
+    where = "" if stream is None else f" of {stream!r}"
+    if isinstance(error, StorageError):
+        logger.error("%s storage: %s", request_id, error.what)
+        text = f"The database{where} cannot store more now. Nothing was stored."
+        return later(503, "storage", "The database is full or read-only", text, _FULL_SECONDS)
+    if isinstance(error, ConnectionFailedError):
+        logger.warning("%s database: %s", request_id, error.what)
+        text = f"The database{where} does not answer. What was sent may or may not have been stored: send it again."
+        return later(503, "database", "The database does not answer", text, _RETRY_SECONDS)
+    if isinstance(error, WeftError):
+        logger.error("%s failed: %s", request_id, error.what)
+    else:
+        logger.error("%s failed", request_id, exc_info=error)
+    return Problem(500, "internal", "It failed here", "The log of the service has the reason under this request_id.")
+
+
+def _hint(error: WeftError) -> dict[str, Any]:
+    return {} if error.hint is None else {"hint": error.hint}

@@ -1,0 +1,29 @@
+"""`POST /api/v1/streams/{name}`: events in, an answer once they are durable."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from weft.server import bodies
+from weft.server.problems import Problem
+from weft.server.service import json_response, service_of
+from weft.streams import publish as publish_events
+
+_KEY_CHARACTERS = 255
+
+
+async def publish(request: Request) -> Response:
+    """One event, an array, or a line each."""
+    service = service_of(request)
+    ready = await service.open(request, "write")
+    limits, headers = service.limits, request.headers
+    key = headers.get("idempotency-key")
+    if key is not None and not 1 <= len(key) <= _KEY_CHARACTERS:
+        text = f"An Idempotency-Key has 1 to {_KEY_CHARACTERS} characters."
+        raise Problem(400, "idempotency-key", "Malformed header", text)
+    body = await bodies.read(request, limits.body_bytes, limits.body_seconds)
+    unpacked = bodies.unpack(body, headers, limits.body_bytes)
+    with service.room(ready.stream, len(unpacked)):
+        events = bodies.events(unpacked, headers)
+        return json_response(await publish_events(ready.stream, events, idempotency_key=key), 202)
