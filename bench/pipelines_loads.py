@@ -8,7 +8,7 @@ from itertools import count
 from typing import Annotated, Any
 
 import weft
-from bench.engine_loads import SELECT, Job, Pair, _rows, _targets, _with_reset
+from bench.engine_loads import _MANY, SELECT, Job, Pair, _rows, _targets, _with_reset
 from bench.harness import Case
 from weft import pk
 from weft.engine.run import Run
@@ -88,8 +88,8 @@ def _counted(pair: Pair, run: Callable[[], object]) -> Job:
 
 
 CASES = [
-    Case("declared append", "the same weft.load", 0.95, declared_append, needs="postgres"),
-    Case("declared merge", "the same weft.load", 0.95, declared_merge, needs="postgres"),
-    Case("merge with three normalizers", "the same without", 0.7, normalized("merge"), needs="postgres"),
-    Case("scd2 with three normalizers", "the same without", 0.7, normalized("scd2"), needs="postgres"),
+    Case("declared append", "the same weft.load", 0.95, declared_append, rounds=_MANY, needs="postgres"),
+    Case("declared merge", "the same weft.load", 0.95, declared_merge, rounds=_MANY, needs="postgres"),
+    Case("merge with three normalizers", "the same without", 0.7, normalized("merge"), rounds=_MANY, needs="postgres"),
+    Case("scd2 with three normalizers", "the same without", 0.7, normalized("scd2"), rounds=_MANY, needs="postgres"),
 ]
