@@ -53,6 +53,8 @@ class Pair:
         os.chdir(_folder.name)
         # A warm session that works for minutes.
         os.environ.setdefault("WEFT_SPARK_PROFILE", "throughput")
+        # The user is called like the schema of our own tables: without this, names alone would lead there.
+        self.execute("ALTER ROLE CURRENT_USER SET search_path = public")
         _fill(self.here, "orders", rows)
 
     def load(self, table: str, data: object = SELECT, **options: Any) -> Any:
