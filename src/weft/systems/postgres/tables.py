@@ -31,6 +31,7 @@ class PostgresTables(SqlTables):
     """Tables of a PostgreSQL database."""
 
     dialect: ClassVar[str] = "postgres"
+    has_temporary_views: ClassVar[bool] = True
 
     @cached_property
     def driver(self) -> PostgresStore:

@@ -33,7 +33,7 @@ from weft.systems.sql.target import check_columns, ensure
 # Tests stop a process at each of these steps, by a handler on this logger.
 _steps = logging.getLogger("weft.commit")
 
-STAGE, _RAW = "_weft_stage", "_weft_raw"
+STAGE, _RAW, _MADE = "_weft_stage", "_weft_raw", "_weft_made"
 _UNNAMED_KEPT = timedelta(days=7)
 # How far a database may be behind what was sent to it, and how much more is looked through for rows that it rejects.
 _RECENT_BYTES = 64 * 1024 * 1024
@@ -78,6 +78,8 @@ class Staged:
 
 
 Rows = Query | Batches | Staged
+CarryOut = Callable[[SqlTables, Load, Rows], Counts]
+"""`commit`, or a trial of it."""
 T = TypeVar("T")
 
 
@@ -158,9 +160,19 @@ def _refusal(failed: _Commit) -> LoadRefusedError | None:
 
 def attempt(tables: SqlTables, load: Load, rows: Rows) -> Counts:
     """What a load would do to a target that is there: it is carried out, and undone."""
+    return _undone(tables, replace(load, watermark=None), rows, _Commit.run)
+
+
+def attempt_unmade(tables: SqlTables, load: Load, rows: Rows) -> Counts:
+    """What a load would do to a target that is not there, or not yet as it will be: its rows are staged and checked."""
+    more = checks.implied(load, load.written(rows.schema).names)
+    return _undone(tables, replace(load, watermark=None, checks=(*load.checks, *more)), rows, _Commit.check)
+
+
+def _undone(tables: SqlTables, load: Load, rows: Rows, work: Callable[[_Commit], Counts]) -> Counts:
     counts = Counts()
     with suppress(_UndoneError), tables.driver.session("publish") as session:
-        counts = _Commit(tables, session, replace(load, watermark=None), rows, is_trial=True).run()
+        counts = work(_Commit(tables, session, load, rows, is_trial=True))
         raise _UndoneError
     return counts
 
@@ -224,6 +236,7 @@ class _Commit:
         self._is_copying = False
         self.is_cut_short = False
         """Whether there are more rows than the suspects."""
+        self._stage_name = STAGE
 
     def run(self) -> Counts:
         tables, session, load = self.tables, self.session, self.load
@@ -236,6 +249,8 @@ class _Commit:
             counts = self._straight(by_name) if self._goes_straight(by_name) else self._staged(by_name)
         finally:
             with suppress(Exception):
+                if self._stage_name == _MADE:
+                    tables.drop_temporary_view(session, _MADE)
                 # Where it is not the transaction that ends them.
                 for name in (STAGE, _RAW, checks.REPEATED, *Move.TEMPORARY):
                     tables.drop_temporary(session, name)
@@ -372,11 +387,11 @@ class _Commit:
         if not tables.savepoints:
             # What is staged must outlive a move that is rejected, so it is kept alone: the claim comes again below.
             quarantine.undo(tables, session)
-        bad = quarantine.BadRows(tables, session, load) if load.on_bad_rows == "quarantine" else None
+        bad = self._bad_rows()
         staged_as = self._stage(bad, columns)
         reached("staged")
         self._check_empty()
-        move = Move(tables, session, load, self.schema, columns, STAGE, staged_as)
+        move = Move(tables, session, load, self.schema, columns, self._stage_name, staged_as)
         moving = self.rows_read - move.check_keys(self.rows_read)
         reached("checked")
         expected = checks.Checks(tables, session, load, move.stage, self.schema, is_trial=self.is_trial)
@@ -412,6 +427,34 @@ class _Commit:
         # Every row that meant something and changed nothing.
         unchanged = moving - counts.inserted - counts.updated if load.tracks_rows else 0
         return replace(counts, rows_read=self.rows_read, unchanged=unchanged)
+
+    def _bad_rows(self) -> quarantine.BadRows | None:
+        if self.load.on_bad_rows != "quarantine":
+            return None
+        return quarantine.BadRows(self.tables, self.session, self.load, is_trial=self.is_trial)
+
+    def check(self) -> Counts:
+        """Stage the rows and see whether they are as expected: all that can be known without the target."""
+        tables, session, load = self.tables, self.session, self.load
+        bad = self._bad_rows()
+        try:
+            self._stage(bad, {})
+            self._check_empty()
+            move = Move(tables, session, load, self.schema, {}, STAGE, {})
+            left_out = move.check_keys(self.rows_read)
+            expected = checks.Checks(tables, session, load, move.stage, self.schema, is_trial=True)
+            aside = expected.run(self.rows_read)
+        finally:
+            with suppress(Exception):
+                for name in (STAGE, _RAW, checks.REPEATED, *Move.TEMPORARY):
+                    tables.drop_temporary(session, name)
+        unstaged = bad.unstaged if bad is not None else 0
+        return Counts(
+            rows_read=self.rows_read + unstaged,
+            inserted=self.rows_read - left_out - aside,
+            quarantined=aside + unstaged,
+            warnings=tuple(expected.warnings),
+        )
 
     def _or_named(self, work: Callable[[], T], move: Move, select: str) -> T:
         """What `work` gives; where the target rejects rows, which this query has, the error says which."""
@@ -467,6 +510,11 @@ class _Commit:
                 self._is_copied()
             else:
                 self.rows_read, self.bytes = bad.stage(STAGE, definitions, self.schema, self._counted())
+        elif isinstance(rows, Query) and self._is_read_once(bad):
+            tables.create_temporary_view(session, _MADE, rows.sql)
+            self._stage_name = _MADE
+            tables.filled(session, tables.temporary(_RAW))
+            return keys
         else:
             if isinstance(rows, Query):
                 select = f"SELECT {names} FROM {subquery(rows.sql)} AS q"
@@ -479,6 +527,16 @@ class _Commit:
             types |= keys
         tables.filled(session, tables.temporary(STAGE))
         return types
+
+    def _is_read_once(self, bad: quarantine.BadRows | None) -> bool:
+        """Whether all columns but the keys are made of the staged rows once: to store them made would take a tenth of
+        the load."""
+        load = self.load
+        again = load.checks or load.handle_deletes or load.deduplicate_by
+        if not self.tables.has_temporary_views or load.mode != "merge" or bad is not None or again:
+            return False
+        made = {each.field.name: each.sql for each in load.projection or ()}
+        return isinstance(self.rows, Batches) and all(made[key] == f"q.{self.tables.quote(key)}" for key in load.keys)
 
     def _stage_projected(self, bad: quarantine.BadRows, columns: dict[str, Column]) -> dict[str, str]:
         """The same, where rows are put aside of which the columns of the target cannot be made."""

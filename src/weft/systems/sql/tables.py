@@ -57,6 +57,8 @@ class SqlTables(ABC):
 
     savepoints: ClassVar[bool] = True
     """Whether a part of a transaction can be undone."""
+    has_temporary_views: ClassVar[bool] = False
+    """Whether a view can be made of a temporary table: then rows need not be stored twice."""
     true: ClassVar[str] = "TRUE"
     false: ClassVar[str] = "FALSE"
 
@@ -183,6 +185,14 @@ class SqlTables(ABC):
     def drop_temporary(self, session: Session, name: str) -> None:
         """Drop a temporary table where it is there."""
         session.run(f"DROP TABLE IF EXISTS {self.temporary(name)}")
+
+    def create_temporary_view(self, session: Session, name: str, select: str) -> None:
+        """A name for a query, for this session alone."""
+        session.run(f"CREATE TEMPORARY VIEW {self.quote(name)} AS {select}")
+
+    def drop_temporary_view(self, session: Session, name: str) -> None:
+        """Drop it where it is there."""
+        session.run(f"DROP VIEW IF EXISTS {self.temporary(name)}")
 
     def filled(self, session: Session, table: str) -> None:  # noqa: B027 - optional, not forgotten
         """A temporary table was filled: collect statistics where the planner needs them."""
