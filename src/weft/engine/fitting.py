@@ -34,9 +34,8 @@ def projected(frame: Any, load: Load) -> Any:
 
 
 @contextmanager
-def fitted(frame: Any, load: Load) -> Iterator[tuple[Any, tuple[str, ...]]]:
+def expected(frame: Any, load: Load) -> Iterator[tuple[Any, tuple[str, ...]]]:
     """The rows for a load, and what is to be told of them. Raises where they are not as expected."""
-    frame = projected(frame, load)
     if not load.checks:
         yield frame, ()
         return

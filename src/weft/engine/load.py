@@ -132,7 +132,7 @@ class Job:
 
     def engine_for(self, given: Given, reader: Reader | None, tables: SqlTables) -> str:
         """Where the rows go from their source to the target."""
-        if self.transform_sql is None and self.engine != "spark" and self._fits_in(tables):
+        if self.transform_sql is None and self.engine != "spark" and self.fits_in(tables):
             if isinstance(reader, SqlReader) and _is_same(reader.tables, tables):
                 return "pushdown"
             if isinstance(given, kinds.Memory):
@@ -144,7 +144,8 @@ class Job:
             )
         return "spark"
 
-    def _fits_in(self, tables: SqlTables) -> bool:
+    def fits_in(self, tables: SqlTables) -> bool:
+        """Whether the target's database can make the rows fit itself."""
         return self.fit is None or self.fit.runs_in(tables.dialect)
 
     def _prepare(self, tables: SqlTables, source: pa.Schema) -> None:
@@ -176,22 +177,28 @@ class Job:
         return sql_commit.commit(tables, self.load, Batches(schema, batches))
 
     def _by_spark(self, given: Given, reader: Reader | None, tables: SqlTables) -> Counts:
-        from weft.engine import fitting, frames
+        from weft.engine import frames
 
-        if reader is not None and self.transform_sql is None and self._fits_in(tables):
+        if reader is not None and self.transform_sql is None and self.fits_in(tables):
             frames.refuse_one_host(reader.one_host, "source")
             frames.refuse_one_host(tables.one_host, "target")
             self._prepare(tables, reader.schema)
             return self._copied(reader, tables)
+        frame, schema = self.framed(given, reader, tables)
+        self._prepare(tables, schema)
+        return self._written(frame, schema, tables)
+
+    def framed(self, given: Given, reader: Reader | None, tables: SqlTables) -> tuple[Any, pa.Schema]:
+        """The rows as a DataFrame; where the database cannot make them fit, Spark has."""
+        from weft.engine import fitting, frames
+
         frames.refuse_one_host(tables.one_host, "target")
         frame = frames.of(given, reader, self.source, self.transform_sql)
-        if self.fit is not None and not self._fits_in(tables):
+        if self.fit is not None and not self.fits_in(tables):
             made = self.fit(self.load, fitting.schema_of(frame), "spark", fitting.quote)
             frame = fitting.projected(frame, made)
             self.load, self.fit = replace(made, projection=None), None
-        schema = fitting.schema_of(frame)
-        self._prepare(tables, schema)
-        return self._written(frame, schema, tables)
+        return frame, fitting.schema_of(frame)
 
     def _copied(self, reader: Reader, tables: SqlTables) -> Counts:
         """One task that reads and writes: no row crosses the JVM."""
@@ -286,7 +293,7 @@ class Job:
             if counts is not None:
                 return counts
         frame = frames.of(given, reader, self.source) if frame is None else frame
-        with fitting.fitted(frame, self.load) as (ready, warnings):
+        with fitting.expected(fitting.projected(frame, self.load), self.load) as (ready, warnings):
             return replace(files.write(ready, self.connection, self.load), warnings=warnings)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -9,16 +11,17 @@ from typing import Any
 import pyarrow as pa
 
 from weft.engine import given as kinds
-from weft.engine import run
+from weft.engine import outcome, run
 from weft.engine.given import Given
 from weft.engine.load import Job
-from weft.engine.readers import SqlReader, open_tables, reader_for
+from weft.engine.readers import Reader, SqlReader, open_tables, reader_for
 from weft.errors import LoadRefusedError, WeftError
 from weft.pipelines.declare import Pipeline, Target
 from weft.systems.base import system_for
 from weft.systems.load import Counts, Load
 from weft.systems.sql import commit as sql_commit
-from weft.systems.sql.commit import Batches, Query
+from weft.systems.sql.checks import refuse_unknown_columns
+from weft.systems.sql.commit import Batches, CarryOut, Query
 from weft.systems.sql.queries import subquery
 from weft.systems.sql.tables import Slice, SqlTables
 from weft.systems.sql.target import create_statement
@@ -58,18 +61,16 @@ def preview(
     load = run.planned(pipeline, target, f"preview {moment.isoformat()}", moment)
     given = run.understand(pipeline, run.produce(pipeline)) if given is None else given
     with run.prepared(pipeline, target, load, given) as ready:
-        found = Preview(target.name, load.mode, "", late=ready.late)
+        found = Preview(target.name, load.mode, "spark", late=ready.late)
         mark = ready.job.load.watermark
         found.watermark = None if mark is None else f"{mark.column} up to {mark.text}"
         if system_for(ready.job.connection.kind).tables is None:
-            found.engine = "spark"
-            _of_files(found, ready.job, ready.given, rows)
+            _of_files(found, ready.job, ready.given, rows, trial)
             return found
         tables = open_tables(ready.job.connection)
         reader = None
         try:
             reader = reader_for(ready.given, ready.job.source, ready.job.connection, target=tables)
-            found.engine = ready.job.engine_for(ready.given, reader, tables)
             _of_tables(found, ready.job, ready.given, reader, tables, rows, trial)
         finally:
             tables.close()
@@ -78,67 +79,98 @@ def preview(
     return found
 
 
-def _of_tables(found: Preview, job: Job, given: Given, reader: Any, tables: SqlTables, rows: int, trial: bool) -> None:
+def _of_tables(
+    found: Preview, job: Job, given: Given, reader: Reader | None, tables: SqlTables, rows: int, trial: bool
+) -> None:
+    found.engine = job.engine_for(given, reader, tables)
     if isinstance(reader, SqlReader):
         found.sql = reader.sql
         found.plan = explain(reader.tables, reader.sql)
-        limited = Slice(f"SELECT * FROM {subquery(reader.sql)} AS q LIMIT {rows}")
-        found.sample = pa.Table.from_batches(reader.tables.read(limited, reader.schema), reader.schema)
-        schema = reader.schema
-    elif isinstance(given, kinds.Memory):
+    frame: Any = None
+    source: Query | Batches | None = None
+    if isinstance(given, kinds.Memory):
         given = kinds.Memory(given.schema, list(given.batches))
-        found.sample = pa.Table.from_batches(given.batches, given.schema).slice(0, rows)
+        if not given.schema.names:  # no rows at all
+            found.counts = Counts()
+            return
+    if job.fits_in(tables) and reader is not None:
+        schema = reader.schema
+        found.sample = _first(reader, rows)
+        if found.engine == "pushdown":
+            assert isinstance(reader, SqlReader)
+            source = Query(reader.sql, schema)
+        else:
+            source = Batches(schema, _all(reader))
+    elif job.fits_in(tables) and isinstance(given, kinds.Memory):
         schema = given.schema
+        found.sample = pa.Table.from_batches(given.batches, schema).slice(0, rows)
+        source = Batches(schema, given.batches)
     else:
-        _of_files(found, job, given, rows)
-        return
+        frame, schema = job.framed(given, reader, tables)
+        _show_frame(found, frame, rows)
     load = job.fitted(schema, tables)
     _compare(found, load, schema, tables)
     if trial and found.refused is None:
-        _try(found, load, schema, given, reader, tables)
+        # Without its columns there is nothing yet that the rows could be compared with.
+        carry_out = sql_commit.attempt_unmade if found.creates is not None or found.adds else sql_commit.attempt
+        try:
+            counts = (
+                carry_out(tables, load, source)
+                if source is not None
+                else _by_task(frame, schema, tables, load, carry_out)
+            )
+        except WeftError as error:
+            found.refused = error
+            return
+        found.counts = replace(counts, inserted=0) if found.adds else counts
+
+
+def _first(reader: Reader, rows: int) -> pa.Table:
+    if isinstance(reader, SqlReader):
+        limited = Slice(f"SELECT * FROM {subquery(reader.sql)} AS q LIMIT {rows}")
+        return pa.Table.from_batches(reader.tables.read(limited, reader.schema), reader.schema)
+    first = itertools.islice(_all(reader), 1)
+    return pa.Table.from_batches(first, reader.schema).slice(0, rows)
+
+
+def _all(reader: Reader) -> Iterator[pa.RecordBatch]:
+    parts, held = reader.parts(1)
+    try:
+        for part in parts:
+            yield from reader.read(part)
+    finally:
+        if held is not None:
+            held.close()
+
+
+def _by_task(frame: Any, schema: pa.Schema, tables: SqlTables, load: Load, carry_out: CarryOut) -> Counts:
+    """A trial of rows that only Spark has: where a run would write them, in a task."""
+    from weft.engine import tasks
+
+    tables.close()
+    work = tasks.write(tables, load, schema, None, carry_out)
+    with outcome.explained(f"try the load of {load.name}"):
+        written = frame.coalesce(1).mapInArrow(work, tasks.RESULT).collect()
+    if not written:
+        # Spark calls no task for a query without partitions.
+        return carry_out(tables, load, Batches(schema, []))
+    return outcome.unpack(bytes(written[0][0]))  # type: ignore[no-any-return]
 
 
 def _compare(found: Preview, load: Load, schema: pa.Schema, tables: SqlTables) -> None:
+    written = load.written(schema)
+    load.check_source(written.names)
+    refuse_unknown_columns(load.checks, written.names, load.name)
     with tables.driver.session("read") as session:
         columns = tables.columns(session, load.schema, load.table)
     if columns is None:
-        found.creates = create_statement(tables, load, load.written(schema))
+        found.creates = create_statement(tables, load, written)
         return
     present = {column.name for column in columns}
-    found.adds = [name for name in load.written(schema).names if name not in present]
+    found.adds = [name for name in written.names if name not in present]
     if found.adds and (load.declared is None or load.declared.on_drift != "evolve"):
         found.refused = LoadRefusedError(f"The table {load.name} has no column {found.adds[0]!r}.")
         found.adds = []
-
-
-def _try(found: Preview, load: Load, schema: pa.Schema, given: Given, reader: Any, tables: SqlTables) -> None:
-    rows: Query | Batches
-    if isinstance(reader, SqlReader) and found.engine == "pushdown":
-        rows = Query(reader.sql, schema)
-    elif isinstance(reader, SqlReader):
-        rows = Batches(schema, reader.read(Slice(reader.sql)))
-    else:
-        assert isinstance(given, kinds.Memory)
-        rows = Batches(schema, given.batches)
-    if found.creates is not None or found.adds:
-        # There is nothing yet that the rows could be compared with.
-        count = rows_of(rows, tables)
-        found.counts = Counts(rows_read=count, inserted=count) if found.creates is not None else Counts(rows_read=count)
-        return
-    try:
-        found.counts = sql_commit.attempt(tables, replace(load, on_bad_rows="fail"), rows)
-    except WeftError as error:
-        found.refused = error
-
-
-def rows_of(rows: Query | Batches, tables: SqlTables) -> int:
-    """How many rows there are."""
-    if isinstance(rows, Batches):
-        return sum(batch.num_rows for batch in rows.batches)
-    with tables.driver.session("read") as session:
-        row = session.row(f"SELECT count(*) FROM {subquery(rows.sql)} AS q")
-    assert row is not None
-    return int(row[0])
 
 
 def explain(tables: SqlTables, sql: str) -> list[str]:
@@ -149,9 +181,28 @@ def explain(tables: SqlTables, sql: str) -> list[str]:
     return [" ".join(str(value) for value in row if value is not None) for row in found]
 
 
-def _of_files(found: Preview, job: Job, given: Given, rows: int) -> None:
-    from weft.engine import frames
+def _of_files(found: Preview, job: Job, given: Given, rows: int, trial: bool) -> None:
+    from weft.engine import fitting, frames
+    from weft.engine.trial import Trial
 
-    frame = frames.of(given, reader_for(given, job.source, job.connection), job.source)
+    reader = reader_for(given, job.source, job.connection)
+    if isinstance(reader, SqlReader):
+        found.sql = reader.sql
+    frame = frames.of(given, reader, job.source)
+    load = job.load
+    if job.fit is not None:
+        load = job.fit(load, fitting.schema_of(frame), "spark", fitting.quote)
+        frame = fitting.projected(frame, load)
+    _show_frame(found, frame, rows)
+    try:
+        tried = Trial(frame, job.connection, load)
+        found.creates = tried.creates
+        found.counts = tried.run() if trial else None
+    except WeftError as error:
+        found.refused = error
+
+
+def _show_frame(found: Preview, frame: Any, rows: int) -> None:
     found.sample = frame.limit(rows).toArrow()
-    found.plan = frame._jdf.queryExecution().simpleString().splitlines()
+    if not found.plan:
+        found.plan = frame._jdf.queryExecution().simpleString().splitlines()

@@ -15,7 +15,7 @@ from weft.engine.spool import read_first
 from weft.systems.load import Counts, Load
 from weft.systems.sql import staging
 from weft.systems.sql.ahead import read_ahead
-from weft.systems.sql.commit import Batches, commit
+from weft.systems.sql.commit import Batches, CarryOut, commit
 from weft.systems.sql.tables import SqlTables
 
 RESULT = "outcome binary"
@@ -31,10 +31,16 @@ def copy(reader: Reader, tables: SqlTables, load: Load, counter: Counter | None,
     return outcome.of(lambda: _commit(tables, load, reader.schema, batches()), finally_=tables.close)
 
 
-def _commit(tables: SqlTables, load: Load, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Counts:
+def _commit(
+    tables: SqlTables,
+    load: Load,
+    schema: pa.Schema,
+    batches: Iterable[pa.RecordBatch],
+    carry_out: CarryOut = commit,
+) -> Counts:
     if tables.one_writer:
         batches = read_first(schema, (canonical_batch(batch, schema) for batch in batches))
-    return commit(tables, load, Batches(schema, batches))
+    return carry_out(tables, load, Batches(schema, batches))
 
 
 def read(reader: Reader, work: Callable[[int, Iterable[pa.RecordBatch]], Any], numbered: tuple[int, Any]) -> bytes:
@@ -44,7 +50,7 @@ def read(reader: Reader, work: Callable[[int, Iterable[pa.RecordBatch]], Any], n
 
 
 def write(
-    tables: SqlTables, load: Load, schema: pa.Schema, counter: Counter | None
+    tables: SqlTables, load: Load, schema: pa.Schema, counter: Counter | None, carry_out: CarryOut = commit
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[Any]]:
     """A function for `mapInArrow` over the one partition of a DataFrame: its rows in one transaction."""
 
@@ -53,7 +59,9 @@ def write(
             found = (canonical_batch(batch, schema) for batch in batches)
             return found if counter is None else counter.counted(found)
 
-        found = outcome.of(lambda: _commit(tables, load, schema, read_ahead(canonical)), finally_=tables.close)
+        found = outcome.of(
+            lambda: _commit(tables, load, schema, read_ahead(canonical), carry_out), finally_=tables.close
+        )
         yield pa.RecordBatch.from_pydict({"outcome": [found]})
 
     return run

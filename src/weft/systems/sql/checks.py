@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from weft.errors import DeclarationError, LoadRefusedError, nearest
-from weft.systems.expectation import Expectation
+from weft.systems.expectation import Expectation, Reaction
 from weft.systems.load import Load
 from weft.systems.sql import quarantine
 from weft.systems.sql.driver import Session
@@ -80,6 +80,22 @@ def refuse_broken(load: Load, broken: list[str], hint: str) -> None:
         raise LoadRefusedError(
             f"The rows for {load.name} are not as expected, and nothing was written:{lines}", hint=hint
         )
+
+
+def implied(load: Load, written: list[str]) -> tuple[Expectation, ...]:
+    """What a table that is yet to be made would demand of its rows."""
+    reaction: Reaction = "quarantine" if load.on_bad_rows == "quarantine" else "fail"
+    declared = load.declared
+    required = [] if declared is None else [field.name for field in declared.schema or () if not field.nullable]
+    groups: list[tuple[str, ...]] = []
+    if declared is not None and load.mode != "scd2":
+        required += declared.primary_key
+        groups = [group for group in (declared.primary_key, *declared.unique) if group]
+    nulls = [Expectation("not_null", (name,), reaction=reaction) for name in dict.fromkeys(required) if name in written]
+    return (
+        *nulls,
+        *(Expectation("unique", group, reaction=reaction) for group in groups if set(group) <= set(written)),
+    )
 
 
 class Checks:

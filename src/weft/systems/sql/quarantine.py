@@ -104,16 +104,19 @@ class BadRows:
     With savepoints, a piece that is accepted stays. Without them, `find` tries pieces in transactions that are rolled
     back, and `run` then moves all that were accepted at once. What is staged must have been kept before.
 
-    `only_name`: remember some rows for an error, and put none aside.
+    `only_name`: remember some rows for an error, and put none aside. `is_trial`: only count them, because there may be
+    no place to put them yet.
     """
 
-    def __init__(self, tables: SqlTables, session: Session, load: Load, *, only_name: bool = False) -> None:
+    def __init__(
+        self, tables: SqlTables, session: Session, load: Load, *, only_name: bool = False, is_trial: bool = False
+    ) -> None:
         self.tables, self.session, self.load = tables, session, load
         self.count = 0
         self.unstaged = 0
         """Those of them that not even the staging table took."""
         self._given = 0
-        self._only_name = only_name
+        self._only_name, self._is_trial = only_name, is_trial
         self._named: list[str] = []
         if not tables.savepoints:
             tables.drop_temporary(session, _ASIDE)
@@ -209,10 +212,11 @@ class BadRows:
         else:
             move.condition = self._not_aside
             counts += move.apply()
-            names = self._listed(_FIELDS)
-            self.session.run(
-                f"INSERT INTO {self._quarantine} ({names}) SELECT {names} FROM {self.tables.temporary(_ASIDE)}"
-            )
+            if not self._is_trial:
+                names = self._listed(_FIELDS)
+                self.session.run(
+                    f"INSERT INTO {self._quarantine} ({names}) SELECT {names} FROM {self.tables.temporary(_ASIDE)}"
+                )
         move.condition = "1 = 1"
         return counts + move.delete_missing()
 
@@ -341,6 +345,8 @@ class BadRows:
                 raise EnoughError
             if tables.savepoints:
                 return
+        if self._is_trial and tables.savepoints:
+            return
         number_aside = None if tables.savepoints else number
         insert(tables, self.session, load, said.what, row, number_aside)
         keep(tables, self.session)

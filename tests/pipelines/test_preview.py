@@ -1,0 +1,172 @@
+"""Previews: what a run would do, told without doing it, and the same that the run then does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+
+import weft
+from pipelines.conftest import Database
+from weft import LoadRefusedError, pk
+from weft.engine.preview import Preview, preview
+from weft.engine.run import Run
+from weft.engine.validate import validate
+from weft.expectations import not_null, range
+from weft.normalize import lower, parse_int
+from weft.pipelines.declare import Pipeline
+from weft.project import Project
+from weft.types import BigInt, Text
+
+ROWS = [{"id": 1, "name": "A", "n": 10}, {"id": 2, "name": "B", "n": 20}, {"id": 3, "name": None, "n": 1000}]
+
+
+@weft.table
+class Things:
+    number: Annotated[BigInt, pk()]
+    name: Annotated[Text | None, lower()]
+    n: BigInt
+
+
+def look(pipeline: Pipeline, **options: Any) -> Preview:
+    return preview(pipeline, pipeline.targets[0], datetime.now(UTC), **options)
+
+
+def pipeline(rows: Any = ROWS, target: Any = "things", **options: Any) -> Pipeline:
+    made: Pipeline = weft.pipeline(target=target, name="things", **options)(lambda: rows)
+    return made
+
+
+# -------------------------------------------------------------------------------------------------------- SQL databases
+
+
+def test_rows_that_would_be_put_aside(database: Database) -> None:
+    """By the database itself, with no table of theirs yet; and nothing of it stays."""
+    database.run("CREATE TABLE things (id BIGINT, name VARCHAR(9) NOT NULL, n BIGINT)")
+    made = pipeline(on_bad_rows="quarantine")
+    found = look(made)
+    assert found.refused is None
+    assert found.counts is not None
+    assert (found.counts.rows_read, found.counts.inserted, found.counts.quarantined) == (3, 2, 1)
+    assert database.rows("things") == []
+    with pytest.raises(weft.WeftError):
+        database.rows("things__quarantine")
+    (loaded,) = database.execute(made)
+    assert replace(loaded.counts, bytes=0) == replace(found.counts, bytes=0)
+
+
+def test_values_that_cannot_be_made(database: Database) -> None:
+    @weft.table
+    class Parsed:
+        id: BigInt
+        n: Annotated[BigInt | None, parse_int(on_failure="error")]
+
+    rows = [{"id": 1, "n": "5"}, {"id": 2, "n": "five"}]
+    made = pipeline(rows, Parsed, on_bad_rows="quarantine")
+    for _ in "new", "there":
+        found = look(made)
+        assert found.refused is None
+        assert found.counts is not None
+        assert (found.counts.rows_read, found.counts.inserted, found.counts.quarantined) == (2, 1, 1)
+        database.execute(made)
+
+
+def test_a_new_table_and_what_is_expected(database: Database) -> None:
+    found = look(pipeline(expectations=[not_null("name"), range("n", max=100, on_failure="quarantine")]))
+    assert found.creates is not None
+    assert isinstance(found.refused, LoadRefusedError)
+    assert "not_null(name): 1 of 3 rows" in found.refused.what
+    database.project.pipelines.clear()
+    found = look(pipeline(expectations=[range("n", max=100, on_failure="quarantine"), not_null("id")]))
+    assert found.refused is None
+    assert found.counts is not None
+    assert (found.counts.rows_read, found.counts.inserted, found.counts.quarantined) == (3, 2, 1)
+
+
+def test_a_new_table_and_what_it_demands(database: Database) -> None:
+    rows = [{"number": 1, "name": "a", "n": 1}, {"number": 1, "name": "b", "n": None}]
+    found = look(pipeline(rows, Things))
+    assert found.refused is not None
+    assert "not_null(n): 1 of 2 rows" in found.refused.what
+    assert "unique(number): 2 of 2 rows" in found.refused.what
+
+
+def test_an_expectation_about_nothing(database: Database) -> None:
+    made = pipeline(expectations=[not_null("nam")])
+    with pytest.raises(weft.DeclarationError, match="Did you mean 'name'"):
+        look(made, trial=False)
+
+
+# ------------------------------------------------------------------------------------------------------ files and Delta
+
+
+@pytest.fixture
+def lake(spark: Any, local: Project, tmp_path: Path) -> Project:
+    weft.connect(kind="delta_local", path=str(tmp_path / "lake"), name="lake")
+    weft.connect(kind="object_store_local", path=str(tmp_path / "files"), name="files")
+    weft.load(ROWS, target="raw")
+    return local
+
+
+def run(pipeline: Pipeline) -> Any:
+    made = Run(pipeline, f"k{datetime.now(UTC)}", datetime.now(UTC))
+    made.execute()
+    return made.loaded[0].counts
+
+
+@pytest.mark.parametrize("place", ["lake", "files"])
+def test_what_is_declared(lake: Project, tmp_path: Path, place: str) -> None:
+    made = pipeline(
+        "SELECT id, name, n FROM raw",
+        Things,
+        source_connection="default",
+        target_connection=place,
+        column_map={"number": "id"},
+        expectations=[range("n", max=100, on_failure="warn")],
+    )
+    found = look(made)
+    assert found.refused is None
+    assert found.creates == "things (number bigint, name string, n bigint)"
+    assert found.sample is not None
+    assert found.sample.to_pylist()[0] == {"number": 1, "name": "a", "n": 10}
+    assert found.counts is not None
+    assert (found.counts.rows_read, found.counts.inserted) == (3, 3)
+    assert found.counts.warnings == ("range(n, max=100): 1 of 3 rows",)
+    assert not list(tmp_path.glob("*/things"))
+    run(made)
+    assert look(made).creates is None
+    assert [each.problem for each in validate(made)] == [None] * 4
+
+
+@pytest.mark.parametrize("place", ["lake", "files"])
+def test_what_would_be_refused(lake: Project, place: str) -> None:
+    options = {"source_connection": "default", "target_connection": place}
+    broken = pipeline("SELECT id, name, n FROM raw", "things", expectations=[range("n", max=100)], **options)
+    found = look(broken)
+    assert found.refused is not None
+    assert "range(n, max=100): 1 of 3 rows" in found.refused.what
+    lake.pipelines.clear()
+    lacking = pipeline("SELECT id AS number, name FROM raw", Things, **options)
+    assert "has no column 'n'" in str([each.problem for each in validate(lacking)])
+    lake.pipelines.clear()
+    run(pipeline("SELECT id FROM raw", **options))
+    lake.pipelines.clear()
+    wider = pipeline("SELECT id, name FROM raw", **options)
+    assert "has no column 'name'" in str([each.problem for each in validate(wider)])
+
+
+@pytest.mark.parametrize("mode", ["append", "truncate", "merge", "scd2"])
+def test_the_run_does_what_was_told(lake: Project, mode: str) -> None:
+    keys = {"keys": ["id"]} if mode in ("merge", "scd2") else {}
+    options = {"source_connection": "default", "target_connection": "lake", "mode": mode, **keys}
+    made = pipeline("SELECT id, name, n FROM raw", **options)
+    for change in (None, {"id": 2, "name": "C", "n": 20}, {"id": 4, "name": "D", "n": 1}):
+        if change is not None:
+            weft.load([change], target="raw", mode="merge", keys=["id"])
+        told = look(made).counts
+        done = run(made)
+        assert told is not None
+        assert replace(told, bytes=0) == replace(done, bytes=0)
