@@ -27,6 +27,7 @@ _FIELD = re.compile(r"[^\W\d][\w .@#$:/-]*")
 # PostgreSQL has these in every table.
 _SYSTEM_COLUMNS = frozenset({"tableoid", "ctid", "xmin", "xmax", "cmin", "cmax"})
 _DEFAULT_HORIZON_DAYS = 30.0
+_SLOWEST = 0.001
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -41,7 +42,7 @@ class Stream:
     description: str | None = None
     tags: tuple[str, ...] = ()
     owner: str | None = None
-    auth: Mapping[str, str] | None = field(default=None, repr=False)
+    auth: Mapping[str, Any] | None = field(default=None, repr=False)
     rate_limit: Mapping[str, float] | None = None
     validate_schema: bool = False
     max_age_days: float | None = None
@@ -114,7 +115,7 @@ def stream(
     description: str | None = None,
     tags: Sequence[str] = (),
     owner: str | None = None,
-    auth: Mapping[str, str] | None = None,
+    auth: Mapping[str, str | Sequence[str]] | None = None,
     rate_limit: Mapping[str, float] | None = None,
     validate_schema: bool = False,
     retention: Mapping[str, float] | None = None,
@@ -133,7 +134,7 @@ def stream(
     description: str | None = None,
     tags: Sequence[str] = (),
     owner: str | None = None,
-    auth: Mapping[str, str] | None = None,
+    auth: Mapping[str, str | Sequence[str]] | None = None,
     rate_limit: Mapping[str, float] | None = None,
     validate_schema: bool = False,
     retention: Mapping[str, float] | None = None,
@@ -386,20 +387,37 @@ def _options(given: object, option: str, where: str, known: Mapping[str, type]) 
     return dict(given)
 
 
-def _auth(given: object, where: str) -> dict[str, str] | None:
+_AUTH = {"bearer": ("token",), "api_key": ("header", "key"), "hmac": ("secret",)}
+_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+
+
+def _auth(given: object, where: str) -> dict[str, Any] | None:
+    """No value is shown: it may be the secret itself."""
     if given is None:
         return None
-    kinds = {"bearer": ("token",), "api_key": ("header", "key")}
-    if not isinstance(given, Mapping) or given.get("type") not in tuple(kinds):
-        raise DeclarationError(f"{where}: auth needs a type: {' or '.join(map(repr, kinds))}.")
-    wanted = kinds[given["type"]]
-    checked = _options(given, "auth", where, dict.fromkeys(("type", *wanted), str))
-    if given["type"] == "api_key":
-        checked.setdefault("header", "X-API-Key")
-    for key in wanted:
+    kinds = ", ".join(map(repr, _AUTH))
+    if not isinstance(given, Mapping) or "type" not in given:
+        raise DeclarationError(
+            f"{where}: auth needs a type: {kinds}.", hint='For example auth={"type": "bearer", "token": "${TOKEN}"}.'
+        )
+    kind = given["type"]
+    if kind not in tuple(_AUTH):
+        close = nearest(kind, _AUTH) if isinstance(kind, str) else None
+        hint = f"Did you mean {close!r}?" if close else None
+        raise DeclarationError(f"{where}: auth has a type that is not known; there are {kinds}.", hint=hint)
+    options = dict(given)
+    secrets = options.get("secret")
+    if kind == "hmac" and isinstance(secrets, (list, tuple)):
+        if not secrets or not all(isinstance(secret, str) and secret for secret in secrets):
+            raise DeclarationError(f"{where}: auth['secret'] must be a non-empty string, or a list of such.")
+        options["secret"] = secrets[0]
+    checked = _options(options, "auth", where, dict.fromkeys(("type", *_AUTH[kind]), str))
+    if kind == "api_key" and not _HEADER.fullmatch(checked.setdefault("header", "X-API-Key")):
+        raise DeclarationError(f"{where}: auth['header'] cannot be the name of a header.")
+    for key in _AUTH[kind]:
         if key not in checked:
-            raise DeclarationError(f"{where}: auth of type {given['type']!r} needs {key!r}.")
-    return checked
+            raise DeclarationError(f"{where}: auth of type {kind!r} needs {key!r}.")
+    return {**checked, "secret": tuple(secrets)} if isinstance(secrets, (list, tuple)) else checked
 
 
 def _rate_limit(given: object, where: str) -> dict[str, float] | None:
@@ -408,6 +426,8 @@ def _rate_limit(given: object, where: str) -> dict[str, float] | None:
     checked = _options(given, "rate_limit", where, {"requests_per_second": float, "burst": int})
     if "requests_per_second" not in checked:
         raise DeclarationError(f"{where}: rate_limit needs requests_per_second.")
+    if checked["requests_per_second"] < _SLOWEST:
+        raise DeclarationError(f"{where}: rate_limit['requests_per_second'] must be at least {_SLOWEST:g}.")
     return checked
 
 

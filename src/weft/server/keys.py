@@ -1,0 +1,261 @@
+"""Keys of the service: `weft_<id>_<secret>`, of which the database has the id and a hash of the secret.
+
+The secret is 256 random bits: a plain SHA-256 of it cannot be searched. A key that was revoked keeps its row, so that
+a service that was closed by its first key is not opened again by revoking the last one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import secrets
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from hashlib import sha256
+from typing import Any, Literal, get_args
+
+import pyarrow as pa
+
+from weft.errors import ConnectionFailedError, NotFoundError, SettingsError, StorageError, WeftError, nearest
+from weft.operate.logtables import instant
+from weft.project import DEFAULT, current
+from weft.server.problems import later
+from weft.server.rates import Rate
+from weft.settings import read_project_file
+from weft.systems.base import system_for
+from weft.systems.sql.own import create_own_table, own_table
+from weft.systems.sql.tables import SqlTables
+
+logger = logging.getLogger("weft.server")
+
+Scope = Literal["read", "write", "admin"]
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+PREFIX = "weft_"
+CACHED_SECONDS = 5.0
+_ID_BYTES, _SECRET_BYTES = 6, 32
+
+_TABLE = "api_keys"
+_INSTANT = pa.timestamp("us", "UTC")
+_FIELDS = pa.schema(
+    [
+        pa.field("id", pa.string(), nullable=False),
+        pa.field("name", pa.string()),
+        pa.field("secret_hash", pa.string(), nullable=False),
+        pa.field("scopes", pa.string(), nullable=False),
+        pa.field("streams", pa.string()),
+        pa.field("requests_per_second", pa.float64()),
+        pa.field("burst", pa.float64()),
+        pa.field("created_at", _INSTANT, nullable=False),
+        pa.field("expires_at", _INSTANT),
+        pa.field("revoked_at", _INSTANT),
+    ]
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApiKey:
+    """A key as the service knows it."""
+
+    id: str
+    name: str | None
+    scopes: tuple[Scope, ...]
+    streams: tuple[str, ...]
+    """The only ones that it opens; none: it opens all."""
+    rate: Rate | None
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    secret_hash: str = field(repr=False)
+
+    @property
+    def ended(self) -> str | None:
+        """Why it opens nothing any more."""
+        if self.revoked_at is not None:
+            return "was revoked"
+        if self.expires_at is not None and self.expires_at <= datetime.now(UTC):
+            return "has expired"
+        return None
+
+    def has(self, scope: Scope) -> bool:
+        """Whether it is good for that."""
+        return scope in self.scopes or "admin" in self.scopes
+
+
+def verified(token: str, keys: dict[str, ApiKey]) -> ApiKey | None:
+    """The key that a token is, ended or not. To compare takes as long whether there is such a key or not."""
+    key_id, _, secret = token.removeprefix(PREFIX).partition("_")
+    key = keys.get(key_id)
+    given = _hash(secret)
+    wanted = _NOBODY if key is None else key.secret_hash
+    return key if hmac.compare_digest(given, wanted) and key is not None else None
+
+
+def _hash(secret: str) -> str:
+    return sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+_NOBODY = _hash(secrets.token_hex(_SECRET_BYTES))
+
+
+class KeyTable:
+    """`weft.api_keys` in one database."""
+
+    def __init__(self, tables: SqlTables) -> None:
+        self._tables = tables
+        self._table = own_table(tables, _TABLE)
+        create_own_table(tables, _TABLE, _FIELDS, ("id",))
+
+    def all(self) -> dict[str, ApiKey]:
+        """Every key that was ever made, by its id."""
+        names = ", ".join(map(self._tables.quote, _FIELDS.names))
+        with self._tables.driver.session("read") as session:
+            rows = session.rows(f"SELECT {names} FROM {self._table} ORDER BY created_at, id")
+        return {str(row[0]): _key_of(dict(zip(_FIELDS.names, row, strict=True))) for row in rows}
+
+    def create(
+        self,
+        *,
+        name: str | None,
+        scopes: Iterable[Scope],
+        streams: Iterable[str] = (),
+        expires_at: datetime | None = None,
+        rate: Rate | None = None,
+    ) -> tuple[ApiKey, str]:
+        """A new key, and the token that its user sends. The token is known to nobody else, now and later."""
+        key_id, secret = secrets.token_hex(_ID_BYTES), secrets.token_hex(_SECRET_BYTES)
+        key = ApiKey(
+            id=key_id,
+            name=name,
+            scopes=tuple(scope for scope in SCOPES if scope in set(scopes)),
+            streams=tuple(streams),
+            rate=rate,
+            created_at=datetime.now(UTC),
+            expires_at=expires_at,
+            revoked_at=None,
+            secret_hash=_hash(secret),
+        )
+        values: dict[str, Any] = {
+            "id": key.id,
+            "name": name,
+            "secret_hash": key.secret_hash,
+            "scopes": ",".join(key.scopes),
+            "streams": ",".join(key.streams) or None,
+            "requests_per_second": rate and rate.per_second,
+            "burst": rate and rate.burst,
+        }
+        moments = {"created_at": key.created_at, "expires_at": expires_at}
+        values = {column: value for column, value in values.items() if value is not None}
+        literals = {column: self._tables.moment(value) for column, value in moments.items() if value is not None}
+        columns = ", ".join(map(self._tables.quote, (*values, *literals)))
+        marks = ", ".join([*("?" for _ in values), *literals.values()])
+        with self._tables.driver.session("publish") as session:
+            session.run(f"INSERT INTO {self._table} ({columns}) VALUES ({marks})", list(values.values()))
+        return key, f"{PREFIX}{key_id}_{secret}"
+
+    def revoke(self, key_id: str) -> ApiKey:
+        """End a key. One that was revoked before stays as it is."""
+        with self._tables.driver.session("publish") as session:
+            session.run(
+                f"UPDATE {self._table} SET revoked_at = {self._tables.moment(datetime.now(UTC))} "
+                "WHERE id = ? AND revoked_at IS NULL",
+                (key_id,),
+            )
+        keys = self.all()
+        if key_id not in keys:
+            close = nearest(key_id, keys)
+            hint = f"Did you mean {close!r}?" if close else "weft apikey list shows what there is."
+            raise NotFoundError(f"There is no key {key_id!r}.", hint=hint)
+        return keys[key_id]
+
+    def close(self) -> None:
+        """Close its connections."""
+        self._tables.close()
+
+
+def _key_of(row: dict[str, Any]) -> ApiKey:
+    per_second, burst = row.pop("requests_per_second"), row.pop("burst")
+    created_at = instant(row.pop("created_at"))
+    assert created_at is not None
+    return ApiKey(
+        **{
+            **row,
+            "scopes": tuple(row["scopes"].split(",")),
+            "streams": tuple(row["streams"].split(",")) if row["streams"] else (),
+            "expires_at": instant(row["expires_at"]),
+            "revoked_at": instant(row["revoked_at"]),
+        },
+        rate=None if per_second is None else Rate(float(per_second), float(burst)),
+        created_at=created_at,
+    )
+
+
+def open_key_table() -> KeyTable:
+    """The keys of this project: in the database that `[server] keys` of weft.toml names, else in `default`."""
+    project = current()
+    name = read_project_file(project.root).get("server", {}).get("keys", DEFAULT)
+    if not isinstance(name, str):
+        raise SettingsError("weft.toml: keys in [server] must be the name of a connection.")
+    connection = project.for_tables(project.connection(name))
+    system = system_for(connection.kind)
+    system.load_log()  # raises for what only one process can open, or what is no database
+    tables: SqlTables = system.load_tables()(connection)
+    try:
+        return KeyTable(tables)
+    except BaseException:
+        tables.close()
+        raise
+
+
+@contextmanager
+def key_table() -> Iterator[KeyTable]:
+    """The same, closed at the end."""
+    table = open_key_table()
+    try:
+        yield table
+    finally:
+        table.close()
+
+
+class KnownKeys:
+    """The keys as they were at most `CACHED_SECONDS` ago."""
+
+    def __init__(self) -> None:
+        self._table: KeyTable | None = None
+        self._keys: dict[str, ApiKey] = {}
+        self._read_at = -CACHED_SECONDS
+        self._reading: asyncio.Task[None] | None = None
+
+    async def get(self) -> dict[str, ApiKey]:
+        """All of them, by id. Raises where the database does not say: then nobody knows whether the service is open."""
+        while time.monotonic() - self._read_at >= CACHED_SECONDS:
+            if self._reading is None or self._reading.done():
+                self._reading = asyncio.create_task(self._read())
+            # Of all that wait, one that leaves must not take the answer from the others.
+            await asyncio.shield(self._reading)
+        return self._keys
+
+    async def _read(self) -> None:
+        began = time.monotonic()
+        try:
+            self._keys = await asyncio.to_thread(self._read_all)
+        except (ConnectionFailedError, StorageError):
+            raise
+        except WeftError as error:
+            logger.error("the keys of the service cannot be read: %s", error)
+            text = "The service cannot read its keys. Its log has the reason."
+            raise later(503, "keys", "Keys cannot be read", text, CACHED_SECONDS) from None
+        self._read_at = began
+
+    def _read_all(self) -> dict[str, ApiKey]:
+        if self._table is None:
+            self._table = open_key_table()
+        return self._table.all()
+
+    def close(self) -> None:
+        """Close its connections."""
+        if self._table is not None:
+            self._table.close()
