@@ -173,15 +173,25 @@ class Project:
 
     # Modules
 
-    def load_modules(self, names: Iterable[str] = ()) -> None:
-        """Import the modules that `weft.toml` lists, then `names`, so that they declare what they hold."""
+    def load_modules(
+        self, names: Iterable[str] = (), failed: Callable[[str, DeclarationError], None] | None = None
+    ) -> None:
+        """Import the modules that `weft.toml` lists, then `names`, so that they declare what they hold.
+
+        With `failed` one that raises does not keep the others from being imported.
+        """
         folder = str(self.root)
         with self._lock:
             if folder not in sys.path:
                 sys.path.insert(0, folder)
         listed = settings.read_project_file(self.root).get("modules", [])
         for name in dict.fromkeys([*listed, *names]):
-            _import(name, self.root)
+            try:
+                _import(name, self.root)
+            except DeclarationError as error:
+                if failed is None:
+                    raise
+                failed(name, error)
 
 
 def _variables(name: str) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ PROJECT_FILE = "weft.toml"
 USER_FILE = "~/.weft/connections.toml"
 HIDDEN = "***"
 
-_PROJECT_KEYS = ("modules", "connections", "spark", "run_log", "alerters")
+_PROJECT_KEYS = ("modules", "connections", "spark", "run_log", "alerters", "server")
 _USER_KEYS = ("connections",)
 
 
@@ -52,6 +52,8 @@ def read_project_file(folder: Path) -> dict[str, Any]:
     alerters = settings.get("alerters", [])
     if not isinstance(alerters, list) or not all(isinstance(url, str) for url in alerters):
         raise SettingsError(f"{PROJECT_FILE}: alerters must be a list of URLs.", hint='alerters = ["stdout://"]')
+    if not isinstance(settings.get("server", {}), dict):
+        raise SettingsError(f"{PROJECT_FILE}: server must be a table.", hint="Write [server] and its settings below.")
     return settings
 
 

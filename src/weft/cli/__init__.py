@@ -13,6 +13,8 @@ _COMMANDS = {
     "init": ("weft.cli.init:init", "Start a project in a folder."),
     "connections": ("weft.cli.connections:connections", "List, check, set and remove connections."),
     "streams": ("weft.cli.streams:streams", "Publish to streams, read them, and manage their consumers."),
+    "serve": ("weft.cli.serve:serve", "Serve streams over HTTP."),
+    "apikey": ("weft.cli.apikey:apikey", "Create, list and revoke keys of the service."),
     "list": ("weft.cli.pipelines:list_", "List the declared pipelines."),
     "run": ("weft.cli.pipelines:run", "Run pipelines now."),
     "run-due": ("weft.cli.pipelines:run_due", "Run what is due by its schedule."),

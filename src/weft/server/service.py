@@ -3,34 +3,55 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import logging
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weft.server.access import Access, Scope
+from weft.errors import (
+    ConnectionFailedError,
+    DeclarationError,
+    NotFoundError,
+    SettingsError,
+    StorageError,
+    WeftError,
+    nearest,
+)
+from weft.project import current
+from weft.server.access import Access, open_streams
+from weft.server.keys import Scope
 from weft.server.live import Feeds
 from weft.server.problems import later
+from weft.settings import PROJECT_FILE, read_project_file
 from weft.streams.declare import Stream
-from weft.streams.runtime import Opened, find, in_thread, open_stream, opened
+from weft.streams.runtime import Opened, in_thread, open_stream, opened
 from weft.types import to_json
 
+logger = logging.getLogger("weft.server")
 _encoder = msgspec.json.Encoder(enc_hook=to_json)
+_BROKEN_SECONDS = 30.0
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one client, and what all of them together, may take."""
+    """What one client, and what all of them together, may take of one process. `[server]` of weft.toml sets them."""
 
     body_bytes: int = 16 * 1024 * 1024
     """Of one request, unpacked."""
     body_seconds: float = 30.0
     """In which it must arrive."""
+    connections: int = 10_000
+    """Open at once. More are refused."""
     waiting_requests: int = 2_000
     waiting_bytes: int = 64 * 1024 * 1024
-    """Publishes to one stream that wait for its database. More are told to come again: memory has an end."""
+    """Requests to one stream that wait for its database. More are told to come again: memory has an end."""
     wait_seconds: float = 60.0
     """The longest long poll."""
     page_events: int = 10_000
@@ -38,26 +59,86 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     send_seconds: float = 30.0
     """In which a subscriber must take what is sent to it."""
     keep_alive_seconds: float = 15.0
+    """After which a subscriber without events gets a comment."""
+
+    @classmethod
+    def of_project(cls) -> Limits:
+        """Those of weft.toml."""
+        given = dict(read_project_file(current().root).get("server", {}))
+        given.pop("keys", None)
+        for name, value in given.items():
+            if name not in cls.__struct_fields__:
+                close = nearest(name, (*cls.__struct_fields__, "keys"))
+                known = ", ".join((*cls.__struct_fields__, "keys"))
+                raise SettingsError(
+                    f"{PROJECT_FILE}: [server] has no setting {name!r}.",
+                    hint=f"Did you mean {close!r}?" if close else f"There are {known}.",
+                )
+            wanted = type(cls.__struct_defaults__[cls.__struct_fields__.index(name)])
+            if isinstance(value, bool) or not isinstance(value, (int, wanted)) or not 0 < value < 2**53:
+                number = "whole number" if wanted is int else "number"
+                raise SettingsError(f"{PROJECT_FILE}: {name} of [server] must be a {number} above 0, not {value!r}.")
+        return cls(**given)
+
+
+def load_modules(modules: Iterable[str]) -> dict[str, str]:
+    """Import the modules of the project; what is wrong with those that fail. The streams of the others are served."""
+    broken: dict[str, str] = {}
+
+    def failed(name: str, error: DeclarationError) -> None:
+        logger.error("the module %s cannot be imported, its streams are not served: %s", name, error.what)
+        broken[name] = error.what
+
+    current().load_modules(modules, failed=failed)
+    return broken
 
 
 class Service:
-    """The state of the service in one process."""
+    """The state of the service in one process. What its processes share is in files of the folder `runtime`; a service
+    of one process makes its own."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
-        self.limits = limits or Limits()
-        self.access = Access()
+    def __init__(
+        self, limits: Limits | None = None, runtime: str | Path | None = None, broken: Iterable[str] = ()
+    ) -> None:
+        self.limits = limits or Limits.of_project()
+        self.broken = tuple(broken)
+        """Modules that could not be imported."""
+        if runtime is None:
+            runtime = tempfile.mkdtemp(prefix="weft-serve-")
+            weakref.finalize(self, shutil.rmtree, runtime, ignore_errors=True)
+        self.runtime = Path(runtime)
+        self.access = Access(self.runtime, self.limits)
         self.feeds = Feeds(self.limits)
         self._waiting: dict[str, list[int]] = {}
 
-    async def open(self, request: Request, scope: Scope) -> Opened:
+    async def open(self, request: Request, scope: Scope, *, ticket: str | None = None) -> Opened:
         """The stream that a request names, if it may use it."""
-        stream = find(request.path_params["name"])
-        self.access.admit(request, stream, scope)
+        stream = await self._find(request)
+        await self.access.admit(request, stream, scope, ticket=ticket)
         ready = opened(stream)
-        return await in_thread(open_stream, stream) if ready is None else ready
+        if ready is not None:
+            return ready
+        with self.room(stream):
+            try:
+                return await in_thread(open_stream, stream)
+            except (ConnectionFailedError, StorageError):
+                raise
+            except WeftError as error:
+                # Its connection is not defined, or lacks a package: nothing that the client did.
+                logger.error("the stream %s cannot be opened: %s", stream.name, error)
+                raise _broken(f"The stream {stream.name!r} cannot be opened. The log has the reason.") from None
+
+    async def _find(self, request: Request) -> Stream:
+        try:
+            return await self.access.find(request, request.path_params["name"])
+        except NotFoundError:
+            if self.broken:  # one of them may declare it
+                names = ", ".join(self.broken)
+                raise _broken(f"There is no such stream among those that could be loaded; {names} failed.") from None
+            raise
 
     @contextmanager
-    def room(self, stream: Stream, size: int) -> Iterator[None]:
+    def room(self, stream: Stream, size: int = 0) -> Iterator[None]:
         """A place among those who wait for a stream's database, or a refusal."""
         waiting = self._waiting.setdefault(stream.name, [0, 0])
         limits = self.limits
@@ -72,10 +153,23 @@ class Service:
             waiting[0] -= 1
             waiting[1] -= size
 
-    async def stop(self) -> None:
-        """Tell subscribers, and end what runs beside the requests."""
+    def stopping(self) -> None:
+        """Tell subscribers and those who wait for events that the service ends."""
         self.feeds.stop()
+
+    def open_streams(self) -> list[str]:
+        """The declared streams that anybody may use who reaches the service."""
+        return open_streams()
+
+    async def stop(self) -> None:
+        """The same, and close what the routes share."""
+        self.stopping()
         await asyncio.sleep(0)
+        self.access.close()
+
+
+def _broken(detail: str) -> Exception:
+    return later(503, "unavailable", "The stream is not available", detail, _BROKEN_SECONDS)
 
 
 def service_of(request: Request) -> Service:

@@ -1,0 +1,51 @@
+"""`weft serve`: streams over HTTP."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from weft.cli.common import module_option
+
+
+@click.command()
+@module_option
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
+@click.option("--port", default=8080, show_default=True, type=click.IntRange(0, 65535), help="0 takes a free one.")
+@click.option(
+    "--workers",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, 128),
+    help=f"How many processes answer. This machine has {os.cpu_count()} cores.",
+)
+@click.option("--insecure", is_flag=True, help="Serve streams that need no credentials to whoever reaches the address.")
+@click.option(
+    "--log-format",
+    type=click.Choice(["json", "text"]),
+    default="json",
+    show_default=True,
+    help="How each request is logged to standard error.",
+)
+def serve(modules: tuple[str, ...], host: str, port: int, workers: int, insecure: bool, log_format: str) -> None:
+    """Serve the declared streams over HTTP, until Ctrl-C or SIGTERM.
+
+    Requests that were accepted are finished then, and subscribers are told; it takes ten seconds at most.
+    """
+    try:
+        from weft.server.serve import serve as serve_streams
+    except ModuleNotFoundError as error:
+        from weft.errors import MissingExtraError
+
+        raise MissingExtraError(
+            f"The service needs the package {error.name!r}.", hint="Install it with: pip install 'weft[server]'"
+        ) from None
+    serve_streams(
+        modules,
+        host=host,
+        port=port,
+        workers=workers,
+        insecure=insecure,
+        log_format="json" if log_format == "json" else "text",
+    )

@@ -1,0 +1,101 @@
+"""Around every request: its id, its line in the log, the host that it asks for, and what fails."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import re
+import secrets
+import time
+from typing import TYPE_CHECKING
+
+from weft.server.problems import Problem, of_error
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+logger = logging.getLogger("weft.server")
+_SANE_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+
+
+class Requests:
+    """Gives each request an id, logs it, and answers what fails.
+
+    `guarded`: only requests for a name of this machine are answered. A page of another site cannot read what runs on
+    the visitor's own machine, unless that site's name is made to lead there; then the browser still sends the name.
+    """
+
+    def __init__(self, app: ASGIApp, guarded: bool = False) -> None:
+        self.app = app
+        self.guarded = guarded
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        started = time.perf_counter()
+        request_id = scope["weft.request_id"] = _id_of(scope)
+        status = 0
+
+        async def tell(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                scope["app"].state.metrics.answered(scope, status, time.perf_counter() - started)
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+            await send(message)
+
+        try:
+            if self.guarded:
+                _require_local(scope)
+            await self.app(scope, receive, tell)
+        except Exception as error:
+            if status:  # half of an answer is out: it can only be cut
+                logger.error("failed after its answer began", exc_info=error, extra={"request_id": request_id})
+                raise
+            problem = of_error(error, request_id, scope.get("path_params", {}).get("name"))
+            await problem.response(request_id)(scope, receive, tell)
+        finally:
+            if logger.isEnabledFor(logging.INFO):
+                _log(scope, request_id, status, time.perf_counter() - started)
+
+
+def _id_of(scope: Scope) -> str:
+    """The id that a proxy gave the request, where it has a sane form; else a new one."""
+    for name, value in scope["headers"]:
+        if name == b"x-request-id" and _SANE_ID.fullmatch(value):
+            return bytes(value).decode()
+    return secrets.token_hex(8)
+
+
+def _require_local(scope: Scope) -> None:
+    host = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"host"), "")
+    name = re.sub(r":\d*$", "", host).strip("[]").lower().rstrip(".")
+    try:
+        local = ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        local = name == "localhost" or name.endswith(".localhost")
+    if not local:
+        raise Problem(
+            421,
+            "host",
+            "Not for this host",
+            f"This service answers on its own machine alone, not as {host[:100]!r}: some of its streams are open.",
+            hint="Close them with keys (weft apikey create), or start it with --insecure.",
+        )
+
+
+def _log(scope: Scope, request_id: str, status: int, seconds: float) -> None:
+    # Without the query: a ticket may be in it.
+    client = scope.get("client")
+    logger.info(
+        "request",
+        extra={
+            "request_id": request_id,
+            "client": client[0] if client else None,
+            "method": scope["method"],
+            "path": scope["path"][:200],
+            "status": status,
+            "milliseconds": round(seconds * 1000, 3),
+        },
+    )

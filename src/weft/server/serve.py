@@ -1,0 +1,189 @@
+"""`weft serve`: one listening socket, the processes that answer on it, and a parent that starts them again."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ipaddress
+import logging
+import os
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Sequence
+
+import msgspec
+
+from weft.errors import SettingsError
+from weft.project import current
+from weft.server import logs
+from weft.server.access import open_streams
+from weft.server.metrics import FOLDER as METRICS_FOLDER
+from weft.server.service import Limits, load_modules
+from weft.server.worker import STOP_SECONDS, Task
+
+logger = logging.getLogger("weft.server")
+
+_BACKLOG = 2048
+_METRICS = "metrics"
+# After a worker has had its time to stop it is killed: a database that hangs would hold it for ever.
+_KILL_SECONDS = STOP_SECONDS + 2
+# A worker that fails before it answers is not started again at once: it would fail again.
+_PAUSE_SECONDS = 0.5
+_MOST_PAUSE_SECONDS = 10.0
+
+
+def serve(
+    modules: Sequence[str] = (),
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8080,
+    workers: int = 1,
+    insecure: bool = False,
+    log_format: logs.Format = "json",
+) -> None:
+    """Serve the streams of this project until SIGTERM or SIGINT."""
+    logs.configure(log_format)
+    limits, broken = Limits.of_project(), load_modules(modules)
+    if not current().streams:
+        raise SettingsError(
+            " ".join(["There is no stream to serve.", *broken.values()]),
+            hint="Give the module that declares them: weft serve --module my_streams",
+        )
+    addresses = _addresses(host, port)
+    public = not all(ipaddress.ip_address(each[4][0]).is_loopback for each in addresses)
+    exposed = [] if insecure else open_streams()
+    if public and exposed:
+        shown = ", ".join(exposed[:10]) + (", …" if len(exposed) > 10 else "")
+        raise SettingsError(
+            f"{host} is an address that others reach, and these streams need no credentials: {shown}.",
+            hint="Make a key with `weft apikey create`, or give each of them auth=…, or allow it with --insecure.",
+        )
+    with _listen(addresses[0], host, port) as listening, tempfile.TemporaryDirectory(prefix="weft-serve-") as runtime:
+        os.mkdir(os.path.join(runtime, _METRICS))
+        task = Task(
+            listening=listening.fileno(),
+            parent=-1,
+            modules=tuple(modules),
+            runtime=runtime,
+            log_format=log_format,
+            connections=limits.connections,
+            guarded=bool(exposed),
+        )
+        asyncio.run(_Workers(task, listening).run(workers))
+
+
+def _addresses(host: str, port: int) -> list[tuple[int, int, int, str, tuple[str, int]]]:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise SettingsError(f"The host {host!r} is not known: {error.strerror}.", hint="--host 127.0.0.1") from None
+    return found  # type: ignore[return-value]
+
+
+def _listen(address: tuple[int, int, int, str, tuple[str, int]], host: str, port: int) -> socket.socket:
+    family, _, _, _, where = address
+    try:
+        return socket.create_server(where[:2], family=family, backlog=_BACKLOG)
+    except OSError as error:
+        taken = error.errno == errno.EADDRINUSE
+        raise SettingsError(
+            f"{host}:{port} cannot be served: {error.strerror}.",
+            hint="Choose another one with --port, or end what listens there." if taken else None,
+        ) from None
+
+
+class _Workers:
+    """The processes, each started again when it ends, until all of them are to stop."""
+
+    def __init__(self, task: Task, listening: socket.socket) -> None:
+        self.task = task
+        self.listening = listening
+        self.stopping = asyncio.Event()
+        self.ready = asyncio.Event()
+
+    async def run(self, count: int) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stopping.set)
+        keepers = [asyncio.create_task(self._keep(number)) for number in range(1, count + 1)]
+        announcing = asyncio.create_task(self._announce(count))
+        await self.stopping.wait()
+        announcing.cancel()
+        logger.info("the service stops")
+        # Once the workers have closed theirs too, new connections are refused.
+        self.listening.close()
+        await asyncio.gather(*keepers)
+        logger.info("the service has stopped")
+
+    async def _announce(self, count: int) -> None:
+        await self.ready.wait()
+        host, port, *_ = self.listening.getsockname()
+        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        streams = len(current().streams)
+        logger.info("serving %d streams with %d workers", streams, count, extra={"url": url})
+
+    async def _keep(self, number: int) -> None:
+        pause = 0.0
+        while not self.stopping.is_set():
+            ours, theirs = socket.socketpair()
+            with ours:
+                with theirs:
+                    process = await self._start(theirs)
+                answers = await self._wait_until_ready(ours)
+                if answers:
+                    self.ready.set()
+                ended = asyncio.ensure_future(process.wait())
+                await _first(ended, self.stopping.wait())
+                if self.stopping.is_set():
+                    await _stop(process, ended)
+                    return
+            why = f"signal {-ended.result()}" if ended.result() < 0 else f"exit code {ended.result()}"
+            logger.error("a worker ended by %s, and is started again", why, extra={"worker": number})
+            pause = 0.0 if answers else min(max(pause * 2, _PAUSE_SECONDS), _MOST_PAUSE_SECONDS)
+            if pause:
+                await _first(asyncio.sleep(pause), self.stopping.wait())
+
+    async def _start(self, parent: socket.socket) -> asyncio.subprocess.Process:
+        task = msgspec.structs.replace(self.task, parent=parent.fileno())
+        return await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "weft.server.worker",
+            msgspec.json.encode(task).decode(),
+            stdin=asyncio.subprocess.DEVNULL,
+            env={**os.environ, METRICS_FOLDER: os.path.join(task.runtime, _METRICS)},
+            pass_fds=(task.listening, task.parent),
+            # Ctrl-C in a terminal reaches the parent alone, which then stops them in order.
+            process_group=0,
+        )
+
+    async def _wait_until_ready(self, worker: socket.socket) -> bool:
+        """Whether a worker answers requests; not so if it ended before."""
+        worker.setblocking(False)
+        told = asyncio.ensure_future(asyncio.get_running_loop().sock_recv(worker, 1))
+        await _first(told, self.stopping.wait())
+        if not told.done():
+            told.cancel()
+            return False
+        return told.exception() is None and bool(told.result())
+
+
+async def _stop(process: asyncio.subprocess.Process, ended: asyncio.Future[int]) -> None:
+    if not ended.done():
+        process.terminate()
+        await asyncio.wait([ended], timeout=_KILL_SECONDS)
+    if not ended.done():
+        logger.warning("a worker did not stop within %d seconds, and is killed", _KILL_SECONDS)
+        process.kill()
+        await ended
+
+
+async def _first(*waited: object) -> None:
+    """Wait for the first of some. The others go on where they are futures of the caller, else they are cancelled."""
+    tasks = {asyncio.ensure_future(each): each for each in waited}  # type: ignore[call-overload]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task, given in tasks.items():
+        if task is not given:
+            task.cancel()
