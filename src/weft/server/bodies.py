@@ -17,6 +17,8 @@ _JSON = ("application/json",)
 _LINES = ("application/x-ndjson", "application/ndjson", "application/jsonl", "application/x-jsonlines")
 _CODINGS = {"gzip": "gzip", "x-gzip": "gzip", "zstd": "zstd"}
 _CHUNK = 1 << 16
+HELD = "weft.body"
+"""Where a request's scope has the body, once something has read it."""
 _BYTE = re.compile(r"\(byte (\d+)\)")
 
 T = TypeVar("T")
@@ -25,6 +27,9 @@ T = TypeVar("T")
 async def read(request: Request, most: int, seconds: float) -> bytes:
     """The body as it was sent, of at most so many bytes, in at most so many seconds: a client that sends a byte now
     and then would hold its connection for ever."""
+    held: bytes | None = request.scope.get(HELD)
+    if held is not None:
+        return held
     length = request.headers.get("content-length")
     if length is not None and length.isdigit() and int(length) > most:
         raise too_large(most)
