@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import logging
-import secrets
-import time
 from collections.abc import AsyncIterator, Iterable
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
@@ -16,30 +14,37 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from weft.project import current
-from weft.server import consuming
+from weft.server import consuming, health, metrics, overview
 from weft.server.consuming import moment, query, whole
 from weft.server.live import EventStream, Filter
-from weft.server.problems import Problem, of_error
+from weft.server.problems import Problem
 from weft.server.publishing import publish
-from weft.server.service import Limits, Service, json_response, service_of
+from weft.server.requests import Requests
+from weft.server.service import Limits, Service, json_response, load_modules, service_of
+from weft.server.tickets import SECONDS as TICKET_SECONDS
 from weft.streams.declare import Stream
 from weft.streams.runtime import Opened, in_thread
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+    from starlette.types import ASGIApp
 
-logger = logging.getLogger("weft.server")
 _STREAMS = "/api/v1/streams"
 
 
-def app(modules: Iterable[str] = (), *, limits: Limits | None = None) -> Starlette:
+def app(
+    modules: Iterable[str] = (),
+    *,
+    limits: Limits | None = None,
+    runtime: str | Path | None = None,
+    guarded: bool = False,
+) -> Starlette:
     """The service for the streams of this project: those of `modules` and of the modules that weft.toml lists.
 
-    Mount it, or give it to any ASGI server; `weft serve` does the latter.
+    Mount it, or give it to any ASGI server; `weft serve` does the latter. `limits` are otherwise those of weft.toml.
+    Several processes share rate limits and tickets through the folder `runtime`. `guarded` refuses requests for other
+    names than those of this machine while a stream is open: for a service that others should not reach.
     """
-    current().load_modules(modules)
-    service = Service(limits)
+    service = Service(limits, runtime, load_modules(modules))
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -60,20 +65,29 @@ def app(modules: Iterable[str] = (), *, limits: Limits | None = None) -> Starlet
             Route(f"{one}/groups", consuming.groups),
             Route(f"{one}/events", consuming.events),
             Route(f"{one}/subscribe", subscribe),
+            Route(f"{one}/ticket", ticket, methods=["POST"]),
             Route(one, details),
             Route(_STREAMS, streams),
+            Route("/api/v1/overview", overview.overview),
+            Route("/healthz", health.healthz),
+            Route("/readyz", health.readyz),
+            Route("/metrics", metrics.metrics),
         ],
         exception_handlers={HTTPException: _http_error},
         lifespan=lifespan,
     )
     made.state.service = service
-    made.add_middleware(Requests)
+    made.state.overview = overview.Overview()
+    made.state.health = health.Health()
+    made.state.metrics = metrics.Metrics()
+    made.add_middleware(Requests, guarded=guarded)
     return made
 
 
 async def streams(request: Request) -> Response:
-    """Every declared stream."""
-    found = sorted(current().streams.values(), key=lambda stream: stream.name)
+    """Every declared stream that the caller may read."""
+    query(request)
+    found = await service_of(request).access.readable(request)
     return json_response({"streams": [_described(stream) for stream in found], "count": len(found)})
 
 
@@ -106,13 +120,25 @@ def _described(stream: Stream) -> dict[str, Any]:
 async def subscribe(request: Request) -> ASGIApp:
     """Events as they are published, as Server-Sent Events."""
     service = service_of(request)
-    ready = await service.open(request, "read")
+    ready = await service.open(request, "read", ticket=request.query_params.get("ticket"))
     wheres = request.query_params.getlist("where")
-    given = query(request, "since", "where") if len(wheres) < 2 else {"since": request.query_params.get("since")}
+    given = (
+        query(request, "since", "where", "ticket") if len(wheres) < 2 else {"since": request.query_params.get("since")}
+    )
     # What a browser sends when it comes back is newer than the address that it began with.
     since = request.headers.get("last-event-id") or given.get("since")
     position = await in_thread(_position, ready, since)
-    return EventStream(service.feeds, ready, position, _filter(wheres))
+    answer = EventStream(service.feeds, ready, position, _filter(wheres))
+    counted: metrics.Metrics = request.app.state.metrics
+    return counted.following(ready.stream.name, answer)
+
+
+async def ticket(request: Request) -> Response:
+    """What lets a browser's EventSource subscribe, which cannot send a credential."""
+    service = service_of(request)
+    ready = await service.open(request, "read")
+    issued = await service.access.issue_ticket(ready.stream)
+    return json_response({"stream": ready.stream.name, "ticket": issued, "expires_in": TICKET_SECONDS}, 201)
 
 
 def _position(ready: Opened, since: str | None) -> int:
@@ -157,38 +183,3 @@ async def _http_error(request: Request, error: Exception) -> Response:
     text = f"{request.method} {request.url.path[:200]} is not served here."
     problem = Problem(error.status_code, kind, title, text, headers=dict(error.headers or {}))
     return problem.response(request.scope["weft.request_id"])
-
-
-class Requests:
-    """Gives each request an id, logs it, and answers what fails."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        request_id = scope["weft.request_id"] = secrets.token_hex(8)
-        started = time.perf_counter()
-        status = 0
-
-        async def tell(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
-            await send(message)
-
-        try:
-            await self.app(scope, receive, tell)
-        except Exception as error:
-            if status:  # half of an answer is out: it can only be cut
-                logger.error("%s failed after its answer began", request_id, exc_info=error)
-                raise
-            problem = of_error(error, request_id, scope.get("path_params", {}).get("name"))
-            await problem.response(request_id)(scope, receive, tell)
-        finally:
-            if logger.isEnabledFor(logging.INFO):
-                taken = (time.perf_counter() - started) * 1000
-                logger.info("%s %s %s %d %.1f ms", request_id, scope["method"], scope["path"][:200], status, taken)

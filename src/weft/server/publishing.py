@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from weft.server import bodies
+from weft.server.access import webhook_id
 from weft.server.problems import Problem
 from weft.server.service import json_response, service_of
 from weft.streams import publish as publish_events
@@ -18,7 +19,12 @@ async def publish(request: Request) -> Response:
     service = service_of(request)
     ready = await service.open(request, "write")
     limits, headers = service.limits, request.headers
-    key = headers.get("idempotency-key")
+    key, delivery = headers.get("idempotency-key"), webhook_id(request)
+    if delivery is not None and key not in (None, delivery):
+        # Which nobody signed: the same delivery under another key would be stored again.
+        text = "The webhook-id is the key of a signed request. Send no Idempotency-Key, or the same."
+        raise Problem(400, "idempotency-key", "Malformed header", text)
+    key = delivery or key
     if key is not None and not 1 <= len(key) <= _KEY_CHARACTERS:
         text = f"An Idempotency-Key has 1 to {_KEY_CHARACTERS} characters."
         raise Problem(400, "idempotency-key", "Malformed header", text)
@@ -26,4 +32,6 @@ async def publish(request: Request) -> Response:
     unpacked = bodies.unpack(body, headers, limits.body_bytes)
     with service.room(ready.stream, len(unpacked)):
         events = bodies.events(unpacked, headers)
-        return json_response(await publish_events(ready.stream, events, idempotency_key=key), 202)
+        done = await publish_events(ready.stream, events, idempotency_key=key)
+        request.app.state.metrics.published(done, len(unpacked))
+        return json_response(done, 202)

@@ -1,0 +1,73 @@
+"""`/healthz`: this process lives. `/readyz`: the databases of its streams answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from weft.errors import WeftError
+from weft.project import current
+from weft.server.glance import Glance
+from weft.server.service import json_response, service_of
+from weft.streams.runtime import open_hub
+from weft.systems.base import Connection
+
+logger = logging.getLogger("weft.server")
+
+_ANSWER_SECONDS = 2.0
+_FRESH_SECONDS = 1.0
+
+
+class Health:
+    """How the databases are."""
+
+    def __init__(self) -> None:
+        self._glances: dict[str | Connection | None, Glance[None]] = {}
+
+    async def databases(self) -> dict[str, str]:
+        """`ok`, `failed` or `no answer`, by the name of the connection. Each has its own time limit."""
+        used = {stream.connection for stream in current().streams.values()}
+        found = await asyncio.gather(*(self._ask(connection) for connection in used))
+        return {_name(connection): answer for connection, answer in zip(used, found, strict=True)}
+
+    async def _ask(self, connection: str | Connection | None) -> str:
+        def ask() -> None:
+            open_hub(current().connection(connection)).store.names()
+
+        glance = self._glances.setdefault(connection, Glance(ask, fresh_seconds=_FRESH_SECONDS))
+        try:
+            await glance.get(_ANSWER_SECONDS)
+        except TimeoutError:
+            return "no answer"
+        except WeftError as error:
+            # The reason has addresses in it, and this answer is for everybody.
+            logger.warning("the database of %s is not ready: %s", _name(connection), error.what)
+            return "failed"
+        return "ok"
+
+
+def _name(connection: str | Connection | None) -> str:
+    if isinstance(connection, Connection):
+        return connection.name or connection.kind
+    return connection or "default"
+
+
+async def healthz(request: Request) -> Response:
+    """This process lives."""
+    return json_response({"status": "ok"})
+
+
+async def readyz(request: Request) -> Response:
+    """Whether to send requests here: not while it ends, nor while the database of a stream is away."""
+    health: Health = request.app.state.health
+    databases = await health.databases()
+    answer: dict[str, Any] = {"status": "ready", "databases": databases}
+    if service_of(request).feeds.stopping:
+        answer["status"] = "stopping"
+    elif any(each != "ok" for each in databases.values()):
+        answer["status"] = "not ready"
+    return json_response(answer, 200 if answer["status"] == "ready" else 503)

@@ -1,0 +1,141 @@
+"""`/metrics` for Prometheus: what requests did, and how the streams stand.
+
+Labels are our own route templates, methods, statuses and names of declared streams: whatever a client may choose would
+let it fill the memory. Several processes write to files in the folder that `PROMETHEUS_MULTIPROC_DIR` names, as
+prometheus-client has it, and whichever is asked adds them up.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+from starlette.requests import Request
+from starlette.responses import Response
+
+from weft.server.overview import Overview, Standing, readable
+from weft.server.problems import Problem
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+class Metrics:
+    """What one process counts."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self._requests = Counter(
+            "weft_http_requests", "Requests answered.", ["route", "method", "status"], registry=registry
+        )
+        self._seconds = Histogram(
+            "weft_http_request_seconds",
+            "Time until an answer began.",
+            ["route", "method"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._events = Counter("weft_events_published", "Events stored by publishes.", ["stream"], registry=registry)
+        self._bytes = Counter(
+            "weft_published_bytes", "Bytes of publishes that were stored, unpacked.", ["stream"], registry=registry
+        )
+        self._subscribers = Gauge(
+            "weft_subscribers",
+            "Open subscriptions.",
+            ["stream"],
+            registry=registry,
+            multiprocess_mode="livesum",
+        )
+        # What belongs to labels: to look it up takes prometheus-client five times as long as to count.
+        self._answers: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
+        self._publishes: dict[str, tuple[Counter, Counter]] = {}
+
+    def answered(self, scope: Scope, status: int, seconds: float) -> None:
+        """Count a request whose answer begins."""
+        route = getattr(scope.get("route"), "path", "none")
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        found = self._answers.get((route, method, status))
+        if found is None:
+            found = self._requests.labels(route, method, status), self._seconds.labels(route, method)
+            self._answers[route, method, status] = found
+        found[0].inc()
+        found[1].observe(seconds)
+
+    def published(self, done: dict[str, Any], size: int) -> None:
+        """Count what a publish stored, by its answer."""
+        stream = done["stream"]
+        found = self._publishes.get(stream)
+        if found is None:
+            found = self._publishes[stream] = self._events.labels(stream), self._bytes.labels(stream)
+        found[0].inc(done["rows_received"] - done["rows_deduplicated"] - done["rows_quarantined"])
+        found[1].inc(size)
+
+    def following(self, stream: str, answer: ASGIApp) -> ASGIApp:
+        """An answer that counts as a subscription as long as it goes on."""
+
+        async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+            with self._subscribers.labels(stream).track_inprogress():
+                await answer(scope, receive, send)
+
+        return counted
+
+    def text(self, standings: dict[str, Standing]) -> bytes:
+        """Everything, of all processes, and how these streams stand."""
+        counted = self.registry
+        if FOLDER in os.environ:
+            folder = os.environ[FOLDER]
+            _forget_dead(folder)
+            counted = CollectorRegistry()
+            MultiProcessCollector(counted, folder)  # type: ignore[no-untyped-call]
+        looked = CollectorRegistry()
+        looked.register(_Streams(standings))
+        return generate_latest(counted) + generate_latest(looked)
+
+
+class _Streams:
+    """How streams stand, for the registry."""
+
+    def __init__(self, standings: dict[str, Standing]) -> None:
+        self._standings = standings
+
+    def collect(self) -> Iterable[Any]:
+        for name, text, value in (
+            ("weft_stream_head", "The last offset.", lambda each: each.head),
+            ("weft_stream_rows", "Events stored, as last counted.", lambda each: each.rows),
+            ("weft_stream_lag", "Events that the consumer furthest behind was not given yet.", lambda each: each.lag),
+            ("weft_stream_up", "Whether its database answers.", lambda each: int(each.problem is None)),
+        ):
+            family = GaugeMetricFamily(name, text, labels=["stream"])
+            for stream, standing in self._standings.items():
+                family.add_metric([stream], value(standing))
+            yield family
+
+
+def _forget_dead(folder: str) -> None:
+    """A process that was killed has no subscribers any more."""
+    for file in Path(folder).glob("gauge_live*_*.db"):
+        pid = int(file.stem.rpartition("_")[2])
+        if not Path(f"/proc/{pid}").exists():
+            mark_process_dead(pid, folder)  # type: ignore[no-untyped-call]
+
+
+async def metrics(request: Request) -> Response:
+    """For Prometheus."""
+    known: Overview = request.app.state.overview
+    counted: Metrics = request.app.state.metrics
+    streams, all_of_them = await readable(request)
+    if not all_of_them:
+        detail = "The metrics tell of every stream: this needs a key with the scope read that is good for all of them."
+        raise Problem(403, "forbidden", "Forbidden", detail, hint="Make one: weft apikey create")
+    await known.look()
+    text = counted.text({stream.name: known.standings[stream.name] for stream in streams})
+    return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
