@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import click
 
 from weft.cli.common import module_option
+
+
+@contextmanager
+def needs_server() -> Iterator[None]:
+    """Around an import of the service: says what to install where that is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        from weft.errors import MissingExtraError
+
+        raise MissingExtraError(
+            f"The service needs the package {error.name!r}.", hint="Install it with: pip install 'weft[server]'"
+        ) from None
 
 
 @click.command()
@@ -33,14 +48,8 @@ def serve(modules: tuple[str, ...], host: str, port: int, workers: int, insecure
 
     Requests that were accepted are finished then, and subscribers are told; it takes ten seconds at most.
     """
-    try:
+    with needs_server():
         from weft.server.serve import serve as serve_streams
-    except ModuleNotFoundError as error:
-        from weft.errors import MissingExtraError
-
-        raise MissingExtraError(
-            f"The service needs the package {error.name!r}.", hint="Install it with: pip install 'weft[server]'"
-        ) from None
     serve_streams(
         modules,
         host=host,

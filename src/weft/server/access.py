@@ -139,7 +139,7 @@ class Access:
             return None
         key = verified(token, await self._keys.get())
         if key is not None and key.ended is not None:
-            raise _unauthorized(f"The key {key.id!r} {key.ended}.")
+            raise _unauthorized(f"The key {key.id!r} is {key.ended}.")
         return key
 
     async def _refusal(self, request: Request, key: ApiKey | None, stream: Stream, scope: Scope) -> Problem | None:

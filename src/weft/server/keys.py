@@ -75,9 +75,9 @@ class ApiKey:
     def ended(self) -> str | None:
         """Why it opens nothing any more."""
         if self.revoked_at is not None:
-            return "was revoked"
+            return "revoked"
         if self.expires_at is not None and self.expires_at <= datetime.now(UTC):
-            return "has expired"
+            return "expired"
         return None
 
     def has(self, scope: Scope) -> bool:
@@ -87,11 +87,15 @@ class ApiKey:
 
 def verified(token: str, keys: dict[str, ApiKey]) -> ApiKey | None:
     """The key that a token is, ended or not. To compare takes as long whether there is such a key or not."""
-    key_id, _, secret = token.removeprefix(PREFIX).partition("_")
+    key_id = _id_of(token)
     key = keys.get(key_id)
-    given = _hash(secret)
+    given = _hash(token[len(PREFIX) + len(key_id) + 1 :])
     wanted = _NOBODY if key is None else key.secret_hash
     return key if hmac.compare_digest(given, wanted) and key is not None else None
+
+
+def _id_of(token: str) -> str:
+    return token.removeprefix(PREFIX).partition("_")[0]
 
 
 def _hash(secret: str) -> str:
@@ -157,7 +161,8 @@ class KeyTable:
         return key, f"{PREFIX}{key_id}_{secret}"
 
     def revoke(self, key_id: str) -> ApiKey:
-        """End a key. One that was revoked before stays as it is."""
+        """End a key. One that was revoked before stays as it is. Whoever gives all of the token gets no echo of it."""
+        key_id = _id_of(key_id)
         with self._tables.driver.session("publish") as session:
             session.run(
                 f"UPDATE {self._table} SET revoked_at = {self._tables.moment(datetime.now(UTC))} "

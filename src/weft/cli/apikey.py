@@ -1,0 +1,175 @@
+"""`weft apikey create | list | revoke`: who may use the service."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from weft.cli.common import format_option, module_option, print_json, print_table
+from weft.cli.pipelines import moment
+from weft.cli.serve import needs_server
+from weft.errors import unknown
+from weft.project import current
+
+if TYPE_CHECKING:
+    from weft.server.keys import ApiKey, KeyTable
+
+_UNITS = {"h": timedelta(hours=1), "d": timedelta(days=1)}
+
+
+class _Expiry(click.ParamType[datetime]):
+    """A time to come, or how long from now."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        """The time that the text stands for."""
+        ahead = re.fullmatch(r"(\d{1,5}) ?([hd])", str(value))
+        now = datetime.now(UTC)
+        try:
+            end = now + int(ahead[1]) * _UNITS[ahead[2]] if ahead else datetime.fromisoformat(str(value))
+        except ValueError:
+            self.fail(f"{value!r} is not a time such as 2027-01-31, or 90d or 12h from now.", param, ctx)
+        end = end.replace(tzinfo=UTC) if end.tzinfo is None else end.astimezone(UTC)
+        if end <= now:
+            self.fail(f"{value!r} is past.", param, ctx)
+        return end
+
+
+@click.group()
+def apikey() -> None:
+    """Create, list and revoke keys of the service.
+
+    Once a key was made, every stream that has no credential of its own needs one, also when all were revoked since.
+    """
+
+
+@contextmanager
+def _keys(modules: tuple[str, ...]) -> Iterator[KeyTable]:
+    with needs_server():
+        from weft.server.keys import key_table
+    # They may register the connection that the keys are in.
+    current().load_modules(modules)
+    with key_table() as table:
+        yield table
+
+
+@apikey.command()
+@click.option(
+    "--scope",
+    "scopes",
+    multiple=True,
+    required=True,
+    type=click.Choice(["read", "write", "admin"]),
+    help="read: list, look, subscribe, consume, ack. write: publish. admin: everything. May be repeated.",
+)
+@click.option("--stream", "streams", multiple=True, metavar="NAME", help="Only for this stream. May be repeated.")
+@click.option("--name", metavar="TEXT", help="What it is for, to find it in the list.")
+@click.option("--expires", type=_Expiry(), metavar="TIME", help="When it ends: 2027-01-31, or 90d or 12h from now.")
+@click.option("--rate", type=click.FloatRange(0.001, 1e9), metavar="N", help="At most N requests a second.")
+@click.option("--burst", type=click.IntRange(1, 10**9), metavar="N", help="So many at once; with --rate.")
+@module_option
+@format_option
+def create(
+    scopes: tuple[str, ...],
+    streams: tuple[str, ...],
+    name: str | None,
+    expires: datetime | None,
+    rate: float | None,
+    burst: int | None,
+    modules: tuple[str, ...],
+    output: str,
+) -> None:
+    """Make a key, and show it: this once, since only a hash of it is kept."""
+    if burst is not None and rate is None:
+        raise click.UsageError("--burst goes with --rate.")
+    with _keys(modules) as table:
+        from weft.server.rates import Rate
+
+        known = current().streams
+        for stream in streams:
+            if stream not in known:
+                raise unknown("stream", stream, known, otherwise="Import the module that declares it with --module.")
+        limit = None if rate is None else Rate(rate, burst or max(1.0, rate))
+        key, token = table.create(
+            name=name,
+            scopes=scopes,  # type: ignore[arg-type]
+            streams=streams,
+            expires_at=expires,
+            rate=limit,
+        )
+    if output == "json":
+        print_json({**_shown(key), "key": token})
+        return
+    click.echo(token)
+    click.echo(f"The key {key.id}, good for {_good_for(key)}. It is not shown again.", err=True)
+    click.echo("Send it as the header: Authorization: Bearer KEY", err=True)
+
+
+@apikey.command("list")
+@module_option
+@format_option
+def list_(modules: tuple[str, ...], output: str) -> None:
+    """List all keys that were ever made, without their secrets."""
+    with _keys(modules) as table:
+        found = list(table.all().values())
+    if output == "json":
+        print_json([_shown(key) for key in found])
+        return
+    if not found:
+        click.echo("No key was made yet, so none is needed. Make one with: weft apikey create --scope admin", err=True)
+        return
+    rows = [
+        {
+            "id": key.id,
+            "name": key.name,
+            "scopes": ", ".join(key.scopes),
+            "streams": ", ".join(key.streams) or "all",
+            "rate": None if key.rate is None else f"{key.rate.per_second:g}/s, {key.rate.burst:g} at once",
+            "created": moment(key.created_at),
+            "expires": moment(key.expires_at),
+            "state": key.ended or "good",
+        }
+        for key in found
+    ]
+    columns = ["id", "name", "scopes", "streams", "rate", "created", "expires", "state"]
+    print_table(rows, columns, spare=["created", "rate", "expires"])
+
+
+@apikey.command()
+@click.argument("key_id", metavar="ID")
+@module_option
+@format_option
+def revoke(key_id: str, modules: tuple[str, ...], output: str) -> None:
+    """End the key ID for good. Running services know within five seconds."""
+    with _keys(modules) as table:
+        key = table.revoke(key_id)
+    if output == "json":
+        print_json(_shown(key))
+        return
+    click.echo(f"The key {key.id} was revoked at {moment(key.revoked_at)}. Services know within five seconds.")
+
+
+def _shown(key: ApiKey) -> dict[str, Any]:
+    shown = asdict(key)
+    del shown["secret_hash"], shown["rate"]
+    rate = (
+        {"requests_per_second": None, "burst": None}
+        if key.rate is None
+        else {
+            "requests_per_second": key.rate.per_second,
+            "burst": key.rate.burst,
+        }
+    )
+    return {**shown, **rate, "ended": key.ended}
+
+
+def _good_for(key: ApiKey) -> str:
+    good_for = f"{' and '.join(key.scopes)} of {', '.join(key.streams) or 'all streams'}"
+    return good_for if key.expires_at is None else f"{good_for}, until {moment(key.expires_at)}"
