@@ -12,6 +12,7 @@ from pipelines.conftest import Database
 from weft import DeclarationError, LoadRefusedError
 from weft.engine import increment
 from weft.engine.run import planned, prepared, produce, understand
+from weft.systems.sql import tokens
 
 CREATE = "CREATE TABLE raw_events (id BIGINT, name VARCHAR(20), seen_at TIMESTAMP NULL)"
 
@@ -225,21 +226,43 @@ def test_what_is_told_of_a_query_that_cannot_be() -> None:
     assert increment.marked_column('SELECT * FROM t AS x WHERE $watermark < x."At"', "postgres") == "At"
 
 
+EVERYWHERE = ["postgres", "mysql", "sqlite", "duckdb"]
+
+
 @pytest.mark.parametrize(
-    ("sql", "bound"),
+    ("sql", "dialects"),
     [
-        ("SELECT $watermark", "SELECT 1"),
-        ("SELECT '$watermark', \"$watermark\", `$watermark`", "SELECT '$watermark', \"$watermark\", `$watermark`"),
-        ("SELECT 'it''s $watermark' /* $watermark */ + $watermark", "SELECT 'it''s $watermark' /* $watermark */ + 1"),
-        (
-            "SELECT $$ $watermark $$, $a$ $watermark $a$, $watermarks",
-            "SELECT $$ $watermark $$, $a$ $watermark $a$, $watermarks",
-        ),
-        ("SELECT 1 -- $watermark\nWHERE $watermark", "SELECT 1 -- $watermark\nWHERE 1"),
+        ("SELECT TOKEN + 1, (TOKEN)", EVERYWHERE),
+        ("SELECT 'token', \"token\", 'it''s token' /* token */ + TOKEN", EVERYWHERE),
+        ('SELECT "say ""token"" ", TOKEN -- token \'\nWHERE TOKEN /* \' token \n -- */ = TOKEN', EVERYWHERE),
+        ("SELECT `token`, TOKEN", ["mysql", "sqlite"]),
+        ("SELECT [it's token], TOKEN", ["sqlite"]),
+        ("SELECT list[TOKEN]", ["postgres", "duckdb"]),
+        ("SELECT '\\', TOKEN, '\\'", ["postgres", "sqlite", "duckdb"]),
+        (r'''SELECT 'it\'s token', "a \" token", TOKEN''', ["mysql"]),
+        (r"SELECT E'it\'s token', TOKEN", ["postgres", "duckdb"]),
+        ("SELECT $$ token ' $$, $a$ token $$ token $a$, TOKEN", ["postgres", "duckdb"]),
+        ("SELECT 1 # token '\n, 5--TOKEN -- token", ["mysql"]),
+        ("SELECT /* a /* token */ token */ TOKEN", ["postgres"]),
     ],
 )
-def test_binding(sql: str, bound: str) -> None:
-    assert increment.bind(sql, "1") == bound
+def test_binding(sql: str, dialects: list[str]) -> None:
+    """Only what is code: small tokens are in a text, a quoted name or a comment."""
+    for dialect in dialects:
+        for mark in ("$watermark", "?"):
+            given = sql.replace("TOKEN", mark).replace("token", mark)
+            bound = sql.replace("TOKEN", "42").replace("token", mark)
+            pattern = r"\$watermark\b" if mark != "?" else r"\?"
+            assert tokens.replaced(given, pattern, "42", dialect) == bound
+            assert tokens.has(given, pattern, dialect)
+            assert not tokens.has(bound, pattern, dialect)
+        assert increment.bind("SELECT $watermarks, $watermark", "1", dialect) == "SELECT $watermarks, 1"
+
+
+def test_a_question_mark_in_a_text(database: Database) -> None:
+    """Where values are bound in the same statement, too."""
+    with database.tables.driver.session("publish") as session:
+        assert session.row("SELECT 'really? 100%', ? -- sure?\n, 'it''s ?'", (7,)) == ("really? 100%", 7, "it's ?")
 
 
 def test_refused_where_declared() -> None:

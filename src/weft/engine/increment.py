@@ -5,7 +5,6 @@ The upper bound is fixed first, so that the watermark says exactly which rows we
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -14,17 +13,13 @@ from typing import Any
 import pyarrow as pa
 
 from weft.errors import DeclarationError, nearest
+from weft.systems.sql import tokens
 from weft.systems.sql.literals import literal
 from weft.systems.sql.queries import subquery
 from weft.systems.sql.tables import SqlTables
 from weft.systems.watermark import UNKNOWN, Watermark, less
 
-# What a token must not be found in: texts, quoted names, comments, PostgreSQL's dollar quotes.
-_TOKEN = re.compile(
-    r"""'(?:[^']|'')*' | "(?:[^"]|"")*" | `[^`]*` | --[^\n]* | /\*.*?\*/ | \$(\w*)\$.*?\$\1\$
-    | (?P<mark>\$watermark\b)""",
-    re.VERBOSE | re.DOTALL,
-)
+_MARK = r"\$watermark\b"
 
 
 @dataclass(frozen=True)
@@ -40,14 +35,14 @@ class Increment:
     """How many rows have no value in the column, and so are never read."""
 
 
-def has_mark(sql: str) -> bool:
+def has_mark(sql: str, dialect: str) -> bool:
     """Whether a query says `$watermark`."""
-    return any(found["mark"] for found in _TOKEN.finditer(sql))
+    return tokens.has(sql, _MARK, dialect)
 
 
-def bind(sql: str, value: str) -> str:
+def bind(sql: str, value: str, dialect: str) -> str:
     """The query with a literal for each `$watermark`, but not for one in a text or a comment."""
-    return _TOKEN.sub(lambda found: value if found["mark"] else found[0], sql)
+    return tokens.replaced(sql, _MARK, value, dialect)
 
 
 def marked_column(sql: str, dialect: str) -> str:
@@ -56,7 +51,7 @@ def marked_column(sql: str, dialect: str) -> str:
     from sqlglot import expressions as exp
 
     try:
-        tree = sqlglot.parse_one(bind(sql, "__weft_watermark"), read=dialect)
+        tree = sqlglot.parse_one(bind(sql, "__weft_watermark", dialect), read=dialect)
     except sqlglot.errors.SqlglotError:
         raise DeclarationError(
             "The query cannot be understood, so it cannot be told which column $watermark is compared with.",
@@ -76,7 +71,7 @@ def marked_column(sql: str, dialect: str) -> str:
 
 def of_query(tables: SqlTables, sql: str, column: str, last: Watermark | None, lookback: Any) -> Increment:
     """The rows of a query that are new since `last`."""
-    schema = tables.describe(bind(sql, "NULL"))
+    schema = tables.describe(bind(sql, "NULL", tables.dialect))
     if column not in schema.names:
         close = nearest(column, schema.names)
         raise DeclarationError(
@@ -91,7 +86,7 @@ def of_query(tables: SqlTables, sql: str, column: str, last: Watermark | None, l
     name = tables.ordered(f"q.{tables.quote(column)}", field)
     lower = None if last is None else less(last.value, lookback)
     lowest = literal(_least(field, dialect), dialect)
-    everything = subquery(bind(sql, lowest))
+    everything = subquery(bind(sql, lowest, dialect))
     since = None if lower is None else literal(lower, dialect)
     new = f"{name} > {since}" if since is not None else f"{name} IS NOT NULL"
     greatest = tables.ordered(f"(CASE WHEN {new} THEN {name} END)", field)
@@ -114,7 +109,7 @@ def of_query(tables: SqlTables, sql: str, column: str, last: Watermark | None, l
             assert row is not None
             seen = int(row[0])
     late = 0 if last is None or last.seen == UNKNOWN else max(0, old - last.seen)
-    bound = subquery(bind(sql, since if since is not None else lowest))
+    bound = subquery(bind(sql, since if since is not None else lowest, dialect))
     if upper is None:
         # Late rows are told once.
         known = None if last is None else replace(last, seen=old, after=last.text)

@@ -164,7 +164,7 @@ def prepared(pipeline: Pipeline, target: Target, load: Load, given: Given) -> It
         with opened(current().connection(source)) as tables:
             text = given.text
             column = pipeline.incremental_column
-            if column is None and increment.has_mark(text):
+            if column is None and increment.has_mark(text, tables.dialect):
                 column = increment.marked_column(text, tables.dialect)
             if column is not None:
                 refuse_with_watermark(pipeline, target)

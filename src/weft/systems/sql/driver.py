@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import select
 import threading
 import time
@@ -14,6 +13,7 @@ from typing import Any, ClassVar, Literal
 
 from weft.errors import ConnectionFailedError, WeftError
 from weft.systems.base import Connection
+from weft.systems.sql.tokens import replaced
 
 Role = Literal["publish", "keep", "read"]
 """`publish` commits wait for the disk; `keep` is bookkeeping, whose loss in a power cut only redelivers; `read` is
@@ -109,7 +109,7 @@ class SqlDriver(ABC):
 
     def translate_sql(self, sql: str) -> str:
         """From `?` to the driver's placeholder."""
-        return _percent(sql)
+        return _percent(sql, self.dialect)
 
     # --------------------------------------------------------------------------------------------------------- sessions
 
@@ -182,13 +182,10 @@ class SqlDriver(ABC):
         self.drop_idle()
 
 
-# A field may have a question mark in its name.
-_MARK = re.compile(r"""\"[^"]*"|`[^`]*`|\?""")
-
-
 @lru_cache(maxsize=4096)
-def _percent(sql: str) -> str:
-    return _MARK.sub(lambda found: "%s" if found[0] == "?" else found[0], sql.replace("%", "%%"))
+def _percent(sql: str, dialect: str) -> str:
+    # Drivers look for `%` in texts too.
+    return replaced(sql.replace("%", "%%"), r"\?", "%s", dialect)
 
 
 def readable(file: int) -> bool:

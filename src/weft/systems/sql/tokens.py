@@ -1,0 +1,47 @@
+"""Where a user's SQL is code: what is in a text, a quoted name or a comment stays as it is, whatever it looks like."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+_NAME = r'"(?:[^"]|"")*"'
+_TEXT = r"'(?:[^']|'')*'"
+_ESCAPED = r"[eE]'(?:[^'\\]|\\.|'')*'"
+_DOLLARS = r"\$(?P<tag>\w*)\$.*?\$(?P=tag)\$"
+_LINE = r"--[^\n]*"
+_BLOCK = r"/\*.*?\*/"
+# A comment may hold another one.
+_NESTED = r"/\*(?:[^*/]|\*(?!/)|/(?!\*)|/\*.*?\*/)*\*/"
+_OPAQUE = {
+    "postgres": (_ESCAPED, _TEXT, _NAME, _LINE, _NESTED, _DOLLARS),
+    "duckdb": (_ESCAPED, _TEXT, _NAME, _LINE, _BLOCK, _DOLLARS),
+    "sqlite": (_TEXT, _NAME, r"`[^`]*`", r"\[[^\]]*\]", _LINE, _BLOCK),
+    # Two dashes are two signs there, unless a blank follows; and both kinds of quotes are texts.
+    "mysql": (
+        r"'(?:[^'\\]|\\.|'')*'",
+        r'"(?:[^"\\]|\\.|"")*"',
+        r"`(?:[^`]|``)*`",
+        r"--(?=\s|$)[^\n]*",
+        r"\#[^\n]*",
+        _BLOCK,
+    ),
+}
+
+
+@lru_cache
+def _pattern(token: str, dialect: str) -> re.Pattern[str]:
+    # A letter before a quote may be the end of a name, as in `type'x'`: only what stands alone is an E.
+    parts = [rf"(?<!\w){each}" if each is _ESCAPED else each for each in _OPAQUE[dialect]]
+    return re.compile(f"{'|'.join(parts)}|(?P<token>{token})", re.DOTALL)
+
+
+def replaced(sql: str, token: str, by: str, dialect: str) -> str:
+    """The statement with something else in the place of each token (a regular expression) that is code."""
+
+    return _pattern(token, dialect).sub(lambda found: found[0] if found["token"] is None else by, sql)
+
+
+def has(sql: str, token: str, dialect: str) -> bool:
+    """Whether a token is there, as code."""
+    return any(found["token"] is not None for found in _pattern(token, dialect).finditer(sql))
