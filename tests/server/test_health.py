@@ -1,0 +1,55 @@
+"""`/healthz` and `/readyz`."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+STREAMS = """
+@weft.stream
+def near(): ...
+
+@weft.stream(connection="far")
+def far(): ...
+"""
+
+
+@pytest.fixture
+def silent() -> Iterator[int]:
+    """The port of something that takes connections and says nothing."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(50)
+        yield listening.getsockname()[1]
+
+
+def test_ready_when_every_database_answers(server: Callable[..., Any], tmp_path: Path) -> None:
+    client = server(STREAMS, env={"WEFT_DSN_FAR": f"sqlite:///{tmp_path}/far.db"}).client
+    assert client.get("/healthz").json() == {"status": "ok"}
+    answer = client.get("/readyz")
+    assert answer.status_code == 200
+    assert answer.json() == {"status": "ready", "databases": {"default": "ok", "far": "ok"}}
+
+
+def test_a_database_that_refuses_is_named_without_its_address(server: Callable[..., Any]) -> None:
+    served = server(STREAMS, env={"WEFT_DSN_FAR": "postgresql://me:s3cret@127.0.0.1:1/none"})
+    answer = served.client.get("/readyz")
+    assert answer.status_code == 503
+    assert answer.json() == {"status": "not ready", "databases": {"default": "ok", "far": "failed"}}
+    assert served.client.get("/healthz").status_code == 200
+    assert "s3cret" not in served.log_file.read_text()
+
+
+def test_a_database_that_hangs_holds_up_nobody(server: Callable[..., Any], silent: int) -> None:
+    served = server(STREAMS, env={"WEFT_DSN_FAR": f"postgresql://me@127.0.0.1:{silent}/none"})
+    for _ in range(3):
+        answer = served.client.get("/readyz")
+        assert (answer.status_code, answer.json()["databases"]) == (503, {"default": "ok", "far": "no answer"})
+    found = {each["name"]: each for each in served.client.get("/api/v1/overview").json()["streams"]}
+    assert found["near"]["problem"] is None
+    assert found["far"]["problem"] == "Its database does not answer."
+    served.publish("near", {"a": 1})
