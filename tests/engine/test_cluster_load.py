@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 import servers
-from tests.engine.cluster import Cluster
+from tests.engine.cluster import STARTUP_SECONDS, Cluster
 from tests.engine.conftest import Python, finish
 
 
@@ -71,7 +71,11 @@ def test_a_worker_is_killed_during_a_load(
     assert process.stdout is not None
     try:
         assert process.stdout.readline() == "running\n"
-        servers.wait_until(lambda: _is_busy(target) or process.poll() is not None, "rows are sent", 120)
+        # In the middle of what one of eight tasks sends.
+        servers.wait_until(
+            lambda: process.poll() is not None or _has_sent(target, rows // 16), "rows are sent", STARTUP_SECONDS
+        )
+        assert process.poll() is None, "the load was over before a worker could be killed"
         cluster.kill(killed)
         lines = finish(process)
     finally:
@@ -83,9 +87,10 @@ def test_a_worker_is_killed_during_a_load(
     assert ask(target, "SELECT tablename FROM pg_tables WHERE tablename LIKE 'stage%'") == []
 
 
-def _is_busy(url: str) -> bool:
-    """Whether somebody is sending rows."""
-    return bool(ask(url, "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'COPY%'"))
+def _has_sent(url: str, rows: int) -> bool:
+    """Whether somebody has sent so many rows, and sends more."""
+    sent = f"SELECT 1 FROM pg_stat_progress_copy WHERE datname = current_database() AND tuples_processed > {rows}"
+    return bool(ask(url, sent))
 
 
 def test_files_of_one_machine_are_refused(cluster: Cluster, python: Python, project: Path) -> None:
