@@ -62,11 +62,13 @@ def _explained() -> Iterator[None]:
     """An error of the pipeline's own function as one of ours: what it says and where, not a traceback."""
     try:
         yield
-    except WeftError:
-        raise
     except Exception as error:
-        from weft.operate.runner import described
+        from weft.operate.runner import described, stop_behind
 
+        if stop := stop_behind(error):
+            raise stop from None
+        if isinstance(error, WeftError):
+            raise
         raise WeftError(described(error)) from error
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from weft.pipelines.declare import Pipeline
 
 _NAMES = click.argument("names", nargs=-1, metavar="[NAME]...")
-_EXIT_TERMINATED = 143
+_EXIT_INTERRUPTED, _EXIT_TERMINATED = 130, 143
 
 
 def run_log_option(command: Command) -> Command:
@@ -59,6 +59,8 @@ def opened(run_log: str | None, alerters: Sequence[str] = (), *, read_only: bool
     shown.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
     # What is less than a warning goes to the log of the run alone.
     shown.setLevel(logging.WARNING)
+    # It logs the traceback of a call that an interrupt ends, beside raising it.
+    shown.addFilter(lambda record: not record.name.startswith("py4j"))
     logging.basicConfig(handlers=[shown])
     # What a command is told wins over what the project says.
     settings = read_project_file(current().root)
@@ -83,16 +85,28 @@ def declared(modules: tuple[str, ...]) -> dict[str, Pipeline]:
 
 
 @contextmanager
-def stopped_by_signals() -> Iterator[None]:
-    """Let SIGTERM end the work as an interrupt does: what is open is rolled back and recorded."""
-    from weft.operate.runner import Terminated
+def stopped_by_signals(runner: Runner, outcomes: list[Outcome], output: str) -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM end the work: what is open is rolled back and recorded, and one line says so."""
+    from weft.operate.runner import Terminated, described
 
     def stop(number: int, _: Any) -> None:
-        raise Terminated(_EXIT_TERMINATED)
+        raise Terminated
 
     before = signal.signal(signal.SIGTERM, stop)
     try:
         yield
+    except KeyboardInterrupt as error:
+        # Spark may take seconds to end. Who presses Ctrl-C again does not want to wait, nor to see where it was.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if sys.stderr.isatty():
+            click.echo(err=True)  # ends the line on which the terminal shows ^C
+        if runner.stopped is not None:
+            outcomes.append(runner.stopped)
+            if output != "json":
+                told = f"{described(error)} The next run goes on with it."
+                click.echo(f"{_status(runner.stopped)} {runner.stopped.pipeline}: {told}")
+        print_outcomes(outcomes, output)
+        sys.exit(_EXIT_TERMINATED if isinstance(error, Terminated) else _EXIT_INTERRUPTED)
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -142,6 +156,11 @@ def _listed(pipeline: Pipeline) -> dict[str, Any]:
 @click.command()
 @click.argument("names", nargs=-1, metavar="NAME...")
 @click.option("--all", "everything", is_flag=True, help="Run every pipeline, each after those that it depends on.")
+@click.option(
+    "--no-resume",
+    is_flag=True,
+    help="Begin a new run also where the last one failed or was interrupted: what that had committed is loaded again.",
+)
 @module_option
 @run_log_option
 @alerter_option
@@ -149,6 +168,7 @@ def _listed(pipeline: Pipeline) -> dict[str, Any]:
 def run(
     names: tuple[str, ...],
     everything: bool,
+    no_resume: bool,
     modules: tuple[str, ...],
     run_log: str | None,
     alerters: tuple[str, ...],
@@ -157,13 +177,13 @@ def run(
     """Run each NAME now, whatever its schedule says.
 
     A run that was interrupted or failed before is continued: what it had committed is not done twice. Ends with exit
-    code 1 when one of them failed or is being run by somebody else.
+    code 1 when one of them failed or is being run by somebody else, 130 after Ctrl-C, 143 after SIGTERM.
     """
     known = declared(modules)
     if not names and not everything:
         raise NotFoundError("Which pipeline?", hint=f"Name one of: {', '.join(list(known)[:20])}. Or --all.")
-    with opened(run_log, alerters) as runner, stopped_by_signals():
-        outcomes: list[Outcome] = []
+    outcomes: list[Outcome] = []
+    with opened(run_log, alerters) as runner, stopped_by_signals(runner, outcomes, output):
         for pipeline in runner.chosen(names):
             if failed := [each.pipeline for each in outcomes if each.status != "succeeded"]:
                 stopped = [name for name in pipeline.depends_on if name in failed]
@@ -172,7 +192,7 @@ def run(
                     report(outcomes[-1], output)
                     continue
             with kept_apart(output):
-                outcomes.append(runner.run(pipeline))
+                outcomes.append(runner.run(pipeline, resume=not no_resume))
             report(outcomes[-1], output)
     finish(outcomes, output, is_bad=lambda each: each.status != "succeeded")
 
@@ -199,11 +219,11 @@ def run_due(
     """Run what is due by its schedule: for cron, a systemd timer or a CronJob.
 
     Each slot is run once, however often and by however many hosts this is called. Ends with exit code 1 when something
-    failed.
+    failed, 130 after Ctrl-C, 143 after SIGTERM.
     """
     declared(modules)
-    outcomes = []
-    with opened(run_log, alerters) as runner, stopped_by_signals(), kept_apart(output):
+    outcomes: list[Outcome] = []
+    with opened(run_log, alerters) as runner, stopped_by_signals(runner, outcomes, output), kept_apart(output):
         for outcome in runner.run_due(names):
             outcomes.append(outcome)
             report(outcome, output)
@@ -267,10 +287,9 @@ def report(outcome: Outcome, output: str) -> None:
     """Say what became of a pipeline, as soon as it is known."""
     if output == "json":
         return
-    color = {"succeeded": "green", "failed": "red", "interrupted": "red"}.get(outcome.status, "yellow")
     took = "" if outcome.seconds is None else f" in {outcome.seconds:.1f} s"
     attempt = f", attempt {outcome.attempt}" if outcome.attempt and outcome.attempt > 1 else ""
-    click.echo(f"{click.style(outcome.status, fg=color, bold=True)} {outcome.pipeline}{took}{attempt}")
+    click.echo(f"{_status(outcome)} {outcome.pipeline}{took}{attempt}")
     if outcome.reason:
         click.echo(f"  {outcome.reason}")
     for each in outcome.targets:
@@ -285,6 +304,11 @@ def report(outcome: Outcome, output: str) -> None:
         click.echo("  " + described(outcome.error).replace("\n", "\n  "), err=True)
     if outcome.retry_at is not None:
         click.echo(f"  It is tried again after {moment(outcome.retry_at)}.")
+
+
+def _status(outcome: Outcome) -> str:
+    color = {"succeeded": "green", "failed": "red", "interrupted": "red"}.get(outcome.status, "yellow")
+    return click.style(outcome.status, fg=color, bold=True)
 
 
 def remarks(counts: dict[str, Any]) -> list[str]:
@@ -314,20 +338,26 @@ def counted(counts: dict[str, Any]) -> str:
 
 def finish(outcomes: list[Outcome], output: str, *, is_bad: Any) -> None:
     """Print what scripts read, and end with the exit code that they trust."""
-    if output == "json":
-        from weft.operate.runner import described
-
-        print_json(
-            [
-                {
-                    **{name: value for name, value in vars(each).items() if name != "error"},
-                    "error": None if each.error is None else described(each.error),
-                }
-                for each in outcomes
-            ]
-        )
+    print_outcomes(outcomes, output)
     if any(is_bad(each) for each in outcomes):
         sys.exit(1)
+
+
+def print_outcomes(outcomes: list[Outcome], output: str) -> None:
+    """What became of all pipelines, for scripts; people were told of each."""
+    if output != "json":
+        return
+    from weft.operate.runner import described
+
+    print_json(
+        [
+            {
+                **{name: value for name, value in vars(each).items() if name != "error"},
+                "error": None if each.error is None else described(each.error),
+            }
+            for each in outcomes
+        ]
+    )
 
 
 def moment(value: datetime | None) -> str | None:

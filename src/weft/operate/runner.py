@@ -31,8 +31,9 @@ _log = logging.getLogger("weft.runner")
 _steps = logging.getLogger("weft.run")
 
 
-class Terminated(SystemExit):
-    """What a process raises in its main thread when it is told to stop by SIGTERM."""
+class Terminated(KeyboardInterrupt):
+    """What a process raises in its main thread when it is told to stop by SIGTERM. An interrupt, because Spark's client
+    hangs up where a call is ended by one; after anything else its next call waits until Spark's job is done."""
 
 
 class _TakenOverError(LeaseLostError):
@@ -88,6 +89,8 @@ class Runner:
         self.log, self.alerters = log, alerters or Alerters()
         self.project = project or current()
         self.lease_seconds = lease_seconds
+        self.stopped: Outcome | None = None
+        """The run that an interrupt or SIGTERM ended; the exception itself goes on to the caller."""
 
     @property
     def now(self) -> datetime:
@@ -96,14 +99,15 @@ class Runner:
 
     # ------------------------------------------------------------------------------------------------------ one of them
 
-    def run(self, pipeline: Pipeline, *, slot: datetime | None = None) -> Outcome:
-        """Run a pipeline now, for a slot of its schedule or by hand. A run that did not succeed is continued."""
+    def run(self, pipeline: Pipeline, *, slot: datetime | None = None, resume: bool = True) -> Outcome:
+        """Run a pipeline now, for a slot of its schedule or by hand. One by hand goes on with the last run if that did
+        not succeed; not with `resume=False`."""
         claimed = self.log.claim(
             pipeline.name,
             slot=slot,
             attempts_allowed=pipeline.retry.max_attempts,
             lease_seconds=self.lease_seconds,
-            resume=True,
+            resume=resume,
         )
         if isinstance(claimed, Refused):
             if claimed.gave_up:
@@ -133,14 +137,15 @@ class Runner:
                 for each in work.loaded:
                     _log.info("%s: %s: %s", pipeline.name, each.target, each.counts)
             _steps.debug("executed")
-        except (Terminated, KeyboardInterrupt) as error:
-            # Asked to stop: what was not committed is not there, and the next run does it.
-            outcome.status, outcome.error = "interrupted", error
-            self._record(pipeline, claimed, outcome, work)
-            raise
         except _TakenOverError as error:
             outcome.status, outcome.error = "interrupted", error
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
+            outcome.error = stop_behind(error)
+            if outcome.error is not None:
+                # Asked to stop: what was not committed is not there, and the next run does it.
+                outcome.status, self.stopped = "interrupted", outcome
+                self._record(pipeline, claimed, outcome, work)
+                raise outcome.error from None
             # A pipeline's function that ends the process by sys.exit() has not loaded anything.
             outcome.status, outcome.error = "failed", error
         outcome.seconds = (self.now - started).total_seconds()
@@ -300,11 +305,20 @@ def _taken_over(claimed: Run) -> str:
     )
 
 
+def stop_behind(error: BaseException) -> KeyboardInterrupt | None:
+    """The interrupt or SIGTERM that led to an error: Spark's client fails with another one when a call is interrupted,
+    and that must not look like a failure of the run."""
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, KeyboardInterrupt):
+        found = found.__cause__ or found.__context__
+    return found
+
+
 def described(error: BaseException) -> str:
     """An error for people and the log, without secrets: ours as they are, others with the place in the user's code."""
     if isinstance(error, WeftError):
         return clean(str(error))
-    if isinstance(error, Terminated | KeyboardInterrupt):
+    if isinstance(error, KeyboardInterrupt):
         return f"Stopped by {'SIGTERM' if isinstance(error, Terminated) else 'an interrupt'}."
     place = traceback.extract_tb(error.__traceback__)
     where = f" ({place[-1].filename}, line {place[-1].lineno})" if place else ""
