@@ -23,7 +23,7 @@ from weft.server.requests import Requests
 from weft.server.service import Limits, Service, json_response, load_modules, service_of
 from weft.server.tickets import SECONDS as TICKET_SECONDS
 from weft.streams.declare import Stream
-from weft.streams.runtime import Opened, in_thread
+from weft.streams.runtime import Opened
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -100,7 +100,7 @@ async def details(request: Request) -> Response:
         columns = {name: str(kind) for name, kind in log.fields(fresh=True).items()}
         return {"columns": columns, "row_count": log.count(), "head": log.head(), "floor": log.floor()}
 
-    return json_response(_described(ready.stream) | await in_thread(look, ready))
+    return json_response(_described(ready.stream) | await ready.hub.in_thread(look, ready))
 
 
 def _described(stream: Stream) -> dict[str, Any]:
@@ -127,7 +127,7 @@ async def subscribe(request: Request) -> ASGIApp:
     )
     # What a browser sends when it comes back is newer than the address that it began with.
     since = request.headers.get("last-event-id") or given.get("since")
-    position = await in_thread(_position, ready, since)
+    position = await ready.hub.in_thread(_position, ready, since)
     answer = EventStream(service.feeds, ready, position, _filter(wheres))
     counted: metrics.Metrics = request.app.state.metrics
     return counted.following(ready.stream.name, answer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import datetime
 from typing import Annotated, Any, TypeVar
 
@@ -16,11 +17,12 @@ from weft.server.problems import Problem
 from weft.server.service import json_response, service_of
 from weft.streams import consuming
 from weft.streams.events import Event, Lease, to_dicts
-from weft.streams.runtime import Opened, in_thread
+from weft.streams.runtime import Opened
 from weft.systems.log import ROWID
 
 _NAME = Annotated[str, Meta(min_length=1, max_length=200)]
 _ROWIDS = list[dict[str, Any]]
+_TURN_SECONDS = 1.0
 
 
 class Consume(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -79,14 +81,21 @@ async def consume(request: Request) -> Response:
     service = service_of(request)
     ready = await service.open(request, "read")
     asked = await _body(request, Consume)
-    events = await consuming.consume(
-        ready.stream,
-        asked.consumer,
-        min(asked.batch_size, service.limits.page_events),
-        member=asked.member,
-        lease=asked.lease,
-        wait=min(asked.wait, service.limits.wait_seconds),
-    )
+    deadline = time.monotonic() + min(asked.wait, service.limits.wait_seconds)
+    with service.room(ready.stream):
+        while True:
+            left = deadline - time.monotonic()
+            events = await consuming.consume(
+                ready.stream,
+                asked.consumer,
+                min(asked.batch_size, service.limits.page_events),
+                member=asked.member,
+                lease=asked.lease,
+                # In turns: a client that left is found out, and a service that ends does not wait for events.
+                wait=max(0.0, min(left, _TURN_SECONDS)),
+            )
+            if events or left <= _TURN_SECONDS or service.feeds.stopping or await request.is_disconnected():
+                break
     token = events[0].lease.token if events else None  # type: ignore[attr-defined]
     return json_response(
         {
@@ -101,24 +110,28 @@ async def consume(request: Request) -> Response:
 
 async def ack(request: Request) -> Response:
     """Acknowledge events, by their `_weft_rowid`."""
-    ready = await service_of(request).open(request, "read")
+    service = service_of(request)
+    ready = await service.open(request, "read")
     asked = await _body(request, Ack)
-    done = await consuming.ack(ready.stream, asked.consumer, _leased(ready, asked), member=asked.member)
+    with service.room(ready.stream):
+        done = await consuming.ack(ready.stream, asked.consumer, _leased(ready, asked), member=asked.member)
     return json_response({"stream": ready.stream.name, "consumer": asked.consumer, "acknowledged": done})
 
 
 async def nack(request: Request) -> Response:
     """Give events back."""
-    ready = await service_of(request).open(request, "read")
+    service = service_of(request)
+    ready = await service.open(request, "read")
     asked = await _body(request, Nack)
-    done = await consuming.nack(
-        ready.stream,
-        asked.consumer,
-        _leased(ready, asked),
-        delay=asked.delay,
-        reason=asked.reason,
-        member=asked.member,
-    )
+    with service.room(ready.stream):
+        done = await consuming.nack(
+            ready.stream,
+            asked.consumer,
+            _leased(ready, asked),
+            delay=asked.delay,
+            reason=asked.reason,
+            member=asked.member,
+        )
     return json_response({"stream": ready.stream.name, "consumer": asked.consumer, "returned": done})
 
 
@@ -136,17 +149,22 @@ def _leased(ready: Opened, asked: Ack | Nack) -> _ROWIDS:
 
 async def reset(request: Request) -> Response:
     """Move a consumer."""
-    ready = await service_of(request).open(request, "admin")
+    service = service_of(request)
+    ready = await service.open(request, "admin")
     asked = await _body(request, Reset)
     to = asked.to if isinstance(asked.to, int) or asked.to in ("start", "end") else moment(asked.to, "to")
-    position = await consuming.reset(ready.stream, asked.consumer, to)
+    with service.room(ready.stream):
+        position = await consuming.reset(ready.stream, asked.consumer, to)
     return json_response({"stream": ready.stream.name, "consumer": asked.consumer, "position": position})
 
 
 async def groups(request: Request) -> Response:
     """The consumers of a stream."""
-    ready = await service_of(request).open(request, "read")
-    return json_response({"stream": ready.stream.name, "groups": await consuming.groups(ready.stream)})
+    service = service_of(request)
+    ready = await service.open(request, "read")
+    with service.room(ready.stream):
+        found = await consuming.groups(ready.stream)
+    return json_response({"stream": ready.stream.name, "groups": found})
 
 
 async def events(request: Request) -> Response:
@@ -156,7 +174,9 @@ async def events(request: Request) -> Response:
     given = query(request, "after", "limit")
     after = whole(given["after"], "after", 0) if "after" in given else None
     limit = whole(given["limit"], "limit", 1) if "limit" in given else 100
-    page, following = await in_thread(_page, ready, after, min(limit, service.limits.page_events))
+    limit = min(limit, service.limits.page_events)
+    with service.room(ready.stream):
+        page, following = await ready.hub.in_thread(_page, ready, after, limit)
     return json_response({"stream": ready.stream.name, "events": page, "count": len(page), "next": following})
 
 

@@ -17,7 +17,7 @@ import msgspec
 
 from weft.errors import ConnectionFailedError, WeftError
 from weft.streams.events import to_dicts
-from weft.streams.runtime import Opened, in_thread
+from weft.streams.runtime import Opened
 from weft.systems.log import ROWID
 from weft.types import to_json
 
@@ -130,7 +130,7 @@ class Feed:
         if self._before is None:
             return []
         if position < self._before:
-            return await in_thread(read, self.ready, position)
+            return await self.ready.hub.in_thread(read, self.ready, position)
         if position >= self._last:
             return []
         at = bisect_right(self._offsets, position)
@@ -142,9 +142,9 @@ class Feed:
             version = watch.version
             try:
                 if self._before is None:
-                    self._before = self._last = await in_thread(log.head)
+                    self._before = self._last = await self.ready.hub.in_thread(log.head)
                     self.wake()
-                page = await in_thread(read, self.ready, self._last)
+                page = await self.ready.hub.in_thread(read, self.ready, self._last)
             except Lost as lost:
                 # Its followers find out by themselves: they are behind what is kept.
                 self._before = self._last = lost.floor
@@ -153,10 +153,10 @@ class Feed:
                 self._bytes = 0
                 self.wake()
                 continue
-            except WeftError as error:
-                logger.warning(
-                    "the events of %s cannot be read, and are tried again: %s", self.ready.stream.name, error
-                )
+            except Exception as error:  # without a feed its followers would wait for ever
+                cause = None if isinstance(error, WeftError) else error
+                name = self.ready.stream.name
+                logger.warning("the events of %s cannot be read, and are tried again: %s", name, error, exc_info=cause)
                 await asyncio.sleep(_PAUSE_SECONDS)
                 continue
             if not page:
@@ -249,7 +249,8 @@ class EventStream:
                 if body:
                     await write(body)
                 continue
-            if not await feed.wait(limits.keep_alive_seconds):
+            # It may have begun to stop while the log was read: nobody would wake this one.
+            if not self.feeds.stopping and not await feed.wait(limits.keep_alive_seconds):
                 await write(b": keep-alive\n\n")
         closing = {"stream": self.ready.stream.name, "reason": "the service ends", "resume_after": self.position}
         await write(b"retry: 1000\n" + frame("stream.closing", closing), more=False)

@@ -32,7 +32,7 @@ from weft.server.live import Feeds
 from weft.server.problems import later
 from weft.settings import PROJECT_FILE, read_project_file
 from weft.streams.declare import Stream
-from weft.streams.runtime import Opened, in_thread, open_stream, opened
+from weft.streams.runtime import Opened, open_beside, opened
 from weft.types import to_json
 
 logger = logging.getLogger("weft.server")
@@ -120,7 +120,7 @@ class Service:
             return ready
         with self.room(stream):
             try:
-                return await in_thread(open_stream, stream)
+                return await open_beside(stream)
             except (ConnectionFailedError, StorageError):
                 raise
             except WeftError as error:

@@ -52,6 +52,7 @@ class Connection(HttpToolsProtocol):
     """Runs while the headers of a request are awaited."""
     _received = 0
     """Bytes since then."""
+    _oversized = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -77,15 +78,14 @@ class Connection(HttpToolsProtocol):
         if self._received > _HEADER_BYTES:  # which may be its body
             size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
             if size > _HEADER_BYTES:
+                self._oversized = True
                 raise httptools.HttpParserError("headers too large")
         super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:
         """What uvicorn answers to what it cannot parse, and to an error of `on_headers_complete`."""
-        if self._received > _HEADER_BYTES and self._timer is None and self.cycle is None:
-            self._refuse(_too_large())
-        else:
-            self._refuse(Problem(400, "http", "Malformed request", "This is not HTTP/1.1."))
+        malformed = Problem(400, "http", "Malformed request", "This is not HTTP/1.1.")
+        self._refuse(_too_large() if self._oversized else malformed)
 
     def _await_headers(self) -> None:
         self._received = 0

@@ -26,7 +26,7 @@ from weft.streams.declare import Stream
 from weft.streams.events import Event, Lease, to_events
 from weft.streams.publishing import publish_once
 from weft.streams.retention import aware
-from weft.streams.runtime import Opened, in_thread, open_stream, opened, submit
+from weft.streams.runtime import Opened, hub_of, open_beside, open_stream, opened
 from weft.systems.base import Connection
 from weft.systems.log import PUBLISHED_AT, RESERVED_PREFIX, ROWID, Leased, Refused, Span
 from weft.types import FieldType, check_value, to_json
@@ -76,14 +76,12 @@ async def consume(
     wait: float = 0,
 ) -> list[dict[str, Any]]:
     """`consume_sync` for asyncio; waiting takes no thread."""
-    ready = opened(stream, connection)
-    if ready is None:
-        ready = await in_thread(open_stream, stream, connection)
+    ready = await open_beside(stream, connection)
     member = _checked(consumer, batch_size, member, lease, wait)
     deadline = time.monotonic() + wait
     while True:
         version = ready.hub.watch.version
-        future = submit(_take, ready, consumer, member, batch_size, lease)
+        future = ready.hub.submit(_take, ready, consumer, member, batch_size, lease)
         try:
             events = await asyncio.wrap_future(future)
         except asyncio.CancelledError:
@@ -290,7 +288,9 @@ async def ack(
     member: str | None = None,
 ) -> int:
     """`ack_sync` for asyncio."""
-    return await in_thread(lambda: ack_sync(stream, consumer, events, connection=connection, member=member))
+    return await hub_of(stream, connection).in_thread(
+        lambda: ack_sync(stream, consumer, events, connection=connection, member=member)
+    )
 
 
 def nack_sync(
@@ -330,7 +330,7 @@ async def nack(
     member: str | None = None,
 ) -> int:
     """`nack_sync` for asyncio."""
-    return await in_thread(
+    return await hub_of(stream, connection).in_thread(
         lambda: nack_sync(stream, consumer, events, delay=delay, reason=reason, connection=connection, member=member)
     )
 
@@ -441,7 +441,7 @@ async def reset(
     connection: str | Connection | None = None,
 ) -> int:
     """`reset_sync` for asyncio."""
-    return await in_thread(lambda: reset_sync(stream, consumer, to, connection=connection))
+    return await hub_of(stream, connection).in_thread(lambda: reset_sync(stream, consumer, to, connection=connection))
 
 
 def groups_sync(stream: str | Stream, *, connection: str | Connection | None = None) -> list[dict[str, Any]]:
@@ -452,4 +452,4 @@ def groups_sync(stream: str | Stream, *, connection: str | Connection | None = N
 
 async def groups(stream: str | Stream, *, connection: str | Connection | None = None) -> list[dict[str, Any]]:
     """`groups_sync` for asyncio."""
-    return await in_thread(lambda: groups_sync(stream, connection=connection))
+    return await hub_of(stream, connection).in_thread(lambda: groups_sync(stream, connection=connection))

@@ -11,7 +11,7 @@ from weft.streams import retention
 from weft.streams.commit import Ticket
 from weft.streams.declare import Stream
 from weft.streams.encode import as_events, encode, known_keys, to_batch
-from weft.streams.runtime import Opened, in_thread, open_stream, opened
+from weft.streams.runtime import Opened, open_beside, open_stream, opened
 from weft.systems.base import Connection
 from weft.systems.log import Batch
 
@@ -29,13 +29,11 @@ async def publish(
     `publish_id`, the first and last `_weft_rowid`, and how many events were received, deduplicated and quarantined.
     `idempotency_key` names this publish: the same events under the same key again are duplicates.
     """
-    ready = opened(stream, connection)
-    if ready is None:
-        ready = await in_thread(open_stream, stream, connection)
+    ready = opened(stream, connection) or await open_beside(stream, connection)
     ticket = _ticket(ready, events, idempotency_key)
     if ticket.events:
         if ticket.key is not None or not known_keys(ready.log, ticket.events):
-            ticket.batches = await in_thread(_encode, ticket)
+            ticket.batches = await ready.hub.in_thread(_encode, ticket)
         await ready.hub.committer.publish_async(ticket)
         retention.look_soon(ready)
     return _result(ticket)

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 from weft.errors import DeclarationError, SettingsError
 from weft.streams.declare import Stream
-from weft.streams.runtime import Opened, in_thread, open_stream
+from weft.streams.runtime import Opened, hub_of, open_stream
 from weft.systems.base import Connection
 
 _log = logging.getLogger("weft.streams")
@@ -96,7 +96,9 @@ async def trim(
     connection: str | Connection | None = None,
 ) -> int:
     """`trim_sync` for asyncio."""
-    return await in_thread(lambda: trim_sync(stream, before=before, max_rows=max_rows, connection=connection))
+    return await hub_of(stream, connection).in_thread(
+        lambda: trim_sync(stream, before=before, max_rows=max_rows, connection=connection)
+    )
 
 
 def aware(moment: datetime) -> datetime:

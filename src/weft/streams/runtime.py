@@ -38,7 +38,17 @@ class Hub:
         self.store: Store = system_for(connection.kind).load_log()(connection, clock)
         self.watch = Watch(self.store)
         self.committer = Committer(self.store, self._committed, connection.label)
+        # Each has its own: a database that hangs holds the threads that wait for it, and none of another's.
+        self._threads = ThreadPoolExecutor(_BLOCKING_THREADS, thread_name_prefix="weft-io")
         self._background: set[Future[object]] = set()
+
+    def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
+        """Run a blocking call of the log protocol in a thread."""
+        return self._threads.submit(function, *arguments)
+
+    async def in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Run a blocking call of the log protocol beside the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
     def _committed(self) -> None:
         self.watch.bump()
@@ -47,7 +57,7 @@ class Hub:
     def in_background(self, function: Callable[..., object], *arguments: Any) -> None:
         """Run something that nobody waits for. It is finished before the hub is closed and before the process ends."""
         try:
-            future = _threads().submit(function, *arguments)
+            future = self.submit(function, *arguments)
         except RuntimeError:  # the interpreter is shutting down: the next process will do it
             return
         self._background.add(future)
@@ -151,6 +161,20 @@ def open_stream(stream: str | Stream, connection: str | Connection | None = None
     return ready
 
 
+async def open_beside(stream: str | Stream, connection: str | Connection | None = None) -> Opened:
+    """`open_stream` for asyncio."""
+    ready = opened(stream, connection)
+    return await hub_of(stream, connection).in_thread(open_stream, stream, connection) if ready is None else ready
+
+
+def hub_of(stream: str | Stream, connection: str | Connection | None = None) -> Hub:
+    """The hub of a stream's connection. The database is not asked for anything."""
+    ready = opened(stream, connection)
+    if ready is not None:
+        return ready.hub
+    return open_hub(current().connection(connection if connection is not None else find(stream).connection))
+
+
 def _plain(declared: Stream) -> dict[str, Any]:
     from dataclasses import replace
 
@@ -196,32 +220,11 @@ _inherited: list[_Held] = []
 
 def _after_fork() -> None:
     """A child must not use its parent's connections, and has none of its threads."""
-    global _held, _opening, _blocking
+    global _held, _opening
     _opening = threading.RLock()
-    _blocking = None
     _inherited.extend(_held.values())
     _held = WeakKeyDictionary()
 
 
 os.register_at_fork(after_in_child=_after_fork)
 atexit.register(_close_all)
-
-
-_blocking: ThreadPoolExecutor | None = None
-
-
-def _threads() -> ThreadPoolExecutor:
-    global _blocking
-    if _blocking is None:
-        _blocking = ThreadPoolExecutor(_BLOCKING_THREADS, thread_name_prefix="weft-io")
-    return _blocking
-
-
-def submit(function: Callable[..., T], *arguments: Any) -> Future[T]:
-    """Run a blocking call of the log protocol in a thread."""
-    return _threads().submit(function, *arguments)
-
-
-async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
-    """Run a blocking call of the log protocol beside the event loop."""
-    return await asyncio.get_running_loop().run_in_executor(_threads(), function, *arguments)

@@ -12,7 +12,7 @@ from weft.errors import ConnectionFailedError, EventsLostError, SettingsError
 from weft.streams.declare import Stream
 from weft.streams.events import to_dicts
 from weft.streams.retention import aware
-from weft.streams.runtime import Opened, in_thread, open_stream
+from weft.streams.runtime import Opened, open_stream
 from weft.systems.base import Connection
 from weft.systems.log import ROWID
 
@@ -118,7 +118,7 @@ class Subscription:
                     hint=f"Subscribe again with since={self.position} to go on.",
                 )
             version, after = watch.version, self._seen
-            page, floor = await in_thread(self._read, after)
+            page, floor = await self._ready.hub.in_thread(self._read, after)
             if self._page or self._seen != after:
                 continue  # another task that uses this subscription was faster
             if floor > after:
