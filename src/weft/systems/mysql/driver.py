@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -15,6 +16,9 @@ from weft.systems.mysql.connection import with_utf8_password
 
 # How long a statement waits for somebody's lock before it gives up with an error.
 LOCK_SECONDS = 30
+
+# How long it may take to reach the server once more, to end a statement there.
+_STOP_SECONDS = 5
 
 # What GROUP_CONCAT may give at once: no less than the longest value, no more than a packet has by default.
 _JOINED_BYTES = 16 * 1024 * 1024
@@ -38,6 +42,7 @@ class Driver(pymysql.Connection):
     def __init__(self, **parameters: Any) -> None:
         self.at_end: list[str] = []
         """What is run when the transaction is over."""
+        self._parameters = parameters
         super().__init__(**parameters)
 
     def connect(self, sock: socket.socket | None = None) -> None:
@@ -48,6 +53,27 @@ class Driver(pymysql.Connection):
             for name, value in _KEEPALIVE.items():
                 if hasattr(socket, name):
                     opened.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+    def query(self, sql: Any, unbuffered: bool = False) -> int:
+        """Run a statement. Where this process is told to stop meanwhile, so is the server: it would go on to the end,
+        and hold its locks, because it does not notice that nobody waits for its answer."""
+        try:
+            return int(super().query(sql, unbuffered))
+        except Exception:
+            raise
+        except BaseException:
+            if not self.open:
+                self._end_on_server()
+            raise
+
+    def _end_on_server(self) -> None:
+        # What stops this process must not wait for a server that is gone: then its statement has ended, too.
+        with suppress(Exception):
+            other = pymysql.Connection(**{**self._parameters, "connect_timeout": _STOP_SECONDS})
+            try:
+                other.query(f"KILL {self.thread_id()}")
+            finally:
+                other.close()
 
     @property
     def file(self) -> int:
