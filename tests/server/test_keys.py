@@ -1,0 +1,257 @@
+"""Keys of the service: scopes, streams, ends, and what they close."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from servers import wait_until
+from weft.errors import NotFoundError
+from weft.project import Project
+from weft.server.access import open_streams
+from weft.server.keys import KeyTable, key_table, verified
+from weft.server.rates import Rate
+
+STREAMS = """
+@weft.stream(fields={"n": "int64"}, on_schema_drift="quarantine", max_deliveries=2, dead_letter="failed")
+def orders(): ...
+
+@weft.stream
+def clicks(): ...
+
+@weft.stream(auth={"type": "bearer", "token": "its own"})
+def partners(): ...
+"""
+STREAM = "/api/v1/streams"
+READ: list[tuple[str, str, Any]] = [
+    ("GET", "", None),
+    ("POST", "/consume", {"consumer": "c"}),
+    ("POST", "/ack", {"consumer": "c", "events": []}),
+    ("POST", "/nack", {"consumer": "c", "events": []}),
+    ("GET", "/groups", None),
+    ("GET", "/events", None),
+    ("POST", "/ticket", None),
+    ("GET", "/subscribe", None),
+]
+WRITE: list[tuple[str, str, Any]] = [("POST", "", {"n": 1})]
+ADMIN: list[tuple[str, str, Any]] = [("POST", "/reset", {"consumer": "c"})]
+
+
+def weft(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "weft", "apikey", *arguments], cwd=folder, capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+def create(folder: Path, *arguments: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {weft(folder, 'create', *arguments)}"}
+
+
+def ask(served: Any, stream: str, endpoint: tuple[str, str, Any], headers: Any = None) -> int:
+    method, path, body = endpoint
+    with served.client.stream(method, f"{STREAM}/{stream}{path}", json=body, headers=headers) as answer:
+        return int(answer.status_code)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A project in which keys can be made before it is served."""
+    made = tmp_path / "keyed"
+    made.mkdir()
+    (made / "served_streams.py").write_text("import weft\n" + STREAMS)
+    return made
+
+
+def test_the_table(streams: Project) -> None:
+    with key_table() as table:
+        assert table.all() == {}
+        end = datetime(2099, 1, 31, 12, 30, 15, 123456, tzinfo=UTC)
+        first, token = table.create(
+            name="for “tests”", scopes=["write", "read"], streams=["b", "a"], expires_at=end, rate=Rate(2.5, 7)
+        )
+        second, _ = table.create(name=None, scopes=["admin"])
+        assert first.scopes == ("read", "write")
+        assert (first.expires_at, first.rate, first.streams) == (end, Rate(2.5, 7), ("b", "a"))
+        stored = table.all()
+        assert stored == {first.id: first, second.id: second}
+        assert verified(token, stored) == first
+        assert table.revoke(first.id).ended == "revoked"
+        # It was revoked when it was: doing so again changes nothing.
+        assert table.revoke(token) == table.all()[first.id]
+        assert table.all()[second.id].ended is None
+        with pytest.raises(NotFoundError, match=f"There is no key '{second.id[:-1]}'") as caught:
+            table.revoke(second.id[:-1])
+        assert second.id in str(caught.value.hint)
+        assert token[-64:] not in repr(stored)
+        assert all(token[-64:] not in str(row) for row in _rows(table))
+
+
+def _rows(table: KeyTable) -> list[tuple[Any, ...]]:
+    with table._tables.driver.session("read") as session:
+        return session.rows(f"SELECT * FROM {table._table}")
+
+
+def test_only_the_whole_token_is_the_key(streams: Project) -> None:
+    with key_table() as table:
+        key, token = table.create(name=None, scopes=["read"])
+        _, other = table.create(name=None, scopes=["read"])
+        keys = table.all()
+    secret = token.rpartition("_")[2]
+    wrong = [token[:-1], token + "0", token.upper(), f"weft_{key.id}_", f"weft_{key.id}", "weft_", "weft__", secret]
+    wrong += [f"weft_{key.id}_{other.rpartition('_')[2]}", f"weft_{key.id}_{key.secret_hash}", f"weft__{secret}"]
+    for each in wrong:
+        assert verified(each, keys) is None, each
+    assert verified(token, keys) == key
+
+
+def test_expired(streams: Project) -> None:
+    with key_table() as table:
+        key, _ = table.create(name=None, scopes=["read"], expires_at=datetime.now(UTC) - timedelta(seconds=1))
+    assert key.ended == "expired"
+
+
+def test_what_is_open(streams: Project) -> None:
+    import weft
+
+    @weft.stream
+    def anybody() -> None: ...
+
+    @weft.stream(auth={"type": "bearer", "token": "${UNSET}"}, max_deliveries=1, dead_letter="late")
+    def somebody() -> None: ...
+
+    @weft.stream
+    def late() -> None: ...
+
+    assert open_streams() == ["anybody"]
+    with key_table() as table:
+        key, _ = table.create(name=None, scopes=["read"])
+        assert open_streams() == []
+        table.revoke(key.id)
+    assert open_streams() == []
+
+
+def test_each_scope_opens_its_endpoints(server: Callable[..., Any], folder: Path) -> None:
+    keys = {scope: create(folder, "--scope", scope) for scope in ("read", "write", "admin")}
+    served = server(STREAMS, folder=folder)
+    opens = {"read": READ, "write": WRITE, "admin": [*READ, *WRITE, *ADMIN]}
+    for stream in ("orders", "partners"):
+        for endpoint in (*READ, *WRITE, *ADMIN):
+            assert ask(served, stream, endpoint) == 401, endpoint
+            for scope, headers in keys.items():
+                passes = ask(served, stream, endpoint, headers) in (200, 201, 202)
+                assert passes == (endpoint in opens[scope]), (stream, endpoint, scope)
+    refused = served.client.post(f"{STREAM}/orders", json={"n": 1}, headers=keys["read"])
+    assert refused.status_code == 403
+    assert refused.json()["detail"].endswith("has the scope read; this needs write of 'orders'.")
+    # The stream's own credential goes on.
+    assert ask(served, "partners", ADMIN[0], {"Authorization": "Bearer its own"}) == 200
+    assert ask(served, "orders", READ[0], {"Authorization": "Bearer its own"}) == 401
+    for headers in keys.values():
+        assert headers["Authorization"][-64:] not in served.log_file.read_text()
+
+
+def test_the_list_and_names_need_a_key(server: Callable[..., Any], folder: Path) -> None:
+    read, write = create(folder, "--scope", "read"), create(folder, "--scope", "write")
+    orders = create(folder, "--scope", "read", "--stream", "orders", "--module", "served_streams")
+    served = server(STREAMS, folder=folder)
+
+    def listed(headers: Any = None) -> Any:
+        answer = served.client.get(STREAM, headers=headers)
+        found = answer.json()
+        return [each["name"] for each in found["streams"]] if answer.status_code == 200 else answer.status_code
+
+    assert listed() == 401
+    assert listed(read) == ["clicks", "orders", "partners"]
+    assert listed(write) == 403
+    assert listed(orders) == ["orders"]
+    assert listed({"Authorization": "Bearer its own"}) == ["partners"]
+    assert listed({"Authorization": "Bearer nothing"}) == 401
+    # Nor does a mistyped name tell of others.
+    missing = served.client.get(f"{STREAM}/order")
+    assert (missing.status_code, "orders" in missing.text) == (401, False)
+    assert "orders" in served.client.get(f"{STREAM}/order", headers=read).json()["hint"]
+    assert "clicks" not in served.client.get(f"{STREAM}/click", headers=orders).text
+    # Unknown ids and wrong secrets are answered alike.
+    right = read["Authorization"]
+    answers = [
+        served.client.get(f"{STREAM}/clicks", headers={"Authorization": each}).json() | {"request_id": ""}
+        for each in (right[:-1] + "x", right[:-1], "Bearer weft_000000000000_" + right[-64:], "Bearer weft_x")
+    ]
+    assert answers == [answers[0]] * 4
+    assert answers[0]["status"] == 401
+
+
+def test_a_key_for_one_stream(server: Callable[..., Any], folder: Path) -> None:
+    key = create(folder, "--scope", "admin", "--stream", "orders", "--module", "served_streams")
+    served = server(STREAMS, folder=folder)
+    for endpoint in (*READ, *WRITE, *ADMIN):
+        assert ask(served, "orders", endpoint, key) in (200, 201, 202), endpoint
+        assert ask(served, "clicks", endpoint, key) == 403, endpoint
+        assert ask(served, "partners", endpoint, key) == 403, endpoint
+    # What it rejected belongs to it.
+    assert ask(served, "orders__quarantine", ("GET", "/events", None), key) == 200
+    assert ask(served, "failed", ("GET", "/events", None), key) == 200
+    assert ask(served, "failed", ("GET", "/events", None)) == 401
+
+
+def test_the_first_key_closes_a_running_service_and_the_last_does_not_open_it(
+    server: Callable[..., Any], folder: Path
+) -> None:
+    served = server(STREAMS, "--workers", "2", folder=folder)
+
+    def codes(headers: Any = None) -> set[int]:
+        # A connection each, so that both workers are asked.
+        return {httpx.get(f"{served.url}{STREAM}/clicks", headers=headers, timeout=60).status_code for _ in range(8)}
+
+    assert codes() == {200}
+    key = create(folder, "--scope", "read")
+    wait_until(lambda: codes() == {401}, "both workers to know of the key")
+    assert codes(key) == {200}
+    weft(folder, "revoke", key["Authorization"].split("_")[1])
+    wait_until(lambda: codes(key) == {401}, "both workers to know that it was revoked")
+    assert "revoked" in served.client.get(f"{STREAM}/clicks", headers=key).json()["detail"]
+    assert codes() == {401}
+
+
+def test_a_key_has_a_rate_of_its_own(server: Callable[..., Any], folder: Path) -> None:
+    slow = create(folder, "--scope", "admin", "--rate", "0.01", "--burst", "4")
+    other = create(folder, "--scope", "admin")
+    served = server(STREAMS, "--workers", "2", folder=folder)
+    url = f"{served.url}{STREAM}"
+    codes = [httpx.get(f"{url}/{name}", headers=slow, timeout=60).status_code for name in ("orders", "clicks") * 4]
+    assert sorted(codes) == [200] * 4 + [429] * 4
+    refused = served.client.get(STREAM, headers=slow)
+    assert refused.status_code == 429
+    assert 0 < refused.json()["retry_after"] <= 100
+    assert ask(served, "orders", READ[0], other) == 200
+
+
+def test_keys_in_another_database(server: Callable[..., Any], folder: Path) -> None:
+    toml = f'[server]\nkeys = "safe"\n[connections.safe]\nurl = "sqlite:///{folder}/safe.db"\n'
+    (folder / "weft.toml").write_text(toml)
+    key = create(folder, "--scope", "read")
+    served = server(STREAMS, folder=folder, toml=toml)
+    assert ask(served, "clicks", READ[0]) == 401
+    assert ask(served, "clicks", READ[0], key) == 200
+    assert "api_keys" in (folder / "safe.db").read_bytes().decode("latin-1")
+
+
+def test_without_its_keys_the_service_is_closed(server: Callable[..., Any], folder: Path) -> None:
+    """Nobody knows whether there are any."""
+    toml = '[server]\nkeys = "safe"\n[connections.safe]\nurl = "${SAFE}"\nkind = "postgres"\n'
+    away = {"SAFE": "postgres://me:hunter2@127.0.0.1:1/keys"}
+    served = server(STREAMS, "--insecure", folder=folder, toml=toml, env=away)
+    for endpoint in (*READ, *WRITE, *ADMIN):
+        assert ask(served, "clicks", endpoint) == 503, endpoint
+    assert served.client.get(STREAM).status_code == 503
+    # Whoever has the stream's own credential needs no key.
+    assert ask(served, "partners", READ[0], {"Authorization": "Bearer its own"}) == 200
+    assert "hunter2" not in served.log_file.read_text()
