@@ -82,7 +82,8 @@ class Access:
                 raise self._counted(request, stream, problem)
         elif not self._tickets.redeem(ticket, stream.name):
             text = f"This ticket does not open {stream.name!r}: each does once, within seconds of its issue."
-            raise self._failed(request, stream.name, _unauthorized(text))
+            # Counted apart: nobody can guess one, and pages that come back with theirs must not lock out the others.
+            raise self._failed(request, f"{stream.name} tickets", _unauthorized(text))
         self._limit(key)
         if stream.rate_limit is not None:
             # Apart, so that those who publish cannot keep those who read from reading.
