@@ -26,7 +26,7 @@ from weft.project import DEFAULT, current
 from weft.server.problems import later
 from weft.server.rates import Rate
 from weft.settings import read_project_file
-from weft.systems.base import system_for
+from weft.systems.base import system_for, systems
 from weft.systems.sql.own import create_own_table, own_table
 from weft.systems.sql.tables import SqlTables
 
@@ -206,7 +206,10 @@ def open_key_table() -> KeyTable:
         raise SettingsError("weft.toml: keys in [server] must be the name of a connection.")
     connection = project.for_tables(project.connection(name))
     system = system_for(connection.kind)
-    system.load_log()  # raises for what only one process can open, or what is no database
+    if system.log is None:
+        # Several processes must be able to open it: as for streams.
+        able = ", ".join(each.kind for each in systems().values() if each.log)
+        raise SettingsError(f"Keys cannot be kept in a {system.kind} database.", hint=f"These can: {able}.")
     tables: SqlTables = system.load_tables()(connection)
     try:
         return KeyTable(tables)
