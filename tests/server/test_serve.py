@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
+import socket
+import subprocess
+import sys
+import textwrap
+
+import httpx
+import pytest
+
+from served import PREFIX, read_all, start
+from servers import wait_until
 
 ORDERS = """
     @weft.stream(fields={"n": "int64"})
@@ -37,3 +49,217 @@ def test_starts_a_killed_worker_again(server):
         del served.client
         assert served.client.get("/healthz").status_code == 200
     assert [event["n"] for event in served.events("orders")] == [0, 1, 2]
+
+
+def test_finishes_what_it_accepted(server):
+    """A request whose body is still on its way when the signal comes, a long poll, a subscriber, and a new client."""
+    served = server(ORDERS)
+    body = json.dumps({"n": 7}).encode()
+    head = (
+        f"POST {PREFIX}/orders HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
+    poll = json.dumps({"consumer": "c", "wait": 60}).encode()
+    poll_head = head.replace("/orders ", "/orders/consume ").replace(f": {len(body)}\r", f": {len(poll)}\r")
+    with served.subscribe("orders") as frames, served.connect() as publisher, served.connect() as waiting:
+        assert next(frames)[0] == ":"
+        waiting.sendall(poll_head.encode() + poll)
+        publisher.sendall(head.encode() + body[:3])
+        assert _asks(served)
+        served.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: _is_refused(served), "new connections to be refused")
+        kind, data = next(frames)
+        assert (kind, data["resume_after"]) == ("stream.closing", 0)
+        assert list(frames) == []  # the connection ends
+        assert b'"count":0' in read_all(waiting)
+        publisher.sendall(body[3:])
+        answer = read_all(publisher)
+    assert answer.startswith(b"HTTP/1.1 202 ")
+    assert served.stop() == 0
+    again = server(ORDERS, folder=served.folder)
+    assert [event["n"] for event in again.events("orders")] == [7]
+
+
+def _asks(served) -> bool:
+    """Whatever was sent before has arrived too, once this is answered."""
+    return served.client.get("/healthz").status_code == 200
+
+
+def _is_refused(served) -> bool:
+    try:
+        served.connect().close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+def test_does_not_wait_for_a_client_that_hangs(server):
+    served = server(ORDERS)
+    with served.connect() as hanging:
+        hanging.sendall(
+            f"POST {PREFIX}/orders HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            "Content-Length: 9\r\n\r\n".encode()
+        )
+        assert _asks(served)
+        assert served.stop() == 0
+    # Neither killed.
+    assert not [line for line in served.log if "killed" in line["message"]]
+
+
+def test_workers_end_with_their_parent(server):
+    served = server(ORDERS, "--workers", "2")
+    workers = served.workers()
+    served.process.kill()
+    served.process.wait()
+    served.code = 0
+    wait_until(lambda: not any(os.path.exists(f"/proc/{worker}") for worker in workers), "the workers to end")
+
+
+def test_two_workers_share_a_stream(server):
+    served = server(ORDERS, "--workers", "2")
+    for n in range(40):
+        with httpx.Client(base_url=served.url) as client:  # a connection each: any worker may take it
+            assert client.post(f"{PREFIX}/orders", json={"n": n}, timeout=60).status_code == 202
+    assert [event["n"] for event in served.events("orders")] == list(range(40))
+    answered = {line["process"] for line in served.log if line.get("path") == f"{PREFIX}/orders"}
+    assert answered <= set(served.workers())
+
+
+def test_logs_a_line_a_request(server):
+    served = server(ORDERS)
+    answer = served.client.get("/api/v1/streams?ticket=s3cret", headers={"x-request-id": "mine-1"})
+    assert answer.headers["x-request-id"] == "mine-1"
+    other = served.client.get("/api/v1/streams", headers={"x-request-id": "not\tsane"})
+    assert other.headers["x-request-id"] != "not\tsane"
+    wait_until(lambda: len([line for line in served.log if line["message"] == "request"]) == 2, "the lines")
+    line = next(line for line in served.log if line.get("request_id") == "mine-1")
+    assert (line["method"], line["path"], line["client"]) == ("GET", "/api/v1/streams", "127.0.0.1")
+    assert line["status"] == answer.status_code
+    assert "s3cret" not in served.log_file.read_text()
+
+
+def test_logs_for_people(tmp_path):
+    served = start(tmp_path / "served", ORDERS, "--log-format", "text")
+    try:
+        wait_until(lambda: "url=http://127.0.0.1:" in served.log_file.read_text(), "the line that tells the address")
+    finally:
+        code = served.stop()
+    assert code == 0
+    assert served.log == []
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_refuses_a_public_address_while_a_stream_is_open(project, host):
+    (project / "streams.py").write_text("import weft\n" + textwrap.dedent(ORDERS))
+    done = _weft("serve", "--module", "streams", "--host", host, "--port", "0")
+    assert done.returncode == 1
+    assert "orders" in done.stderr
+    assert "weft apikey create" in done.stderr
+    assert "--insecure" in done.stderr
+
+
+def _weft(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "weft", *arguments], capture_output=True, text=True, timeout=60)
+
+
+def test_serves_a_public_address_if_told_to(server):
+    served = server(ORDERS, "--host", "0.0.0.0", "--insecure")
+    with httpx.Client(base_url=f"http://127.0.0.1:{served.port}", headers={"host": "example.com"}) as client:
+        assert client.get("/api/v1/streams").status_code == 200
+
+
+def test_answers_for_this_machine_alone(server):
+    """A page of a site whose name leads to this machine sends that name."""
+    served = server(ORDERS)
+
+    def get(host: str) -> int:
+        return served.client.get("/api/v1/streams", headers={"host": host}).status_code
+
+    assert get("evil.example") == get("evil.example:8080") == get("127.0.0.1.evil.example") == get("10.0.0.1") == 421
+    assert get("localhost") == get("localhost:1") == get("127.0.0.1") == get("[::1]:80") == get("a.localhost") == 200
+
+
+def test_a_module_that_breaks_leaves_the_others(server):
+    folder = server(ORDERS).folder
+    (folder / "broken.py").write_text("import weft\nraise RuntimeError('oh')\n")
+    served = server(ORDERS, "--module", "broken", folder=folder)
+    assert served.publish("orders", {"n": 1})["status"] == "accepted"
+    answer = served.client.get(f"{PREFIX}/elsewhere")
+    assert answer.status_code == 503
+    assert "broken" in answer.json()["detail"]
+    assert "oh" not in answer.text
+
+
+def test_a_connection_that_breaks_leaves_the_others(server):
+    served = server(
+        ORDERS
+        + """
+    @weft.stream(connection="nowhere")
+    def undefined(): ...
+
+    @weft.stream(connection="away")
+    def away(): ...
+    """,
+        toml='[connections.away]\nurl = "postgres://me:s3cret@127.0.0.1:1/nothing"\n',
+    )
+    for name in ("undefined", "away"):
+        answer = served.client.post(f"{PREFIX}/{name}", json={"n": 1})
+        assert answer.status_code == 503, answer.text
+        assert int(answer.headers["retry-after"]) >= 1
+        assert answer.json()["retry_after"] > 0
+        assert "s3cret" not in answer.text
+    assert served.publish("orders", {"n": 1})["status"] == "accepted"
+    assert "s3cret" not in served.log_file.read_text()
+
+
+def test_a_database_that_hangs_leaves_the_others(server):
+    """One that accepts connections and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        served = server(
+            ORDERS + '\n    @weft.stream(connection="hangs")\n    def stuck(): ...\n',
+            toml=f"""
+                [connections.hangs]
+                url = "postgres://me:x@127.0.0.1:{port}/nothing"
+                [server]
+                waiting_requests = 40
+            """,
+        )
+        with contextlib.ExitStack() as stack:
+            for _ in range(40):
+                connection = stack.enter_context(served.connect())
+                connection.sendall(f"GET {PREFIX}/stuck HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            for n in range(20):
+                served.publish("orders", {"n": n})
+            assert served.client.post(f"{PREFIX}/orders/consume", json={"consumer": "c"}).json()["count"] == 20
+            # More than that do not wait for it.
+            refused = served.client.get(f"{PREFIX}/stuck")
+            assert refused.json()["type"] == "urn:weft:problem:overloaded"
+            assert refused.headers["retry-after"] == "1"
+            assert served.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [("body_byte = 1", "body_bytes"), ("body_bytes = 0", "body_bytes"), ("wait_seconds = 'x'", "wait_seconds")],
+)
+def test_settings(project, setting, named):
+    (project / "streams.py").write_text("import weft\n" + textwrap.dedent(ORDERS))
+    (project / "weft.toml").write_text(f"[server]\n{setting}\n")
+    done = _weft("serve", "--module", "streams", "--port", "0")
+    assert done.returncode == 1
+    assert named in done.stderr
+
+
+def test_a_port_that_is_taken(server, project):
+    served = server(ORDERS)
+    (project / "streams.py").write_text("import weft\n" + textwrap.dedent(ORDERS))
+    done = _weft("serve", "--module", "streams", "--port", str(served.port))
+    assert done.returncode == 1
+    assert "--port" in done.stderr
+
+
+def test_nothing_to_serve(project):
+    done = _weft("serve")
+    assert done.returncode == 1
+    assert "--module" in done.stderr

@@ -52,6 +52,8 @@ class Connection(HttpToolsProtocol):
     """Runs while the headers of a request are awaited."""
     _received = 0
     """Bytes since then."""
+    _latest = 0
+    """Bytes of the last packet: a request that begins does so in it."""
     _oversized = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -64,6 +66,7 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._received += len(data)
+        self._latest = len(data)
         super().data_received(data)
         if self._timer is not None and self._received > _HEADER_BYTES:
             self._refuse(_too_large())
@@ -88,7 +91,7 @@ class Connection(HttpToolsProtocol):
         self._refuse(_too_large() if self._oversized else malformed)
 
     def _await_headers(self) -> None:
-        self._received = 0
+        self._received = self._latest
         self._timer = self.loop.call_later(_HEADER_SECONDS, self._late)
 
     def _headers_ended(self) -> None:

@@ -1,0 +1,280 @@
+"""Whatever a client sends: an answer that says what is wrong, never a 500, and the service goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import socket
+
+import pyarrow as pa
+import pytest
+
+from served import read_all
+
+STREAMS = """
+    @weft.stream(fields={"n": "int64"})
+    def orders(): ...
+
+    @weft.stream(fields={"x": "float64", "s": "string", "n": "int64?"}, validate_schema=True)
+    def strict(): ...
+"""
+ORDERS = "/api/v1/streams/orders"
+JSON = {"content-type": "application/json"}
+
+
+@pytest.fixture(autouse=True)
+def goes_on(service):
+    """Whatever a test did, the next publish is answered, and nothing failed inside."""
+    yield
+    service.publish("orders", {"n": 1})
+    assert not [line for line in service.log if "traceback" in line or "Traceback" in line["message"]]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "orders'; DROP TABLE orders; --",
+        'orders"',
+        "..",
+        "../../etc/passwd",
+        "%2e%2e%2f%2e%2e%2fetc%2fpasswd",
+        "orders%00",
+        "%ff%fe",
+        "orders%0d%0aX-Injected: 1",
+        "a" * 5000,
+        "weft.api_keys",
+        "sqlite_master",
+        "ORDERS",
+        "órders",
+    ],
+)
+@pytest.mark.parametrize("action", ["", "/consume", "/events", "/subscribe", "/groups"])
+def test_names(service, name, action):
+    post = action in ("", "/consume")
+    answer = service.client.request(
+        "POST" if post else "GET",
+        f"/api/v1/streams/{name}{action}",
+        json={"consumer": "c"} if post else None,
+    )
+    assert answer.status_code in (404, 405), answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert "x-injected" not in answer.headers
+    assert answer.json()["status"] == answer.status_code
+
+
+def test_nearest_name(service):
+    answer = service.client.get("/api/v1/streams/order")
+    assert answer.status_code == 404
+    assert "orders" in answer.json()["hint"]
+
+
+def test_malformed_json_names_its_position(service):
+    answer = service.client.post(ORDERS, content=b'{"n": 1,\n "m": }', headers=JSON)
+    assert answer.status_code == 400
+    assert answer.json()["position"] == {"byte": 15, "line": 2, "column": 7}
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b"", 400),
+        (b"[", 400),
+        (b"nul", 400),
+        (b'{"n": NaN}', 400),
+        (b'{"n": Infinity}', 400),
+        (b'{"n": 1}{"n": 2}', 400),
+        (b'{"n": "\xff\xfe"}', 400),
+        (b'{"s\\ud800": 1}', 400),
+        (b"\xef\xbb\xbf{}", 400),
+        (b"[" * 200_000, 400),
+        (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, 400),
+        (b"1", 422),
+        (b'"text"', 422),
+        (b"[1]", 422),
+        (b'[{"n": 1}, null]', 422),
+        (b'{"_weft_rowid": 1}', 422),
+    ],
+    ids=lambda value: str(value)[:24],
+)
+def test_bodies(service, body, code):
+    before = len(service.events("orders"))
+    answer = service.client.post(ORDERS, content=body, headers=JSON)
+    assert answer.status_code == code, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert len(service.events("orders")) == before
+
+
+def test_index_and_field_of_an_event_that_does_not_fit(service):
+    answer = service.client.post(
+        "/api/v1/streams/strict", json=[{"x": 1.0, "s": "a"}, {"x": "no", "s": "b"}], headers=JSON
+    )
+    assert answer.status_code == 422
+    problem = answer.json()
+    assert (problem["index"], problem["field"]) == (1, "x")
+
+
+@pytest.mark.parametrize("value", ["1180591620717411303424", "1.5", '"one"', "[1]", "true"])
+def test_values_that_do_not_fit(service, value):
+    body = f'{{"x": 1.0, "s": "a", "n": {value}}}'
+    answer = service.client.post("/api/v1/streams/strict", content=body, headers=JSON)
+    assert answer.status_code == 422, answer.text
+    assert answer.json()["field"] == "n"
+
+
+def test_numbers_at_the_edge(service):
+    service.client.post(
+        "/api/v1/streams/strict", content=b'[{"x": -0.0, "s": "\\u0000"}, {"x": 1e308, "s": ""}]', headers=JSON
+    )
+    found = service.client.post("/api/v1/streams/strict", content=b'{"x": 1e999, "s": ""}', headers=JSON)
+    assert found.status_code in (400, 422)
+    values = [event["x"] for event in service.events("strict")]
+    assert all(json.dumps(value) not in ("NaN", "Infinity") for value in values)
+
+
+def test_too_large(service):
+    answer = service.client.post(ORDERS, content=b" " * (17 * 1024 * 1024), headers=JSON)
+    assert answer.status_code == 413
+    # Also where no length is announced.
+    answer = service.client.post(ORDERS, content=(b" " * 1_000_000 for _ in range(20)), headers=JSON)
+    assert answer.status_code == 413
+
+
+@pytest.mark.parametrize("coding", ["gzip", "zstd"])
+def test_bombs(service, coding):
+    plain = b" " * (200 * 1024 * 1024)
+    packed = gzip.compress(plain, 9) if coding == "gzip" else pa.compress(plain, coding, asbytes=True)
+    before = _memory(service)
+    answer = service.client.post(ORDERS, content=packed, headers={**JSON, "content-encoding": coding})
+    assert answer.status_code == 413
+    assert _memory(service) - before < 64 * 1024 * 1024
+
+
+def _memory(service) -> int:
+    (worker,) = service.workers()
+    with open(f"/proc/{worker}/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+
+def test_codings_and_types(service):
+    def post(content: bytes, **headers: str) -> int:
+        given = {name.replace("_", "-"): value for name, value in headers.items()}
+        return service.client.post(ORDERS, content=content, headers=given).status_code
+
+    assert post(b'{"n": 1}') == 415
+    assert post(b'{"n": 1}', content_type="text/plain") == 415
+    assert post(b"x", content_type="application/json", content_encoding="br") == 415
+    assert post(b"x", content_type="application/json", content_encoding="gzip") == 400
+    assert post(gzip.compress(b'{"n": 1}')[:-4], content_type="application/json", content_encoding="gzip") == 400
+    assert post(gzip.compress(b'{"n": 1}'), content_type="application/json", content_encoding="gzip") == 202
+    assert post(b'{"n": 1}\n{"n": 2}\n', content_type="application/x-ndjson") == 202
+    assert post(b'{"n": 1}', content_type="application/json; charset=utf-8", idempotency_key="k" * 256) == 400
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"GET\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"POST /x HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+        b"POST /x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nA\x00b: c\r\n\r\n",
+    ],
+    ids=["tls", "no-version", "version", "length", "smuggling", "nul"],
+)
+def test_what_is_not_http(service, request_bytes):
+    answer = service.raw(request_bytes)
+    assert answer.startswith(b"HTTP/1.1 400 "), answer[:200]
+    assert b"application/problem+json" in answer
+
+
+def test_header_floods(service):
+    line = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
+    assert service.raw(line + b"A: " + b"a" * 60_000 + b"\r\n\r\n").startswith(b"HTTP/1.1 431 ")
+    assert service.raw(line + b"".join(b"H%d: x\r\n" % n for n in range(10_000)) + b"\r\n").startswith(b"HTTP/1.1 431 ")
+    assert service.raw(b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n").startswith(b"HTTP/1.1 431 ")
+    with service.connect() as endless:
+        with contextlib.suppress(OSError):
+            endless.sendall(line + b"A: ")
+            for _ in range(100):
+                endless.sendall(b"a" * 100_000)
+        assert read_all(endless).startswith((b"HTTP/1.1 431 ", b""))
+
+
+def test_large_body_in_the_packet_of_its_headers(service):
+    body = json.dumps([{"n": n} for n in range(20_000)]).encode()
+    head = f"POST {ORDERS} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+    assert service.raw(request).startswith(b"HTTP/1.1 202 ")
+
+
+def test_slow_headers(service):
+    with service.connect() as silent, service.connect() as slow, service.connect() as second:
+        second.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert second.recv(65536).startswith(b"HTTP/1.1 200 ")
+        for connection in (slow, second):
+            connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nA: ")
+        with contextlib.suppress(OSError):
+            for _ in range(120):  # until the service had enough of it
+                slow.sendall(b"a")
+                slow.settimeout(0.25)
+                with contextlib.suppress(TimeoutError):
+                    assert slow.recv(65536).startswith(b"HTTP/1.1 408 ")
+                    break
+            else:
+                raise AssertionError("a connection that sends a byte now and then is kept")
+        assert b"HTTP/1.1 408 " in read_all(second)
+        assert read_all(silent) == b""
+
+
+def test_cut_connections(service):
+    before = len(service.events("orders"))
+    head = f"POST {ORDERS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    for cut in (b"", b'{"n": 1}'):
+        for _ in range(20):
+            with service.connect() as connection:
+                connection.sendall(f"{head}Content-Length: 100\r\n\r\n".encode() + cut)
+    for _ in range(20):  # with a reset
+        with service.connect() as connection:
+            connection.sendall(f"{head}Content-Length: 100\r\n\r\n".encode())
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
+    assert len(service.events("orders")) == before
+
+
+def test_parameters(service):
+    def get(query: str) -> int:
+        return service.client.get(f"{ORDERS}/events?{query}").status_code
+
+    assert get("after=-1") == get("after=x") == get("limit=0") == get("after=1e3") == 422
+    assert get("after=99999999999999999999") == get("limit=%D9%A1") == 422
+    assert get("limt=1") == get("after=1&after=2") == 422
+    assert get("after=0&limit=1") == 200
+    assert service.client.get(f"{ORDERS}/subscribe?since=yesterday").status_code == 422
+
+    def post(action: str, body: object) -> int:
+        return service.client.post(f"{ORDERS}/{action}", json=body).status_code
+
+    assert post("consume", {}) == post("consume", {"consumer": ""}) == post("consume", {"consumer": 1}) == 422
+    assert post("consume", {"consumer": "c", "batch": 1}) == post("consume", {"consumer": "c", "batch_size": 0}) == 422
+    assert post("consume", {"consumer": "c", "lease": 1e300}) == post("consume", [1]) == 422
+    assert post("ack", {"consumer": "c", "events": [{}]}) == post("ack", {"consumer": "c", "events": [1]}) == 422
+    assert post("ack", {"consumer": "c", "events": [{"_weft_rowid": 2**70}]}) == 422
+    assert post("reset", {"consumer": "c", "to": "never"}) == 422
+
+
+def test_methods(service):
+    answer = service.client.delete(ORDERS)
+    assert answer.status_code == 405
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert service.client.put("/api/v1/streams").status_code == 405
+    assert service.client.get("/nothing/here").status_code == 404
+
+
+def test_slow_body(server):
+    """Of a service that waits a second for a body."""
+    served = server(STREAMS, toml="[server]\nbody_seconds = 1\n")
+    head = f"POST {ORDERS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
+    with served.connect() as slow:
+        slow.sendall(head.encode() + b'{"n"')
+        assert b" 408 " in read_all(slow).partition(b"\r\n")[0]
