@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from weft.server import consuming, health, metrics, overview
+from weft.server import consuming, health, metrics, openapi, overview, pages
 from weft.server.consuming import moment, query, whole
 from weft.server.live import EventStream, Filter
 from weft.server.problems import Problem
@@ -72,6 +72,10 @@ def app(
             Route("/healthz", health.healthz),
             Route("/readyz", health.readyz),
             Route("/metrics", metrics.metrics),
+            Route("/openapi.json", openapi.openapi),
+            Route("/", pages.dashboard),
+            Route("/docs", pages.docs),
+            Route("/static/{file}", pages.static),
         ],
         exception_handlers={HTTPException: _http_error},
         lifespan=lifespan,

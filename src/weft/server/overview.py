@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from weft.errors import WeftError
 from weft.project import current
+from weft.server.consuming import query
 from weft.server.glance import Glance
 from weft.server.service import json_response, service_of
 from weft.settings import read_project_file
@@ -34,6 +35,8 @@ _STREAMS_FRESH_SECONDS = 1.0
 _RUNS_FRESH_SECONDS = 5.0
 # To count a long table takes long: it is counted again after so many times as long.
 _COUNT_SHARE = 20
+# One every two seconds: five minutes of a page.
+_HISTORY = 150
 _RUNS_READ = 500
 _RUNS_SHOWN = 12
 
@@ -45,6 +48,8 @@ class Standing:
     head: int = 0
     head_at: float = 0.0
     """By this host's clock: two of them give the rate."""
+    history: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_HISTORY))
+    """Moments and heads that were seen."""
     rows: int = 0
     consumers: list[dict[str, Any]] = field(default_factory=list)
     count_after: float = 0.0
@@ -54,6 +59,7 @@ class Standing:
         """Look at the stream. The head is cheap, and what must be counted is counted less often the longer it takes."""
         log = open_stream(stream).log
         self.head, self.head_at, self.problem = log.head(), time.time(), None
+        self.history.append((self.head_at, self.head))
         started = time.monotonic()
         if started >= self.count_after:
             self.rows = log.count()
@@ -171,7 +177,11 @@ async def readable(request: Request) -> tuple[list[Stream], bool]:
 
 
 async def overview(request: Request) -> Response:
-    """Streams with their consumers, and pipelines with their last runs, as far as the caller may see them."""
+    """Streams with their consumers, and pipelines with their last runs, as far as the caller may see them.
+
+    `?history=true`: with the heads that this process saw lately, for a page that opens.
+    """
+    with_history = query(request, "history").get("history") == "true"
     known: Overview = request.app.state.overview
     streams, all_of_them = await readable(request)
     await known.look()
@@ -188,6 +198,7 @@ async def overview(request: Request) -> Response:
                 "lag": standing.lag,
                 "consumers": standing.consumers,
                 "problem": standing.problem,
+                **({"history": list(standing.history)} if with_history else {}),
             }
         )
     answer = {"at": datetime.now(UTC), "streams": found, "complete": all_of_them}

@@ -1,0 +1,45 @@
+// Elements and texts. Whatever comes from outside becomes a text node: nothing here parses HTML.
+
+export const find = (id) => document.getElementById(id);
+
+export function make(tag, attributes = {}, ...children) {
+  const svg = ["svg", "path", "line", "text", "circle", "g", "rect"].includes(tag);
+  const element = svg ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (value === true) element.setAttribute(name, "");
+    else if (value !== false && value != null) element.setAttribute(name, value);
+  }
+  element.append(...children.filter((child) => child != null));
+  return element;
+}
+
+// Only where it changes: a screen reader would read it again, and a selection would be lost.
+export function say(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+const whole = new Intl.NumberFormat();
+const oneDecimal = new Intl.NumberFormat(undefined, { maximumFractionDigits: 1 });
+
+export const count = (value) => (value == null ? "–" : whole.format(value));
+export const rate = (value) => (value == null ? "–" : (value < 100 ? oneDecimal : whole).format(value));
+
+export function duration(seconds) {
+  if (seconds == null) return "–";
+  if (seconds < 60) return `${oneDecimal.format(seconds)} s`;
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${Math.round(seconds % 60)} s`;
+  if (seconds < 86400) return `${Math.floor(seconds / 3600)} h ${Math.round((seconds % 3600) / 60)} min`;
+  return `${Math.round(seconds / 86400)} d`;
+}
+
+export function ago(moment, now) {
+  const seconds = Math.max(0, (now - new Date(moment)) / 1000);
+  if (seconds < 5) return "just now";
+  if (seconds < 60) return `${Math.round(seconds)} s ago`;
+  if (seconds < 3600) return `${Math.round(seconds / 60)} min ago`;
+  if (seconds < 86400) return `${Math.round(seconds / 3600)} h ago`;
+  return `${Math.round(seconds / 86400)} d ago`;
+}
+
+export const plural = (number, one, many = one + "s") => `${count(number)} ${number === 1 ? one : many}`;

@@ -1,0 +1,154 @@
+// Follows a stream by EventSource. What was shown last is remembered, so that nothing is missed after a break.
+
+import { address, askJson, key } from "./api.js";
+import { find, make, plural, say } from "./dom.js";
+
+const SHOWN = 200;
+const BEFORE = 25;
+const MOST_PAUSE = 10_000;
+
+export class Tail {
+  constructor(heads) {
+    this.heads = heads; // gives head and rows of a stream
+    this.list = find("tail");
+    this.status = find("tail-status");
+    this.waiting = [];
+    this.paused = false;
+    this.source = null;
+    this.generation = 0;
+    find("tail-stream").addEventListener("change", () => this.open());
+    find("tail-where").addEventListener("change", () => this.open());
+    find("tail-form").addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.open();
+    });
+    find("tail-pause").addEventListener("click", () => this.pause(!this.paused));
+  }
+
+  get stream() {
+    return find("tail-stream").value;
+  }
+
+  open(stream) {
+    if (stream) find("tail-stream").value = stream;
+    this.list.replaceChildren();
+    this.waiting = [];
+    this.last = null;
+    this.pauseFor = 1000;
+    this.pause(false);
+    this.connect();
+  }
+
+  close() {
+    this.generation++;
+    this.source?.close();
+    clearTimeout(this.again);
+  }
+
+  async connect() {
+    this.close();
+    const generation = this.generation;
+    const name = this.stream;
+    if (!name) return;
+    say(this.status, `Connecting to ${name} …`);
+    const url = address(`api/v1/streams/${encodeURIComponent(name)}/subscribe`);
+    const { head, rows } = this.heads(name);
+    url.searchParams.set("since", this.last ?? head - Math.min(BEFORE, rows));
+    const where = find("tail-where").value.trim();
+    if (where) url.searchParams.set("where", where);
+    try {
+      // An EventSource cannot send a key: it brings a ticket, which is good once.
+      if (key()) {
+        const { ticket } = await askJson(`api/v1/streams/${encodeURIComponent(name)}/ticket`, { method: "POST" });
+        url.searchParams.set("ticket", ticket);
+      } else if (where || this.last === null) {
+        // It does not tell why it was refused either.
+        await askJson(`api/v1/streams/${encodeURIComponent(name)}/events?limit=1&after=${head}`);
+      }
+    } catch (error) {
+      if (generation === this.generation) this.retry(error.message);
+      return;
+    }
+    if (generation !== this.generation) return;
+    const source = (this.source = new EventSource(url));
+    source.onopen = () => {
+      this.pauseFor = 1000;
+      this.tell();
+    };
+    source.onerror = () => {
+      if (source.readyState === EventSource.CLOSED) this.retry("The subscription ended.");
+      else say(this.status, `The connection to ${name} was lost; connecting again …`);
+    };
+    source.addEventListener("stream.event", (event) => this.take(event));
+    source.addEventListener("stream.lost", (event) => this.take(event));
+  }
+
+  retry(why) {
+    this.close();
+    say(this.status, `${why} Trying again …`);
+    this.again = setTimeout(() => this.connect(), this.pauseFor);
+    this.pauseFor = Math.min(this.pauseFor * 2, MOST_PAUSE);
+  }
+
+  take(event) {
+    this.last = event.lastEventId;
+    this.waiting.push(event);
+    // More than are shown are never held.
+    if (this.waiting.length > SHOWN) this.waiting.shift();
+    if (!this.paused && !this.drawing) this.drawing = requestAnimationFrame(() => this.draw());
+  }
+
+  pause(paused) {
+    this.paused = paused;
+    const button = find("tail-pause");
+    button.setAttribute("aria-pressed", paused);
+    say(button, paused ? "Resume" : "Pause");
+    if (!paused) this.draw();
+    this.tell();
+  }
+
+  draw() {
+    this.drawing = null;
+    const made = this.waiting.splice(0).map(row).reverse();
+    this.list.prepend(...made);
+    while (this.list.children.length > SHOWN) this.list.lastChild.remove();
+    this.tell();
+  }
+
+  tell() {
+    if (!this.source || this.source.readyState !== EventSource.OPEN) return;
+    const shown = this.list.children.length;
+    if (this.paused) say(this.status, "Paused. New events are kept for when you resume, the last 200 of them.");
+    else say(this.status, shown ? `Following ${this.stream}. ${plural(shown, "event")} shown, the newest first.` : `Following ${this.stream}. Waiting for its first event …`);
+  }
+}
+
+function row(message) {
+  const data = JSON.parse(message.data);
+  if (message.type === "stream.lost") {
+    return make("li", { class: "lost" }, `${plural(data.lost, "event")} before ${data.resumed_after + 1} were removed by retention.`);
+  }
+  const event = { ...data.event };
+  const at = new Date(event._weft_published_at);
+  for (const name of Object.keys(event)) if (name.startsWith("_weft_")) delete event[name];
+  const fields = Object.entries(event).flatMap(([name, value]) => [
+    make("span", { class: "name" }, name),
+    make("span", { class: "value" }, typeof value === "string" ? value : JSON.stringify(value)),
+  ]);
+  return make(
+    "li",
+    {},
+    make(
+      "details",
+      {},
+      make(
+        "summary",
+        {},
+        make("time", { datetime: at.toISOString() }, at.toLocaleTimeString()),
+        make("span", { class: "offset" }, message.lastEventId),
+        make("span", { class: "fields" }, ...fields),
+      ),
+      make("pre", {}, JSON.stringify(data.event, null, 2)),
+    ),
+  );
+}
