@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
 import re
 import signal
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,10 +86,13 @@ def start(project: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 def on_a_terminal(project: Path) -> Callable[..., tuple[int, str]]:
     """`on_a_terminal("streams", "reset", …, typed="y\\n")` gives the exit code and what the screen showed."""
 
-    def run_weft(*arguments: str, typed: str = "") -> tuple[int, str]:
+    def run_weft(*arguments: str, typed: str = "", columns: int = 80) -> tuple[int, str]:
         leader, follower = pty.openpty()
+        fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         command = [sys.executable, "-m", "weft", *arguments]
-        process = subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower)
+        # It would count for more than what the terminal says.
+        environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+        process = subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower, env=environment)
         os.close(follower)
         os.write(leader, typed.encode())
         shown = b""

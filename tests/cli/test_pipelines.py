@@ -129,6 +129,42 @@ def test_runs_and_logs(run: Any, shop: sqlite3.Connection) -> None:
     assert "hello from the function" in run("logs", "ingest").stdout
     unknown = run("runs", "show", "nope")
     assert (unknown.returncode, found[0]["run_id"] in unknown.stderr) == (1, True)
+    assert "hello from the function" in run("logs", "ingest", "--run", found[1]["run_id"]).stdout
+    mistaken = run("logs", "ingest", "--run", found[0]["run_id"])
+    assert (mistaken.returncode, mistaken.stdout) == (1, "")
+    assert f"is one of 'picky', not of 'ingest'.\n  weft logs picky --run {found[0]['run_id']}" in mistaken.stderr
+    assert "Did you mean 'ingest'?" in run("logs", "ingst").stderr
+
+
+def test_a_skip_is_shown_as_one(run: Any, shop: sqlite3.Connection) -> None:
+    run("run-due", "counts")
+    (skip,) = json.loads(run("runs", "list", "--format", "json").stdout)
+    shown = run("runs", "show", skip["run_id"]).stdout
+    assert shown.startswith("counts: skipped\n") and "waiting on upstream: ingest" in shown
+    assert "None" not in shown and "attempt" not in shown
+    assert run("logs", "counts").stdout == "skipped: waiting on upstream: ingest\n"
+    # What was attempted is what has a log, also where it was skipped since.
+    run("run", "counts")
+    run("run-due", "counts")
+    assert "no such table" in run("logs", "counts").stdout
+
+
+def test_quarantined_rows_are_counted(run: Any, shop: sqlite3.Connection) -> None:
+    Path("strict.py").write_text(
+        "import weft\nfrom weft.expectations import range\n\n"
+        "@weft.pipeline(target='kept', expectations=[range('id', max=1, on_failure='quarantine')])\n"
+        "def strict():\n    return 'SELECT id, name FROM raw_events'\n"
+    )
+    assert "2 read, 1 inserted, 1 quarantined" in run("run", "strict", "--module", "strict").stdout
+    run("run", "ingest")
+    (found,) = json.loads(run("status", "strict", "--module", "strict", "--format", "json").stdout)
+    assert found["quarantined"] == 1
+    heading, *lines = run("status", "strict", "--module", "strict").stdout.splitlines()
+    assert heading.split()[-1] == "quarantined" and lines[0].split()[-1] == "1"
+    heading, _, first = run("runs", "list").stdout.splitlines()
+    assert heading.split()[-1] == "quarantined" and first.split()[-1] == "1"
+    # Nothing is said of it where there is nothing.
+    assert "quarantined" not in run("runs", "list", "--pipeline", "ingest").stdout
 
 
 def test_preview_changes_nothing(run: Any, shop: sqlite3.Connection) -> None:
@@ -136,6 +172,7 @@ def test_preview_changes_nothing(run: Any, shop: sqlite3.Connection) -> None:
     assert done.returncode == 0, done.stderr
     assert "ingest → analytics.events (append, pushdown: inside the database, no Spark)" in done.stdout
     assert "the table is created: CREATE TABLE" in done.stdout and "2 read, 2 inserted" in done.stdout
+    assert "The first 2 rows, as the source has them\nid  name\n 1  a\n" in done.stdout
     assert shop.execute("SELECT count(*) FROM sqlite_master").fetchone() == (1,)
     run("run", "ingest")
     tables = sorted(shop.execute("SELECT name FROM sqlite_master").fetchall())
@@ -262,3 +299,16 @@ def test_on_a_terminal(on_a_terminal: Any, shop: sqlite3.Connection) -> None:
     assert "succeeded ingest" in shown
     code, shown = on_a_terminal("status")
     assert "ingest" in shown and "succeeded" in shown
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_errors_on_a_narrow_terminal(on_a_terminal: Any, run: Any, shop: sqlite3.Connection, columns: int) -> None:
+    shop.execute("DROP TABLE raw_events")
+    run("run-due")
+    (failed,) = json.loads(run("runs", "list", "--status", "failed", "--format", "json").stdout)
+    for command in (("status",), ("runs", "list")):
+        code, shown = on_a_terminal(*command, columns=columns)
+        assert code == 0
+        assert "no such table: raw_events" in " ".join(shown.split())
+        assert [line for line in shown.splitlines() if len(line.rstrip()) > columns] == []
+    assert failed["run_id"] in shown

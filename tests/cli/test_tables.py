@@ -25,12 +25,12 @@ print_table([], ["name"])
 """
 
 
-def on_a_terminal(columns: int) -> list[str]:
+def on_a_terminal(columns: int, program: str = PROGRAM) -> list[str]:
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     environment = {**os.environ, "TERM": "xterm", "NO_COLOR": "1"}
     environment.pop("COLUMNS", None)
-    subprocess.run([sys.executable, "-c", PROGRAM], stdin=follower, stdout=follower, env=environment, check=True)
+    subprocess.run([sys.executable, "-c", program], stdin=follower, stdout=follower, env=environment, check=True)
     os.close(follower)
     with os.fdopen(leader, "rb") as screen:
         text = b""
@@ -58,3 +58,34 @@ def test_elsewhere_nothing_is_wrapped_and_control_characters_are_visible(project
     assert lines[1] == f"first   {'word ' * 30}      5"
     assert lines[2] == f"second  {'[bold]' + chr(92) + 'x1b[31mred' + chr(92) + 'n':150}  12345"
     assert lines[3] == "name"
+
+
+NOTES = """
+from weft.cli.common import print_table
+rows = [
+    {"run": "f" * 24, "pipeline": "a_long_name_of_it", "status": "failed", "read_rows": 5, "why": "no table: t " * 4},
+    {"run": "e" * 24, "pipeline": "short", "status": "succeeded", "read_rows": 7, "why": None},
+]
+print_table(rows, ["run", "pipeline", "status", "read_rows", "why"], ["read_rows"], below="why", whole=["run"])
+print_table([{"order_id": 1}], ["order_id"], is_data=True)
+"""
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_what_does_not_fit_is_below_its_row(project: Path, columns: int) -> None:
+    lines = on_a_terminal(columns, NOTES)
+    assert all(len(line) <= columns for line in lines)
+    (first,) = [number for number, line in enumerate(lines) if line.startswith("f" * 24)]
+    (second,) = [number for number, line in enumerate(lines) if line.startswith("e" * 24)]
+    between = lines[first + 1 : second]
+    assert any(line.startswith("  no table") for line in between)
+    assert " ".join(" ".join(between).split()).count("no table: t") == 4
+    assert "why" not in lines[0]
+    assert ("read rows" in lines[0]) == (columns == 80)
+
+
+def test_what_fits_is_a_column(project: Path) -> None:
+    lines = on_a_terminal(160, NOTES)
+    assert lines[0].split() == ["run", "pipeline", "status", "read", "rows", "why"]
+    assert lines[1].rstrip().endswith("no table: t no table: t no table: t no table: t")
+    assert lines[3].strip() == "order_id"

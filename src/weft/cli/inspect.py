@@ -106,8 +106,9 @@ def _show(pipeline: Pipeline, found: Preview) -> None:
             click.echo(f"  {one_line(line)}")
     if found.sample is not None and found.sample.num_columns:
         count = found.sample.num_rows
-        title("\nNo rows" if not count else "\nThe first row" if count == 1 else f"\nThe first {count} rows")
-        print_table(found.sample.to_pylist(), found.sample.column_names)
+        first = "No rows" if not count else "The first row" if count == 1 else f"The first {count} rows"
+        title(f"\n{first}, as the source has {'it' if count == 1 else 'them'}" if count else f"\n{first}")
+        print_table(found.sample.to_pylist(), found.sample.column_names, is_data=True)
     title("\nWhat would change")
     if found.creates:
         click.echo(f"  the table is created: {found.creates}")
@@ -152,7 +153,7 @@ def validate(names: tuple[str, ...], modules: tuple[str, ...], output: str) -> N
             }
             for each in found
         ]
-        print_table(rows, ["pipeline", "check", "result", "detail"])
+        print_table(rows, ["pipeline", "check", "result", "detail"], below="detail")
         for each in found:
             if each.problem is not None:
                 click.echo(

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from weft.pipelines.declare import Pipeline
 
 _NAMES = click.argument("names", nargs=-1, metavar="[NAME]...")
+_SELDOM = ("slot", "next_due", "quarantined", "error", "why")
 _EXIT_INTERRUPTED, _EXIT_TERMINATED = 130, 143
 
 
@@ -131,7 +132,8 @@ def list_(modules: tuple[str, ...], output: str) -> None:
         print_json(rows)
         return
     shown = [{**row, "targets": ", ".join(row["targets"]), "depends_on": ", ".join(row["depends_on"])} for row in rows]
-    print_table(shown, ["pipeline", "mode", "targets", "schedule", "depends_on", "declared"], spare=["declared"])
+    columns = ["pipeline", "mode", "targets", "schedule", "depends_on", "declared"]
+    print_table(shown, columns, spare=["declared", "mode"])
 
 
 def _listed(pipeline: Pipeline) -> dict[str, Any]:
@@ -259,6 +261,7 @@ def status(names: tuple[str, ...], modules: tuple[str, ...], run_log: str | None
                     "last_success": state.succeeded_at if state is not None else None,
                     "attempts": last.attempt if last is not None else 0,
                     "failures": state.failures if state is not None else 0,
+                    "quarantined": last.quarantined if last is not None else None,
                     "next_due": None if pipeline.schedule is None else pipeline.schedule.next(now),
                     "now": due.why + (", stale" if stale else ""),
                     "error": last.error if last is not None and last.status != "succeeded" else None,
@@ -272,15 +275,21 @@ def status(names: tuple[str, ...], modules: tuple[str, ...], run_log: str | None
             **row,
             "last_run": ago(row["last_run"], now),
             "next_due": moment(row["next_due"]),
+            "quarantined": row["quarantined"] or None,
             "error": first_line(row["error"]),
         }
         for row in rows
     ]
-    columns = ["pipeline", "status", "last_run", "attempts", "next_due", "now", "error"]
-    print_table(shown, columns, spare=["attempts", "error"])
+    columns = ["pipeline", "status", "last_run", "attempts", "next_due", "now", "quarantined", "error"]
+    print_table(shown, used(shown, columns), spare=["attempts", "next_due"], below="error")
 
 
 # -------------------------------------------------------------------------------------------------------------- showing
+
+
+def used(rows: list[dict[str, Any]], columns: list[str]) -> list[str]:
+    """The columns without those of which there is nothing to tell."""
+    return [each for each in columns if each not in _SELDOM or any(row[each] for row in rows)]
 
 
 def report(outcome: Outcome, output: str) -> None:
@@ -387,4 +396,4 @@ def first_line(text: str | None) -> str | None:
     if text is None:
         return None
     line = " ".join(text.split())
-    return line if len(line) <= 100 else f"{line[:99]}…"
+    return line if len(line) <= 200 else f"{line[:199]}…"

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from weft.cli.common import format_option, one_line, print_json, print_table, unused_module_option
-from weft.cli.pipelines import ago, counted, first_line, moment, opened, remarks, run_log_option
-from weft.errors import NotFoundError
+from weft.cli.pipelines import ago, counted, first_line, moment, opened, remarks, run_log_option, used
+from weft.errors import NotFoundError, nearest
 from weft.project import current
+
+if TYPE_CHECKING:
+    from weft.operate.records import Attempt
+    from weft.operate.runner import Runner
 
 _STATUSES = ["running", "succeeded", "failed", "interrupted", "skipped"]
 
@@ -50,12 +54,14 @@ def list_(
             "started": ago(each.started_at, now),
             "seconds": None if each.seconds is None else f"{each.seconds:.1f}",
             "read": each.rows_read,
-            "what": first_line(each.error or each.reason),
+            "quarantined": each.quarantined or None,
+            "why": first_line(each.error or each.reason),
         }
         for each in found
     ]
-    columns = ["run", "pipeline", "status", "attempt", "slot", "started", "seconds", "read", "what"]
-    print_table(rows, columns, spare=["slot", "seconds", "what"])
+    columns = ["run", "pipeline", "status", "attempt", "slot", "started", "seconds", "read", "quarantined", "why"]
+    spare = ["slot", "seconds", "attempt", "read", "started"]
+    print_table(rows, used(rows, columns), spare, below="why", whole=["run"])
 
 
 @runs.command()
@@ -76,8 +82,12 @@ def show(run_id: str, run_log: str | None, output: str) -> None:
         return
     for each in found:
         took = "" if each.seconds is None else f" in {each.seconds:.1f} s"
-        click.echo(click.style(f"{each.pipeline}, attempt {each.attempt}: {each.status}{took}", bold=True))
-        click.echo(f"  started {moment(each.started_at)} by process {each.pid} on {each.host}")
+        if each.status == "skipped":
+            click.echo(click.style(f"{each.pipeline}: skipped", bold=True))
+            click.echo(f"  first at {moment(each.started_at)}")
+        else:
+            click.echo(click.style(f"{each.pipeline}, attempt {each.attempt}: {each.status}{took}", bold=True))
+            click.echo(f"  started {moment(each.started_at)} by process {each.pid} on {each.host}")
         if each.slot is not None:
             click.echo(f"  for the slot {moment(each.slot)}")
         for target in (each.metrics or {}).get("targets", []):
@@ -103,9 +113,16 @@ def logs(name: str, run_id: str | None, run_log: str | None) -> None:
     from weft.operate.logs import log_file
 
     with opened(run_log, read_only=True) as runner:
-        found: list[Any] = runner.log.run(run_id) if run_id else runner.log.runs(name, limit=1)
+        found = runner.log.run(run_id) if run_id else _last(runner, name)
     if not found:
-        raise NotFoundError(f"The run log knows no run of {name!r}.", hint="weft runs list shows what it knows.")
+        raise NotFoundError(
+            f"There is no run {run_id!r} in {runner.log.shown}.", hint=f"weft runs list --pipeline {name}"
+        )
+    if found[0].pipeline != name:
+        raise NotFoundError(
+            f"The run {run_id} is one of {found[0].pipeline!r}, not of {name!r}.",
+            hint=f"weft logs {found[0].pipeline} --run {run_id}",
+        )
     for each in found:
         file = log_file(current().root, each.run_id, each.attempt)
         if file.exists():
@@ -114,3 +131,14 @@ def logs(name: str, run_id: str | None, run_log: str | None) -> None:
             )
         else:
             click.echo(f"{each.status}: {each.error or each.reason or 'nothing was written'}")
+
+
+def _last(runner: Runner, name: str) -> list[Attempt]:
+    """The last attempt of a pipeline; where there is none, why it was skipped."""
+    state = runner.log.latest([name])[name]
+    found = state.last or state.skipped
+    if found is None:
+        close = nearest(name, {each.pipeline for each in runner.log.runs(limit=1000)})
+        hint = f"Did you mean {close!r}?" if close else "weft runs list shows what it knows."
+        raise NotFoundError(f"The run log knows no run of {name!r}.", hint=hint)
+    return [found]
