@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self
 from urllib.parse import unquote
 
-from weft.errors import DeclarationError
+from weft.errors import ConnectionFailedError, DeclarationError, nearest
 from weft.systems.base import Connection
 
 MEMORY = ":memory:"
@@ -75,3 +76,21 @@ class FileConnection(Connection):
         if not folder.is_dir() or not os.access(folder, os.W_OK):
             raise self.failed(OSError(f"the file cannot be made in {folder}"), hint="Choose another path.")
         return report | {"latency_ms": None, "note": "the file is made at first use"}
+
+    def missing(self) -> ConnectionFailedError:
+        """The error to raise where a file is to be read that is not there."""
+        folder, name = os.path.split(self.resolved().path or "")
+        hint = f"The folder {folder} is not there either."
+        with suppress(OSError):
+            close = nearest(name, (each.name for each in os.scandir(folder) if each.is_file()))
+            hint = f"Did you mean {close!r}, which is beside it?" if close else "Check the path."
+        return ConnectionFailedError(
+            f"Cannot read {self.label}: there is no file {os.path.join(folder, name)}.",
+            hint=f"{hint} The first load into it would make it.",
+        )
+
+    def refuse_missing(self) -> None:
+        """Raise where there is nothing to be read."""
+        path = self.resolved().path or ""
+        if path != MEMORY and not os.path.exists(path):
+            raise self.missing()

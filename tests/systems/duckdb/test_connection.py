@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 import weft
+from systems.conftest import Stranger
 from weft.errors import ConnectionFailedError, DeclarationError
 from weft.systems.duckdb.tables import DuckDBTables
+from weft.systems.sql.tables import Slice
 
 
 @pytest.mark.parametrize("url", ["duckdb:///sales%20of%20may.duckdb", "duckdb:///{folder}/sales of may.duckdb"])
@@ -50,11 +55,32 @@ def test_check_of_another_file(project: Path) -> None:
 
 
 def test_reading_makes_no_file(project: Path) -> None:
-    tables = DuckDBTables(weft.DuckDBConnection("nothing.duckdb"))
-    with pytest.raises(ConnectionFailedError, match="does not exist") as caught:
+    (project / "something.duckdb").write_text("")
+    tables = DuckDBTables(weft.DuckDBConnection("nosomething.duckdb"))
+    with pytest.raises(ConnectionFailedError, match=f"there is no file {project}/nosomething.duckdb") as caught:
         tables.describe("SELECT 1")
-    assert "made by the first load" in str(caught.value)
-    assert not (project / "nothing.duckdb").exists()
+    assert "Did you mean 'something.duckdb', which is beside it?" in str(caught.value)
+    assert [each.name for each in project.iterdir()] == ["something.duckdb"]
+
+
+@pytest.mark.parametrize("ends", ["closed", "killed"])
+@pytest.mark.parametrize("may_write", [True, False])
+def test_reading_changes_nothing(folder: Path, stranger: Stranger, ends: str, may_write: bool) -> None:
+    """Of a process that was killed, rows are in a log beside the file."""
+    path = folder / "s.duckdb"
+    code = (
+        "import os, sys, duckdb; c = duckdb.connect(sys.argv[1]); c.execute('CREATE TABLE t (i INTEGER)'); "
+        "c.execute('CHECKPOINT'); c.execute('INSERT INTO t VALUES (1)'); "
+    )
+    code += "os.kill(os.getpid(), 9)" if ends == "killed" else "c.close()"
+    subprocess.run([sys.executable, "-c", code, str(path)], check=False)
+    before = {each.name: each.read_bytes() for each in folder.iterdir()}
+    assert len(before) == (2 if ends == "killed" else 1)
+    tables = DuckDBTables(weft.DuckDBConnection(str(path)))
+    with nullcontext() if may_write else stranger():
+        schema = tables.describe("FROM t")
+        assert [batch.to_pylist() for batch in tables.read(Slice("FROM t"), schema)] == [[{"i": 1}]]
+    assert {each.name: each.read_bytes() for each in folder.iterdir()} == before
 
 
 def test_memory_stays_in_its_process() -> None:

@@ -22,6 +22,7 @@ from weft.systems.sqlite.tables import SqliteTables
 
 @pytest.fixture
 def tables(tmp_path: Path) -> Iterator[SqliteTables]:
+    (tmp_path / "foreign.db").touch()
     made = SqliteTables(weft.connect(url=f"sqlite:///{tmp_path / 'foreign.db'}"))
     yield made
     made.close()

@@ -47,10 +47,15 @@ class DuckDBDriver(SqlDriver):
     # ------------------------------------------------------------------------------------------------------ connections
 
     @property
+    def file(self) -> DuckDBConnection:
+        """The connection."""
+        assert isinstance(self.connection, DuckDBConnection)
+        return self.connection
+
+    @property
     def path(self) -> str:
         """The file, or `:memory:`."""
-        assert isinstance(self.connection, DuckDBConnection)
-        return self.connection.path or ""
+        return self.file.path or ""
 
     @property
     def catalog(self) -> str:
@@ -108,10 +113,9 @@ class DuckDBDriver(SqlDriver):
                 return self._open(read_only)
             except duckdb.Error as error:
                 if not _is_held(error):
-                    hint = None
-                    if read_only and not os.path.exists(self.path):
-                        hint = "The file is not there: check the path. It is made by the first load into it."
-                    raise self.connection.failed(_one_line(error), hint=hint) from None
+                    if read_only:
+                        self.file.refuse_missing()
+                    raise self.connection.failed(_one_line(error)) from None
                 if time.monotonic() > deadline:
                     raise self._held(error) from None
             # Not all of those who wait at the same moment.

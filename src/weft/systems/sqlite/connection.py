@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 from weft.systems.base import measured
-from weft.systems.file import MEMORY, FileConnection
+from weft.systems.file import FileConnection
+
+# How long a check waits for somebody who has locked the file.
+_CHECK_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -26,19 +29,15 @@ class SQLiteConnection(FileConnection):
         """Read the file's header. A file that is not there yet is no failure when it can be made at first use."""
         import sqlite3
 
+        from weft.systems.sqlite import reading
+
         path = self.resolved().path or ""
         report: dict[str, Any] = {"server": f"SQLite {sqlite3.sqlite_version}", "database": path}
         if (missing := self.not_there_yet(report)) is not None:
             return missing
         try:
-            with measured(report):
-                # mode=rw: a check must not make the file.
-                location = path if path == MEMORY else f"{Path(path).as_uri()}?mode=rw"
-                connection = sqlite3.connect(location, uri=path != MEMORY)
-                try:
-                    connection.execute("PRAGMA schema_version").fetchone()
-                finally:
-                    connection.close()
+            with measured(report), closing(reading.connect(path, _CHECK_SECONDS)) as connection:
+                connection.execute("PRAGMA schema_version").fetchone()
         except sqlite3.Error as error:
-            raise self.failed(error, hint="Is it a SQLite file that you may read and write?") from None
+            raise self.failed(error, hint="Is it a SQLite file that you may read?") from None
         return report

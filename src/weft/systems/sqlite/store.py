@@ -22,6 +22,7 @@ from weft.systems.base import Connection
 from weft.systems.log import EXTRA, PUBLISH_ID, PUBLISHED_AT, ROWID, Batch
 from weft.systems.sql.log import SqlLog
 from weft.systems.sql.store import Role, Session, SqlStore, contiguous, publish_ids
+from weft.systems.sqlite import reading
 from weft.systems.sqlite.connection import SQLiteConnection
 from weft.types import FieldType, comparable, from_sql
 
@@ -49,7 +50,8 @@ class SqliteStore(SqlStore):
     def __init__(self, connection: Connection, clock: Callable[[], float] = time.time) -> None:
         super().__init__(connection, clock)
         assert isinstance(self.connection, SQLiteConnection)
-        self.path = self.connection.path or ":memory:"
+        self._file = self.connection
+        self.path = self._file.path or ":memory:"
         self.in_memory = self.path == ":memory:"
         self._memory: sqlite3.Connection | None = None
         # One writer of this process at a time: the others wait here without asking SQLite again and again.
@@ -64,7 +66,11 @@ class SqliteStore(SqlStore):
     # ------------------------------------------------------------------------------------------------------ connections
 
     def connect(self, role: Role) -> sqlite3.Connection:
-        """A connection with the durability of its role."""
+        """A connection with the durability of its role. Who only reads changes nothing, not even the journal mode."""
+        if role == "read" and not self.in_memory:
+            reader = reading.connect(self.path, LOCK_SECONDS)
+            self._add_clock(reader)
+            return reader
         if not self.in_memory:
             try:
                 os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
@@ -76,15 +82,17 @@ class SqliteStore(SqlStore):
             self.path, timeout=LOCK_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=256
         )
         try:
-            driver.create_function("weft_now", 0, lambda: int(self.clock() * 1e6))
+            self._add_clock(driver)
             driver.execute("PRAGMA journal_mode=WAL")
             driver.execute(f"PRAGMA synchronous={'FULL' if role == 'publish' else 'NORMAL'}")
-            if role != "read":
-                driver.execute("PRAGMA busy_timeout=0")  # `begin` waits by itself
+            driver.execute("PRAGMA busy_timeout=0")  # `begin` waits by itself
         except BaseException:
             driver.close()
             raise
         return driver
+
+    def _add_clock(self, driver: sqlite3.Connection) -> None:
+        driver.create_function("weft_now", 0, lambda: int(self.clock() * 1e6))
 
     @contextmanager
     def session(self, role: Role) -> Iterator[Session]:
@@ -137,6 +145,17 @@ class SqliteStore(SqlStore):
         """Commit; in WAL mode nobody can be in the way."""
         if role != "read":
             driver.execute("COMMIT")
+        elif isinstance(driver, reading.ReadConnection) and driver.opened_at not in (None, reading.state(self.path)):
+            raise BusyError(
+                f"Somebody wrote to the SQLite database {self.path} while it was read, and what was read may be wrong.",
+                hint="Read it again, or with the right to write to its folder: then readers and writers share it.",
+            )
+
+    def _rest(self, role: Role, driver: sqlite3.Connection) -> None:
+        if isinstance(driver, reading.ReadConnection) and not driver.is_lasting:
+            self._drop(driver)
+        else:
+            super()._rest(role, driver)
 
     def rollback(self, driver: sqlite3.Connection) -> None:
         """Undo what was open."""
@@ -159,6 +178,8 @@ class SqliteStore(SqlStore):
         """By SQLite's result code."""
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         where = f"SQLite database {self.path}"
+        if str(error).startswith("no such table") and not self.in_memory and not os.path.exists(self.path):
+            return self._file.missing()
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             return BusyError(
                 f"{where} has been locked by another process for {LOCK_SECONDS:.0f} seconds.",

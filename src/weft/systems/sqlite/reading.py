@@ -1,0 +1,94 @@
+"""Opening a SQLite file to read it, which changes nothing: no file is made, and no journal mode is set."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+from weft.errors import ConnectionFailedError
+from weft.systems.file import MEMORY
+
+# Where the header of a file says that it has a write-ahead log, and how.
+_MODE_AT, _WITH_LOG = 18, b"\x02"
+
+
+class ReadConnection(sqlite3.Connection):
+    """A connection of a reader."""
+
+    is_lasting = True
+    """Whether the next reader may have it too: the file that it reads is the one that is there."""
+    opened_at: tuple[int, int] | None = None
+    """The state of a file that is read without locks, so that nobody who writes to it is held up, or seen."""
+
+
+def connect(path: str, timeout: float) -> ReadConnection:
+    """A connection to a file; where there is none, to an empty database in memory, which is what a missing file is
+    before the first write makes it."""
+    if not os.path.exists(path):
+        empty = _connect(MEMORY, timeout)
+        empty.is_lasting = False
+        return empty
+    options = _options(path)
+    opened_at = state(path)
+    reader = _connect(f"{Path(path).absolute().as_uri()}?{options}", timeout, uri=True)
+    if "immutable" in options:
+        reader.is_lasting, reader.opened_at = False, opened_at
+    return reader
+
+
+def _connect(location: str, timeout: float, **options: Any) -> ReadConnection:
+    return sqlite3.connect(
+        location,
+        timeout=timeout,
+        isolation_level=None,
+        check_same_thread=False,
+        cached_statements=256,
+        factory=ReadConnection,
+        **options,
+    )
+
+
+def _options(path: str) -> str:
+    """How SQLite shall open the file.
+
+    A log needs an index beside it. Who may write makes it, and removes it at the end. Who may not cannot make it, and
+    must not where the folder alone would let them: the file's owner could not write an index of theirs.
+    """
+    if _may_write(path) and _may_write(os.path.dirname(path)):
+        return "mode=rw"
+    if not _has_log(path):
+        return "mode=ro"
+    log, index = f"{path}-wal", f"{path}-shm"
+    if os.path.exists(log) and os.path.exists(index):
+        return "mode=ro&readonly_shm=1"
+    if os.path.exists(log) and os.path.getsize(log):
+        raise ConnectionFailedError(
+            f"The SQLite database {path} has rows in {log}, which can only be read together with {index}.",
+            hint="You may not make that file. Copy the first two to a folder of yours, and read them there.",
+        )
+    # Nobody uses the file, and it is all there is.
+    return "immutable=1"
+
+
+def _may_write(path: str) -> bool:
+    return os.access(path, os.W_OK, effective_ids=True)
+
+
+def _has_log(path: str) -> bool:
+    try:
+        with open(path, "rb") as file:
+            file.seek(_MODE_AT)
+            return file.read(1) == _WITH_LOG
+    except OSError as error:
+        raise ConnectionFailedError(f"The SQLite database {path} cannot be read: {error.strerror}.") from None
+
+
+def state(path: str) -> tuple[int, int]:
+    """What differs once somebody has written to a file, or has removed it."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return 0, 0
+    return found.st_mtime_ns, found.st_size
