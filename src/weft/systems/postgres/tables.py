@@ -154,13 +154,16 @@ class PostgresTables(SqlTables):
             # A domain's own type is the one below it, maybe over several steps.
             "WITH RECURSIVE a AS (SELECT a.attnum, a.attname, a.atttypid AS oid, a.atttypmod AS modifier, "
             "format_type(a.atttypid, a.atttypmod) AS sql, a.attnotnull AS required, a.atthasdef OR a.attidentity <> '' "
-            "AS filled, a.attgenerated <> '' OR a.attidentity = 'a' AS generated FROM pg_attribute a "
+            "AS filled, a.attgenerated <> '' OR a.attidentity = 'a' AS generated, a.attcollation FROM pg_attribute a "
             "WHERE a.attrelid = to_regclass(?) AND a.attnum > 0 AND NOT a.attisdropped "
             "UNION ALL SELECT a.attnum, a.attname, t.typbasetype, t.typtypmod, a.sql, a.required OR t.typnotnull, "
-            "a.filled OR t.typdefault IS NOT NULL, a.generated FROM a JOIN pg_type t ON t.oid = a.oid "
+            "a.filled OR t.typdefault IS NOT NULL, a.generated, a.attcollation FROM a JOIN pg_type t ON t.oid = a.oid "
             "AND t.typtype = 'd') "
-            "SELECT a.attname, a.oid::bigint, a.modifier, a.sql, a.required, a.filled, a.generated FROM a "
-            "JOIN pg_type t ON t.oid = a.oid WHERE t.typtype <> 'd' ORDER BY a.attnum",
+            "SELECT a.attname, a.oid::bigint, a.modifier, a.sql, a.required, a.filled, a.generated, "
+            "CASE WHEN t.typname = 'citext' THEN 'citext' WHEN NOT c.collisdeterministic THEN "
+            "c.collnamespace::regnamespace || '.' || quote_ident(c.collname) END FROM a "
+            "JOIN pg_type t ON t.oid = a.oid LEFT JOIN pg_collation c ON c.oid = a.attcollation "
+            "WHERE t.typtype <> 'd' ORDER BY a.attnum",
             (self.table(schema, name),),
         )
         if not rows and session.row("SELECT to_regclass(?)::text", (self.table(schema, name),)) in (None, (None,)):
@@ -172,8 +175,9 @@ class PostgresTables(SqlTables):
                 sql=sql,
                 required=required and not filled and not generated,
                 generated=generated,
+                collation=collation,
             )
-            for column, oid, modifier, sql, required, filled, generated in rows
+            for column, oid, modifier, sql, required, filled, generated, collation in rows
         ]
 
     def sql_type(self, field: pa.Field, *, key: bool = False) -> str:
@@ -282,14 +286,22 @@ class PostgresTables(SqlTables):
         )
         session.run("SET LOCAL lock_timeout TO DEFAULT")
 
+    def as_key(self, expression: str, column: Column) -> str:
+        """As citext, or by a collation that takes different letters for the same."""
+        if column.collation == "citext":
+            return f"CAST({expression} AS {column.sql})"
+        return expression if column.collation is None else f"CAST({expression} AS text) COLLATE {column.collation}"
+
     def distinct(self, left: str, right: str, column: Column) -> str:
-        """Columns as they are, which is fastest; json, which has no equality, as texts and where they differ as jsonb:
-        the same value may be written in two ways."""
+        """Columns as they are, which is fastest; texts by their letters, also where keys are not; json, which has no
+        equality, as texts and where they differ as jsonb: the same value may be written in two ways."""
         if column.sql == "json":
             return (
                 f"CASE WHEN {left}::text IS NOT DISTINCT FROM {right}::text THEN FALSE "
                 f"ELSE {left}::jsonb IS DISTINCT FROM {right}::jsonb END"
             )
+        if column.collation is not None:
+            return f'{left}::text COLLATE "C" IS DISTINCT FROM {right}::text COLLATE "C"'
         if column.sql in _UNEQUAL:
             return f"{left}::text IS DISTINCT FROM {right}::text"
         return f"{left} IS DISTINCT FROM {right}"

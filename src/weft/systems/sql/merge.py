@@ -92,6 +92,14 @@ class Move:
             f"t.{self._q(key)} = {self._value(key) if value else f's.{self._q(key)}'}" for key in self.load.keys
         )
 
+    def _same(self, keys: Sequence[str]) -> str:
+        """Keys to group by, so that those are together which the target takes for the same."""
+        return ", ".join(self._as_key(key, self._q(key)) for key in keys)
+
+    def _as_key(self, key: str, expression: str) -> str:
+        column = self.columns.get(key)  # there is none where the target is yet to be made
+        return expression if column is None else self.tables.as_key(expression, column)
+
     def _hash(self, values: dict[str, str]) -> str:
         """The hash of a row, by the columns that its values are of."""
         tables = self.tables
@@ -113,15 +121,19 @@ class Move:
         if load.mode == "scd2" and load.event_timestamp_column and not load.deduplicate_by:
             # Several events of one key are its history. Two at one instant would be a contradiction.
             keys.append(load.event_timestamp_column)
-        listed = self._list(keys)
+        listed = self._same(keys)
         if len(keys) == 1 and tables.sorts_fast(self.fields[keys[0]]):
             distinct = self._count(f"SELECT count(DISTINCT {listed}) FROM {stage}")
             if distinct == rows:  # a null would not be counted either
                 return 0
-        null = " OR ".join(f"{self._q(key)} IS NULL" for key in load.keys)
-        # One pass finds both; which of them it was is only asked where there is something.
+        null = " OR ".join(f"{self._same([key])} IS NULL" for key in load.keys)
+        # One pass finds both; which of them it was is only asked where there is something. A type of its own that
+        # compares texts, as citext, is none that a driver knows.
+        shown = ", ".join(
+            f"CAST({self._same([key])} AS text)" if self._same([key]) != self._q(key) else self._q(key) for key in keys
+        )
         shared = self.session.rows(
-            f"SELECT {listed}, count(*) FROM {stage} GROUP BY {listed} HAVING count(*) > 1 OR {null} LIMIT 5"
+            f"SELECT {shown}, count(*) FROM {stage} GROUP BY {listed} HAVING count(*) > 1 OR {null} LIMIT 5"
         )
         if not shared:
             return 0
@@ -155,7 +167,7 @@ class Move:
         ]
         # All of the staging table, its row numbers too.
         ranked = (
-            f"SELECT q.*, row_number() OVER (PARTITION BY {self._list(load.keys)} ORDER BY {', '.join([*by, *rest])}) "
+            f"SELECT q.*, row_number() OVER (PARTITION BY {self._same(load.keys)} ORDER BY {', '.join([*by, *rest])}) "
             f"AS {self._q(_RANK)} FROM {tables.temporary(self.stage)} AS q"
         )
         tables.drop_temporary(self.session, _UNIQUE)
@@ -350,7 +362,8 @@ class Move:
         keys, listed = list(load.keys), self._list(load.keys)
         ts, until, src, digest = (self._q(name) for name in ("_ts", "_until", "_src", "_hash"))
         never = tables.moment(_NEVER)
-        touched = f"(SELECT DISTINCT {listed} FROM {tables.temporary(_DELTA)})"
+        distinct = ", ".join(f"{self._same([key])} AS {self._q(key)}" for key in keys)
+        touched = f"(SELECT DISTINCT {distinct} FROM {tables.temporary(_DELTA)})"
         compared = load.compared(self.names)
         stored_hash = self._hash({name: f"t.{self._q(name)}" for name in compared})
         staged_hash = self._hash({name: self._value(name) for name in compared})
@@ -363,7 +376,7 @@ class Move:
             f"0 AS {src}, {stored_hash} AS {digest} FROM {self.target} AS t JOIN {touched} AS s ON {self._on()}",
         )
         raw_keys = ", ".join(self._value(key) for key in keys)
-        same = " AND ".join(f"{self._value(key)} = k.{self._q(key)}" for key in keys)
+        same = " AND ".join(f"{self._as_key(key, self._value(key))} = k.{self._q(key)}" for key in keys)
         known = (
             f"EXISTS (SELECT 1 FROM {self.target} AS t WHERE {self._on(value=True)} "
             f"AND t.{self._q(VALID_FROM)} = {began} AND {stored_hash} = {staged_hash})"
@@ -373,7 +386,7 @@ class Move:
             f"SELECT {raw_keys}, {began}, NULL, 1, {staged_hash} FROM {self.source} AS s "
             f"JOIN {touched} AS k ON {same} WHERE NOT {known}"
         )
-        order = f"PARTITION BY {listed} ORDER BY {ts}, {src}, COALESCE({until}, {never})"
+        order = f"PARTITION BY {self._same(keys)} ORDER BY {ts}, {src}, COALESCE({until}, {never})"
         # Where the version that began last before this row ends: stored versions never overlap.
         cover = (
             f"MAX(CASE WHEN {src} = 0 THEN COALESCE({until}, {never}) END) "
@@ -384,7 +397,7 @@ class Move:
             _KEPT,
             f"SELECT * FROM (SELECT l.*, {cover} AS {self._q('_cover')}, LAG({digest}) OVER ({order}) AS "
             f"{self._q('_before')}, LAG({ts}) OVER ({order}) AS {self._q('_before_ts')}, "
-            f"MIN({src}) OVER (PARTITION BY {listed}) AS {self._q('_is_new')} FROM {line} AS l) AS w "
+            f"MIN({src}) OVER (PARTITION BY {self._same(keys)}) AS {self._q('_is_new')} FROM {line} AS l) AS w "
             f"WHERE {src} = 0 OR {self._q('_before')} IS NULL OR {self._q('_before')} <> {digest} "
             # The key had gone and is back, with the values it had.
             f"OR ({self._q('_cover')} <= {ts} AND {self._q('_before_ts')} < {self._q('_cover')})",

@@ -31,6 +31,8 @@ class Column:
     """Whether an INSERT must name it: not nullable, no default, not generated."""
     generated: bool = False
     """Whether the database alone may write it."""
+    collation: str | None = None
+    """What compares its texts, where that is not their letters and the staging table does not do the same."""
 
 
 @dataclass(frozen=True)
@@ -216,6 +218,10 @@ class SqlTables(ABC):
 
     def lock(self, session: Session, schema: str | None, name: str) -> None:  # noqa: B027 - optional, not forgotten
         """Let one load at a time change this table until the transaction ends. Readers are not held up."""
+
+    def as_key(self, expression: str, column: Column) -> str:
+        """A staged key as the target compares it: which rows have the same one, is for the target to say."""
+        return expression
 
     def distinct(self, left: str, right: str, column: Column) -> str:
         """Whether two values of a column differ, where null equals null."""

@@ -125,6 +125,7 @@ class SqliteTables(SqlTables):
             (self._name(schema, name),),
         )
         keys = [column for column, _, _, _, key, _ in found if key]
+        collations = self._collations(session, self.table(schema, name), [row[0] for row in found if row[-1] != 1])
         made = []
         for column, declared, required, default, key, hidden in found:
             if hidden == 1:  # of a virtual table: not one of its columns
@@ -139,9 +140,27 @@ class SqliteTables(SqlTables):
                     sql=declared,
                     required=bool(required) and default is None and not numbered and hidden not in (2, 3),
                     generated=hidden in (2, 3),
+                    collation=collations[column],
                 )
             )
         return made or None
+
+    def _collations(self, session: Session, table: str, columns: list[str]) -> dict[str, str | None]:
+        """By trying them, because no pragma tells: in a compound query, the first part says how columns compare."""
+        if not columns:
+            return {}
+        listed = ", ".join(self.quote(column) for column in columns)
+        tried = [f"max({self.quote(column)} = '{like}')" for column in columns for like in ("A", "a ")]
+        found = session.row(
+            f"SELECT {', '.join(tried)} FROM "
+            f"(SELECT {listed} FROM {table} WHERE 0 UNION ALL SELECT {', '.join(['?'] * len(columns))})",
+            ["a"] * len(columns),
+        )
+        assert found is not None
+        return {
+            column: "NOCASE" if found[2 * number] else "RTRIM" if found[2 * number + 1] else None
+            for number, column in enumerate(columns)
+        }
 
     def sql_type(self, field: pa.Field, *, key: bool = False) -> str:
         """A declared type that says what the values mean."""
@@ -207,9 +226,13 @@ class SqliteTables(SqlTables):
         table = self._name(schema, name)
         session.run(f"CREATE INDEX IF NOT EXISTS {self.quote(f'{table}_keys')} ON {self.quote(table)} ({columns})")
 
+    def as_key(self, expression: str, column: Column) -> str:
+        """By the column's collation."""
+        return expression if column.collation is None else f"{expression} COLLATE {column.collation}"
+
     def distinct(self, left: str, right: str, column: Column) -> str:
-        """IS NOT compares any two values."""
-        return f"{left} IS NOT {right}"
+        """IS NOT compares any two values; texts by their letters, whatever the column's collation says."""
+        return f"{left} IS NOT {right}" if column.collation is None else f"{left} COLLATE BINARY IS NOT {right}"
 
     def cast(self, expression: str, field: pa.Field, column: Column) -> str:
         """By a function of ours, unless both are stored alike."""
