@@ -208,11 +208,13 @@ def test_validate(run: Any, shop: sqlite3.Connection) -> None:
 
 def test_dry_run(run: Any, shop: sqlite3.Connection) -> None:
     found = {row["pipeline"]: row for row in json.loads(run("dry-run", "--format", "json").stdout)}
-    assert {name: row["would"] for name, row in found.items()} == {
-        "ingest": "run",
-        "counts": "wait",
-        "picky": "not run",
+    assert {name: (row["would"], row["why"]) for name, row in found.items()} == {
+        "ingest": ("run", "due"),
+        "counts": ("run", "once ingest succeeded"),
+        "picky": ("not run", "no schedule"),
     }
+    (alone,) = json.loads(run("dry-run", "counts", "--format", "json").stdout)
+    assert (alone["would"], alone["why"]) == ("wait", "waiting on upstream: ingest")
     assert "analytics.events: new table, 2 read, 2 inserted" in run("dry-run", "ingest").stdout
     assert not Path(".weft/runs.db").exists()
 

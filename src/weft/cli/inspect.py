@@ -176,12 +176,17 @@ def dry_run(names: tuple[str, ...], modules: tuple[str, ...], run_log: str | Non
 
     declared(modules)
     rows: list[dict[str, Any]] = []
+    would_run: set[str] = set()
     with opened(run_log, read_only=True) as runner:
         for due in runner.due(names):
+            # What it waits for comes before it in the same call.
+            follows = bool(due.waits_for) and would_run.issuperset(due.waits_for)
+            if due.is_due or follows:
+                would_run.add(due.pipeline.name)
             row: dict[str, Any] = {
                 "pipeline": due.pipeline.name,
-                "would": "run" if due.is_due else "wait" if due.why.startswith("waiting") else "not run",
-                "why": due.why,
+                "would": "run" if due.is_due or follows else "wait" if due.waits_for else "not run",
+                "why": f"once {' and '.join(due.waits_for)} succeeded" if follows else due.why,
                 "slot": due.slot,
             }
             if names:
@@ -194,7 +199,8 @@ def dry_run(names: tuple[str, ...], modules: tuple[str, ...], run_log: str | Non
         print_json(rows)
         return
     shown = [{**row, "slot": moment(row["slot"])} for row in rows]
-    print_table(shown, ["pipeline", "would", "why", "slot", *(["changes"] if names else [])])
+    columns = ["pipeline", "would", "why", "slot", *(["changes"] if names else [])]
+    print_table(shown, columns, spare=["slot"], below="changes")
 
 
 def _change(pipeline: Pipeline, target: Any, now: Any, find_out: Any) -> str:

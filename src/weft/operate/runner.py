@@ -73,6 +73,8 @@ class Due:
     is_due: bool
     why: str
     """`due`, `retry`, `done`, `running`, `waiting on upstream: …`, `retry at …`, `gave up`, `no schedule`."""
+    waits_for: tuple[str, ...] = ()
+    """The upstream pipelines without a success that is new enough, where only these keep it from being due."""
 
 
 class Runner:
@@ -216,7 +218,7 @@ class Runner:
                 continue
             # The time now, not at the beginning: what ran before may have taken hours.
             due = self._due(pipeline, states, self.now)
-            if due.why.startswith("waiting on upstream"):
+            if due.waits_for:
                 assert due.slot is not None
                 known = due.state.skipped if due.state is not None else None
                 # Many may wait, and are asked every minute.
@@ -259,13 +261,12 @@ class Runner:
                 is_due, why = False, f"retry at {done.retry_at:%H:%M:%S}"
             else:
                 why = "retry"
-        if is_due:
-            waiting = self._not_ready(pipeline, states, now)
-            if waiting:
-                is_due, why = False, f"waiting on upstream: {', '.join(waiting)}"
-        return Due(pipeline, slot, state, is_due, why)
+        waits_for = self._not_ready(pipeline, states, now) if is_due else ()
+        if waits_for:
+            is_due, why = False, f"waiting on upstream: {', '.join(waits_for)}"
+        return Due(pipeline, slot, state, is_due, why, waits_for)
 
-    def _not_ready(self, pipeline: Pipeline, states: dict[str, State], now: datetime) -> list[str]:
+    def _not_ready(self, pipeline: Pipeline, states: dict[str, State], now: datetime) -> tuple[str, ...]:
         """The upstream pipelines without a success that is new enough: of today, or of the last so many seconds."""
         if pipeline.upstream_freshness_secs is not None:
             since = now - timedelta(seconds=pipeline.upstream_freshness_secs)
@@ -273,12 +274,13 @@ class Runner:
             assert pipeline.schedule is not None
             zone = ZoneInfo(pipeline.schedule.timezone)
             since = now.astimezone(zone).replace(hour=0, minute=0, second=0, microsecond=0).astimezone(UTC)
-        found = []
-        for name in pipeline.depends_on:
-            state = states.get(name)
-            if state is None or state.status in ("failed", "interrupted") or not _has_succeeded(state, since):
-                found.append(name)
-        return found
+        return tuple(
+            name
+            for name in pipeline.depends_on
+            if (state := states.get(name)) is None
+            or state.status in ("failed", "interrupted")
+            or not _has_succeeded(state, since)
+        )
 
 
 _COUNTS = ("rows_read", "inserted", "updated", "unchanged", "deleted", "quarantined")
