@@ -11,7 +11,6 @@ import subprocess
 import sys
 import textwrap
 
-import httpx
 import pytest
 
 from served import PREFIX, read_all, start
@@ -118,8 +117,8 @@ def test_workers_end_with_their_parent(server):
 def test_two_workers_share_a_stream(server):
     served = server(ORDERS, "--workers", "2")
     for n in range(40):
-        with httpx.Client(base_url=served.url) as client:  # a connection each: any worker may take it
-            assert client.post(f"{PREFIX}/orders", json={"n": n}, timeout=60).status_code == 202
+        with served.new_client() as client:  # a connection each: any worker may take it
+            assert client.post(f"{PREFIX}/orders", json={"n": n}).status_code == 202
     assert [event["n"] for event in served.events("orders")] == list(range(40))
     answered = {line["process"] for line in served.log if line.get("path") == f"{PREFIX}/orders"}
     assert answered <= set(served.workers())
@@ -164,8 +163,7 @@ def _weft(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_serves_a_public_address_if_told_to(server):
     served = server(ORDERS, "--host", "0.0.0.0", "--insecure")
-    with httpx.Client(base_url=f"http://127.0.0.1:{served.port}", headers={"host": "example.com"}) as client:
-        assert client.get("/api/v1/streams").status_code == 200
+    assert served.client.get("/api/v1/streams", headers={"host": "example.com"}).status_code == 200
 
 
 def test_answers_for_this_machine_alone(server):

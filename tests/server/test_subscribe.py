@@ -1,0 +1,213 @@
+"""Live subscription: nothing missed, nothing twice, whoever publishes and however slowly somebody reads."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+from typing import Any
+
+from served import PREFIX, frames, subscribe
+from servers import wait_until
+
+STREAMS = """
+    @weft.stream(fields={"n": "int64", "kind": "string?"})
+    def orders(): ...
+
+    @weft.stream(fields={"n": "int64"})
+    def resumed(): ...
+
+    @weft.stream(fields={"n": "int64"})
+    def shared(): ...
+
+    @weft.stream(fields={"text": "string"})
+    def large(): ...
+
+    @weft.stream(fields={"n": "int64"})
+    def trimmed(): ...
+"""
+ARGUMENTS = ("--workers", "2")
+
+
+def test_frames(service):
+    """As the seed has them, with an id."""
+    with service.client.stream("GET", f"{PREFIX}/orders/subscribe") as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        assert answer.headers["cache-control"] == "no-store"
+        lines = answer.iter_lines()
+        assert next(lines) == ": subscribed"
+        done = service.publish("orders", {"n": 1})
+        assert next(lines) == ""
+        assert next(lines) == f"id: {done['first_rowid']}"
+        assert next(lines) == "event: stream.event"
+        data = json.loads(next(lines).removeprefix("data: "))
+        assert next(lines) == ""
+    assert data["stream"] == "orders"
+    assert (data["event"]["n"], data["event"]["_weft_rowid"]) == (1, done["first_rowid"])
+
+
+def test_filter(service):
+    with service.subscribe("orders", where="kind=b") as found:
+        next(found)
+        service.publish("orders", [{"n": n, "kind": "ab"[n % 2]} for n in range(10)])
+        assert [next(found)[1]["event"]["n"] for _ in range(5)] == [1, 3, 5, 7, 9]
+    with service.subscribe("orders", where=["kind=b", "n=3"], since="start") as found:
+        next(found)
+        assert next(found)[1]["event"]["n"] == 3
+
+
+def test_since(service):
+    first = service.publish("orders", [{"n": 100}, {"n": 101}])["first_rowid"]
+    with service.subscribe("orders", since=first) as found:
+        next(found)
+        assert next(found)[1]["event"]["n"] == 101
+    # What a browser sends when it comes back wins over the address that it began with.
+    with service.subscribe("orders", since="start", headers={"last-event-id": str(first)}) as found:
+        next(found)
+        assert next(found)[1]["event"]["n"] == 101
+
+
+def test_events_of_other_processes(service):
+    with service.subscribe("orders") as found:
+        next(found)
+        code = "import weft, served_streams; weft.publish_sync('orders', {'n': 77})"
+        subprocess.run([sys.executable, "-c", code], cwd=service.folder, check=True)
+        assert next(found)[1]["event"]["n"] == 77
+
+
+def test_resumes_without_a_gap(service):
+    """While two publish, a subscriber is cut off again and again and comes back with the last id that it got."""
+    total = 600
+    failures: list[BaseException] = []
+
+    def publish(numbers: range) -> None:
+        try:
+            with service.new_client() as client:
+                for n in numbers:
+                    assert client.post(f"{PREFIX}/resumed", json={"n": n}).status_code == 202
+        except BaseException as error:
+            failures.append(error)
+
+    publishers = [threading.Thread(target=publish, args=(range(at, total, 2),)) for at in (0, 1)]
+    seen: list[dict[str, Any]] = []
+    last = 0
+    for each in publishers:
+        each.start()
+    while len(seen) < total and not failures:
+        # A connection of its own: any worker may answer.
+        with (
+            service.new_client() as client,
+            subscribe(client, f"{PREFIX}/resumed/subscribe", headers={"last-event-id": str(last)}) as found,
+        ):
+            for kind, data in found:
+                if kind == "stream.event":
+                    seen.append(data["event"])
+                    last = data["id"]
+                    if len(seen) % 37 == 0 or len(seen) == total:
+                        break
+    for each in publishers:
+        each.join()
+    assert not failures
+    assert [event["_weft_rowid"] for event in seen] == sorted({event["_weft_rowid"] for event in seen})
+    assert sorted(event["n"] for event in seen) == list(range(total))
+
+
+def test_every_subscriber_gets_everything(service):
+    """Of both workers, from the moment that it is told that it is subscribed."""
+    found: list[list[int]] = []
+    ready = threading.Barrier(9)
+
+    def follow() -> None:
+        with (
+            service.new_client() as client,
+            subscribe(client, f"{PREFIX}/shared/subscribe") as events,
+        ):
+            next(events)
+            ready.wait(60)
+            got: list[int] = []
+            for kind, data in events:
+                if kind == "stream.event":
+                    got.append(data["event"]["n"])
+                if len(got) == 200:
+                    break
+            found.append(got)
+
+    followers = [threading.Thread(target=follow) for _ in range(8)]
+    for each in followers:
+        each.start()
+    ready.wait(60)
+    for n in range(0, 200, 4):
+        service.publish("shared", [{"n": n + k} for k in range(4)])
+    for each in followers:
+        each.join(60)
+    assert found == [list(range(200))] * 8
+
+
+def test_a_subscriber_that_does_not_read_takes_no_memory(service):
+    """It is served from the log when it reads again, and misses nothing."""
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.settimeout(60)
+        slow.connect(("127.0.0.1", service.port))
+        slow.sendall(f"GET {PREFIX}/large/subscribe HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        assert b": subscribed" in _until(slow, b": subscribed")
+        service.publish("large", {"text": "x" * 50_000})
+        before = _memory(service)
+        for _ in range(40):
+            service.publish("large", [{"text": "x" * 50_000} for _ in range(40)])  # 80 MB in all
+        assert _memory(service) - before < 40 * 1024 * 1024
+        events = frames(line.rstrip("\r\n") for line in slow.makefile() if not _is_chunk_size(line))
+        ids = [next(events)[1]["id"] for _ in range(1601)]
+    assert ids == list(range(ids[0], ids[0] + 1601))
+
+
+def _is_chunk_size(line: str) -> bool:
+    """Chunks are framed by lines of their own; of their sizes none looks like a line of an event."""
+    return all(each in "0123456789abcdef\r\n" for each in line) and line.strip() != ""
+
+
+def _until(connection: socket.socket, wanted: bytes) -> bytes:
+    got = b""
+    while wanted not in got:
+        got += connection.recv(65536)
+    return got
+
+
+def _memory(service) -> int:
+    total = 0
+    for worker in service.workers():
+        with open(f"/proc/{worker}/statm") as file:
+            total += int(file.read().split()[1]) * 4096
+    return total
+
+
+def test_is_told_of_what_retention_removed(service):
+    for n in range(10):
+        service.publish("trimmed", {"n": n})
+    code = "import weft, served_streams; print(weft.trim_sync('trimmed', before=6))"
+    subprocess.run([sys.executable, "-c", code], cwd=service.folder, check=True)
+    with service.subscribe("trimmed", since=2) as found:
+        next(found)
+        kind, data = next(found)
+        assert (kind, data["lost"], data["resumed_after"], data["id"]) == ("stream.lost", 3, 5, 5)
+        assert [next(found)[1]["event"]["n"] for _ in range(5)] == [5, 6, 7, 8, 9]
+
+
+def test_a_subscriber_that_never_reads_is_cut_off(server):
+    served = server(STREAMS, toml="[server]\nsend_seconds = 1\nkeep_alive_seconds = 0.2\n")
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect(("127.0.0.1", served.port))
+        slow.sendall(f"GET {PREFIX}/large/subscribe HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        slow.settimeout(60)
+        _until(slow, b": keep-alive")
+        (worker,) = served.workers()
+        for _ in range(10):
+            served.publish("large", [{"text": "x" * 50_000} for _ in range(40)])
+        # Its line in the log comes when it ends.
+        wait_until(
+            lambda: any(line.get("path") == f"{PREFIX}/large/subscribe" for line in served.log), "it to be cut off"
+        )
+    assert served.workers() == [worker]
