@@ -97,7 +97,7 @@ def _progress(publishers: list[Publisher]) -> None:
     before = [len(each.acknowledged) for each in publishers]
 
     def went_on() -> bool:
-        assert not any(each.failure for each in publishers)
+        assert [each.failure for each in publishers] == [None] * PUBLISHERS
         return all(len(each.acknowledged) > had for each, had in zip(publishers, before, strict=True))
 
     wait_until(went_on, "every publisher to be answered")
