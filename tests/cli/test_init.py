@@ -67,6 +67,28 @@ def test_first_steps_work(run) -> None:
     assert "succeeded" in run("status").stdout
 
 
+@pytest.mark.parametrize(
+    "command", [("run", "--all"), ("run-due",), ("preview", "views_by_page"), ("validate",)], ids=" ".join
+)
+def test_before_anything_is_published(run, command: tuple[str, ...]) -> None:
+    run("init")
+    failed = run(*command)
+    assert failed.returncode == 1
+    assert "The table of the stream 'page_views' is made when something is first published to it: " in failed.stderr
+    assert "weft streams publish page_views --data" in failed.stderr
+    run("streams", "publish", "page_views", "--data", '{"user_id": "u_123", "page": "/"}')
+    done = run(*command)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("system", ["postgres", "mysql"], indirect=True)
+def test_before_anything_is_published_to_a_server(run, system, monkeypatch) -> None:
+    """Each says in its own words that there is no such table."""
+    run("init")
+    monkeypatch.setenv("WEFT_DSN", system.url)
+    assert "weft streams publish page_views --data" in run("run", "--all").stderr
+
+
 def test_sample_goes_with_the_quickstart(run) -> None:
     run("init")
     quickstart = Path(__file__).parents[2] / "examples" / "quickstart.py"

@@ -63,11 +63,13 @@ def _explained() -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        from weft.operate.hints import hint_for
         from weft.operate.runner import described, stop_behind
 
         if stop := stop_behind(error):
             raise stop from None
         if isinstance(error, WeftError):
+            error.hint = hint_for(error.what) or error.hint
             raise
         raise WeftError(described(error)) from error
 
@@ -132,15 +134,18 @@ def _show(pipeline: Pipeline, found: Preview) -> None:
 def validate(names: tuple[str, ...], modules: tuple[str, ...], output: str) -> None:
     """Check each NAME (or all) against its databases: connections, SQL, columns. Ends with exit code 1 on a problem."""
     from weft.engine.validate import validate as check
+    from weft.operate.hints import hint_for
     from weft.operate.texts import clean
 
     known = declared(modules)
     chosen = [_find(name, ()) for name in names] or list(known.values())
-    found = [
-        each if each.problem is None else replace(each, problem=clean(each.problem))
-        for pipeline in chosen
-        for each in check(pipeline)
-    ]
+    found = []
+    for each in (each for pipeline in chosen for each in check(pipeline)):
+        if each.problem is None:
+            found.append(each)
+        else:
+            hint = hint_for(each.problem)
+            found.append(replace(each, problem=clean(each.problem) + (f"\n  {hint}" if hint else "")))
     if output == "json":
         print_json([asdict(each) for each in found])
     else:

@@ -18,6 +18,7 @@ from zoneinfo import ZoneInfo
 from weft.errors import LeaseLostError, WeftError
 from weft.operate.alerts import Alerters
 from weft.operate.heart import Heart
+from weft.operate.hints import hint_for
 from weft.operate.logs import captured
 from weft.operate.records import Refused, Run, State
 from weft.operate.runlog import LEASE_SECONDS, RunLog
@@ -319,7 +320,8 @@ def stop_behind(error: BaseException) -> KeyboardInterrupt | None:
 def described(error: BaseException) -> str:
     """An error for people and the log, without secrets: ours as they are, others with the place in the user's code."""
     if isinstance(error, WeftError):
-        return clean(str(error))
+        hint = hint_for(error.what)
+        return clean(str(error) if hint is None else f"{error.what}\n  {hint}")
     if isinstance(error, KeyboardInterrupt):
         return f"Stopped by {'SIGTERM' if isinstance(error, Terminated) else 'an interrupt'}."
     place = traceback.extract_tb(error.__traceback__)
