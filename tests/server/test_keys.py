@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -255,3 +257,14 @@ def test_without_its_keys_the_service_is_closed(server: Callable[..., Any], fold
     # Whoever has the stream's own credential needs no key.
     assert ask(served, "partners", READ[0], {"Authorization": "Bearer its own"}) == 200
     assert "hunter2" not in served.log_file.read_text()
+
+
+def test_a_database_of_keys_that_hangs_holds_up_nobody_who_needs_none(server: Callable[..., Any], folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        toml = '[server]\nkeys = "safe"\n[connections.safe]\nurl = "${SAFE}"\nkind = "postgres"\n'
+        away = {"SAFE": f"postgres://me:hunter2@127.0.0.1:{silent.getsockname()[1]}/keys"}
+        served = server(STREAMS, "--insecure", folder=folder, toml=toml, env=away)
+        with ThreadPoolExecutor(20) as threads:
+            waiting = [threads.submit(ask, served, "clicks", READ[0]) for _ in range(20)]
+            assert ask(served, "partners", READ[0], {"Authorization": "Bearer its own"}) == 200
+            assert {each.result() for each in waiting} == {503}

@@ -90,29 +90,20 @@ class Access:
             what = "publishes" if scope == "write" else "requests that read"
             self._take(f"{stream.name} {what}", Rate.of(stream.rate_limit), f"{stream.name!r} takes {{}} {what}")
 
-    async def admit_everywhere(self, request: Request, scope: Scope) -> None:
-        """Let a request pass that is about the whole service: it needs a key for all streams, once there are keys."""
-        key = await self._key(request)
-        if key is not None and key.has(scope) and not key.streams:
-            self._limit(key)
-        elif await self._keys.get():
-            problem = _unauthorized(f"This needs {_KEY}.") if key is None else _forbidden(key, scope, "everything")
-            raise self._counted(request, None, problem)
-
     async def readable(self, request: Request) -> list[Stream]:
         """The declared streams that a request may read, by name; 401 for a credential that opens none of them."""
         key = await self._key(request)
-        wait = 0.0 if key is not None else self._failures.wait(_who(request), _FAILURES)
-        if wait:
-            raise _too_many_failures(wait)
         self._limit(key)
-        found: list[Stream] = []
         is_keyed = bool(await self._keys.get())
-        given = {"authorization"} if is_keyed and "authorization" in request.headers else set()
+        streams = {stream: self._headers(request, stream) for stream in current().streams.values()}
+        given = set().union(*streams.values())
+        if is_keyed and "authorization" in request.headers:
+            given.add("authorization")
+        if key is None and given:
+            self._refuse_guesses(request)
+        found: list[Stream] = []
         right = set() if key is None else {"authorization"}
-        for stream in sorted(current().streams.values(), key=lambda stream: stream.name):
-            headers = {header for guard in self._place(stream).guards if (header := _header(guard)) in request.headers}
-            given |= headers
+        for stream, headers in sorted(streams.items(), key=lambda each: each[0].name):
             try:
                 problem = await self._refusal(request, key, stream, "read")
             except Problem as trouble:  # of one stream
@@ -173,9 +164,7 @@ class Access:
         if not given:
             return lack
         # Before it is compared: else the one right guess among many would pass.
-        wait = self._failures.wait(_who(request, guard.name), _FAILURES)
-        if wait:
-            raise _too_many_failures(wait)
+        self._refuse_guesses(request, guard.name)
         return None if _same(given, secret) else lack
 
     async def _lacks_signature(self, request: Request, guard: Stream, auth: Mapping[str, object]) -> str | None:
@@ -208,13 +197,19 @@ class Access:
 
     # ---------------------------------------------------------------------------------------------------------- counts
 
-    def _counted(self, request: Request, stream: Stream | None, problem: Problem) -> Problem:
+    def _counted(self, request: Request, stream: Stream, problem: Problem) -> Problem:
         """What to answer to a request that is refused. It counts as a failure if it brought a credential."""
-        guards = self._place(stream).guards if stream is not None else ()
-        headers = {"authorization", *map(_header, guards)}
-        if problem.status != 401 or not any(header in request.headers for header in headers):
-            return problem
-        return self._failed(request, stream.name if stream is not None else "", problem)
+        tried = problem.status == 401 and ("authorization" in request.headers or self._headers(request, stream))
+        return self._failed(request, stream.name, problem) if tried else problem
+
+    def _headers(self, request: Request, stream: Stream) -> set[str]:
+        """The headers of a request that may have a credential of a stream."""
+        return {header for guard in self._place(stream).guards if (header := _header(guard)) in request.headers}
+
+    def _refuse_guesses(self, request: Request, stream: str = "") -> None:
+        wait = self._failures.wait(_who(request, stream), _FAILURES)
+        if wait:
+            raise _too_many_failures(wait)
 
     def _failed(self, request: Request, stream: str, problem: Problem) -> Problem:
         wait = self._failures.take(_who(request, stream), _FAILURES)
@@ -313,7 +308,7 @@ def _same(given: str, secret: str) -> bool:
     )
 
 
-def _who(request: Request, stream: str = "") -> str:
+def _who(request: Request, stream: str) -> str:
     return f"{request.client.host if request.client is not None else ''} {stream}"
 
 

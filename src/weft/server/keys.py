@@ -23,7 +23,7 @@ import pyarrow as pa
 from weft.errors import ConnectionFailedError, NotFoundError, SettingsError, StorageError, WeftError, nearest
 from weft.operate.logtables import instant
 from weft.project import DEFAULT, current
-from weft.server.problems import later
+from weft.server.problems import Problem, later
 from weft.server.rates import Rate
 from weft.settings import read_project_file
 from weft.systems.base import system_for, systems
@@ -243,7 +243,10 @@ class KnownKeys:
             if self._reading is None or self._reading.done():
                 self._reading = asyncio.create_task(self._read())
             # Of all that wait, one that leaves must not take the answer from the others.
-            await asyncio.shield(self._reading)
+            done, _ = await asyncio.wait([self._reading], timeout=CACHED_SECONDS)
+            if not done:
+                raise _unreadable()
+            await self._reading
         return self._keys
 
     async def _read(self) -> None:
@@ -254,8 +257,7 @@ class KnownKeys:
             raise
         except WeftError as error:
             logger.error("the keys of the service cannot be read: %s", error)
-            text = "The service cannot read its keys. Its log has the reason."
-            raise later(503, "keys", "Keys cannot be read", text, CACHED_SECONDS) from None
+            raise _unreadable() from None
         self._read_at = began
 
     def _read_all(self) -> dict[str, ApiKey]:
@@ -267,3 +269,7 @@ class KnownKeys:
         """Close its connections."""
         if self._table is not None:
             self._table.close()
+
+
+def _unreadable() -> Problem:
+    return later(503, "keys", "Keys cannot be read", "The service cannot read its keys now.", CACHED_SECONDS)

@@ -26,7 +26,7 @@ from weft.errors import (
     nearest,
 )
 from weft.project import current
-from weft.server.access import Access, open_streams
+from weft.server.access import Access
 from weft.server.keys import Scope
 from weft.server.live import Feeds
 from weft.server.problems import later
@@ -156,10 +156,6 @@ class Service:
     def stopping(self) -> None:
         """Tell subscribers and those who wait for events that the service ends."""
         self.feeds.stop()
-
-    def open_streams(self) -> list[str]:
-        """The declared streams that anybody may use who reaches the service."""
-        return open_streams()
 
     async def stop(self) -> None:
         """The same, and close what the routes share."""
