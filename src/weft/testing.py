@@ -174,7 +174,7 @@ def run_pipeline(pipeline: Pipeline | str, rows: object = None, *, target: str |
 def table_rows(
     table: str, *, connection: str | Connection | None = None, order_by: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
-    """Everything that a table holds (`"schema.table"`), ordered by its first columns."""
+    """Everything that a table holds (`"schema.table"`), ordered by the values of its first columns, nulls last."""
     from weft.engine.readers import open_tables
     from weft.systems.sql.tables import Slice
 
@@ -187,4 +187,13 @@ def table_rows(
     finally:
         tables.close()
     first = [*columns.names[:1], *(each for each in order_by if each in columns.names), *columns.names[1:]]
-    return sorted(found, key=lambda row: [(row[each] is None, str(row[each])) for each in first])
+    return sorted(found, key=lambda row: [_place(row[each]) for each in first])
+
+
+def _place(value: Any) -> tuple[int, Any]:
+    """Where a value comes among those of its column. Those that cannot be compared are ordered as texts."""
+    if value is None:
+        return 2, ""
+    if value != value:  # a float that is not a number, which is neither less nor more than any other
+        return 1, ""
+    return 0, str(value) if isinstance(value, dict | list) else value
