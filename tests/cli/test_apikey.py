@@ -29,11 +29,14 @@ def test_create_shows_the_token_once(call: Callable[..., Any]) -> None:
     found = TOKEN.fullmatch(made.stdout)
     assert found
     assert f"The key {found[1]}, good for read and write of orders. It is not shown again." in made.stderr
+    # People should know what they have done.
+    assert "streams that were open need a key" in made.stderr
+    assert "were open" not in call("apikey", "create", "--scope", "read").stderr
     with key_table() as table:
         assert verified(made.stdout.strip(), table.all())
     listed = call("apikey", "list")
     assert made.stdout.strip().rpartition("_")[2] not in listed.output
-    titles, row = listed.stdout.splitlines()
+    titles, row, _ = listed.stdout.splitlines()
     assert titles.split() == ["id", "name", "scopes", "streams", "rate", "created", "expires", "state"]
     assert re.fullmatch(rf"{found[1]}  a shop  read, write  orders  +\d{{4}}-.* UTC +good", row)
 

@@ -96,6 +96,7 @@ def create(
         for stream in streams:
             if stream not in known:
                 raise unknown("stream", stream, known, otherwise="Import the module that declares it with --module.")
+        is_first = not table.all()
         limit = None if rate is None else Rate(rate, burst or max(1.0, rate))
         key, token = table.create(
             name=name,
@@ -110,6 +111,8 @@ def create(
     click.echo(token)
     click.echo(f"The key {key.id}, good for {_good_for(key)}. It is not shown again.", err=True)
     click.echo("Send it as the header: Authorization: Bearer KEY", err=True)
+    if is_first:
+        click.echo("It is the first one: from now on streams that were open need a key.", err=True)
 
 
 @apikey.command("list")
