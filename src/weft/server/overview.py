@@ -46,6 +46,7 @@ class Standing:
     """What was last seen of a stream."""
 
     head: int = 0
+    floor: int = 0
     head_at: float = 0.0
     """By this host's clock: two of them give the rate."""
     history: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_HISTORY))
@@ -58,7 +59,7 @@ class Standing:
     def look(self, stream: Stream) -> None:
         """Look at the stream. The head is cheap, and what must be counted is counted less often the longer it takes."""
         log = open_stream(stream).log
-        self.head, self.head_at, self.problem = log.head(), time.time(), None
+        self.floor, self.head, self.head_at, self.problem = log.floor(), log.head(), time.time(), None
         self.history.append((self.head_at, self.head))
         started = time.monotonic()
         if started >= self.count_after:
@@ -193,6 +194,7 @@ async def overview(request: Request) -> Response:
                 "name": stream.name,
                 "description": stream.description,
                 "head": standing.head,
+                "floor": standing.floor,
                 "head_at": standing.head_at,
                 "rows": standing.rows,
                 "lag": standing.lag,

@@ -173,6 +173,7 @@ SCHEMAS: dict[str, Schema] = {
                 name=_TEXT,
                 description=nullable(_TEXT),
                 head=_WHOLE,
+                floor=_WHOLE,
                 head_at=_NUMBER,
                 rows=_WHOLE,
                 lag=_WHOLE,

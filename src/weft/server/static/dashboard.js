@@ -14,7 +14,7 @@ let timer;
 let asked = false;
 
 const draw = lineChart(find("chart"));
-const standing = (name) => latest.streams.find((stream) => stream.name === name) || { head: 0, rows: 0 };
+const standing = (name) => latest.streams.find((stream) => stream.name === name) || { head: 0, floor: 0 };
 const tail = new Tail(standing);
 const askForKey = keyDialog(() => {
   refresh();

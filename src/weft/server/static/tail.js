@@ -9,7 +9,7 @@ const MOST_PAUSE = 10_000;
 
 export class Tail {
   constructor(heads) {
-    this.heads = heads; // gives head and rows of a stream
+    this.heads = heads; // gives head and floor of a stream
     this.list = find("tail");
     this.status = find("tail-status");
     this.waiting = [];
@@ -17,11 +17,9 @@ export class Tail {
     this.source = null;
     this.generation = 0;
     find("tail-stream").addEventListener("change", () => this.open());
-    find("tail-where").addEventListener("change", () => this.open());
-    find("tail-form").addEventListener("submit", (event) => {
-      event.preventDefault();
-      this.open();
-    });
+    // It also changes when it is left, long after its value was used.
+    find("tail-where").addEventListener("change", () => this.where === find("tail-where").value.trim() || this.open());
+    find("tail-form").addEventListener("submit", (event) => event.preventDefault());
     find("tail-pause").addEventListener("click", () => this.pause(!this.paused));
   }
 
@@ -30,6 +28,7 @@ export class Tail {
   }
 
   open(stream) {
+    this.close();
     if (stream) find("tail-stream").value = stream;
     this.list.replaceChildren();
     this.waiting = [];
@@ -42,6 +41,7 @@ export class Tail {
   close() {
     this.generation++;
     this.source?.close();
+    this.source = null;
     clearTimeout(this.again);
   }
 
@@ -52,9 +52,9 @@ export class Tail {
     if (!name) return;
     say(this.status, `Connecting to ${name} …`);
     const url = address(`api/v1/streams/${encodeURIComponent(name)}/subscribe`);
-    const { head, rows } = this.heads(name);
-    url.searchParams.set("since", this.last ?? head - Math.min(BEFORE, rows));
-    const where = find("tail-where").value.trim();
+    const { head, floor } = this.heads(name);
+    url.searchParams.set("since", this.last ?? Math.max(floor, head - BEFORE));
+    const where = (this.where = find("tail-where").value.trim());
     if (where) url.searchParams.set("where", where);
     try {
       // An EventSource cannot send a key: it brings a ticket, which is good once.

@@ -1,0 +1,266 @@
+"""The pages, in a real browser: they work offline and by keyboard, and show what comes from events as text."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, Request, expect, sync_playwright
+
+from servers import free_port, wait_until
+
+STREAMS = """
+from typing import Annotated
+from weft import pk
+from weft.types import BigInt
+
+@weft.stream(description="What people click")
+def clicks(): ...
+
+@weft.stream
+def orders(): ...
+
+@weft.stream
+def quiet(): ...
+
+@weft.table
+class Totals:
+    id: Annotated[BigInt, pk()]
+
+@weft.pipeline(target=Totals, mode="append", schedule="0 2 * * *")
+def nightly(conn):
+    return "SELECT 1 AS id"
+"""
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+PATIENCE = 30_000
+expect.set_options(timeout=PATIENCE)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    program = shutil.which("chromium")
+    if program is None:
+        pytest.skip("Chromium is not installed (sudo apt-get install --no-install-recommends chromium)")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
+    """`open_page(url, …)`: a page that must not complain, nor ask anybody else. `allowed`: a complaint that it may
+    have, because the test takes its service away."""
+    contexts, complaints, asked = [], [], []
+
+    def open_(url: str, *, allowed: str | None = None, **options: Any) -> Page:
+        context = browser.new_context(**options)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(PATIENCE)
+
+        def complain(text: str) -> None:
+            if allowed is None or allowed not in text:
+                complaints.append(text)
+
+        def request(request: Request) -> None:
+            if not request.url.startswith(url):
+                asked.append(request.url)
+
+        page.on("console", lambda message: complain(message.text) if message.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("dialog", lambda dialog: complaints.append(f"dialog {dialog.message}"))
+        page.on("request", request)
+        page.goto(url)
+        return page
+
+    yield open_
+    for context in contexts:
+        context.close()
+    assert complaints == []
+    assert asked == []
+
+
+def tail_of(page: Page, stream: str) -> Any:
+    """Follow a stream; what is shown of it."""
+    page.locator("#tail-stream").select_option(stream)
+    expect(page.locator("#tail-status")).to_contain_text(f"Following {stream}")
+    return page.locator("#tail > li")
+
+
+def offsets(page: Page) -> list[int]:
+    return [int(text) for text in page.locator("#tail .offset").all_inner_texts()]
+
+
+def test_streams_and_pipelines_are_shown(service: Any, open_page: Callable[..., Page]) -> None:
+    service.publish("orders", [{"n": n} for n in range(1200)])
+    service.client.post("/api/v1/streams/orders/consume", json={"consumer": "billing", "batch_size": 200})
+    page = open_page(service.url)
+    row = page.locator("#streams tr", has_text="orders")
+    expect(row.locator("td").nth(2)).to_have_text("1,200")
+    expect(row.locator("td").nth(4)).to_have_text("1,000")
+    expect(page.locator("#pipelines tr", has_text="nightly")).to_contain_text("never ran")
+    expect(page.locator("#live-text")).to_have_text("Live")
+    # A new value appears without a reload.
+    service.publish("orders", {"n": 1})
+    expect(row.locator("td").nth(2)).to_have_text("1,201")
+
+
+def test_what_comes_from_events_is_text(service: Any, open_page: Callable[..., Page]) -> None:
+    hostile = "<img src=x onerror=alert(1)><script>alert(2)</script>"
+    service.publish("clicks", {"note": hostile, hostile: {"deep": [hostile]}})
+    service.client.post("/api/v1/streams/clicks/consume", json={"consumer": hostile})
+    page = open_page(service.url)
+    first = tail_of(page, "clicks").first
+    expect(first.locator(".value").first).to_have_text(hostile)
+    first.locator("summary").click()
+    expect(first.locator("pre")).to_contain_text("<img src=x onerror=alert(1)>")
+    assert page.locator("#main img, #main script, #main iframe").count() == 0
+
+
+def test_the_tail_filters_and_pauses(service: Any, open_page: Callable[..., Page]) -> None:
+    page = open_page(service.url)
+    page.get_by_label("Only where").fill("kind=b")
+    shown = tail_of(page, "quiet")
+    service.publish("quiet", [{"kind": kind, "n": n} for n, kind in enumerate("abab")])
+    expect(shown).to_have_count(2)
+    page.get_by_role("button", name="Pause").click()
+    service.publish("quiet", {"kind": "b", "n": 9})
+    expect(page.get_by_role("button", name="Resume")).to_be_visible()
+    expect(shown).to_have_count(2)
+    page.get_by_role("button", name="Resume").click()
+    expect(shown).to_have_count(3)
+
+
+def test_a_page_goes_on_after_the_service_restarts(server: Callable[..., Any], open_page: Callable[..., Page]) -> None:
+    port = str(free_port())
+    served = server(STREAMS, "--port", port)
+    served.publish("clicks", [{"n": 1}, {"n": 2}])
+    page = open_page(served.url, allowed="ERR_")
+    shown = tail_of(page, "clicks")
+    expect(shown).to_have_count(2)
+    # What the browser itself does, without a word of ours.
+    page.evaluate(
+        """() => {
+            window.ids = [];
+            const source = new EventSource("api/v1/streams/clicks/subscribe?since=start");
+            source.addEventListener("stream.event", (event) => window.ids.push(Number(event.lastEventId)));
+        }"""
+    )
+    # Not wait_for_function: it evaluates a string, which the policy of the page forbids.
+    wait_until(lambda: page.evaluate("window.ids.length") == 2, "the browser to have both events")
+    served.stop()
+    expect(page.locator("#banner")).to_contain_text("does not answer")
+    served = server(STREAMS, "--port", port, folder=served.folder)
+    served.publish("clicks", [{"n": 3}, {"n": 4}, {"n": 5}])
+    expect(shown).to_have_count(5)
+    assert offsets(page) == [5, 4, 3, 2, 1]
+    wait_until(lambda: page.evaluate("window.ids.length") >= 5, "the browser to have the others")
+    assert page.evaluate("window.ids") == [1, 2, 3, 4, 5]
+    expect(page.locator("#banner")).to_be_hidden(timeout=PATIENCE)
+
+
+def test_a_key_is_asked_for_and_a_ticket_opens_the_tail(
+    server: Callable[..., Any], open_page: Callable[..., Page]
+) -> None:
+    served = server(STREAMS)
+    served.publish("clicks", {"n": 1})
+    create = [sys.executable, "-m", "weft", "apikey", "create", "--scope", "read"]
+    key = subprocess.run(create, cwd=served.folder, check=True, capture_output=True, text=True).stdout.strip()
+    while served.client.get("/api/v1/streams").status_code != 401:
+        pass  # until the service has looked for keys again
+    page = open_page(served.url, allowed="401")
+    page.get_by_label("Key of the service").fill(key)
+    page.keyboard.press("Enter")
+    shown = tail_of(page, "clicks")
+    expect(shown).to_have_count(1)
+    assert key not in page.content()
+    assert page.evaluate("Object.keys(localStorage).length + document.cookie.length") == 0
+    # The key is there after a reload of the tab, and not in another one.
+    page.reload()
+    expect(page.locator("#streams tr")).to_have_count(3)
+    another = open_page(served.url, allowed="401")
+    expect(another.locator("#key-dialog")).to_be_visible()
+    expect(another.locator("#streams tr")).to_have_count(0)
+
+
+def test_everything_can_be_reached_by_keyboard(service: Any, open_page: Callable[..., Page]) -> None:
+    service.publish("quiet", {"kind": "a"})
+    page = open_page(service.url)
+    expect(page.locator("#streams tr")).to_have_count(3)
+    reached: list[str] = []
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        name, outline = page.evaluate(
+            """() => {
+                const at = document.activeElement;
+                const name = at.getAttribute("aria-label") || at.id || at.innerText;
+                return [at === document.body ? "" : name.trim(), getComputedStyle(at).outlineStyle];
+            }"""
+        )
+        if not name:
+            break
+        assert outline != "none", f"{name} does not show that it has the focus"
+        reached.append(name)
+        if name == "Follow quiet live":
+            break
+    assert reached[0] == "Skip to the streams"
+    assert {"Overview", "API", "key-button", "chart-stream", "Follow clicks live"} <= set(reached)
+    page.keyboard.press("Enter")
+    expect(page.locator("#tail-stream")).to_have_value("quiet")
+    expect(page.locator("#tail")).to_be_focused()
+    expect(page.locator("#tail > li").first).to_be_visible()
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    expect(page.locator("#tail details[open] pre").first).to_contain_text("_weft_rowid")
+
+
+def test_light_dark_and_narrow(service: Any, open_page: Callable[..., Page]) -> None:
+    grounds = set()
+    for scheme in ("light", "dark"):
+        page = open_page(service.url, color_scheme=scheme, viewport={"width": 360, "height": 740})
+        expect(page.locator("#streams tr")).to_have_count(3)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360
+        grounds.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+    assert len(grounds) == 2
+
+
+def test_a_request_is_tried_from_the_page_of_the_api(service: Any, open_page: Callable[..., Page]) -> None:
+    page = open_page(service.url + "/")
+    page.get_by_role("link", name="API").click()
+    box = page.locator("details.operation", has_text="Publish to quiet")
+    box.locator("summary").first.click()
+    box.get_by_label("Body").fill('{"kind": "tried"}')
+    expect(box.locator("pre").first).to_contain_text("curl")
+    box.get_by_role("button", name="Send").click()
+    expect(box.locator(".answer")).to_contain_text("202")
+    expect(box.locator(".answer")).to_contain_text('"status": "accepted"')
+    assert service.events("quiet")[-1]["kind"] == "tried"
+
+
+def test_files_of_the_pages(service: Any) -> None:
+    client = service.client
+    for path in ("/", "/docs", "/static/dashboard.js", "/static/weft.css", "/static/icon.svg"):
+        answer = client.get(path)
+        assert answer.status_code == 200
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert client.get(path, headers={"if-none-match": answer.headers["etag"]}).status_code == 304
+    for path in ("/static/app.py", "/static/..%2fapp.py", "/static/%2e%2e/app.py", "/static/", "/static/%00"):
+        answer = client.get(path)
+        assert answer.status_code == 404, path
+        assert answer.headers["content-type"] == "application/problem+json"
