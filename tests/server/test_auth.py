@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
 import pytest
+
+from servers import wait_until
+from weft.server import access
 
 STREAMS = """
 @weft.stream(
@@ -177,6 +182,47 @@ def test_guesses_of_one_address_come_to_an_end(served: Any) -> None:
     served.publish("open_to_all", {"n": 1}, **TOKEN)
     # The list is no way around it.
     assert 429 in [guess(number, "") for number in range(60)]
+
+
+def test_there_is_no_second_place_to_guess(served: Any) -> None:
+    def guess(stream: str, headers: dict[str, str]) -> int:
+        return int(served.client.get(f"/api/v1/streams/{stream}/events", headers=headers).status_code)
+
+    codes = [guess("tokens__quarantine", {"Authorization": f"Bearer {number}"}) for number in range(40)]
+    while codes[-1] != 429:
+        codes.append(guess("tokens__dead_letter", {"Authorization": "Bearer x"}))
+    assert guess("tokens", dict(TOKEN)) == 429
+    # A key that is good for something else is no cover.
+    made = subprocess.run(
+        [sys.executable, "-m", "weft", "apikey", "create", "--scope", "write"],
+        cwd=served.folder,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    key = {"Authorization": f"Bearer {made.stdout.strip()}"}
+    wait_until(lambda: guess("open_to_all", key) == 403, "the service to know the key")
+    codes = [guess("partners", key | {"X-Partner": str(number)}) for number in range(40)]
+    assert codes[:20] == [403] * 20
+    while codes[-1] != 429:
+        codes.append(guess("partners", key | {"X-Partner": "x"}))
+    assert ask(served.client, "partners", ("GET", "", None), PARTNER) == 429
+    codes = [served.client.get("/api/v1/streams", headers=key | {"X-Partner": "x"}).status_code for _ in range(40)]
+    assert set(codes) == {401, 429}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("2001:db8::1", "2001:db8::ffff:1", True),
+        ("2001:db8::1", "2001:db8:0:1::1", False),
+        ("10.0.0.1", "10.0.0.2", False),
+        ("::ffff:10.0.0.1", "::ffff:10.0.0.2", False),
+        ("testclient", "other", False),
+    ],
+)
+def test_whose_an_address_is(one: str, other: str, same: bool) -> None:
+    assert (access._network(one) == access._network(other)) == same
 
 
 def test_no_secret_is_logged_or_shown(served: Any) -> None:

@@ -6,7 +6,9 @@ import asyncio
 import hmac
 import logging
 from collections.abc import Mapping
+from functools import lru_cache
 from hashlib import sha256
+from ipaddress import IPv4Address, IPv6Network, ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -79,11 +81,11 @@ class Access:
             key = await self._key(request)
             problem = await self._refusal(request, key, stream, scope)
             if problem is not None:
-                raise self._counted(request, stream, problem)
+                raise self._counted(request, key, stream, problem)
         elif not self._tickets.redeem(ticket, stream.name):
             text = f"This ticket does not open {stream.name!r}: each does once, within seconds of its issue."
             # Counted apart: nobody can guess one, and pages that come back with theirs must not lock out the others.
-            raise self._failed(request, f"{stream.name} tickets", _unauthorized(text))
+            raise self._failed(request, [f"{stream.name} tickets"], _unauthorized(text))
         self._limit(key)
         if stream.rate_limit is not None:
             # Apart, so that those who publish cannot keep those who read from reading.
@@ -99,10 +101,10 @@ class Access:
         given = set().union(*streams.values())
         if is_keyed and "authorization" in request.headers:
             given.add("authorization")
-        if key is None and given:
+        right = set() if key is None else {"authorization"}
+        if given - right:
             self._refuse_guesses(request)
         found: list[Stream] = []
-        right = set() if key is None else {"authorization"}
         for stream, headers in sorted(streams.items(), key=lambda each: each[0].name):
             try:
                 problem = await self._refusal(request, key, stream, "read")
@@ -112,7 +114,7 @@ class Access:
                 found.append(stream)
                 right |= headers
         if given - right:
-            raise self._failed(request, "", _unauthorized("What was sent opens no stream."))
+            raise self._failed(request, [""], _unauthorized("What was sent opens no stream."))
         if not found and is_keyed:
             raise _unauthorized(f"This needs {_KEY}.") if key is None else _forbidden(key, "read", "these streams")
         return found
@@ -197,10 +199,13 @@ class Access:
 
     # ---------------------------------------------------------------------------------------------------------- counts
 
-    def _counted(self, request: Request, stream: Stream, problem: Problem) -> Problem:
-        """What to answer to a request that is refused. It counts as a failure if it brought a credential."""
-        tried = problem.status == 401 and ("authorization" in request.headers or self._headers(request, stream))
-        return self._failed(request, stream.name, problem) if tried else problem
+    def _counted(self, request: Request, key: ApiKey | None, stream: Stream, problem: Problem) -> Problem:
+        """What to answer to a request that is refused. It counts as a failure if it brought a wrong credential."""
+        tried = self._headers(request, stream) | ({"authorization"} & set(request.headers))
+        if not (tried if key is None else tried - {"authorization"}):
+            return problem
+        # Of the stream whose secret it is: what that one rejected is no second place to guess it.
+        return self._failed(request, [guard.name for guard in self._place(stream).guards] or [stream.name], problem)
 
     def _headers(self, request: Request, stream: Stream) -> set[str]:
         """The headers of a request that may have a credential of a stream."""
@@ -211,8 +216,8 @@ class Access:
         if wait:
             raise _too_many_failures(wait)
 
-    def _failed(self, request: Request, stream: str, problem: Problem) -> Problem:
-        wait = self._failures.take(_who(request, stream), _FAILURES)
+    def _failed(self, request: Request, streams: list[str], problem: Problem) -> Problem:
+        wait = max(self._failures.take(_who(request, stream), _FAILURES) for stream in streams)
         return _too_many_failures(wait) if wait else problem
 
     def _limit(self, key: ApiKey | None) -> None:
@@ -309,7 +314,19 @@ def _same(given: str, secret: str) -> bool:
 
 
 def _who(request: Request, stream: str) -> str:
-    return f"{request.client.host if request.client is not None else ''} {stream}"
+    return f"{'' if request.client is None else _network(request.client.host)} {stream}"
+
+
+@lru_cache(maxsize=1024)
+def _network(host: str) -> str:
+    """Whose address it is: one customer has at least 2⁶⁴ addresses of IPv6."""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return host
+    if isinstance(address, IPv4Address) or address.ipv4_mapped is not None:
+        return host
+    return str(IPv6Network((address, 64), strict=False))
 
 
 def _unauthorized(text: str) -> Problem:
