@@ -24,6 +24,7 @@ MODULES = tuple(
         "engine_files",
         "pipelines_start",
         "pipelines_loads",
+        "server",
     )
 )
 

@@ -56,6 +56,10 @@ class Publisher(threading.Thread):
                 if self.keyed:
                     continue
                 return
+            if answer.status_code == 503:  # a new worker that finds its database locked: as good as no answer
+                if self.keyed:
+                    continue
+                return
             assert answer.status_code == 202, answer.text
             self.acknowledged.append(n)
             return
