@@ -1,0 +1,117 @@
+"""`GET /api/v1/overview`: what the first page shows, and what it costs."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weft.server.glance import Glance
+
+PIPELINES = """
+from typing import Annotated
+from weft import pk
+from weft.types import BigInt
+
+@weft.stream
+def clicks(): ...
+
+@weft.table
+class Totals:
+    id: Annotated[BigInt, pk()]
+
+@weft.pipeline(target=Totals, mode="append", schedule="0 2 * * *", description="Once a night")
+def nightly(conn):
+    return "SELECT 1 AS id"
+"""
+CLOSED = """
+@weft.stream(auth={"type": "bearer", "token": "s3cret"})
+def closed(): ...
+"""
+RUNS = """
+from weft.operate.runlog import open_run_log
+
+with open_run_log() as log:
+    log.finish(log.claim("nightly"), "succeeded", counts={"rows_read": 7, "inserted": 5})
+    log.finish(log.claim("nightly", resume=False), "failed", error="no luck")
+"""
+# What a process of the service has loaded once it showed pipelines.
+LOADED = """
+import asyncio, sys
+import httpx
+from weft.server import app
+
+async def ask():
+    transport = httpx.ASGITransport(app(["served_streams"]))
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        assert (await client.get("/api/v1/overview")).json()["pipelines"][0]["name"] == "nightly"
+
+asyncio.run(ask())
+print(*(name for name in sys.modules if name.startswith(("pyspark", "py4j", "weft.engine"))))
+"""
+
+
+def run(code: str, folder: Path) -> str:
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def test_pipelines_with_their_last_runs(server: Callable[..., Any]) -> None:
+    served = server(PIPELINES + CLOSED)
+    run(RUNS, served.folder)
+    overview = served.client.get("/api/v1/overview", headers={"authorization": "Bearer s3cret"}).json()
+    assert [stream["name"] for stream in overview["streams"]] == ["clicks", "closed"]
+    (pipeline,) = overview["pipelines"]
+    assert (pipeline["name"], pipeline["status"], pipeline["schedule"]) == ("nightly", "failed", "0 2 * * * UTC")
+    assert pipeline["last"]["error"] == "no luck"
+    assert [each["status"] for each in pipeline["runs"]] == ["succeeded", "failed"]
+    # Who may not read every stream does not see them.
+    overview = served.client.get("/api/v1/overview").json()
+    assert [stream["name"] for stream in overview["streams"]] == ["clicks"]
+    assert (overview["pipelines"], overview["complete"]) == ([], False)
+
+
+def test_the_service_loads_no_spark(server: Callable[..., Any]) -> None:
+    served = server(PIPELINES)
+    assert run(LOADED, served.folder) == ""
+
+
+async def test_one_looks_for_all_who_ask() -> None:
+    looks = 0
+    may_end = threading.Event()
+
+    def look() -> int:
+        nonlocal looks
+        looks += 1
+        may_end.wait()
+        return looks
+
+    glance = Glance(look, fresh_seconds=3600)
+    with pytest.raises(TimeoutError):
+        await glance.get(0.01)
+    asked = [asyncio.create_task(glance.get(60)) for _ in range(50)]
+    may_end.set()
+    assert set(await asyncio.gather(*asked)) == {1}
+    assert await glance.get(60) == 1
+
+
+async def test_what_is_old_is_looked_at_again_and_an_error_is_told_to_all() -> None:
+    answers = iter([1, ValueError("no"), 3])
+
+    def look() -> int:
+        found = next(answers)
+        if isinstance(found, ValueError):
+            raise found
+        return found
+
+    glance = Glance(look, fresh_seconds=0)
+    assert await glance.get(60) == 1
+    with pytest.raises(ValueError, match="no"):
+        await glance.get(60)
+    assert await glance.get(60) == 3
