@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ import weft
 from pipelines.conftest import Database
 from weft import DeclarationError, LoadRefusedError
 from weft.engine import increment
-from weft.engine.run import planned, prepared, produce, understand
+from weft.engine.run import Run, planned, prepared, produce, understand
 from weft.systems.sql import tokens
+from weft.transforms import filter_where
 
 CREATE = "CREATE TABLE raw_events (id BIGINT, name VARCHAR(20), seen_at TIMESTAMP NULL)"
 
@@ -122,6 +124,134 @@ def test_a_lookback_reaches_them(events: Database) -> None:
     assert found.late == 2
     assert ids(events) == [1, 2, 3, 4]
     assert events.execute(copy)[0].late == 0
+
+
+def test_rows_that_land_before_they_are_read(events: Database) -> None:
+    """They are read, and so not late: not in this run, nor in the next."""
+
+    @weft.pipeline(target="copies", incremental_column="seen_at", transforms_pre=[filter_where("id <> 9")])
+    def copy() -> str:
+        return "SELECT id, name, seen_at FROM raw_events"
+
+    insert(events, (9, "00:00:01"))
+    load = planned(copy, copy.targets[0], "k", weft_now())
+    with prepared(copy, copy.targets[0], load, understand(copy, produce(copy))) as ready:
+        insert(events, (3, "00:00:01"), (9, "00:00:01"))
+        ready.job.run(ready.given)
+    assert ids(events) == [1, 2, 3]
+    assert events.execute(copy)[0].late == 0
+    insert(events, (4, "00:00:01"), (9, "00:00:01"))
+    assert events.execute(copy)[0].late == 1
+
+
+def test_another_lookback(events: Database) -> None:
+    def copy(seconds: int | None) -> Any:
+        back = None if seconds is None else timedelta(seconds=seconds)
+        events.project.pipelines.clear()
+        return weft.pipeline(
+            target="copies", name="copy", mode="merge", keys=["id"], incremental_column="seen_at", lookback=back
+        )(lambda: "SELECT id, name, seen_at FROM raw_events")
+
+    insert(events, (3, "00:00:10"))
+    assert events.execute(copy(None))[0].late == 0
+    # What was below the watermark is read again, and is not late. How many came between cannot be told, once.
+    for seconds in (5, 9, 3, 9, None):
+        assert events.execute(copy(seconds))[0].late == 0
+        assert events.execute(copy(seconds))[0].late == 0
+    events.execute(copy(5))
+    insert(events, (4, "00:00:04"))
+    # Below what both read.
+    assert events.execute(copy(1))[0].late == 1
+
+
+def test_late_rows_need_not_be_counted(events: Database) -> None:
+    def copy(count_late: bool) -> Any:
+        events.project.pipelines.clear()
+        return weft.pipeline(target="copies", name="copy", incremental_column="id", count_late=count_late)(
+            lambda: "SELECT id, name, seen_at FROM raw_events"
+        )
+
+    insert(events, (5, None))
+    events.run("INSERT INTO raw_events (name) VALUES ('nobody')")
+    for _ in range(2):
+        (found,) = events.execute(copy(False))
+        assert (found.late, found.without_value) == (0, 0)
+        insert(events, (4, None))
+    assert ids(events) == [1, 2, 5]
+    insert(events, (6, None))
+    # What was not counted is not known: from now on it is.
+    assert events.execute(copy(True))[0].late == 0
+    insert(events, (3, None))
+    (found,) = events.execute(copy(True))
+    assert (found.late, found.without_value) == (1, 1)
+    assert ids(events) == [1, 2, 5, 6]
+
+
+def test_watermarks_of_before(events: Database) -> None:
+    """Tables that an older version made lack a column."""
+
+    @weft.pipeline(target="copies", incremental_column="id")
+    def copy() -> str:
+        return "SELECT id, name, seen_at FROM raw_events"
+
+    events.execute(copy)
+    table = events.tables.driver.table("weft", "watermarks")
+    events.run(f"ALTER TABLE {table} DROP COLUMN counted_to")
+    insert(events, (3, None), (0, None))
+    assert events.execute(copy)[0].late == 1
+    assert events.execute(copy)[0].late == 0
+    assert ids(events) == [1, 2, 3]
+
+
+def test_a_table_that_is_gone(events: Database) -> None:
+    """It is made anew with all that the source has, also where the first try fails, and whichever pipeline makes it."""
+
+    def copy(name: str, **options: Any) -> Any:
+        events.project.pipelines.clear()
+        return weft.pipeline(target="copies", name=name, **options)(lambda: "SELECT id, name, seen_at FROM raw_events")
+
+    for name in ("one", "other"):
+        events.execute(copy(name, incremental_column="id"))
+    assert ids(events) == [1, 1, 2, 2]
+    events.run("DROP TABLE copies")
+    insert(events, (3, None))
+    with pytest.raises(LoadRefusedError):
+        events.execute(copy("one", incremental_column="id", expectations=[weft.expectations.row_count(max=1)]))
+    assert ids(events) == []
+    (found,) = events.execute(copy("one", incremental_column="id"))
+    assert found.counts.inserted == 3
+    assert events.execute(copy("other", incremental_column="id"))[0].counts.inserted == 3
+    events.run("DROP TABLE copies")
+    (found,) = events.execute(copy("other", incremental_column="id"))
+    assert (found.counts.inserted, found.late) == (3, 0)
+    assert "The table copies is gone" in found.counts.warnings[0]
+    # One that was emptied is not gone.
+    events.run("DELETE FROM copies")
+    assert events.execute(copy("other", incremental_column="id"))[0].counts.inserted == 0
+    events.run("DROP TABLE copies")
+    events.execute(copy("whole"))
+    assert events.execute(copy("other", incremental_column="id"))[0].counts.inserted == 3
+
+
+@pytest.mark.parametrize("kind", ["delta_local", "object_store_local"])
+def test_late_rows_of_files(spark: Any, local: Any, tmp_path: Path, kind: str) -> None:
+    """Their target has one row for each that was read."""
+    weft.connect(kind=kind, path=str(tmp_path / "lake"), name="lake")
+
+    @weft.pipeline(target="copies", source_connection="default", target_connection="lake", incremental_column="id")
+    def copy() -> str:
+        return "SELECT id FROM raw"
+
+    def run(key: str) -> int:
+        made = Run(copy, key, weft_now())
+        made.execute()
+        return made.loaded[0].late
+
+    weft.load([{"id": 5}], target="raw")
+    assert run("a") == 0
+    weft.load([{"id": 4}, {"id": 6}], target="raw")
+    assert run("b") == 1
+    assert run("c") == 1
 
 
 def test_rows_without_a_value_are_counted(events: Database) -> None:
@@ -239,7 +369,7 @@ EVERYWHERE = ["postgres", "mysql", "sqlite", "duckdb"]
         ("SELECT [it's token], TOKEN", ["sqlite"]),
         ("SELECT list[TOKEN]", ["postgres", "duckdb"]),
         ("SELECT '\\', TOKEN, '\\'", ["postgres", "sqlite", "duckdb"]),
-        (r'''SELECT 'it\'s token', "a \" token", TOKEN''', ["mysql"]),
+        (r"""SELECT 'it\'s token', "a \" token", TOKEN""", ["mysql"]),
         (r"SELECT E'it\'s token', TOKEN", ["postgres", "duckdb"]),
         ("SELECT $$ token ' $$, $a$ token $$ token $a$, TOKEN", ["postgres", "duckdb"]),
         ("SELECT 1 # token '\n, 5--TOKEN -- token", ["mysql"]),

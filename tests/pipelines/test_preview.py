@@ -100,6 +100,46 @@ def test_an_expectation_about_nothing(database: Database) -> None:
         look(made, trial=False)
 
 
+def test_what_only_spark_has(database: Database, spark: Any) -> None:
+    """Tried by a task, where a run would write it."""
+    frame = spark.createDataFrame([(1, "A", 10), (2, None, 20)], "id long, name string, n long")
+    made = pipeline(frame, mode="merge", keys=["id"])
+    for told in ((2, 0), (0, 2)):
+        found = look(made)
+        assert found.engine == "spark"
+        assert found.counts is not None
+        assert (found.counts.inserted, found.counts.unchanged) == told
+        assert found.sample is not None
+        assert found.sample.num_rows == 2
+        (loaded,) = database.execute(made)
+        assert (loaded.counts.inserted, loaded.counts.unchanged) == told
+
+
+def test_events(local: Project) -> None:
+    @weft.stream(fields={"name": "string"})
+    def clicks() -> None:
+        pass
+
+    weft.publish_sync(clicks, [{"name": "a"}, {"name": None}])
+    found = look(pipeline(clicks, expectations=[not_null("name", on_failure="warn")]))
+    assert found.counts is not None
+    assert (found.counts.inserted, len(found.counts.warnings)) == (2, 1)
+    assert found.sample is not None
+    assert found.sample.column("name").to_pylist() == ["a", None]
+
+
+def test_a_database_that_is_not_there(local: Project, tmp_path: Path) -> None:
+    """A preview does not make its file."""
+    for kind in ("sqlite", "duckdb"):
+        local.pipelines.clear()
+        weft.connect(f"{kind}:///{tmp_path / kind}", name=kind)
+        found = look(pipeline(target_connection=kind))
+        assert found.creates is not None
+        assert found.counts is not None
+        assert found.counts.inserted == 3
+        assert not (tmp_path / kind).exists()
+
+
 # ------------------------------------------------------------------------------------------------------ files and Delta
 
 

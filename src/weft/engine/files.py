@@ -99,21 +99,23 @@ def write(frame: Any, connection: Connection, load: Load) -> Counts:
         return objects.write(frame, connection, load, spark=spark)  # type: ignore[arg-type]
 
 
-def greatest(connection: Connection, load: Load, column: str) -> Any:
-    """The greatest value of a column in the target: how far it has come. `None` for a table that is not there."""
+def reached(connection: Connection, load: Load, column: str) -> tuple[Any, int]:
+    """The greatest value of a column in the target, which says how far it has come, and how many it has. `None` for a
+    table that is not there."""
     from pyspark.sql import functions as F
 
     path = f"{load.schema}/{load.table}" if load.schema else load.table
     try:
         frame = read(session.spark(), path, connection)
     except NotFoundError:
-        return None
+        return None, 0
     if column not in frame.columns:
         raise DeclarationError(
             f"{load.name} has no column {column!r}, which says how far it has come.",
             hint="A target of files needs the incremental column among its own.",
         )
-    return frame.agg(F.max(column)).toArrow().column(0)[0].as_py()
+    (found,) = frame.agg(F.max(column).alias("value"), F.count(column).alias("rows")).toArrow().to_pylist()
+    return found["value"], found["rows"]
 
 
 def copy(rows: Rows, connection: Connection, load: Load) -> Counts | None:

@@ -17,7 +17,7 @@ from weft.systems.sql import tokens
 from weft.systems.sql.literals import literal
 from weft.systems.sql.queries import subquery
 from weft.systems.sql.tables import SqlTables
-from weft.systems.watermark import UNKNOWN, Watermark, less
+from weft.systems.watermark import UNKNOWN, Watermark, less, text_of
 
 _MARK = r"\$watermark\b"
 
@@ -69,8 +69,14 @@ def marked_column(sql: str, dialect: str) -> str:
     )
 
 
-def of_query(tables: SqlTables, sql: str, column: str, last: Watermark | None, lookback: Any) -> Increment:
-    """The rows of a query that are new since `last`."""
+def of_query(
+    tables: SqlTables, sql: str, column: str, last: Watermark | None, lookback: Any, *, count_late: bool = True
+) -> Increment:
+    """The rows of a query that are new since `last`.
+
+    `count_late` looks at all rows of the query, those that are not new too; else the query may find the new ones by an
+    index.
+    """
     schema = tables.describe(bind(sql, "NULL", tables.dialect))
     if column not in schema.names:
         close = nearest(column, schema.names)
@@ -89,34 +95,60 @@ def of_query(tables: SqlTables, sql: str, column: str, last: Watermark | None, l
     everything = subquery(bind(sql, lowest, dialect))
     since = None if lower is None else literal(lower, dialect)
     new = f"{name} > {since}" if since is not None else f"{name} IS NOT NULL"
-    greatest = tables.ordered(f"(CASE WHEN {new} THEN {name} END)", field)
-    passed = "0" if since is None else f"count(CASE WHEN {name} <= {since} THEN 1 END)"
+    bound = subquery(bind(sql, since if since is not None else lowest, dialect))
     with tables.driver.session("read") as session:
-        found = session.row(
-            f"SELECT max({greatest}), count(CASE WHEN {new} THEN 1 END), {passed}, "
-            f"count(CASE WHEN {name} IS NULL THEN 1 END) FROM {everything} AS q"
-        )
-        assert found is not None
-        upper, fresh, old, empty = found[0], *(int(each) for each in found[1:])
+        if count_late:
+            greatest = tables.ordered(f"(CASE WHEN {new} THEN {name} END)", field)
+            passed = "1 = 0" if since is None else f"{name} <= {since}"
+            again = "1 = 0" if last is None else f"{name} <= {literal(last.counted_to, dialect)}"
+            counted = ", ".join(f"count(CASE WHEN {each} THEN 1 END)" for each in (passed, again, f"{name} IS NULL"))
+            row = session.row(f"SELECT max({greatest}), {counted} FROM {everything} AS q")
+            assert row is not None
+            counts = _Counts(row[0], *map(int, row[1:]))
+        else:
+            row = session.row(f"SELECT max({name}) FROM {bound} AS q WHERE {new}")
+            assert row is not None
+            counts = _Counts(row[0])
+        upper = counts.upper
         if isinstance(upper, str) and pa.types.is_decimal(field.type):
             upper = Decimal(upper)  # SQLite gives the text that it stores
-        seen = old + fresh
-        if lookback is not None and upper is not None:
+        if upper is None:
+            # Late rows are told once.
+            known = None if last is None or not count_late else replace(last, seen=counts.passed, after=last.text)
+            known = known and replace(known, counted=text_of(lower) if lookback is not None else None)
+            return Increment(f"SELECT * FROM {bound} AS q WHERE 1 = 0", known, counts.late(last, lower), counts.empty)
+        mark = Watermark.of(column, upper, UNKNOWN, stored)
+        if count_late and lookback is None:
+            # With those that are read: more of them may come until then.
+            mark = replace(mark, seen=counts.passed, adds_read=True)
+        elif count_late:
             # The next run looks back to here: what is below then, and was not now, came too late for it.
-            row = session.row(
-                f"SELECT count(*) FROM {everything} AS q WHERE {name} <= {literal(less(upper, lookback), dialect)}"
-            )
+            back = less(upper, lookback)
+            row = session.row(f"SELECT count(*) FROM {everything} AS q WHERE {name} <= {literal(back, dialect)}")
             assert row is not None
-            seen = int(row[0])
-    late = 0 if last is None or last.seen == UNKNOWN else max(0, old - last.seen)
-    bound = subquery(bind(sql, since if since is not None else lowest, dialect))
-    if upper is None:
-        # Late rows are told once.
-        known = None if last is None else replace(last, seen=old, after=last.text)
-        return Increment(f"SELECT * FROM {bound} AS q WHERE 1 = 0", known, late, empty)
+            mark = replace(mark, seen=int(row[0]), counted=text_of(back))
     condition = f"{new} AND {name} <= {literal(upper, dialect)}"
-    mark = Watermark.of(column, upper, seen, stored)
-    return Increment(f"SELECT * FROM {bound} AS q WHERE {condition}", mark, late, empty)
+    sql = f"SELECT * FROM {bound} AS q WHERE {condition}"
+    return Increment(sql, mark, counts.late(last, lower), counts.empty)
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """What there is in a source before it is read."""
+
+    upper: Any
+    passed: int = 0
+    """Rows that are too old to be read."""
+    again: int = 0
+    """Rows that the last run would have counted."""
+    empty: int = 0
+
+    def late(self, last: Watermark | None, lower: Any) -> int:
+        """How many rows came since the last run, and are not read. A longer lookback than that of the last run reads
+        some of what was counted then, and nobody knows how many: nothing is told, once."""
+        if last is None or last.seen == UNKNOWN or last.counted_to > lower:
+            return 0
+        return max(0, self.again - last.seen)
 
 
 def _least(field: pa.Field, dialect: str) -> Any:

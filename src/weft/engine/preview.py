@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
@@ -15,8 +18,10 @@ from weft.engine import outcome, run
 from weft.engine.given import Given
 from weft.engine.load import Job
 from weft.engine.readers import Reader, SqlReader, open_tables, reader_for
+from weft.engine.spool import read_first
 from weft.errors import LoadRefusedError, WeftError
 from weft.pipelines.declare import Pipeline, Target
+from weft.project import current
 from weft.systems.base import system_for
 from weft.systems.load import Counts, Load
 from weft.systems.sql import commit as sql_commit
@@ -67,16 +72,34 @@ def preview(
         if system_for(ready.job.connection.kind).tables is None:
             _of_files(found, ready.job, ready.given, rows, trial)
             return found
-        tables = open_tables(ready.job.connection)
-        reader = None
-        try:
-            reader = reader_for(ready.given, ready.job.source, ready.job.connection, target=tables)
-            _of_tables(found, ready.job, ready.given, reader, tables, rows, trial)
-        finally:
-            tables.close()
-            if isinstance(reader, SqlReader):
-                reader.tables.close()
+        with _made_elsewhere(ready.job) as job:
+            tables = open_tables(job.connection)
+            reader = None
+            try:
+                reader = reader_for(ready.given, job.source, job.connection, target=tables)
+                _of_tables(found, job, ready.given, reader, tables, rows, trial)
+            finally:
+                tables.close()
+                if isinstance(reader, SqlReader):
+                    reader.tables.close()
+    if found.counts is not None:
+        found.counts = replace(found.counts, warnings=(*ready.warnings, *found.counts.warnings))
     return found
+
+
+@contextmanager
+def _made_elsewhere(job: Job) -> Iterator[Job]:
+    """A load into a file that is not there, as one into an empty file elsewhere: the first load makes it, not a
+    preview."""
+    if not run.is_unmade(job.connection):
+        yield job
+        return
+    with TemporaryDirectory(prefix="weft-preview-") as folder:
+        empty = replace(job.connection, path=os.path.join(folder, "empty"), url=None)  # type: ignore[call-arg]
+        with run.opened(empty) as tables, tables.driver.session("publish"):
+            pass
+        is_same = current().connection(job.source).resolved() == job.connection.resolved()
+        yield Job(job.load, empty, empty if is_same else job.source, job.engine, job.transform_sql, job.fit)
 
 
 def _of_tables(
@@ -100,7 +123,8 @@ def _of_tables(
             assert isinstance(reader, SqlReader)
             source = Query(reader.sql, schema)
         else:
-            source = Batches(schema, _all(reader))
+            # As in a run: who holds the one writer's place must not wait for a source, which may be the same file.
+            source = Batches(schema, read_first(schema, _all(reader)) if trial and tables.one_writer else _all(reader))
     elif job.fits_in(tables) and isinstance(given, kinds.Memory):
         schema = given.schema
         found.sample = pa.Table.from_batches(given.batches, schema).slice(0, rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import os
 import random
 import threading
 import time
@@ -26,6 +27,7 @@ from weft.pipelines.declare import Pipeline, Target, refuse_with_watermark
 from weft.pipelines.transforms import FilterWhere, Limit, Sample
 from weft.project import current
 from weft.systems.base import Connection, system_for
+from weft.systems.file import MEMORY, FileConnection
 from weft.systems.load import Counts, Load
 from weft.systems.sql import commit as sql_commit
 from weft.systems.sql import watermarks
@@ -116,6 +118,7 @@ class Run:
         plan = planned(self.pipeline, target, self.key, self.moment)
         with prepared(self.pipeline, target, plan, given) as ready:
             counts, engine = ready.job.run(ready.given)
+            counts = replace(counts, warnings=(*ready.warnings, *counts.warnings))
         return Loaded(target.name, counts, engine, time.perf_counter() - started, ready.late, ready.without_value)
 
     def _after(self, number: int, step: str | Callable[..., Any]) -> None:
@@ -152,6 +155,7 @@ class Ready:
     given: Given
     late: int = 0
     without_value: int = 0
+    warnings: tuple[str, ...] = ()
 
 
 @contextmanager
@@ -160,36 +164,57 @@ def prepared(pipeline: Pipeline, target: Target, load: Load, given: Given) -> It
     connection = current().connection(target.connection)
     source = source_of(pipeline, target)
     late = without_value = 0
+    warnings: tuple[str, ...] = ()
     if isinstance(given, kinds.Sql):
         with opened(current().connection(source)) as tables:
-            text = given.text
-            column = pipeline.incremental_column
-            if column is None and increment.has_mark(text, tables.dialect):
-                column = increment.marked_column(text, tables.dialect)
+            text, column = _transformed(given.text, pipeline, tables), pipeline.incremental_column
+            if column is None and increment.has_mark(given.text, tables.dialect):
+                column = increment.marked_column(given.text, tables.dialect)
             if column is not None:
                 refuse_with_watermark(pipeline, target)
-                last = _last(connection, load, target, column)
+                last, warnings = _last(connection, load, target, column)
                 if last is not None and last.column != column and load.mode == "append":
                     raise DeclarationError(
                         f"{load.name} has a watermark by {last.column!r}; by {column!r} all rows would come again.",
                         hint=f"Keep the column, use the mode merge, or delete the row of {pipeline.name!r} from "
                         "weft.watermarks where that is meant.",
                     )
-                found = increment.of_query(tables, text, column, last, pipeline.lookback)
+                found = increment.of_query(
+                    tables, text, column, last, pipeline.lookback, count_late=pipeline.count_late
+                )
                 text, late, without_value = found.sql, found.late, found.without_value
                 load = replace(load, watermark=found.watermark)
-            given = kinds.Sql(_transformed(text, pipeline, tables))
+            given = kinds.Sql(text)
     elif pipeline.incremental_column is not None or pipeline.transforms_pre:
         given = _frame(pipeline, given, source)
     job = Job(load, connection, source, pipeline.engine, None, Fit(target))
-    yield Ready(job, given, late, without_value)
+    yield Ready(job, given, late, without_value, warnings)
 
 
-def _last(connection: Connection, load: Load, target: Target, column: str) -> Watermark | None:
-    """How far a target has come: as it was written with its rows, or where there is no room for that as they say."""
-    if system_for(connection.kind).tables is not None:
-        with opened(connection) as tables:
-            return watermarks.read(tables, load)
+def _last(connection: Connection, load: Load, target: Target, column: str) -> tuple[Watermark | None, tuple[str, ...]]:
+    """How far a target has come, as it was written with its rows, or where there is no room for that as they say; and
+    what is to be told of it."""
+    if system_for(connection.kind).tables is None:
+        return _last_in_files(connection, load, target, column), ()
+    if is_unmade(connection):
+        return None, ()
+    with opened(connection) as tables:
+        last = watermarks.read(tables, load)
+        if last is None:
+            return None, ()
+        with tables.driver.session("read") as session:
+            if tables.columns(session, load.schema, load.table) is not None:
+                return last, ()
+    return None, (f"The table {load.name} is gone: it is made anew, with everything that the source has.",)
+
+
+def is_unmade(connection: Connection) -> bool:
+    """Whether a database is a file that its first load would make."""
+    found = connection.resolved()
+    return isinstance(found, FileConnection) and found.path != MEMORY and not os.path.exists(found.path or "")
+
+
+def _last_in_files(connection: Connection, load: Load, target: Target, column: str) -> Watermark | None:
     from weft.engine import files
 
     filled = [new for new, old in target.column_map.items() if old == column]
@@ -199,8 +224,10 @@ def _last(connection: Connection, load: Load, target: Target, column: str) -> Wa
             f"{load.name} keeps {stored!r} normalized, so it cannot say how far the source was read.",
             hint="Leave the normalizers of the incremental column out, or use a SQL database.",
         )
-    value = files.greatest(connection, load, stored)
-    return None if value is None else Watermark.of(column, value, UNKNOWN)
+    value, rows = files.reached(connection, load, stored)
+    # Where each row that was read has become one, those that the source has more of were never read.
+    is_one_each = load.mode == "append" and not load.deduplicate_by
+    return None if value is None else Watermark.of(column, value, rows if is_one_each else UNKNOWN)
 
 
 def source_of(pipeline: Pipeline, target: Target) -> str | Connection | None:

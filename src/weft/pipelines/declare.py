@@ -88,6 +88,8 @@ class Pipeline:
     transforms_post: tuple[str | Callable[..., Any], ...] = ()
     incremental_column: str | None = None
     lookback: Any = None
+    count_late: bool = True
+    """Whether rows that came too late are counted, for which all of the source is looked at."""
     depends_on: tuple[str, ...] = ()
     upstream_freshness_secs: float | None = None
     retry: Retry
@@ -214,6 +216,7 @@ _OWN_OPTIONS = (
     "transforms_post",
     "incremental_column",
     "lookback",
+    "count_late",
     "depends_on",
     "upstream_freshness_secs",
     "retry",
@@ -247,6 +250,11 @@ def _make(function: Callable[..., Any], given: Mapping[str, Any]) -> Pipeline:
         retry = Retry.declare(given.get("retry"))
     except DeclarationError as error:
         raise DeclarationError(f"{where}: {error.what}", hint=error.hint) from None
+    if cron is None and given.get("retry") is not None:
+        raise DeclarationError(
+            f"{where}: retry is how often run-due tries a slot of the schedule again, and there is no schedule.",
+            hint="Add one, or leave retry out: weft run tries once, and goes on with what failed when called again.",
+        )
     made = Pipeline(
         name=name,
         function=function,
@@ -258,6 +266,7 @@ def _make(function: Callable[..., Any], given: Mapping[str, Any]) -> Pipeline:
         transforms_post=_after(given.get("transforms_post", ()), where),
         incremental_column=_text(given.get("incremental_column"), "incremental_column", where),
         lookback=given.get("lookback"),
+        count_late=_flag(given.get("count_late", True), "count_late", where),
         depends_on=_depends_on(given.get("depends_on", ()), where),
         upstream_freshness_secs=_seconds(given.get("upstream_freshness_secs"), "upstream_freshness_secs", where),
         retry=retry,

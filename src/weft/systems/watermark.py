@@ -32,27 +32,44 @@ class Watermark:
     kind: str
     text: str
     seen: int
-    """How many rows of the source were at or below it: more of them later are late ones."""
+    """How many rows of the source were at or below `counted`: more of them later are late ones."""
     after: str | None = None
     """The text of the one that this one follows. Where another is stored by then, two runs read the same rows."""
+    counted: str | None = None
+    """Up to where rows were counted, where that is not the value itself: a lookback reads some of them again."""
+    adds_read: bool = False
+    """Whether the rows that the load reads are yet to be added to `seen`: more may come until it reads."""
 
     @classmethod
     def of(cls, column: str, value: Any, seen: int, last: Watermark | None = None) -> Watermark:
         """The watermark of a value as a driver gives it."""
-        known = _KINDS.get(type(value))
-        if known is None:
+        if type(value) not in _KINDS:
             raise DeclarationError(
                 f"The column {column!r} is of a type that cannot be a watermark ({type(value).__name__}).",
                 hint="Use a column of numbers, dates, timestamps or texts that grow.",
             )
-        kind, write, _ = known
-        return cls(column, kind, write(value), seen, None if last is None else last.text)
+        return cls(column, _KINDS[type(value)][0], text_of(value), seen, None if last is None else last.text)
 
     @property
     def value(self) -> Any:
         """The value, of the type that the driver gave."""
+        return self._read(self.text)
+
+    @property
+    def counted_to(self) -> Any:
+        """The value up to which rows were counted."""
+        return self.value if self.counted is None else self._read(self.counted)
+
+    def _read(self, text: str) -> Any:
+        if self.kind == "int" and "." in text:
+            return float(text)  # a lookback of half a number
         read = next(read for kind, _, read in _KINDS.values() if kind == self.kind)
-        return read(self.text)
+        return read(text)
+
+
+def text_of(value: Any) -> str:
+    """How a value is stored."""
+    return _KINDS[type(value)][1](value)
 
 
 def less(value: Any, lookback: Any) -> Any:

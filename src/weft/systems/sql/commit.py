@@ -257,7 +257,7 @@ class _Commit:
         counts = replace(counts, bytes=self.bytes)
         self._record(counts)
         if load.watermark is not None:
-            watermarks.write(tables, session, load, load.watermark)
+            watermarks.write(tables, session, load, load.watermark, counts.rows_read)
         return counts
 
     def _columns(self) -> dict[str, Column]:

@@ -11,6 +11,7 @@ import pyarrow as pa
 from weft.columns import hint_of, length_of
 from weft.errors import LoadRefusedError, WeftError, nearest
 from weft.systems.load import IS_CURRENT, ROW_HASH, SCD2_COLUMNS, VALID_FROM, VALID_TO, Load
+from weft.systems.sql import watermarks
 from weft.systems.sql.tables import Column, SqlTables
 
 _log = logging.getLogger("weft.engine")
@@ -20,6 +21,7 @@ def ensure(tables: SqlTables, load: Load, written: pa.Schema) -> None:
     """Make the table where it is missing, add what its declaration has and it has not, and refuse what cannot go in."""
     columns = _columns(tables, load)
     if columns is None:
+        watermarks.forget(tables, load)
         _create(tables, load, written)
         columns = _columns(tables, load)
     if columns is None:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+from contextlib import suppress
+
 import pyarrow as pa
 
-from weft.errors import ConnectionFailedError, LoadRefusedError, WeftError
+from weft.errors import BusyError, ConnectionFailedError, LoadRefusedError, StorageError, WeftError
 from weft.systems.load import Load
 from weft.systems.sql.driver import Session
 from weft.systems.sql.own import create_own_table, own_table
 from weft.systems.sql.tables import SqlTables
 from weft.systems.watermark import Watermark
 
+_log = logging.getLogger("weft.engine")
+
+_COUNTED = "counted_to"
 _FIELDS = pa.schema(
     [
         pa.field("pipeline", pa.string(), nullable=False),
@@ -20,6 +26,7 @@ _FIELDS = pa.schema(
         pa.field("value", pa.string(), nullable=False),
         pa.field("seen", pa.int64(), nullable=False),
         pa.field("moved_at", pa.timestamp("us", "UTC"), nullable=False),
+        pa.field(_COUNTED, pa.string()),
     ]
 )
 _KEY = ("pipeline", "target")
@@ -30,40 +37,71 @@ def _table(tables: SqlTables) -> str:
 
 
 def prepare(tables: SqlTables) -> None:
-    """Make the table where it is missing."""
+    """Make the table where it is missing, and the column that it had not at first."""
     create_own_table(tables, "watermarks", _FIELDS, _KEY)
+    if _COUNTED in (_columns(tables) or ()):
+        return
+    # Where two do it at once, one fails, and all is well.
+    with suppress(WeftError), tables.driver.session("publish") as session:
+        kind = tables.sql_type(_FIELDS.field(_COUNTED))
+        session.run(f"ALTER TABLE {_table(tables)} ADD COLUMN {tables.quote(_COUNTED)} {kind}")
+
+
+def _columns(tables: SqlTables) -> list[str] | None:
+    """The columns of the table; `None` where there is none yet."""
+    try:
+        return list(tables.describe(f"SELECT * FROM {_table(tables)}").names)
+    except (ConnectionFailedError, BusyError, StorageError):
+        raise
+    except WeftError:
+        return None
+
+
+def forget(tables: SqlTables, load: Load) -> None:
+    """Remove all watermarks of a target that is about to be made anew: before that, so that whoever dies in between
+    leaves no table that seems to have what it lacks."""
+    if _columns(tables) is None:
+        return
+    with tables.driver.session("publish") as session:
+        removed = session.run(f"DELETE FROM {_table(tables)} WHERE target = ?", (load.name,)).rowcount
+    if removed > 0:
+        _log.warning("The table %s is made anew, so its pipelines read their sources from the beginning.", load.name)
 
 
 def read(tables: SqlTables, load: Load) -> Watermark | None:
     """How far a pipeline has come with a target."""
-    try:
-        with tables.driver.session("read") as session:
-            found = session.row(
-                f"SELECT column_name, kind, {tables.quote('value')}, seen FROM {_table(tables)} "
-                "WHERE pipeline = ? AND target = ?",
-                (load.pipeline, load.name),
-            )
-    except ConnectionFailedError:
-        raise
-    except WeftError:
-        # No table yet. If it was something else, the load is refused: it would write the first watermark of the target.
+    columns = _columns(tables)
+    if columns is None:
         return None
-    return None if found is None else Watermark(str(found[0]), str(found[1]), str(found[2]), int(found[3]))
+    with tables.driver.session("read") as session:
+        counted = _COUNTED if _COUNTED in columns else "NULL"
+        found = session.row(
+            f"SELECT column_name, kind, {tables.quote('value')}, seen, {counted} FROM {_table(tables)} "
+            "WHERE pipeline = ? AND target = ?",
+            (load.pipeline, load.name),
+        )
+    if found is None:
+        return None
+    column, kind, text, seen, counted = found
+    return Watermark(str(column), str(kind), str(text), int(seen), counted=None if counted is None else str(counted))
 
 
-def write(tables: SqlTables, session: Session, load: Load, mark: Watermark) -> None:
+def write(tables: SqlTables, session: Session, load: Load, mark: Watermark, rows_read: int) -> None:
     """Move it, in the transaction of the rows."""
     key = (load.pipeline, load.name)
-    values = (mark.column, mark.kind, mark.text, mark.seen)
+    values = (mark.column, mark.kind, mark.text, mark.seen + (rows_read if mark.adds_read else 0))
     moved_at = tables.moment(load.moment)
     if mark.after is None:
         names = ", ".join(tables.quote(field.name) for field in _FIELDS)
-        session.run(f"INSERT INTO {_table(tables)} ({names}) VALUES (?, ?, ?, ?, ?, ?, {moved_at})", (*key, *values))
+        session.run(
+            f"INSERT INTO {_table(tables)} ({names}) VALUES (?, ?, ?, ?, ?, ?, {moved_at}, ?)",
+            (*key, *values, mark.counted),
+        )
         return
     changed = session.run(
         f"UPDATE {_table(tables)} SET column_name = ?, kind = ?, {tables.quote('value')} = ?, seen = ?, "
-        f"moved_at = {moved_at} WHERE pipeline = ? AND target = ? AND {tables.quote('value')} = ?",
-        (*values, *key, mark.after),
+        f"moved_at = {moved_at}, {_COUNTED} = ? WHERE pipeline = ? AND target = ? AND {tables.quote('value')} = ?",
+        (*values, mark.counted, *key, mark.after),
     )
     if int(changed.rowcount) != 1:
         raise LoadRefusedError(
