@@ -121,10 +121,20 @@ def test_keys_are_compared_as_they_are_stored(database: Database) -> None:
     assert database.rows("accounts") == [{"email": "a@x.org", "n": 2}]
 
 
-def test_a_value_that_cannot_be_parsed(database: Database) -> None:
+@pytest.mark.parametrize("mode", ["append", "merge", "scd2"])
+@pytest.mark.parametrize("is_there", [True, False], ids=["query", "rows"])
+def test_a_value_that_cannot_be_parsed(database: Database, mode: str, is_there: bool) -> None:
+    """The error says of which column, by which normalizer, and what it is."""
     rows = [*ROWS, {"id": 3, "email": None, "age": "old", "seen": None, "country": "IT"}]
-    with pytest.raises(weft.WeftError, match=r"parse_int|old"):
-        database.execute(pipeline(rows))
+    raw(database)
+    database.run("INSERT INTO raw VALUES (3, NULL, 'old', NULL, 'IT')")
+    with pytest.raises(weft.WeftError, match=r"age: parse_int\(\) cannot read") as caught:
+        database.execute(pipeline("SELECT * FROM raw" if is_there else rows, mode=mode))
+    assert "old" in caught.value.what
+    assert "out of range" not in caught.value.what
+    if database.tables.savepoints:
+        assert "rejected 1 row, and nothing was written:\n    id=3" in caught.value.what
+    assert people(database) == []
 
 
 def test_its_row_alone_is_put_aside(database: Database) -> None:

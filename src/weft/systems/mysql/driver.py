@@ -71,7 +71,7 @@ class Driver(pymysql.Connection):
         with suppress(Exception):
             other = pymysql.Connection(**{**self._parameters, "connect_timeout": _STOP_SECONDS})
             try:
-                other.query(f"KILL {self.thread_id()}")
+                other.query(f"KILL {self.thread_id()}")  # type: ignore[no-untyped-call]
             finally:
                 other.close()
 

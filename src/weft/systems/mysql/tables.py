@@ -330,6 +330,11 @@ class TablesDriver(MySQLSessions):
         explained = super().explain(error)
         if not _is_rejection(error):
             return explained
+        unread = re.search(r"concat\('((.*?): \w+\(.*\) cannot read) '", explained.what)
+        if unread is not None:
+            # By the normalizer's own words; the value is not among what the server says.
+            field = unread[2].replace("''", "'")
+            return SchemaError(f"MySQL ({self.connection.target}): {unread[1]} the value.", field=field)
         checked = re.search(rf"'{kinds.TOO_LARGE} \+ .*`([^`]+)`\)'", explained.what)
         if checked is None:
             return SchemaError(explained.what)

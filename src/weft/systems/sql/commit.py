@@ -336,7 +336,9 @@ class _Commit:
                 cursor = self.session.run(insert)
             else:
                 move = Move(tables, self.session, load, self.schema, columns, STAGE, {})
-                cursor = self._or_named(lambda: self.session.run(insert), move, rows.sql)
+                cursor = self._or_named(
+                    lambda: self.session.run(insert), lambda: self._unmade() or self._refusal_of(move, rows.sql)
+                )
             self.rows_read = int(cursor.rowcount)
         else:
             self.bytes = tables.copy_in(self.session, target, self.schema, self._counted())
@@ -376,9 +378,8 @@ class _Commit:
             self._is_copied()
             source = tables.temporary(_RAW)
         else:
-            source = subquery(rows.sql) if isinstance(rows, Query) else f"({self._of_attempts(rows)})"
-        made = ", ".join(f"{each.sql} AS {tables.quote(each.field.name)}" for each in load.projection)
-        return Query(f"SELECT {made} FROM {source} AS q", self.schema)
+            source = subquery(self._select(rows))
+        return Query(f"SELECT {self._made()} FROM {source} AS q", self.schema)
 
     # ----------------------------------------------------------------------------------------------------- with staging
 
@@ -409,7 +410,11 @@ class _Commit:
             bad.find(move, self.rows_read)
             self._claim()
         if bad is None:
-            counts = self._or_named(move.run, move, f"SELECT * FROM {tables.temporary(move.stage)}")
+            staged = f"SELECT * FROM {tables.temporary(move.stage)}"
+            is_made = move.stage != _MADE
+            counts = self._or_named(
+                move.run, lambda: (None if is_made else self._unmade()) or self._refusal_of(move, staged)
+            )
         else:
             counts = bad.run(move, self.rows_read)
         reached("moved")
@@ -456,8 +461,8 @@ class _Commit:
             warnings=tuple(expected.warnings),
         )
 
-    def _or_named(self, work: Callable[[], T], move: Move, select: str) -> T:
-        """What `work` gives; where the target rejects rows, which this query has, the error says which."""
+    def _or_named(self, work: Callable[[], T], name: Callable[[], LoadRefusedError | None]) -> T:
+        """What `work` gives; where the target rejects rows, the error says which."""
         tables, session = self.tables, self.session
         quarantine.mark(tables, session)
         try:
@@ -469,14 +474,30 @@ class _Commit:
             # Whatever happens here, the database's own message says no less.
             with suppress(Exception):
                 quarantine.undo(tables, session)
-                refusal = self._refusal_of(move, select)
+                refusal = name()
             if refusal is None:
                 raise
             raise refusal from None
 
+    def _unmade(self) -> LoadRefusedError | None:
+        """The error that names the rows of which the columns of the target cannot be made, where there are such."""
+        tables, rows, load = self.tables, self.rows, self.load
+        if load.projection is None or not tables.savepoints:
+            return None
+        bad = quarantine.BadRows(tables, self.session, load, only_name=True)
+        names = ", ".join(tables.quote(name) for name in rows.schema.names)
+        source = tables.temporary(_RAW) if isinstance(rows, Batches) else subquery(self._select(rows))
+        return bad.unmade(STAGE, f"SELECT {names} FROM {source} AS q", self._made(), rows.schema.names)
+
+    def _select(self, rows: Query | Staged) -> str:
+        return rows.sql if isinstance(rows, Query) else self._of_attempts(rows)
+
+    def _made(self) -> str:
+        return ", ".join(f"{each.sql} AS {self.tables.quote(each.field.name)}" for each in self.load.projection or ())
+
     def _refusal_of(self, move: Move, select: str) -> LoadRefusedError | None:
         tables, session = self.tables, self.session
-        for name in Move.OF_A_PIECE:
+        for name in (*Move.OF_A_PIECE, quarantine.NUMBERED):
             tables.drop_temporary(session, name)
         bad = quarantine.BadRows(tables, session, self.load, only_name=True)
         rows = tables.create_temporary_as(
@@ -522,7 +543,12 @@ class _Commit:
                 select = self._of_attempts(rows)
             if bad is not None:
                 select, keys = quarantine.numbered(tables, select), quarantine.with_number(tables, keys)
-            self.rows_read = tables.create_temporary_as(session, STAGE, select, keys=keys)
+            if bad is None and self.rows is not rows:
+                self.rows_read = self._or_named(
+                    lambda: tables.create_temporary_as(session, STAGE, select, keys=keys), self._unmade
+                )
+            else:
+                self.rows_read = tables.create_temporary_as(session, STAGE, select, keys=keys)
             types = {field.name: tables.sql_type(field) for field in self.schema} if isinstance(rows, Staged) else {}
             types |= keys
         tables.filled(session, tables.temporary(STAGE))
@@ -555,8 +581,7 @@ class _Commit:
             given = tables.create_temporary_as(session, _RAW, quarantine.numbered(tables, select))
             quarantine.keep(tables, session)
         keys = tables.stage_keys([self.schema.field(name) for name in self.load.keys], columns)
-        made = ", ".join(f"{each.sql} AS {tables.quote(each.field.name)}" for each in self.load.projection)
-        self.rows_read = bad.project(_RAW, STAGE, made, rows.schema.names, given, keys)
+        self.rows_read = bad.project(_RAW, STAGE, self._made(), rows.schema.names, given, keys)
         tables.filled(session, tables.temporary(STAGE))
         return keys
 

@@ -240,7 +240,7 @@ class BadRows:
                     accepted = middle
             self._put_row_aside(move.stage, move.names, rejected - 1)
 
-    def refusal(self, search: Callable[[], None]) -> LoadRefusedError | None:
+    def refusal(self, search: Callable[[], object]) -> LoadRefusedError | None:
         """The error that names the rows which this search finds, or `None` where it finds none."""
         stopped = False
         try:
@@ -255,6 +255,14 @@ class BadRows:
             f"The table {self.load.name} rejected {rows}, and nothing was written:{lines}",
             hint=f'on_bad_rows="quarantine" puts such rows aside into {table_name(self.load)} and loads the others.',
         )
+
+    def unmade(self, stage: str, select: str, made: str, names: Sequence[str]) -> LoadRefusedError | None:
+        """The error that names the rows of a query of which the columns of the target cannot be made."""
+        tables, session = self.tables, self.session
+        for name in (NUMBERED, stage):
+            tables.drop_temporary(session, name)
+        rows = tables.create_temporary_as(session, NUMBERED, numbered(tables, select))
+        return self.refusal(lambda: self.project(NUMBERED, stage, made, names, rows, {}))
 
     def _end(self, rows: int) -> int:
         # Numbers begin at 0 or 1, and some may be missing.
@@ -340,7 +348,7 @@ class BadRows:
         said = error if isinstance(error, WeftError) else tables.driver.explain(error)
         self.count += 1
         if self._only_name:
-            self._named.append(f"{name_of(row, load)}: {said.what}")
+            self._named.append(f"{name_of(row, load, getattr(said, 'field', None))}: {said.what}")
             if len(self._named) == _NAMED_ROWS:
                 raise EnoughError
             if tables.savepoints:
@@ -374,9 +382,11 @@ def insert(
     )
 
 
-def name_of(row: dict[str, object], load: Load) -> str:
-    """A row by its keys, or by its first columns."""
-    names = load.keys or list(row)[:_NAMED_COLUMNS]
+def name_of(row: dict[str, object], load: Load, wrong: str | None = None) -> str:
+    """A row by its keys, or by its first columns, and by the one that is wrong."""
+    names = list(load.keys or list(row)[:_NAMED_COLUMNS])
+    if wrong in row and wrong not in names:
+        names.append(wrong)
     return ", ".join(f"{name}={_shortened(row.get(name))}" for name in names)
 
 
