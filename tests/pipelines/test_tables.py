@@ -9,6 +9,7 @@ import pytest
 import weft
 from pipelines.conftest import Database
 from weft import DeclarationError, LoadRefusedError, natural_key, pk
+from weft.normalize import default, lower, parse_int, trim
 from weft.pipelines.table import snake_case, table_of
 from weft.types import JSON as Json
 from weft.types import (
@@ -99,6 +100,12 @@ def declare(**annotations: Any) -> type:
     [
         (lambda: declare(id=int), r"column 'id': int is not a column type\.\n  Did you mean BigInt"),
         (lambda: declare(id=Annotated[BigInt, pk]), r"Call it: pk\(\)"),
+        (
+            lambda: declare(n=Annotated[BigInt, lower()]),
+            r"lower\(\) of the column 'n' gives text.*BigInt.\n.*parse_int",
+        ),
+        (lambda: declare(n=Annotated[Numeric[5, 2] | None, trim(), default("1")]), r"trim\(\).*\n.*parse_numeric\(\)"),
+        (lambda: declare(n=Annotated[TimestampTZ, parse_int(), trim()]), r"trim\(\).*\n.*parse_timestamp\(\)"),
         (lambda: declare(id=Annotated[BigInt, "x"]), "which means nothing here"),
         (lambda: declare(id=Annotated[BigInt | None, pk()]), "cannot be nullable"),
         (lambda: declare(valid_from=TimestampTZ), "scd2 keeps itself"),
@@ -183,20 +190,36 @@ def test_every_type(database: Database) -> None:
         assert (kinds["small"], kinds["amount"]) == ("smallint", "numeric(10,2)")
 
 
-def test_too_long_a_text(database: Database) -> None:
-    if database.tables.dialect in ("sqlite", "duckdb"):
-        pytest.skip(f"{database.tables.dialect} does not keep to the length of a text")
+@pytest.mark.parametrize("mode", ["append", "merge"])
+def test_too_long_a_text(database: Database, mode: str) -> None:
+    """Also where the database itself would take it."""
 
     @weft.table
     class Short:
-        code: String[3]
+        code: Annotated[String[3], pk()]
+        note: String[4] | None
 
-    @weft.pipeline(target=Short)
-    def load() -> list[dict[str, str]]:
-        return [{"code": "abc"}, {"code": "abcd"}]
+    rows = [{"code": "äbc", "note": None}, {"code": "abcd", "note": "x"}]
 
-    with pytest.raises(weft.WeftError, match="abcd"):
-        database.execute(load)
+    def load(**options: Any) -> Any:
+        database.project.pipelines.clear()
+        return weft.pipeline(target=Short, mode=mode, name="load", **options)(lambda: rows)
+
+    with pytest.raises(weft.WeftError, match="code=abcd"):
+        database.execute(load())
+    assert database.rows("short") == []
+    (loaded,) = database.execute(load(on_bad_rows="quarantine"))
+    assert (loaded.counts.inserted, loaded.counts.quarantined) == (1, 1)
+    assert [row["code"] for row in database.rows("short")] == ["äbc"]
+
+
+def test_texts_that_are_read() -> None:
+    @weft.table
+    class Read:
+        n: Annotated[BigInt, trim(), parse_int()]
+        code: Annotated[UUID, lower()]
+
+    assert table_of(Read) is not None
 
 
 # ---------------------------------------------------------------------------------------------------------------- drift

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from weft.columns import hint_of, hinted
+from weft.columns import hint_of, hinted, length_of
 from weft.errors import LoadRefusedError, nearest
 from weft.pipelines.declare import Target
 from weft.pipelines.table import Table, TableColumn
+from weft.systems.expectation import Expectation, Reaction
 from weft.systems.load import LOAD_COLUMNS, Declared, Load, Projected
 from weft.systems.sql.literals import literal
 
@@ -39,7 +40,23 @@ class Fit:
         is_plain = all(each.sql == f"q.{quote(each.field.name)}" for each in projection) and source.names == [
             each.field.name for each in projection
         ]
-        return replace(load, declared=self._declaration(projection), projection=None if is_plain else projection)
+        return replace(
+            load,
+            declared=self._declaration(projection),
+            projection=None if is_plain else projection,
+            checks=(*load.checks, *self._lengths(load, projection, dialect)),
+        )
+
+    def _lengths(self, load: Load, projection: tuple[Projected, ...], dialect: str) -> Iterator[Expectation]:
+        """How long texts may be, where the database stores longer ones without a word."""
+        if dialect not in ("sqlite", "duckdb"):
+            return
+        written = {each.field.name for each in projection}
+        reaction: Reaction = "quarantine" if load.on_bad_rows == "quarantine" else "fail"
+        for column in self.target.table.columns:
+            length = length_of(column.field)
+            if length is not None and column.name in written:
+                yield Expectation("length", (column.name,), (length,), reaction=reaction)
 
     def runs_in(self, dialect: str) -> bool:
         """Whether a database can apply all normalizers itself; else Spark does."""

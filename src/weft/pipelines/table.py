@@ -223,6 +223,7 @@ def _columns(cls: type, where: str) -> tuple[tuple[TableColumn, ...], tuple[str,
             else:
                 normalizers.append(mark)
         _check_column(name, kind, where)
+        _check_text(name, kind, normalizers, where)
         columns.append(TableColumn(name, kind, nullable, tuple(normalizers)))
     return tuple(columns), tuple(primary), tuple(map(tuple, natural.values()))
 
@@ -271,6 +272,38 @@ def _check_column(name: str, kind: Any, where: str) -> None:
         check_type(kind)
     except DeclarationError as error:
         raise DeclarationError(f"{where}: column {name!r}: {error.what}", hint=error.hint) from None
+
+
+_PARSERS = {
+    "int": "parse_int()",
+    "float": "parse_numeric()",
+    "bool": "parse_bool()",
+    "date": "parse_date()",
+    "local": "parse_timestamp()",
+    "utc": "parse_timestamp()",
+}
+
+
+def _check_text(name: str, kind: Any, normalizers: list[Normalizer], where: str) -> None:
+    """Refuse a step that takes and gives text in a column of another type, with nothing behind it that reads it."""
+    if not normalizers or kind.arrow == "string":
+        return
+    from weft.normalize.failure import Parser
+    from weft.normalize.text import OfText
+    from weft.normalize.values import Sql
+
+    last: Normalizer | None = None
+    for each in normalizers:
+        if isinstance(each, OfText):
+            last = each
+        elif isinstance(each, Parser | Sql):
+            last = None
+    if last is not None:
+        parser = _PARSERS.get(kind.arrow.rstrip("0123456789"), "parse_numeric()" if kind.arrow != "binary" else None)
+        raise DeclarationError(
+            f"{where}: {last.name} of the column {name!r} gives text, and the column is {kind!r}.",
+            hint=f"Put {parser} behind it, or leave it out." if parser else "Leave it out.",
+        )
 
 
 def _text(value: object, option: str, where: str) -> str | None:

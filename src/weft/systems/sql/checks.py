@@ -36,6 +36,8 @@ def condition(check: Expectation, quote: Quote, dialect: str) -> str:
         return " OR ".join(
             f"{columns[0]} {sign} {literal(value, dialect)}" for value, sign in bounds if value is not None
         )
+    if check.kind == "length":
+        return f"length({columns[0]}) > {check.values[0]}"
     assert check.kind == "sql", check.kind
     return f"NOT ({check.text}\n)"
 
@@ -136,7 +138,10 @@ class Checks:
                 said = f"{count:,} of {rows:,} rows: {self._example(bad)}" if count else None
             if said is not None:
                 (self.warnings if check.reaction == "warn" else failed).append(f"{check}: {said}")
-        refuse_broken(load, failed, 'on_quality_failure="warn" loads them all the same, "quarantine" puts them aside.')
+        hint = 'on_quality_failure="warn" loads them all the same, "quarantine" puts them aside.'
+        if all(line.startswith("length(") for line in failed):
+            hint = 'Texts are longer than their column: on_bad_rows="quarantine" puts such rows aside.'
+        refuse_broken(load, failed, hint)
         return aside
 
     def _whole(self, check: Expectation, rows: int) -> str | None:
