@@ -105,6 +105,22 @@ def test_does_not_wait_for_a_client_that_hangs(server):
     assert not [line for line in served.log if "killed" in line["message"]]
 
 
+def test_a_client_that_leaves_its_long_poll_gets_no_events(server):
+    served = server(ORDERS)
+    body = json.dumps({"consumer": "c", "wait": 60}).encode()
+    with served.connect() as waiting:
+        waiting.sendall(
+            f"POST {PREFIX}/orders/consume HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n".encode()
+            + body
+        )
+        assert _asks(served)
+    wait_until(lambda: any(line.get("path", "").endswith("/consume") for line in served.log), "the request to end")
+    served.publish("orders", {"n": 1})
+    found = served.client.post(f"{PREFIX}/orders/consume", json={"consumer": "c"}).json()
+    assert [event["n"] for event in found["events"]] == [1]
+
+
 def test_workers_end_with_their_parent(server):
     served = server(ORDERS, "--workers", "2")
     workers = served.workers()

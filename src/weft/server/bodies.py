@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import pyarrow as pa
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from weft.server.problems import Problem
 
@@ -37,7 +37,13 @@ async def read(request: Request, most: int, seconds: float) -> bytes:
     size = 0
     try:
         async with asyncio.timeout(seconds):
-            async for part in request.stream():
+            more = True
+            while more:
+                message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    # Nobody reads this answer. What was cut off is never taken for a whole body.
+                    raise Problem(400, "cut-off", "The connection was cut", "The body did not arrive whole.")
+                part, more = message.get("body", b""), message.get("more_body", False)
                 size += len(part)
                 if size > most:
                     raise too_large(most)
@@ -45,9 +51,6 @@ async def read(request: Request, most: int, seconds: float) -> bytes:
     except TimeoutError:
         text = f"The body did not arrive within {seconds:g} seconds."
         raise Problem(408, "slow", "Too slow", text, headers={"connection": "close"}) from None
-    except ClientDisconnect:
-        # Nobody reads this answer. What was cut off is never taken for a whole body.
-        raise Problem(400, "cut-off", "The connection was cut", "The body did not arrive whole.") from None
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
