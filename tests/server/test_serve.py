@@ -226,6 +226,27 @@ def test_a_connection_that_breaks_leaves_the_others(server):
     assert "s3cret" not in served.log_file.read_text()
 
 
+def test_starts_while_the_default_database_is_away(server):
+    """Which also has the keys: streams with a credential of their own do not need them."""
+    served = server(
+        """
+    @weft.stream(connection="here", auth={"type": "bearer", "token": "t0ken"})
+    def orders(): ...
+
+    @weft.stream()
+    def other(): ...
+    """,
+        toml="""
+            [connections.default]
+            url = "postgres://me:x@127.0.0.1:1/nothing"
+            [connections.here]
+            url = "sqlite:///here.db"
+        """,
+    )
+    assert served.publish("orders", {"n": 1}, authorization="Bearer t0ken")["status"] == "accepted"
+    assert served.client.post(f"{PREFIX}/other", json={"n": 1}).status_code == 503
+
+
 def test_a_database_that_hangs_leaves_the_others(server):
     """One that accepts connections and never says a word."""
     with socket.create_server(("127.0.0.1", 0)) as silent:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from weft.errors import SettingsError
+from weft.errors import ConnectionFailedError, SettingsError
 from weft.project import current
 from weft.server import logs
 from weft.server.access import open_streams
@@ -53,7 +53,7 @@ def serve(
         )
     addresses = _addresses(host, port)
     public = not all(ipaddress.ip_address(each[4][0]).is_loopback for each in addresses)
-    exposed = [] if insecure else open_streams()
+    exposed = [] if insecure else _exposed(public)
     if public and exposed:
         shown = ", ".join(exposed[:10]) + (", …" if len(exposed) > 10 else "")
         raise SettingsError(
@@ -72,6 +72,17 @@ def serve(
             guarded=bool(exposed),
         )
         asyncio.run(_Workers(task, listening).run(workers))
+
+
+def _exposed(public: bool) -> list[str]:
+    """The streams that are open. Served to this machine alone, a database that is away does not keep it from starting."""
+    try:
+        return open_streams()
+    except ConnectionFailedError as error:
+        if public:
+            raise
+        logger.warning("whether there are keys cannot be read, all streams are taken for open: %s", error.what)
+        return sorted(current().streams)
 
 
 def _addresses(host: str, port: int) -> list[tuple[int, int, int, str, tuple[str, int]]]:
