@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -201,6 +202,46 @@ def test_rows_that_contradict_each_other(tables: SqlTables) -> None:
     assert (counts.rows_read, counts.inserted, counts.quarantined) == (202, 197, 5)
     assert aside(tables) == [*BAD, 500, 501]
     assert [i for i in ids(tables) if i >= 200] == [1000]
+
+
+@pytest.mark.parametrize("mode", ["append", "merge"])
+def test_rows_that_only_contradict_each_other(tables: SqlTables, mode: str) -> None:
+    create(tables, more=", UNIQUE (name)")
+    given = [*rows(bad=()), {"id": 500, "name": "n7", "n": 1}, {"id": 501, "name": "n8", "n": 1}]
+    keys = ["id"] if mode == "merge" else []
+    counts = load(tables, given, mode=mode, keys=keys, on_bad_rows="quarantine")
+    assert (counts.inserted, counts.quarantined) == (200, 2)
+    assert aside(tables) == [500, 501]
+
+
+@pytest.mark.parametrize("mode", ["merge", "scd2"])
+def test_values_that_no_column_takes_and_rows_that_the_table_refuses(tables: SqlTables, mode: str) -> None:
+    """The first are found while rows are compared, the others while they are moved."""
+    narrow = {"sqlite": "INTEGER_16"}.get(tables.dialect, "SMALLINT")
+    create(tables, mode, more=f", w {narrow}")
+    given = [{**row, "w": 1_000_000 if row["id"] in (4, 58, 199) else 1} for row in rows()]
+    first = load(tables, given[:100], mode=mode, keys=["id"], on_bad_rows="quarantine")
+    assert (first.inserted, first.updated, first.unchanged, first.quarantined) == (96, 0, 0, 4)
+    changed = [{**row, "name": "new"} if row["id"] == 50 else row for row in given]
+    second = load(tables, changed, mode=mode, keys=["id"], on_bad_rows="quarantine", moment=DAY + timedelta(days=1))
+    assert (second.inserted, second.updated, second.unchanged, second.quarantined) == (99, 1, 95, 5)
+    assert aside(tables) == [3, 3, 4, 4, 57, 57, 58, 58, 199]
+    assert ids(tables) == sorted([i for i in range(199) if i not in (3, 4, 57, 58)] + [1000] + [50] * (mode == "scd2"))
+
+
+@MODES
+def test_many_bad_rows_are_found_by_few_statements(tables: SqlTables, mode: str, keys: list[str]) -> None:
+    create(tables, mode)
+    said: list[str] = []
+    driver = tables.driver
+    execute = driver.execute
+    driver.execute = lambda *arguments: (said.append(arguments[1]), execute(*arguments))[1]  # type: ignore[method-assign]
+    count, bad = 4096, tuple(range(100, 4096, 256))
+    assert load(tables, rows(bad, count), mode=mode, keys=keys, on_bad_rows="quarantine").quarantined == len(bad)
+    # From the whole down to each bad row: one and a half tries a step, each of six statements at most.
+    assert len(said) < len(bad) * 12 * 9 + 100
+    # Tries are not compared one by one: the rows of those that failed would be in the way.
+    assert len([sql for sql in said if "LEFT JOIN" in sql and "_weft_stage" in sql]) == (1 if keys else 0)
 
 
 def test_rows_that_are_bad_are_not_gone(tables: SqlTables) -> None:

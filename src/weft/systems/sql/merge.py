@@ -16,7 +16,7 @@ import pyarrow as pa
 from weft.errors import LoadRefusedError
 from weft.systems.load import IS_CURRENT, ROW_HASH, VALID_FROM, VALID_TO, Counts, Load
 from weft.systems.sql.driver import Session
-from weft.systems.sql.tables import Column, SqlTables
+from weft.systems.sql.tables import ROW, Column, SqlTables
 
 _DELTA, _UNIQUE, _LINE, _KEPT, _CHAIN = "_weft_delta", "_weft_unique", "_weft_line", "_weft_kept", "_weft_chain"
 _PRESENT = "_weft_present"
@@ -50,6 +50,8 @@ class Move:
         self.condition = "1 = 1"
         """Which of the staged rows to move."""
         self.target = tables.table(load.schema, load.table)
+        self.is_compared = False
+        """Whether all staged rows were compared with the target beforehand, by `compare`."""
         self.present: str | None = None
         """The table of all keys that the source has, where some rows do not stay in the staging table."""
 
@@ -203,10 +205,50 @@ class Move:
         """Move the rows without removing any: what may be done piece by piece."""
         return {"merge": self._merge, "scd2": self._scd2}.get(self.load.mode, self.insert)()
 
+    @property
+    def can_compare(self) -> bool:
+        """Whether no row changes what becomes of another one, so that all may be compared before any is moved."""
+        return self.load.mode == "merge" or (self.load.mode == "scd2" and self.load.event_timestamp_column is None)
+
+    def compare(self) -> None:
+        """Find the staged rows that are new or differ, so that pieces of them need only be written.
+
+        Each piece that is rejected leaves dead rows in the target: to compare the next one would take ever longer.
+        """
+        tables = self.tables
+        tables.drop_temporary(self.session, _DELTA)
+        number = {ROW: tables.sql_type(pa.field(ROW, pa.int64()))}
+        tables.create_temporary_as(self.session, _DELTA, self._differing(), keys=number)
+        self.is_compared = True
+
+    def compare_more(self) -> None:
+        """Add what is new or differs of more rows."""
+        names = [*self.names, _HIT, *([] if self._since is None else [_SINCE]), ROW]
+        self.session.run(
+            f"INSERT INTO {self.tables.temporary(_DELTA)} ({self._list(names)}) "
+            f"SELECT {self._list(names)} FROM ({self._differing()}) AS d"
+        )
+
+    def compared_all(self) -> None:
+        """Nothing more is to be compared: make pieces easy to find."""
+        self.tables.index_rows(self.session, _DELTA)
+        self.tables.filled(self.session, self.tables.temporary(_DELTA))
+
+    @property
+    def of_a_piece(self) -> tuple[str, ...]:
+        """The temporary tables that moving a piece of these rows makes anew."""
+        return self.OF_A_PIECE if self.load.tracks_rows and not self.is_compared else ()
+
+    @property
+    def _changes(self) -> str:
+        """What is new or differs, of the rows that are to be moved."""
+        delta = self.tables.temporary(_DELTA)
+        return f"(SELECT * FROM {delta} WHERE {self.condition})" if self.is_compared else delta
+
     def _merge(self) -> Counts:
         load, tables = self.load, self.tables
-        hits, new = self._delta(self.target, load.compared(self.names), since=None)
-        delta = tables.temporary(_DELTA)
+        hits, new = self._delta()
+        delta = self._changes
         updated = load.updated(self.names)
         if hits and updated:
             self.session.run(
@@ -224,26 +266,38 @@ class Move:
             )
         return Counts(inserted=new, updated=hits)
 
-    def _delta(self, stored: str, compared: list[str], since: str | None, otherwise: str = "1 = 0") -> tuple[int, int]:
-        """Write the staged rows that are new or differ from `stored`; how many differ, and how many are new."""
+    @property
+    def _since(self) -> str | None:
+        return VALID_FROM if self.load.mode == "scd2" else None
+
+    def _differing(self, otherwise: str = "1 = 0") -> str:
+        """The staged rows that are new or differ from the stored ones, and whether there is such a one."""
         tables = self.tables
-        tables.drop_temporary(self.session, _DELTA)
+        stored = self._current() if self.load.mode == "scd2" else self.target
         key = self._q(self.load.keys[0])
-        differs = [tables.distinct(f"t.{self._q(name)}", self._value(name), self.columns[name]) for name in compared]
-        more = f", t.{self._q(since)} AS {self._q(_SINCE)}" if since else ""
-        tables.create_temporary_as(
-            self.session,
-            _DELTA,
-            f"SELECT {self._values()}, CASE WHEN t.{key} IS NULL THEN 0 ELSE 1 END AS {self._q(_HIT)}{more} "
+        differs = [
+            tables.distinct(f"t.{self._q(name)}", self._value(name), self.columns[name])
+            for name in self.load.compared(self.names)
+        ]
+        more = f", t.{self._q(self._since)} AS {self._q(_SINCE)}" if self._since else ""
+        # Numbers are there where rows are moved piece by piece.
+        number = "" if self.condition == "1 = 1" else f", s.{self._q(ROW)}"
+        return (
+            f"SELECT {self._values()}, CASE WHEN t.{key} IS NULL THEN 0 ELSE 1 END AS {self._q(_HIT)}{more}{number} "
             f"FROM {self.source} AS s LEFT JOIN {stored} AS t ON {self._on(value=True)} "
-            f"WHERE t.{key} IS NULL OR {' OR '.join([*differs, otherwise])}",
+            f"WHERE t.{key} IS NULL OR {' OR '.join([*differs, otherwise])}"
         )
-        found = self.session.row(
-            f"SELECT count(*), sum({self._q(_HIT)}) FROM {tables.temporary(_DELTA)}",
-        )
+
+    def _delta(self, otherwise: str = "1 = 0") -> tuple[int, int]:
+        """Write the staged rows that are new or differ; how many differ, and how many are new."""
+        tables = self.tables
+        if not self.is_compared:
+            tables.drop_temporary(self.session, _DELTA)
+            tables.create_temporary_as(self.session, _DELTA, self._differing(otherwise))
+        found = self.session.row(f"SELECT count(*), sum({self._q(_HIT)}) FROM {self._changes} AS d")
         assert found is not None
         total, hits = int(found[0]), int(found[1] or 0)
-        if total:
+        if total and not self.is_compared:
             tables.filled(self.session, tables.temporary(_DELTA))
         return hits, total - hits
 
@@ -320,20 +374,20 @@ class Move:
         # A row that says what the current version says, and not of an earlier time, changes nothing. (Where a key has
         # several rows of which one does, all of them are looked at again below.)
         earlier = f"{began} < t.{self._q(VALID_FROM)}"
-        self._delta(self._current(), self.load.compared(self.names), VALID_FROM, earlier)
+        self._delta(earlier)
         if not self._count(f"SELECT count(*) FROM {self.tables.temporary(_DELTA)}"):
             return Counts()
         return self._scd2_by_event(began)
 
     def _scd2_by_load(self) -> Counts:
         load, tables = self.load, self.tables
-        hits, new = self._delta(self._current(), load.compared(self.names), VALID_FROM)
+        hits, new = self._delta()
         if not hits and not new:
             return Counts()
-        delta, now = tables.temporary(_DELTA), self._now()
-        if self._count(f"SELECT count(*) FROM {delta} WHERE {self._q(_SINCE)} >= {now}"):
+        delta, now = self._changes, self._now()
+        if self._count(f"SELECT count(*) FROM {delta} AS d WHERE {self._q(_SINCE)} >= {now}"):
             # The clock went back: this load is later than what is stored, whatever the clock says.
-            last = f"(SELECT max({self._q(_SINCE)}) FROM {delta})"
+            last = f"(SELECT max({self._q(_SINCE)}) FROM {delta} AS d)"
             (latest,) = self.session.row(f"SELECT {tables.add_seconds(last, 0.000_001)}") or (None,)
             now = tables.moment(latest if isinstance(latest, datetime) else datetime.fromisoformat(str(latest)))
         if hits:

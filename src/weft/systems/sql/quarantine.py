@@ -118,6 +118,7 @@ class BadRows:
         self._given = 0
         self._only_name, self._is_trial = only_name, is_trial
         self._named: list[str] = []
+        self._is_rejected = False
         if not tables.savepoints:
             tables.drop_temporary(session, _ASIDE)
             tables.create_temporary(session, _ASIDE, ", ".join(_definitions(tables, [*_FIELDS, _NUMBER])))
@@ -160,19 +161,15 @@ class BadRows:
             tables.create_temporary_as(session, stage, f"{select} WHERE 1 = 0", keys=keys)
             keep(tables, session)
 
-            def fill(first: int, end: int) -> None:
+            def fill(first: int, end: int) -> bool:
                 into = f"INSERT INTO {tables.temporary(stage)} {select} WHERE {number} >= {first} AND {number} < {end}"
-                if self._try(lambda: session.run(into)) is None:
-                    keep(tables, session)
-                elif end - first > 1:
-                    middle = (first + end) // 2
-                    fill(first, middle)
-                    fill(middle, end)
-                else:
-                    self.unstaged += 1
-                    self._put_row_aside(raw, names, first)
+                return self._try_and_keep(lambda: session.run(into))
 
-            fill(0, self._end(rows))
+            def aside(row: int) -> None:
+                self.unstaged += 1
+                self._put_row_aside(raw, names, row)
+
+            self._halve(0, self._end(rows), fill, aside)
         keep(tables, session)
         self._refuse_deletes()
         found = session.row(f"SELECT count(*) FROM {tables.temporary(stage)}")
@@ -189,17 +186,47 @@ class BadRows:
 
     def copy(self, table: str, schema: pa.Schema, batch: pa.RecordBatch) -> tuple[int, int]:
         """Copy what a table takes of a batch; how many rows, and how many bytes."""
-        if self._try(lambda: self.tables.copy_in(self.session, table, schema, [batch])) is None:
-            keep(self.tables, self.session)
-            return batch.num_rows, batch.nbytes
-        if batch.num_rows > 1:
-            half = batch.num_rows // 2
-            first, second = (self.copy(table, schema, part) for part in (batch.slice(0, half), batch.slice(half)))
-            return first[0] + second[0], first[1] + second[1]
-        row = batch.to_pylist()[0]
-        row.pop(ROW, None)
-        self._put_aside(self._error, row, NOWHERE)
-        return 0, 0
+        rows = sent = 0
+
+        def copy(first: int, end: int) -> bool:
+            nonlocal rows, sent
+            part = batch.slice(first, end - first)
+            if not self._try_and_keep(lambda: self.tables.copy_in(self.session, table, schema, [part])):
+                return False
+            rows, sent = rows + part.num_rows, sent + part.nbytes
+            return True
+
+        def aside(number: int) -> None:
+            (row,) = batch.slice(number, 1).to_pylist()
+            row.pop(ROW, None)
+            self._put_aside(self._error, row, NOWHERE)
+
+        self._halve(0, batch.num_rows, copy, aside)
+        return rows, sent
+
+    def _halve(
+        self,
+        first: int,
+        end: int,
+        attempt: Callable[[int, int], bool],
+        aside: Callable[[int], None],
+        *,
+        is_bad: bool = False,
+    ) -> None:
+        """Try a range of rows, then its halves where it is rejected, until the rows alone are left that are bad.
+
+        `is_bad`: the range is known to be rejected. One row is always tried: it may have been its neighbour's fault.
+        """
+        is_one = end - first == 1
+        if (is_one or not is_bad) and attempt(first, end):
+            return
+        if is_one:
+            aside(first)
+            return
+        middle, before = (first + end) // 2, self.count
+        self._halve(first, middle, attempt, aside)
+        # Where the first half is good, the second one is not.
+        self._halve(middle, end, attempt, aside, is_bad=self.count == before)
 
     # ------------------------------------------------------------------------------------------------------------- move
 
@@ -207,8 +234,7 @@ class BadRows:
         """Move what can be moved; everything else is put aside."""
         counts = move.clear()
         if self.tables.savepoints:
-            self.tables.index_rows(self.session, move.stage)
-            counts += self._pieces(move, 0, self._end(rows))
+            counts += self._pieces(move, rows)
         else:
             move.condition = self._not_aside
             counts += move.apply()
@@ -224,13 +250,12 @@ class BadRows:
         """Try to move the rows, only to see which of them are bad."""
         if self.tables.savepoints:
             move.clear()
-            self.tables.index_rows(self.session, move.stage)
-            self._pieces(move, 0, self._end(rows))
+            self._pieces(move, rows)
             return
         end = self._end(rows)
-        self._pieces(move, 0, end)
+        self._pieces(move, rows)
         # Rows that are good alone may contradict each other: the first one that contradicts those before it is bad.
-        while self.count and self._attempt(move, 0, end) is None:
+        while self._is_rejected and self._attempt(move, 0, end) is None:
             accepted, rejected = 0, end
             while rejected - accepted > 1:
                 middle = (accepted + rejected) // 2
@@ -268,20 +293,47 @@ class BadRows:
         # Numbers begin at 0 or 1, and some may be missing.
         return max(rows, self._given) + 1
 
-    def _pieces(self, move: Move, first: int, end: int) -> Counts:
-        counts = self._attempt(move, first, end)
-        if counts is not None:
-            return counts
-        if end - first > 1:
-            middle = (first + end) // 2
-            return self._pieces(move, first, middle) + self._pieces(move, middle, end)
-        self._put_row_aside(move.stage, move.names, first)
-        return Counts()
+    def _pieces(self, move: Move, rows: int) -> Counts:
+        """Move the rows piece by piece."""
+        counts = Counts()
+
+        def attempt(first: int, end: int) -> bool:
+            nonlocal counts
+            moved = self._attempt(move, first, end)
+            counts += moved or Counts()
+            return moved is not None
+
+        self.tables.index_rows(self.session, move.stage)
+        if move.can_compare:
+            self._compare(move, rows)
+        self._halve(0, self._end(rows), attempt, lambda row: self._put_row_aside(move.stage, move.names, row))
+        return counts
+
+    def _compare(self, move: Move, rows: int) -> None:
+        """Compare all rows at once; those that the target's types do not take are bad."""
+        end = self._end(rows)
+
+        def compare(first: int, end: int) -> bool:
+            move.condition = self._between(first, end)
+            return self._try_and_keep(move.compare_more)
+
+        move.condition = self._between(0, end)
+        if not self._try_and_keep(move.compare):
+            move.condition = self._between(0, 0)
+            move.compare()
+            keep(self.tables, self.session)
+            self._halve(0, end, compare, lambda row: self._put_row_aside(move.stage, move.names, row), is_bad=True)
+        move.compared_all()
+        keep(self.tables, self.session)
+
+    def _between(self, first: int, end: int) -> str:
+        row = self.tables.quote(ROW)
+        return f"{row} >= {first} AND {row} < {end}"
 
     def _attempt(self, move: Move, first: int, end: int) -> Counts | None:
         """Move the rows of a range; `None` where that was rejected."""
-        tables, row = self.tables, self.tables.quote(ROW)
-        move.condition = f"{row} >= {first} AND {row} < {end}"
+        tables = self.tables
+        move.condition = self._between(first, end)
         counts = Counts()
 
         def apply() -> None:
@@ -294,12 +346,18 @@ class BadRows:
             apply()
 
         if self._try(apply if tables.savepoints else alone) is not None:
-            for name in Move.OF_A_PIECE:
+            for name in move.of_a_piece:
                 tables.drop_temporary(self.session, name)
             return None
         if not tables.savepoints:
             undo(tables, self.session)
         return counts
+
+    def _try_and_keep(self, attempt: Callable[[], object]) -> bool:
+        if self._try(attempt) is not None:
+            return False
+        keep(self.tables, self.session)
+        return True
 
     def _try(self, attempt: Callable[[], object]) -> Exception | None:
         """Do it, or undo it and give the reason where the database refused a row."""
@@ -315,7 +373,7 @@ class BadRows:
                 session.run(f"ROLLBACK TO SAVEPOINT {_PIECE}")
             else:
                 undo(tables, session)
-            self._error = error
+            self._error, self._is_rejected = error, True
             return error
         if tables.savepoints:
             session.run(f"RELEASE SAVEPOINT {_PIECE}")
