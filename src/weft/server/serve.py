@@ -75,7 +75,7 @@ def serve(
 
 
 def _exposed(public: bool) -> list[str]:
-    """The streams that are open. Served to this machine alone, a database that is away does not keep it from starting."""
+    """The streams that are open. For this machine alone, a database that is away does not keep it from starting."""
     try:
         return open_streams()
     except ConnectionFailedError as error:
