@@ -183,6 +183,20 @@ def test_a_key_is_asked_for_and_a_ticket_opens_the_tail(
     while served.client.get("/api/v1/streams").status_code != 401:
         pass  # until the service has looked for keys again
     page = open_page(served.url, allowed="401")
+    expect(page.locator("#key-dialog")).to_be_visible()
+    page.clock.install()
+    wrong = []
+
+    def note(request: Request) -> None:
+        if "wrong" in request.headers.get("authorization", ""):
+            wrong.append(request.url)
+
+    page.on("request", note)
+    page.get_by_label("Key of the service").fill(key + "wrong")
+    page.keyboard.press("Enter")
+    expect(page.locator("#key-text")).to_contain_text("opens no stream")
+    page.clock.fast_forward(60_000)
+    assert len(wrong) == 1  # the service locks out who comes with wrong ones again and again
     page.get_by_label("Key of the service").fill(key)
     page.keyboard.press("Enter")
     shown = tail_of(page, "clicks")

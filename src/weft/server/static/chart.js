@@ -122,7 +122,8 @@ export function lineChart(container) {
     dot.classList.add("on");
     tip.textContent = `${rate(value)} events/s at ${new Date(moment * 1000).toLocaleTimeString()}`;
     tip.hidden = false;
-    tip.style.left = `${Math.min(Math.max(at, 90), container.clientWidth - 90)}px`;
+    const half = tip.offsetWidth / 2 + 4;
+    tip.style.left = `${Math.min(Math.max(at, half), container.clientWidth - half)}px`;
   });
   return draw;
 }

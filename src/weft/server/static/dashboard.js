@@ -33,7 +33,8 @@ async function refresh() {
     if (error instanceof Refused) {
       live("bad", "Refused");
       banner(error.message);
-      if (error.status === 401) askForKey(error.message);
+      // Not asked again before there is another key: the service counts wrong ones.
+      if (error.status === 401) return askForKey(error.message);
       pause = Math.max(pause, (error.retryAfter || 0) * 1000);
     } else {
       live("bad", "Not connected");
@@ -163,7 +164,7 @@ function pipelineRow({ name }) {
   const took = make("td", { class: "number medium" });
   const read = make("td", { class: "number medium" });
   const changed = make("td", { class: "number medium" });
-  const schedule = make("td", { class: "medium" });
+  const schedule = make("td", { class: "medium line-up" });
   const element = make(
     "tr",
     {},

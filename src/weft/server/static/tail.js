@@ -66,8 +66,10 @@ export class Tail {
         await askJson(`api/v1/streams/${encodeURIComponent(name)}/events?limit=1&after=${head}`);
       }
     } catch (error) {
-      if (generation === this.generation) this.retry(error.message);
-      return;
+      if (generation !== this.generation) return;
+      // Another key opens it again; to come back with the same one would only be counted.
+      if (error.status === 401) return say(this.status, error.message);
+      return this.retry(error.message);
     }
     if (generation !== this.generation) return;
     const source = (this.source = new EventSource(url));
