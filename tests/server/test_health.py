@@ -53,3 +53,12 @@ def test_a_database_that_hangs_holds_up_nobody(server: Callable[..., Any], silen
     assert found["near"]["problem"] is None
     assert found["far"]["problem"] == "Its database does not answer."
     served.publish("near", {"a": 1})
+
+
+def test_a_stream_that_cannot_be_looked_at_leaves_the_others(server: Callable[..., Any]) -> None:
+    served = server(STREAMS, env={"WEFT_DSN_FAR": "postgresql://me:s3cret@127.0.0.1:1/none"})
+    for _ in range(3):
+        found = {each["name"]: each for each in served.client.get("/api/v1/overview").json()["streams"]}
+        assert found["near"]["problem"] is None
+        assert "failed" in found["far"]["problem"] or "not answer" in found["far"]["problem"]
+    assert "s3cret" not in served.log_file.read_text()

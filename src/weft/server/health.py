@@ -9,7 +9,6 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weft.errors import WeftError
 from weft.project import current
 from weft.server.glance import Glance
 from weft.server.service import json_response, service_of
@@ -43,9 +42,9 @@ class Health:
             await glance.get(_ANSWER_SECONDS)
         except TimeoutError:
             return "no answer"
-        except WeftError as error:
+        except Exception as error:  # whatever it is: the others are told of
             # The reason has addresses in it, and this answer is for everybody.
-            logger.warning("the database of %s is not ready: %s", _name(connection), error.what)
+            logger.warning("the database of %s is not ready: %s", _name(connection), error)
             return "failed"
         return "ok"
 

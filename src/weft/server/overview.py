@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weft.errors import WeftError
 from weft.project import current
 from weft.server.consuming import query
 from weft.server.glance import Glance
@@ -39,6 +38,7 @@ _COUNT_SHARE = 20
 _HISTORY = 150
 _RUNS_READ = 500
 _RUNS_SHOWN = 12
+_FAILED = "Its database failed; the log of the service has the reason."
 
 
 @dataclass
@@ -96,11 +96,13 @@ class Overview:
 
         def look() -> None:
             for stream in streams():
+                standing = self.standings[stream.name]
                 try:
-                    self.standings[stream.name].look(stream)
-                except WeftError as error:
-                    logger.warning("%s cannot be looked at: %s", stream.name, error.what)
-                    self.standings[stream.name].problem = "Its database failed; the log of the service has the reason."
+                    standing.look(stream)
+                except Exception as error:  # whatever it is: the other streams are shown
+                    if standing.problem != _FAILED:  # once, not every second
+                        logger.warning("%s cannot be looked at: %s", stream.name, error)
+                    standing.problem = _FAILED
 
         glance = self._streams.setdefault(connection, Glance(look, fresh_seconds=_STREAMS_FRESH_SECONDS))
         try:
@@ -117,7 +119,7 @@ class Overview:
             return {"pipelines": await self._pipelines.get(_ANSWER_SECONDS), "problem": None}
         except TimeoutError:
             problem = "The run log does not answer."
-        except (WeftError, OSError) as error:
+        except Exception as error:  # whatever it is: the streams are shown
             logger.warning("the run log cannot be read: %s", error)
             problem = "The run log cannot be read; the log of the service has the reason."
         return {"pipelines": [_described(name, None, []) for name in sorted(current().pipelines)], "problem": problem}
