@@ -308,7 +308,13 @@ def _outcome(coroutine: Any) -> tuple[object, BaseException | None]:
 
 
 def _wants(function: Callable[..., Any]) -> int:
-    return min(1, len(inspect.signature(function).parameters))
+    """How many connections a step takes: one where it has a place for it."""
+    places = (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        inspect.Parameter.VAR_POSITIONAL,
+    )
+    return min(1, sum(each.kind in places for each in inspect.signature(function).parameters.values()))
 
 
 # ----------------------------------------------------------------------------------------------------------- transforms
