@@ -141,15 +141,15 @@ class Access:
         place = self._place(stream)
         if key is not None and key.has(scope) and _is_for(key, stream, place.owners):
             return None
-        problem = _unauthorized(f"This needs {_KEY}.")
+        text = f"This needs {_KEY}."
         if place.guards:
             lacks = [lack for guard in place.guards if (lack := await self._lacks(request, guard))]
             if not lacks:
                 return None
-            problem = _unauthorized(f"The stream {stream.name!r} {lacks[0]}.")
+            text = f"The stream {stream.name!r} {lacks[0]}."
         elif not await self._keys.get():
             return None
-        return problem if key is None else _forbidden(key, scope, repr(stream.name))
+        return _unauthorized(text) if key is None else _forbidden(key, scope, repr(stream.name))
 
     async def _lacks(self, request: Request, guard: Stream) -> str | None:
         """What a request lacks of the credential of a stream."""

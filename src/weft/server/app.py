@@ -26,7 +26,7 @@ from weft.streams.declare import Stream
 from weft.streams.runtime import Opened
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
 _STREAMS = "/api/v1/streams"
 
@@ -54,10 +54,12 @@ def app(
             await service.stop()
 
     one = f"{_STREAMS}/{{name}}"
-    made = Starlette(
+    publishing = Route(one, publish, methods=["POST"])
+    made = _App(
+        Requests(_publish, guarded=guarded),
+        publishing,
         routes=[
-            # The first is the one that must be fast.
-            Route(one, publish, methods=["POST"]),
+            publishing,
             Route(f"{one}/consume", consuming.consume, methods=["POST"]),
             Route(f"{one}/ack", consuming.ack, methods=["POST"]),
             Route(f"{one}/nack", consuming.nack, methods=["POST"]),
@@ -86,6 +88,31 @@ def app(
     made.state.metrics = metrics.Metrics()
     made.add_middleware(Requests, guarded=guarded)
     return made
+
+
+class _App(Starlette):
+    """With a short way for publishes: the search for a route and four layers around it take a fifth of one."""
+
+    def __init__(self, publishing: ASGIApp, route: Route, **options: Any) -> None:
+        super().__init__(**options)
+        self._publishing = publishing
+        self._route = route
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] == "http" and scope["method"] == "POST" and not scope.get("root_path"):
+            path = scope["path"]
+            name = path[len(_STREAMS) + 1 :]
+            if name and "/" not in name and path.startswith(f"{_STREAMS}/"):
+                scope.update(app=self, route=self._route, path_params={"name": name})
+                await self._publishing(scope, receive, send)
+                return
+        await super().__call__(scope, receive, send)
+
+
+async def _publish(scope: Scope, receive: Receive, send: Send) -> None:
+    answer = await publish(Request(scope, receive, send))
+    await answer(scope, receive, send)
 
 
 async def streams(request: Request) -> Response:
