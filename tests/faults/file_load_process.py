@@ -27,13 +27,15 @@ class KilledAt(logging.Handler):
         super().__init__()
         self.step, _, later = step.partition("+")
         self.seconds = float(later or 0)
+        self.later: threading.Thread | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.getMessage() != self.step:
             return
         if not self.seconds:
             os.kill(os.getpid(), signal.SIGKILL)
-        threading.Thread(target=self._later, daemon=True).start()
+        self.later = threading.Thread(target=self._later, daemon=True)
+        self.later.start()
 
     def _later(self) -> None:
         time.sleep(self.seconds)
@@ -53,8 +55,11 @@ def main() -> None:
     # From now on: that load had steps too.
     steps = logging.getLogger("weft.commit")
     steps.setLevel(logging.DEBUG)
-    steps.addHandler(KilledAt(job["step"]))
+    killed = KilledAt(job["step"])
+    steps.addHandler(killed)
     weft.load(rows, connection=weft.connect(kind=job["kind"], **job["fields"]), **options)
+    if killed.later is not None:
+        killed.later.join()  # the load was faster than its end
 
 
 if __name__ == "__main__":

@@ -36,6 +36,9 @@ _KEPT_EVENTS = 2_000
 _KEPT_BYTES = 4 * 1024 * 1024
 # What is read at once. A subscriber that fell behind holds so many in memory.
 _PAGE_EVENTS = 500
+_PAGE_BYTES = 1024 * 1024
+# How large the first event is nobody knows: the first page has a few of them.
+_FIRST_MEAN = 64 * 1024
 # A feed that nobody wakes looks by itself: the database may be away, and no watch says so.
 _LOOK_SECONDS = 2.0
 _PAUSE_SECONDS = 1.0
@@ -93,6 +96,8 @@ class Feed:
         self._last = 0
         self._changed: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
+        self._mean = float(_FIRST_MEAN)
+        """Bytes of an event, in the last page that was read."""
 
     def enter(self) -> None:
         """Somebody follows."""
@@ -130,11 +135,18 @@ class Feed:
         if self._before is None:
             return []
         if position < self._before:
-            return await self.ready.hub.in_thread(read, self.ready, position)
+            return await self.ready.hub.in_thread(self._read, position)
         if position >= self._last:
             return []
         at = bisect_right(self._offsets, position)
         return [self._events[index] for index in range(at, min(at + _PAGE_EVENTS, len(self._events)))]
+
+    def _read(self, after: int) -> list[tuple[Event, bytes]]:
+        """A page of about so many bytes, whatever an event has."""
+        page = read(self.ready, after, max(1, min(_PAGE_EVENTS, int(_PAGE_BYTES / self._mean))))
+        if page:
+            self._mean = sum([len(frame) for _, frame in page]) / len(page)
+        return page
 
     async def _run(self) -> None:
         watch, log = self.ready.hub.watch, self.ready.log
@@ -144,7 +156,7 @@ class Feed:
                 if self._before is None:
                     self._before = self._last = await self.ready.hub.in_thread(log.head)
                     self.wake()
-                page = await self.ready.hub.in_thread(read, self.ready, self._last)
+                page = await self.ready.hub.in_thread(self._read, self._last)
             except Lost as lost:
                 # Its followers find out by themselves: they are behind what is kept.
                 self._before = self._last = lost.floor
@@ -173,13 +185,13 @@ class Feed:
             self.wake()
 
 
-def read(ready: Opened, after: int) -> list[tuple[Event, bytes]]:
+def read(ready: Opened, after: int, limit: int) -> list[tuple[Event, bytes]]:
     """The events after an offset with their frames; `Lost` where retention removed some of them."""
     log = ready.log
     head = log.head()
     if head <= after:
         return []
-    events = to_dicts(log.read(after, head, _PAGE_EVENTS))
+    events = to_dicts(log.read(after, head, limit))
     if (events[0][ROWID] if events else head + 1) > after + 1:
         floor = log.floor()
         if floor > after:
