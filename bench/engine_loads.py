@@ -277,7 +277,15 @@ COPY = "binary COPY to COPY"
 _MANY = 9
 CASES = [
     Case("append across databases", COPY, 0.55, append_across, rounds=_MANY, needs="postgres"),
-    Case("append across databases, Spark SQL between", COPY, 0.4, append_transformed, rounds=_MANY, needs="postgres"),
+    Case(
+        "append across databases, Spark SQL between",
+        COPY,
+        0.4,
+        append_transformed,
+        rounds=_MANY,
+        warm_ups=15,
+        needs="postgres",
+    ),
     Case("append in one database", "INSERT … SELECT", 0.95, append_in_one, rounds=15, needs="postgres"),
     Case("merge across databases, unchanged", "COPY pipe + MERGE", 0.7, merge("false"), rounds=_MANY, needs="postgres"),
     Case(
