@@ -283,7 +283,6 @@ CASES = [
         0.4,
         append_transformed,
         rounds=_MANY,
-        warm_ups=15,
         needs="postgres",
     ),
     Case("append in one database", "INSERT … SELECT", 0.95, append_in_one, rounds=15, needs="postgres"),

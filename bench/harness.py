@@ -30,8 +30,6 @@ class Case:
     at_most: bool = False
     """The ratio must stay below the bar: it compares times per event."""
     rounds: int = 5
-    warm_ups: int = 1
-    """How often each job runs before it counts."""
     needs: str | None = None
     """The server it needs; without it the case is skipped."""
 
@@ -82,10 +80,10 @@ def measure(case: Case, scale: float, report: Callable[[str], None]) -> Result:
 
 
 def _measure(case: Case, scale: float, report: Callable[[str], None]) -> Result:
-    """Warm-ups of each, then the rounds."""
+    """One warm-up of each, then the rounds."""
     ours, yardstick = case.prepare(scale)
     result = Result(case)
-    for job in (ours, yardstick) * case.warm_ups:
+    for job in (ours, yardstick):
         _reset(job)
         job()
     for number in range(case.rounds):
