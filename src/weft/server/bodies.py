@@ -12,6 +12,7 @@ import pyarrow as pa
 from starlette.requests import Request
 
 from weft.server.problems import Problem
+from weft.types import to_json
 
 _JSON = ("application/json",)
 _LINES = ("application/x-ndjson", "application/ndjson", "application/jsonl", "application/x-jsonlines")
@@ -93,9 +94,9 @@ def events(body: bytes, headers: Mapping[str, str]) -> Any:
     """The event or the events of a body: JSON, or a line each."""
     kind = media_type(headers)
     if kind in _LINES:
-        return parse(body, _lines.decode_lines, kind)
+        return parse(body, _decoder.decode_lines, kind)
     require_json(kind, (*_JSON, _LINES[0]))
-    return parse(body, _any.decode, kind)
+    return parse(body, _decoder.decode, kind)
 
 
 def media_type(headers: Mapping[str, str]) -> str:
@@ -143,5 +144,6 @@ def _malformed(body: bytes, why: str, byte: int) -> Problem:
     return Problem(400, "malformed", "Malformed JSON", text, position={"byte": byte, "line": line, "column": column})
 
 
-_any: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
-_lines: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
+_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
+encode = msgspec.json.Encoder(enc_hook=to_json).encode
+"""JSON, also of times, decimals and bytes."""

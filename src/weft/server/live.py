@@ -13,13 +13,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from weft.errors import ConnectionFailedError, WeftError
+from weft.server import bodies
 from weft.streams.events import to_dicts
 from weft.streams.runtime import Opened
 from weft.systems.log import ROWID
-from weft.types import to_json
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -42,8 +40,6 @@ _FIRST_MEAN = 64 * 1024
 # A feed that nobody wakes looks by itself: the database may be away, and no watch says so.
 _LOOK_SECONDS = 2.0
 _PAUSE_SECONDS = 1.0
-
-_encoder = msgspec.json.Encoder(enc_hook=to_json)
 
 
 class Lost(Exception):
@@ -203,7 +199,7 @@ def read(ready: Opened, after: int, limit: int) -> list[tuple[Event, bytes]]:
 def frame(kind: str, data: object, offset: int | None = None) -> bytes:
     """One event of the wire."""
     number = b"" if offset is None else b"id: %d\n" % offset
-    return number + b"event: " + kind.encode() + b"\ndata: " + _encoder.encode(data) + b"\n\n"
+    return number + b"event: " + kind.encode() + b"\ndata: " + bodies.encode(data) + b"\n\n"
 
 
 class EventStream:
@@ -232,7 +228,9 @@ class EventStream:
             feed.leave()
             for task in (gone, sending):
                 task.cancel()
-            await asyncio.gather(gone, sending, return_exceptions=True)
+            _, sent = await asyncio.gather(gone, sending, return_exceptions=True)
+            if isinstance(sent, Exception) and not isinstance(sent, TimeoutError):  # that one was too slow
+                logger.error("a subscriber of %s was cut off", self.ready.stream.name, exc_info=sent)
 
     async def _send(self, feed: Feed, send: Send) -> None:
         limits = self.feeds.limits

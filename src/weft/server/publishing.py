@@ -10,8 +10,7 @@ from weft.server.access import webhook_id
 from weft.server.problems import Problem
 from weft.server.service import json_response, service_of
 from weft.streams import publish as publish_events
-
-_KEY_CHARACTERS = 255
+from weft.streams.publishing import KEY_CHARACTERS
 
 
 async def publish(request: Request) -> Response:
@@ -25,8 +24,8 @@ async def publish(request: Request) -> Response:
         text = "The webhook-id is the key of a signed request. Send no Idempotency-Key, or the same."
         raise Problem(400, "idempotency-key", "Malformed header", text)
     key = delivery or key
-    if key is not None and not 1 <= len(key) <= _KEY_CHARACTERS:
-        text = f"An Idempotency-Key has 1 to {_KEY_CHARACTERS} characters."
+    if key is not None and not 1 <= len(key) <= KEY_CHARACTERS:
+        text = f"An Idempotency-Key has 1 to {KEY_CHARACTERS} characters."
         raise Problem(400, "idempotency-key", "Malformed header", text)
     body = await bodies.read(request, limits.body_bytes, limits.body_seconds)
     unpacked = bodies.unpack(body, headers, limits.body_bytes)

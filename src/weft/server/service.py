@@ -26,6 +26,7 @@ from weft.errors import (
     nearest,
 )
 from weft.project import current
+from weft.server import bodies
 from weft.server.access import Access
 from weft.server.keys import Scope
 from weft.server.live import Feeds
@@ -33,10 +34,8 @@ from weft.server.problems import later
 from weft.settings import PROJECT_FILE, read_project_file
 from weft.streams.declare import Stream
 from weft.streams.runtime import Opened, open_beside, opened
-from weft.types import to_json
 
 logger = logging.getLogger("weft.server")
-_encoder = msgspec.json.Encoder(enc_hook=to_json)
 _BROKEN_SECONDS = 30.0
 
 
@@ -176,4 +175,4 @@ def service_of(request: Request) -> Service:
 
 def json_response(value: Any, status: int = 200) -> Response:
     """JSON, also of times, decimals and bytes."""
-    return Response(_encoder.encode(value), status, media_type="application/json")
+    return Response(bodies.encode(value), status, media_type="application/json")

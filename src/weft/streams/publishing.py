@@ -58,13 +58,13 @@ def publish_sync(
 
 
 def _ticket(ready: Opened, events: Any, key: str | None = None) -> Ticket:
-    if key is not None and (not isinstance(key, str) or not 1 <= len(key) <= _KEY_CHARACTERS):
-        raise SettingsError(f"idempotency_key must be a text of 1 to {_KEY_CHARACTERS} characters.")
+    if key is not None and (not isinstance(key, str) or not 1 <= len(key) <= KEY_CHARACTERS):
+        raise SettingsError(f"idempotency_key must be a text of 1 to {KEY_CHARACTERS} characters.")
     ready.keyed = ready.keyed or key is not None
     return Ticket(ready, _new_id(), as_events(events, ready.stream), _encode, key)
 
 
-_KEY_CHARACTERS = 255
+KEY_CHARACTERS = 255
 
 
 _spare_ids: list[str] = []
@@ -97,6 +97,9 @@ def _encode(ticket: Ticket) -> list[Batch]:
         batches.append(to_batch(stream, log, publishes, encoded, events, publish_key=ticket.key))
     if encoded.quarantined:
         place = open_stream(stream.quarantine, ticket.ready.hub.connection)
+        # Its keys must be forgotten one day too, and nobody else publishes to it.
+        place.keyed = place.keyed or ticket.key is not None
+        retention.look_soon(place)
         records = encode(place.stream, place.log, encoded.quarantined)
         publishes = [(ticket.publish_id, records.count)]
         batches.append(to_batch(place.stream, place.log, publishes, records, [], publish_key=ticket.key))
