@@ -25,7 +25,7 @@ from weft.project import current
 from weft.systems.base import Connection, system_for
 from weft.systems.load import Counts, Load
 from weft.systems.sql import commit as sql_commit
-from weft.systems.sql import staging
+from weft.systems.sql import ledger, staging
 from weft.systems.sql.commit import Batches, Query, Staged
 from weft.systems.sql.tables import SqlTables
 
@@ -205,7 +205,7 @@ class Job:
         from weft.engine import session, tasks
         from weft.engine.progress import progress
 
-        if sql_commit.is_committed(tables, self.load):
+        if ledger.is_committed(tables, self.load):
             return Counts(replayed=True)
         tables.close()
         parts, held = reader.parts(1)
@@ -223,7 +223,7 @@ class Job:
         from weft.engine import session, tasks
         from weft.engine.progress import progress
 
-        if sql_commit.is_committed(tables, self.load):
+        if ledger.is_committed(tables, self.load):
             return Counts(replayed=True)
         with progress(f"loading {self.load.name}") as counter, outcome.explained(f"load {self.load.name}"):
             if not session.is_local() and not tables.one_writer:

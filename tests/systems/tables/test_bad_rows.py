@@ -17,7 +17,7 @@ from weft.errors import LoadRefusedError, WeftError
 from weft.systems.expectation import Expectation
 from weft.systems.load import Load, Projected
 from weft.systems.sql import commit as sql_commit
-from weft.systems.sql import staging, target
+from weft.systems.sql import ledger, staging, target
 from weft.systems.sql.tables import SqlTables
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("n", pa.int64())])
@@ -82,7 +82,7 @@ def test_the_error_names_the_rows(tables: SqlTables, mode: str, keys: list[str],
     assert all("constraint" in line.lower() for line in lines)
     assert 'on_bad_rows="quarantine"' in str(caught.value.hint)
     assert ids(tables) == [1000]
-    assert not sql_commit.is_committed(tables, planned)
+    assert not ledger.is_committed(tables, planned)
     # Nothing is left of the attempt: what is good goes in.
     assert load(tables, rows(bad=()), mode=mode, keys=keys, commit_key="monday").inserted == 200
 

@@ -15,7 +15,7 @@ from weft.errors import DeclarationError, LoadRefusedError, WeftError
 from weft.systems.base import system_for
 from weft.systems.load import Counts, Load
 from weft.systems.sql import commit as sql_commit
-from weft.systems.sql import staging
+from weft.systems.sql import ledger, staging
 from weft.systems.sql.tables import SqlTables
 
 DAY = datetime(2026, 3, 1, tzinfo=UTC)
@@ -108,7 +108,7 @@ def test_a_source_that_fails_in_the_middle_changes_nothing(tables: SqlTables) ->
         with pytest.raises(OSError, match="the source is gone"):
             sql_commit.commit(tables, planned, sql_commit.Batches(schema, broken()))
         assert names_of(tables) == ["a"]
-        assert not sql_commit.is_committed(tables, planned)
+        assert not ledger.is_committed(tables, planned)
 
 
 def test_two_loads_into_one_table_at_once(tables: SqlTables) -> None:
@@ -192,7 +192,7 @@ def test_the_ledger_keeps_what_has_a_name(tables: SqlTables) -> None:
 
     def entries() -> list[str]:
         with tables.driver.session("read") as session:
-            found = session.rows(f"SELECT checkpoint_id FROM {sql_commit.ledger(tables)}")
+            found = session.rows(f"SELECT checkpoint_id FROM {ledger.table(tables)}")
         return sorted("unnamed" if row[0].startswith("once:") else row[0] for row in found)
 
     load(tables, [{"id": 1}], commit_key="first", moment=DAY)
@@ -210,10 +210,10 @@ def test_a_ledger_that_refuses_is_no_replay(tables: SqlTables) -> None:
     load(tables, [{"id": 1}])
     long = "p" * 5000
     if tables.dialect != "mysql":
-        run(tables, f"DROP TABLE {sql_commit.ledger(tables)}")
+        run(tables, f"DROP TABLE {ledger.table(tables)}")
         run(
             tables,
-            f"CREATE TABLE {sql_commit.ledger(tables)} (pipeline VARCHAR(99) CHECK (length(pipeline) < 99), "
+            f"CREATE TABLE {ledger.table(tables)} (pipeline VARCHAR(99) CHECK (length(pipeline) < 99), "
             "checkpoint_id VARCHAR(99), batch_id BIGINT, committed_at TIMESTAMP, rows_read BIGINT, inserted BIGINT, "
             "updated BIGINT, unchanged BIGINT, deleted BIGINT, quarantined BIGINT)",
         )

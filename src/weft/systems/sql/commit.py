@@ -13,18 +13,16 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from typing import TypeVar
 
 import pyarrow as pa
 
 from weft.columns import canonical_batch
 from weft.errors import LoadRefusedError, WeftError
-from weft.systems.load import UNNAMED, Counts, Load
-from weft.systems.sql import checks, quarantine, watermarks
+from weft.systems.load import Counts, Load
+from weft.systems.sql import checks, ledger, quarantine, watermarks
 from weft.systems.sql.driver import Session
 from weft.systems.sql.merge import Move
-from weft.systems.sql.own import create_own_table, own_table
 from weft.systems.sql.queries import subquery
 from weft.systems.sql.staging import ATTEMPT
 from weft.systems.sql.tables import Column, SqlTables
@@ -34,21 +32,8 @@ from weft.systems.sql.target import check_columns, ensure
 _steps = logging.getLogger("weft.commit")
 
 STAGE, _RAW, _MADE = "_weft_stage", "_weft_raw", "_weft_made"
-_UNNAMED_KEPT = timedelta(days=7)
 # How far a database may be behind what was sent to it, and how much more is looked through for rows that it rejects.
 _RECENT_BYTES = 64 * 1024 * 1024
-_LEDGER_FIELDS = pa.schema(
-    [
-        pa.field("pipeline", pa.string(), nullable=False),
-        pa.field("checkpoint_id", pa.string(), nullable=False),
-        pa.field("batch_id", pa.int64(), nullable=False),
-        pa.field("committed_at", pa.timestamp("us", "UTC"), nullable=False),
-        *(
-            pa.field(name, pa.int64())
-            for name in ("rows_read", "inserted", "updated", "unchanged", "deleted", "quarantined")
-        ),
-    ]
-)
 
 
 @dataclass(frozen=True)
@@ -88,11 +73,6 @@ def reached(step: str) -> None:
     _steps.debug(step)
 
 
-def ledger(tables: SqlTables) -> str:
-    """The quoted name of the table of commits."""
-    return own_table(tables, "commits")
-
-
 # ---------------------------------------------------------------------------------------------------------- preparation
 
 
@@ -103,7 +83,7 @@ def prepare(tables: SqlTables, load: Load, schema: pa.Schema) -> None:
     """
     written = load.written(schema)
     load.check_source(written.names)
-    _create_ledger(tables)
+    ledger.create(tables)
     ensure(tables, load, written)
     if load.watermark is not None:
         watermarks.prepare(tables)
@@ -111,16 +91,12 @@ def prepare(tables: SqlTables, load: Load, schema: pa.Schema) -> None:
         quarantine.prepare(tables, load)
 
 
-def _create_ledger(tables: SqlTables) -> None:
-    create_own_table(tables, "commits", _LEDGER_FIELDS, ("pipeline", "checkpoint_id", "batch_id"))
-
-
 # ------------------------------------------------------------------------------------------------------ the transaction
 
 
 def commit(tables: SqlTables, load: Load, rows: Rows) -> Counts:
     """Carry out a prepared load; safe to call again with the same load, whatever became of the first call."""
-    if is_committed(tables, load):
+    if ledger.is_committed(tables, load):
         return Counts(replayed=True)
     attempt: _Commit | None = None
     try:
@@ -129,8 +105,8 @@ def commit(tables: SqlTables, load: Load, rows: Rows) -> Counts:
             attempt = _Commit(tables, session, load, rows)
             counts = attempt.run()
             reached("recorded")
-    except _ClaimRefusedError as refused:
-        _check_committed(tables, load, refused)
+    except ledger.ClaimRefusedError as refused:
+        ledger.check_committed(tables, load, refused)
         return Counts(replayed=True)
     except WeftError as error:
         refusal = _refusal(attempt) if attempt is not None and tables.is_rejection(error) else None
@@ -179,8 +155,8 @@ def _undone(tables: SqlTables, load: Load, rows: Rows, work: Callable[[_Commit],
 
 def run_once(tables: SqlTables, load: Load, statement: str) -> bool:
     """Run a statement in one transaction with the ledger's entry of this load; `False` where it had one already."""
-    _create_ledger(tables)
-    if is_committed(tables, load):
+    ledger.create(tables)
+    if ledger.is_committed(tables, load):
         return False
     try:
         with tables.driver.session("publish") as session:
@@ -188,39 +164,13 @@ def run_once(tables: SqlTables, load: Load, statement: str) -> bool:
             # First, because some statements commit on some databases: what failed must not count as done.
             session.run(statement)
             reached("moved")
-            _Commit(tables, session, load, Query(statement, pa.schema([])))._claim()
+            ledger.claim(tables, session, load)
             reached("recorded")
-    except _ClaimRefusedError as refused:
-        _check_committed(tables, load, refused)
+    except ledger.ClaimRefusedError as refused:
+        ledger.check_committed(tables, load, refused)
         return False
     reached("committed")
     return True
-
-
-def is_committed(tables: SqlTables, load: Load) -> bool:
-    """Whether the ledger has this load."""
-    with tables.driver.session("read") as session:
-        return (
-            session.row(
-                f"SELECT 1 FROM {ledger(tables)} WHERE pipeline = ? AND checkpoint_id = ? AND batch_id = ?",
-                (load.pipeline, load.checkpoint_id, load.batch_id),
-            )
-            is not None
-        )
-
-
-class _ClaimRefusedError(Exception):
-    """The ledger did not take the row of this load: most likely another attempt was faster."""
-
-    def __init__(self, reason: BaseException) -> None:
-        self.reason = reason
-
-
-def _check_committed(tables: SqlTables, load: Load, refused: _ClaimRefusedError) -> None:
-    """Raise unless it was the unique key that refused: something else may be about the row, and only the ledger can
-    tell."""
-    if not is_committed(tables, load):
-        raise tables.driver.explain(refused.reason) from None
 
 
 class _Commit:
@@ -255,7 +205,8 @@ class _Commit:
                 for name in (STAGE, _RAW, checks.REPEATED, *Move.TEMPORARY):
                     tables.drop_temporary(session, name)
         counts = replace(counts, bytes=self.bytes)
-        self._record(counts)
+        if not self.is_trial:
+            ledger.record(tables, session, load, counts)
         if load.watermark is not None:
             watermarks.write(tables, session, load, load.watermark, counts.rows_read)
         return counts
@@ -268,41 +219,9 @@ class _Commit:
         check_columns(load, self.schema, columns)
         return {column.name: column for column in columns}
 
-    # ----------------------------------------------------------------------------------------------------------- ledger
-
     def _claim(self) -> None:
-        """Write the ledger's row first: another attempt at the same load waits here, and then finds it."""
-        if self.is_trial:
-            return
-        names = ", ".join(self.tables.quote(field.name) for field in _LEDGER_FIELDS)
-        load = self.load
-        # Nobody asks for a load without a key once its tasks are over.
-        self.session.run(
-            f"DELETE FROM {ledger(self.tables)} WHERE pipeline = ? AND checkpoint_id LIKE '{UNNAMED}%' "
-            f"AND committed_at < {self.tables.moment(load.moment - _UNNAMED_KEPT)}",
-            (load.pipeline,),
-        )
-        values = ", ".join(["?", "?", "?", self.tables.moment(load.moment), *["0"] * 6])
-        try:
-            self.session.run(
-                f"INSERT INTO {ledger(self.tables)} ({names}) VALUES ({values})",
-                (load.pipeline, load.checkpoint_id, load.batch_id),
-            )
-        except Exception as error:
-            if self.tables.is_rejection(error):
-                raise _ClaimRefusedError(error) from None
-            raise
-
-    def _record(self, counts: Counts) -> None:
-        if self.is_trial:
-            return
-        names = [field.name for field in _LEDGER_FIELDS][4:]
-        changes = ", ".join(f"{name} = {int(getattr(counts, name))}" for name in names)
-        load = self.load
-        self.session.run(
-            f"UPDATE {ledger(self.tables)} SET {changes} WHERE pipeline = ? AND checkpoint_id = ? AND batch_id = ?",
-            (load.pipeline, load.checkpoint_id, load.batch_id),
-        )
+        if not self.is_trial:
+            ledger.claim(self.tables, self.session, self.load)
 
     # -------------------------------------------------------------------------------------------------- without staging
 

@@ -1,0 +1,85 @@
+"""The ledger `weft.commits`: a row for each load that was carried out, written in the load's own transaction."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pyarrow as pa
+
+from weft.systems.load import UNNAMED, Counts, Load
+from weft.systems.sql.driver import Session
+from weft.systems.sql.own import create_own_table, own_table
+from weft.systems.sql.tables import SqlTables
+
+_TABLE = "commits"
+_KEY = ("pipeline", "checkpoint_id", "batch_id")
+_COUNTS = ("rows_read", "inserted", "updated", "unchanged", "deleted", "quarantined")
+_FIELDS = pa.schema(
+    [
+        pa.field("pipeline", pa.string(), nullable=False),
+        pa.field("checkpoint_id", pa.string(), nullable=False),
+        pa.field("batch_id", pa.int64(), nullable=False),
+        pa.field("committed_at", pa.timestamp("us", "UTC"), nullable=False),
+        *(pa.field(name, pa.int64()) for name in _COUNTS),
+    ]
+)
+_OF_LOAD = " AND ".join(f"{name} = ?" for name in _KEY)
+_UNNAMED_KEPT = timedelta(days=7)
+
+
+class ClaimRefusedError(Exception):
+    """The ledger did not take the row of a load: most likely another attempt was faster."""
+
+    def __init__(self, reason: BaseException) -> None:
+        self.reason = reason
+
+
+def table(tables: SqlTables) -> str:
+    """The quoted name."""
+    return own_table(tables, _TABLE)
+
+
+def create(tables: SqlTables) -> None:
+    """Make it where it is missing."""
+    create_own_table(tables, _TABLE, _FIELDS, _KEY)
+
+
+def is_committed(tables: SqlTables, load: Load) -> bool:
+    """Whether it has this load."""
+    with tables.driver.session("read") as session:
+        return session.row(f"SELECT 1 FROM {table(tables)} WHERE {_OF_LOAD}", _key(load)) is not None
+
+
+def check_committed(tables: SqlTables, load: Load, refused: ClaimRefusedError) -> None:
+    """Raise unless it was the unique key that refused: something else may be about the row, and only the ledger can
+    tell."""
+    if not is_committed(tables, load):
+        raise tables.driver.explain(refused.reason) from None
+
+
+def claim(tables: SqlTables, session: Session, load: Load) -> None:
+    """Write the row of a load: another attempt at the same one waits here, and then finds it."""
+    # Nobody asks for a load without a key once its tasks are over.
+    session.run(
+        f"DELETE FROM {table(tables)} WHERE pipeline = ? AND checkpoint_id LIKE '{UNNAMED}%' "
+        f"AND committed_at < {tables.moment(load.moment - _UNNAMED_KEPT)}",
+        (load.pipeline,),
+    )
+    names = ", ".join(map(tables.quote, _FIELDS.names))
+    values = ", ".join([*"?" * len(_KEY), tables.moment(load.moment), *"0" * len(_COUNTS)])
+    try:
+        session.run(f"INSERT INTO {table(tables)} ({names}) VALUES ({values})", _key(load))
+    except Exception as error:
+        if tables.is_rejection(error):
+            raise ClaimRefusedError(error) from None
+        raise
+
+
+def record(tables: SqlTables, session: Session, load: Load, counts: Counts) -> None:
+    """Put what a load did into its row."""
+    changes = ", ".join(f"{name} = {int(getattr(counts, name))}" for name in _COUNTS)
+    session.run(f"UPDATE {table(tables)} SET {changes} WHERE {_OF_LOAD}", _key(load))
+
+
+def _key(load: Load) -> tuple[str, str, int]:
+    return load.pipeline, load.checkpoint_id, load.batch_id
