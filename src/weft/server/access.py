@@ -10,13 +10,14 @@ from functools import lru_cache
 from hashlib import sha256
 from ipaddress import IPv4Address, IPv6Network, ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from starlette.requests import Request
 
 from weft.errors import NotFoundError, SettingsError, unknown
 from weft.project import current
-from weft.server import bodies, webhooks
+from weft.server import webhooks
+from weft.server.bodies import Bodies
 from weft.server.keys import PREFIX, ApiKey, KnownKeys, Scope, key_table, verified
 from weft.server.problems import Problem, later
 from weft.server.rates import Buckets, Rate
@@ -24,9 +25,6 @@ from weft.server.tickets import Tickets
 from weft.settings import interpolate
 from weft.streams.declare import Stream
 from weft.streams.runtime import derived_streams, find
-
-if TYPE_CHECKING:
-    from weft.server.service import Limits
 
 logger = logging.getLogger("weft.server")
 
@@ -51,8 +49,8 @@ class _Place(NamedTuple):
 class Access:
     """Decides about requests. What it counts is in files of `folder`, which all processes of a service share."""
 
-    def __init__(self, folder: Path, limits: Limits) -> None:
-        self._limits = limits
+    def __init__(self, folder: Path, bodies: Bodies) -> None:
+        self._bodies = bodies
         self._keys = KnownKeys()
         self._requests = Buckets(folder / "requests")
         self._failures = Buckets(folder / "failures")
@@ -161,7 +159,7 @@ class Access:
             given, secret = _bearer(request), _secret(auth["token"], guard)
             lack = "needs its token in the header Authorization: Bearer …"
         else:
-            given, secret = request.headers.get(auth["header"], ""), _secret(auth["key"], guard)
+            given, secret = request.headers.get(auth["header"].lower(), ""), _secret(auth["key"], guard)
             lack = f"needs its key in the header {auth['header']}"
         if not given:
             return lack
@@ -181,8 +179,7 @@ class Access:
         lack = webhooks.problem(request.headers)
         if lack is not None:
             return lack
-        body = await bodies.read(request, self._limits.body_bytes, self._limits.body_seconds)
-        request.scope[bodies.HELD] = body
+        body = await self._bodies.hold(request)
         if not webhooks.is_signed(request.headers, body, secrets):
             return f"needs the signature of id, timestamp and body in the header {webhooks.SIGNATURE}"
         request.scope[_WEBHOOK_ID] = request.headers[webhooks.ID]

@@ -19,7 +19,7 @@ from weft.server.consuming import moment, query, whole
 from weft.server.live import EventStream, Filter
 from weft.server.problems import Problem
 from weft.server.publishing import publish
-from weft.server.requests import Requests
+from weft.server.requests import QuickRequest, Requests
 from weft.server.service import Limits, Service, json_response, load_modules, service_of
 from weft.server.tickets import SECONDS as TICKET_SECONDS
 from weft.streams.declare import Stream
@@ -111,7 +111,7 @@ class _App(Starlette):
 
 
 async def _publish(scope: Scope, receive: Receive, send: Send) -> None:
-    answer = await publish(Request(scope, receive, send))
+    answer = await publish(QuickRequest(scope, receive, send))
     await answer(scope, receive, send)
 
 

@@ -5,54 +5,114 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import pyarrow as pa
 from starlette.requests import Request
 
-from weft.server.problems import Problem
+from weft.server.problems import Problem, later
 from weft.types import to_json
+
+if TYPE_CHECKING:
+    from starlette.types import Scope
 
 _JSON = ("application/json",)
 _LINES = ("application/x-ndjson", "application/ndjson", "application/jsonl", "application/x-jsonlines")
 _CODINGS = {"gzip": "gzip", "x-gzip": "gzip", "zstd": "zstd"}
 _CHUNK = 1 << 16
-HELD = "weft.body"
-"""Where a request's scope has the body, once something has read it."""
+# Where a request's scope has the body that another reader wants too, and how much of the memory it took.
+_HELD, _TAKEN = "weft.body", "weft.body_taken"
 _BYTE = re.compile(r"\(byte (\d+)\)")
 
 T = TypeVar("T")
 
 
-async def read(request: Request, most: int, seconds: float) -> bytes:
-    """The body as it was sent, of at most so many bytes, in at most so many seconds: a client that sends a byte now
-    and then would hold its connection for ever."""
-    held: bytes | None = request.scope.get(HELD)
-    if held is not None:
-        return held
-    length = request.headers.get("content-length")
-    if length is not None and length.isdigit() and int(length) > most:
-        raise too_large(most)
-    parts: list[bytes] = []
-    size = 0
-    try:
-        async with asyncio.timeout(seconds):
-            more = True
-            while more:
-                message = await request.receive()
-                if message["type"] == "http.disconnect":
-                    # Nobody reads this answer. What was cut off is never taken for a whole body.
-                    raise Problem(400, "cut-off", "The connection was cut", "The body did not arrive whole.")
-                part, more = message.get("body", b""), message.get("more_body", False)
-                size += len(part)
-                if size > most:
-                    raise too_large(most)
-                parts.append(part)
-    except TimeoutError:
-        text = f"The body did not arrive within {seconds:g} seconds."
-        raise Problem(408, "slow", "Too slow", text, headers={"connection": "close"}) from None
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+class Bodies:
+    """Reads the bodies of requests: each of at most `most` bytes in at most `seconds`, and those that arrive in parts
+    of at most `memory` bytes together. A client that sends a byte now and then would hold its connection for ever."""
+
+    def __init__(self, most: int, seconds: float, memory: int) -> None:
+        self.most = most
+        self._seconds = seconds
+        self._memory = memory
+        self._taken = 0
+        # One timer for all that arrive, oldest first: a timer each takes as long as half of a publish.
+        self._arriving: dict[asyncio.Task[Any], float] = {}
+        self._late: set[asyncio.Task[Any]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def read(self, request: Request) -> bytes:
+        """The body as it was sent."""
+        held: bytes | None = request.scope.get(_HELD)
+        if held is not None:
+            return held
+        length = request.headers.get("content-length")
+        if length is not None and length.isdigit() and int(length) > self.most:
+            raise too_large(self.most)
+        task = asyncio.current_task()
+        assert task
+        self._arriving[task] = asyncio.get_running_loop().time()
+        if self._timer is None:
+            self._await_oldest()
+        try:
+            return await self._parts(request)
+        except asyncio.CancelledError:
+            if task not in self._late or task.uncancel():
+                raise
+            text = f"The body did not arrive within {self._seconds:g} seconds."
+            raise Problem(408, "slow", "Too slow", text, headers={"connection": "close"}) from None
+        finally:
+            self._arriving.pop(task, None)
+            self._late.discard(task)
+
+    async def hold(self, request: Request) -> bytes:
+        """Read it for two readers: the next gets the same."""
+        body = request.scope[_HELD] = await self.read(request)
+        return body
+
+    def release(self, scope: Scope) -> None:
+        """The request was answered: others may take its place."""
+        self._taken -= scope.pop(_TAKEN, 0)
+
+    async def _parts(self, request: Request) -> bytes:
+        parts: list[bytes] = []
+        size, more = 0, True
+        while more:
+            message = await request.receive()
+            if message["type"] == "http.disconnect":
+                # Nobody reads this answer. What was cut off is never taken for a whole body.
+                raise Problem(400, "cut-off", "The connection was cut", "The body did not arrive whole.")
+            part, more = message.get("body", b""), message.get("more_body", False)
+            size += len(part)
+            if size > self.most:
+                raise too_large(self.most)
+            if parts or more:
+                self._take(request.scope, len(part))
+            parts.append(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _take(self, scope: Scope, size: int) -> None:
+        if self._taken + size > self._memory:
+            text = "The bodies that arrive now take all the memory that they may."
+            problem = later(503, "overloaded", "Too much at once", text, 1.0)
+            problem.headers["connection"] = "close"  # the rest of it is not read
+            raise problem
+        self._taken += size
+        scope[_TAKEN] = scope.get(_TAKEN, 0) + size
+
+    def _await_oldest(self) -> None:
+        loop = asyncio.get_running_loop()
+        oldest = next(iter(self._arriving.values()), None)
+        self._timer = None if oldest is None else loop.call_at(oldest + self._seconds, self._end_late)
+
+    def _end_late(self) -> None:
+        overdue = asyncio.get_running_loop().time() - self._seconds
+        for task in [task for task, began in self._arriving.items() if began <= overdue]:
+            del self._arriving[task]
+            self._late.add(task)
+            task.cancel()
+        self._await_oldest()
 
 
 def too_large(most: int) -> Problem:

@@ -69,10 +69,10 @@ _decoders: dict[type, msgspec.json.Decoder[Any]] = {
 
 
 async def _body(request: Request, kind: type[Body]) -> Body:
-    limits, headers = service_of(request).limits, request.headers
+    service, headers = service_of(request), request.headers
     bodies.require_json(bodies.media_type(headers))
-    body = await bodies.read(request, limits.body_bytes, limits.body_seconds)
-    parsed: Body = bodies.parse(bodies.unpack(body, headers, limits.body_bytes), _decoders[kind].decode)
+    body = await service.bodies.read(request)
+    parsed: Body = bodies.parse(bodies.unpack(body, headers, service.limits.body_bytes), _decoders[kind].decode)
     return parsed
 
 

@@ -8,7 +8,10 @@ import re
 import secrets
 import time
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
 
 from weft.server.problems import Problem, of_error
 
@@ -59,8 +62,40 @@ class Requests:
             problem = of_error(error, request_id, scope.get("path_params", {}).get("name"))
             await problem.response(request_id)(scope, receive, tell)
         finally:
+            scope["app"].state.service.bodies.release(scope)
             if logger.isEnabledFor(logging.INFO):
                 _log(scope, request_id, status, time.perf_counter() - started)
+
+
+class Known(Headers):
+    """Headers by name. Starlette goes through all of them for each that is asked for, and a publish asks for six."""
+
+    def __init__(self, raw: list[tuple[bytes, bytes]]) -> None:
+        super().__init__(raw=raw)
+        # Of several with one name the first counts, as in Starlette.
+        self._first = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(raw)}
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of a header, given its name in small letters."""
+        return self._first.get(key, default)
+
+    def __getitem__(self, key: str) -> str:
+        return self._first[key]
+
+    def __contains__(self, key: Any) -> bool:
+        return key in self._first
+
+
+class QuickRequest(Request):
+    """A request whose headers are looked up quickly."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        super().__init__(scope, receive, send)
+        self._known = Known(scope["headers"])
+
+    @property
+    def headers(self) -> Headers:
+        return self._known
 
 
 def _id_of(scope: Scope) -> str:

@@ -7,10 +7,9 @@ import logging
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from starlette.requests import Request
@@ -28,12 +27,17 @@ from weft.errors import (
 from weft.project import current
 from weft.server import bodies
 from weft.server.access import Access
+from weft.server.bodies import Bodies
 from weft.server.keys import Scope
 from weft.server.live import Feeds
 from weft.server.problems import later
 from weft.settings import PROJECT_FILE, read_project_file
 from weft.streams.declare import Stream
 from weft.streams.runtime import Opened, open_beside, opened
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Send
+    from starlette.types import Scope as ASGIScope
 
 logger = logging.getLogger("weft.server")
 _BROKEN_SECONDS = 30.0
@@ -46,11 +50,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Of one request, unpacked."""
     body_seconds: float = 30.0
     """In which it must arrive."""
+    arriving_bytes: int = 256 * 1024 * 1024
+    """Of all bodies that arrive in parts, until they are answered. More are told to come again: memory has an end."""
     connections: int = 10_000
     """Open at once. More are refused."""
     waiting_requests: int = 2_000
     waiting_bytes: int = 64 * 1024 * 1024
-    """Requests to one stream that wait for its database. More are told to come again: memory has an end."""
+    """Requests to one stream that wait for its database. More are told to come again."""
     wait_seconds: float = 60.0
     """The longest long poll."""
     page_events: int = 10_000
@@ -106,9 +112,10 @@ class Service:
             runtime = tempfile.mkdtemp(prefix="weft-serve-")
             weakref.finalize(self, shutil.rmtree, runtime, ignore_errors=True)
         self.runtime = Path(runtime)
-        self.access = Access(self.runtime, self.limits)
+        self.bodies = Bodies(self.limits.body_bytes, self.limits.body_seconds, self.limits.arriving_bytes)
+        self.access = Access(self.runtime, self.bodies)
         self.feeds = Feeds(self.limits)
-        self._waiting: dict[str, list[int]] = {}
+        self._waiting: dict[str, _Waiting] = {}
 
     async def open(self, request: Request, scope: Scope, *, ticket: str | None = None) -> Opened:
         """The stream that a request names, if it may use it."""
@@ -136,21 +143,18 @@ class Service:
                 raise _broken(f"There is no such stream among those that could be loaded; {names} failed.") from None
             raise
 
-    @contextmanager
-    def room(self, stream: Stream, size: int = 0) -> Iterator[None]:
-        """A place among those who wait for a stream's database, or a refusal."""
-        waiting = self._waiting.setdefault(stream.name, [0, 0])
+    def room(self, stream: Stream, size: int = 0) -> _Room:
+        """A place among those who wait for a stream's database, as long as it is entered; or a refusal."""
+        waiting = self._waiting.get(stream.name)
+        if waiting is None:
+            waiting = self._waiting[stream.name] = _Waiting()
         limits = self.limits
-        if waiting[0] >= limits.waiting_requests or (waiting[0] and waiting[1] + size > limits.waiting_bytes):
-            text = f"The database of {stream.name!r} cannot keep up: {waiting[0]:,} requests wait for it."
+        if waiting.requests >= limits.waiting_requests or (
+            waiting.requests and waiting.size + size > limits.waiting_bytes
+        ):
+            text = f"The database of {stream.name!r} cannot keep up: {waiting.requests:,} requests wait for it."
             raise later(503, "overloaded", "Too much at once", text, 1.0)
-        waiting[0] += 1
-        waiting[1] += size
-        try:
-            yield
-        finally:
-            waiting[0] -= 1
-            waiting[1] -= size
+        return _Room(waiting, size)
 
     def stopping(self) -> None:
         """Tell subscribers and those who wait for events that the service ends."""
@@ -161,6 +165,31 @@ class Service:
         self.stopping()
         await asyncio.sleep(0)
         self.access.close()
+
+
+class _Waiting:
+    """Those who wait for one database."""
+
+    requests = 0
+    size = 0
+
+
+class _Room:
+    """One of them. A class, since a generator in its place takes three times as long."""
+
+    __slots__ = ("_size", "_waiting")
+
+    def __init__(self, waiting: _Waiting, size: int) -> None:
+        self._waiting = waiting
+        self._size = size
+
+    def __enter__(self) -> None:
+        self._waiting.requests += 1
+        self._waiting.size += self._size
+
+    def __exit__(self, *_: object) -> None:
+        self._waiting.requests -= 1
+        self._waiting.size -= self._size
 
 
 def _broken(detail: str) -> Exception:
@@ -175,4 +204,19 @@ def service_of(request: Request) -> Service:
 
 def json_response(value: Any, status: int = 200) -> Response:
     """JSON, also of times, decimals and bytes."""
-    return Response(bodies.encode(value), status, media_type="application/json")
+    return _Json(bodies.encode(value), status)
+
+
+class _Json(Response):
+    """Encoded already. Made by hand: what Starlette does for an answer takes as long as a durable publish."""
+
+    def __init__(self, body: bytes, status: int) -> None:
+        self.status_code = status
+        self.body = body
+        self.background = None
+        length = str(len(body)).encode()
+        self.raw_headers = [(b"content-length", length), (b"content-type", b"application/json")]
+
+    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self.body})

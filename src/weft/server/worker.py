@@ -7,6 +7,7 @@ keep it from ending.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import resource
 import socket
@@ -26,6 +27,7 @@ from weft.server.problems import Problem
 _HEADER_BYTES = 32 * 1024
 _HEADER_SECONDS = 10.0
 _IDLE_SECONDS = 75
+_GARBAGE = 20_000
 # Requests that are not finished so long after the signal are cut. A client may hang.
 STOP_SECONDS = 7
 
@@ -151,6 +153,9 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         asyncio.get_running_loop().add_reader(self.parent, self._orphaned)
+        # What is there now stays: the collector need not look at it again, and not after every 700 objects.
+        gc.freeze()
+        gc.set_threshold(_GARBAGE)
         self.parent.send(b"1")
 
     def _orphaned(self) -> None:

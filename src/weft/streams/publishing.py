@@ -30,6 +30,11 @@ async def publish(
     `idempotency_key` names this publish: the same events under the same key again are duplicates.
     """
     ready = opened(stream, connection) or await open_beside(stream, connection)
+    return await publish_to(ready, events, idempotency_key)
+
+
+async def publish_to(ready: Opened, events: Any, idempotency_key: str | None = None) -> dict[str, Any]:
+    """The same to a stream that is open."""
     ticket = _ticket(ready, events, idempotency_key)
     if ticket.events:
         if ticket.key is not None or not known_keys(ready.log, ticket.events):
