@@ -75,6 +75,7 @@ def from_reader(spark: Any, reader: Reader, parts: int = 1) -> Any:
     from pyspark.sql.pandas.types import from_arrow_schema
 
     from weft.engine.filters import condition
+    from weft.engine.tasks import settle
 
     schema = from_arrow_schema(reader.schema, prefer_timestamp_ntz=True)
     # Here, not in `partitions`: that runs in a process which ends before the parts are read, and with it a snapshot.
@@ -100,6 +101,7 @@ def from_reader(spark: Any, reader: Reader, parts: int = 1) -> Any:
             return [Part(value) for value in found]
 
         def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+            settle()
             return reader.read(partition.value, self.conditions)
 
     class Source(DataSource):
@@ -113,6 +115,7 @@ def from_reader(spark: Any, reader: Reader, parts: int = 1) -> Any:
             return schema
 
         def reader(self, schema: Any) -> DataSourceReader:
+            settle()
             return Rows()
 
     name = f"weft_{next(_numbers)}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -21,6 +23,14 @@ from weft.systems.sql.tables import SqlTables
 RESULT = "outcome binary"
 
 
+@functools.cache
+def settle() -> None:
+    """Called by whatever runs in a worker. After each task Spark looks through all objects for garbage: without what
+    is imported by now, that takes 50 ms less."""
+    gc.collect()
+    gc.freeze()
+
+
 def copy(reader: Reader, tables: SqlTables, load: Load, counter: Counter | None, part: Any) -> bytes:
     """Read and write in one task, without a row that crosses the JVM: the whole transaction of the load."""
 
@@ -28,6 +38,7 @@ def copy(reader: Reader, tables: SqlTables, load: Load, counter: Counter | None,
         found = reader.read(part)
         return found if counter is None else counter.counted(found)
 
+    settle()
     return outcome.of(lambda: _commit(tables, load, reader.schema, batches()), finally_=tables.close)
 
 
@@ -45,6 +56,7 @@ def _commit(
 
 def read(reader: Reader, work: Callable[[int, Iterable[pa.RecordBatch]], Any], numbered: tuple[int, Any]) -> bytes:
     """What `work` makes of a part's number and batches."""
+    settle()
     number, part = numbered
     return outcome.of(lambda: work(number, reader.read(part)))
 
@@ -59,6 +71,7 @@ def write(
             found = (canonical_batch(batch, schema) for batch in batches)
             return found if counter is None else counter.counted(found)
 
+        settle()
         found = outcome.of(
             lambda: _commit(tables, load, schema, read_ahead(canonical), carry_out), finally_=tables.close
         )
@@ -77,6 +90,7 @@ def stage(tables: SqlTables, table: str, schema: pa.Schema) -> Callable[[Iterabl
         def canonical() -> Iterator[pa.RecordBatch]:
             return (canonical_batch(batch, schema) for batch in batches)
 
+        settle()
         found = outcome.of(lambda: staging.fill(tables, table, schema, read_ahead(canonical)), finally_=tables.close)
         yield pa.RecordBatch.from_pydict({"outcome": [found]})
 
