@@ -6,6 +6,7 @@ Every step checks its own result; the first that is wrong ends the demo with exi
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sqlite3
@@ -18,7 +19,10 @@ from contextlib import closing
 from datetime import UTC, datetime
 from decimal import Decimal
 from itertools import count
+from pathlib import Path
 from textwrap import indent
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 from rich.console import Console
 from rich.markup import escape
@@ -149,6 +153,38 @@ async def follow() -> None:
     await other
 
 
+def serve_over_http() -> None:
+    step("Serve the streams over HTTP: closed without a key, followed live by Server-Sent Events")
+    key = weft_command("apikey", "create", "--scope", "read", "--scope", "write", "--name", "demo").split()[0]
+    service = subprocess.Popen(
+        [sys.executable, "-m", "weft", "serve", "--module", "demo", "--port", "0"],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert service.stderr
+    address = next(json.loads(line)["url"] for line in service.stderr if '"url"' in line)
+    url, opened_by = f"{address}/api/v1/streams/payments", {"Authorization": f"Bearer {key}"}
+    say(f"$ weft serve --module demo    answers at {address}")
+    body = json.dumps({"payment_id": "p_http", "amount": "7.00"}).encode()
+    json_body = {"Content-Type": "application/json"}
+    try:
+        urlopen(Request(url, body, json_body))
+        check(False, "a publish without a key to be refused")
+    except HTTPError as error:
+        check(error.code == 401, f"401 without a key: {json.load(error)['detail']}")
+    with urlopen(Request(f"{url}/subscribe", headers=opened_by), timeout=20) as live:
+        live.readline()  # a comment: it is subscribed
+        with urlopen(Request(url, body, json_body | opened_by)) as answer:
+            check(answer.status == 202, "202 once the event is stored")
+        told = next(line for line in live if line.startswith(b"data:"))
+        say(told.decode().strip())
+        check(b"p_http" in told, "the subscriber has it")
+        service.send_signal(signal.SIGTERM)
+        check(b"event: stream.closing\n" in live.readlines(), "stopped by SIGTERM, it tells its subscribers")
+    check(service.wait(20) == 0, "and ends in order")
+
+
 def fall_behind() -> None:
     step("Retention removes old events; a consumer that had not read them is told")
     weft.ack_sync(payments, "slow", weft.consume_sync(payments, "slow", batch_size=1))
@@ -277,8 +313,8 @@ def weft_command(*arguments: str) -> str:
     """Run a command as a user would, and show what it prints."""
     say(f"$ weft {' '.join(arguments)}")
     done = subprocess.run([sys.executable, "-m", "weft", *arguments], capture_output=True, text=True, check=False)
-    say(done.stdout.rstrip())
-    check(done.returncode == 0, f"exit code 0 {done.stderr}".rstrip())
+    say("\n".join(part for part in (done.stdout.rstrip(), done.stderr.rstrip()) if part))
+    check(done.returncode == 0, "exit code 0")
     return done.stdout
 
 
@@ -295,6 +331,7 @@ def main() -> None:
         take_over()
         give_up_on_one()
         asyncio.run(follow())
+        serve_over_http()
         fall_behind()
         read_arrow()
         load_into_a_table(folder)
