@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 STARTUP_SECONDS = 60
-EXECUTABLES = {"postgres", "mariadbd", Path(sys.executable).resolve().name}
+EXECUTABLES = {"postgres", "mariadbd", "redis-server", "redis-check-rdb", Path(sys.executable).resolve().name}
 
 
 class MissingServerError(Exception):
@@ -340,6 +340,153 @@ class MariaDBServer(Server):
             cursor.execute(f"DROP DATABASE `{name}`")
 
 
+class RedisServer(Server):
+    """One Redis, with everything it acknowledges on disk."""
+
+    name = "Redis"
+    package = "redis-server"
+    user = "redis"
+
+    @classmethod
+    def programs(cls) -> list[str]:
+        return ["redis-server"]
+
+    def initialise(self) -> None:
+        self.data.mkdir()
+        if os.geteuid() == 0:
+            os.chown(self.data, pwd.getpwnam(self.user).pw_uid, pwd.getpwnam(self.user).pw_gid)
+
+    def command(self) -> list[str]:
+        return [self.program, *(word for pair in self.settings().items() for word in pair)]
+
+    def settings(self) -> dict[str, str]:
+        return {
+            "--port": str(self.port),
+            "--bind": "127.0.0.1",
+            "--dir": str(self.data),
+            "--appendonly": "yes",
+            "--appendfsync": "always",
+            "--save": "",
+            "--databases": "1024",
+        }
+
+    def connect(self, database: str | None = None) -> Any:
+        import redis
+
+        client = redis.Redis(port=self.port, db=int(database or 0), socket_connect_timeout=5, socket_timeout=60)
+        try:
+            client.ping()  # not while it still loads
+        except BaseException:
+            client.close()
+            raise
+        return client
+
+    def url(self, database: str | None = None) -> str:
+        return f"redis://127.0.0.1:{self.port}/{database or 0}"
+
+    # A database of Redis has a number, and is there when the server is.
+
+    @contextlib.contextmanager
+    def database(self) -> Iterator[str]:
+        number = next(self.numbers) % 1023 + 1
+        self._flush(number)
+        yield self.url(str(number))
+        self.start()
+        self._flush(number)
+
+    def _flush(self, number: int) -> None:
+        with contextlib.closing(self.connect(str(number))) as client:
+            client.flushdb()
+
+
+class RedisNode(RedisServer):
+    """A node of a cluster."""
+
+    def settings(self) -> dict[str, str]:
+        return super().settings() | {
+            "--databases": "1",
+            "--cluster-enabled": "yes",
+            "--cluster-config-file": "nodes.conf",
+            "--cluster-node-timeout": "2000",
+            # The bus is at this port, not at ten thousand more, which clients may have.
+            "--cluster-port": str(self.bus_port),
+        }
+
+    @functools.cached_property
+    def bus_port(self) -> int:
+        return free_port()
+
+
+class RedisCluster(RedisServer):
+    """Three nodes that share the slots. `nodes` are servers: one can be killed and started again."""
+
+    name = "Redis cluster"
+
+    def initialise(self) -> None:
+        self.nodes = [RedisNode() for _ in range(3)]
+        self.formed = False
+
+    def start(self) -> None:
+        for node in self.nodes:
+            node.start()
+        if not self.formed:
+            self._form()
+            self.formed = True
+        wait_until(self._is_ready, "the cluster to be ready")
+
+    def _form(self) -> None:
+        first, *others = self.nodes
+        share = 16384 // len(self.nodes) + 1
+        for i, node in enumerate(self.nodes):
+            with contextlib.closing(node.connect()) as client:
+                slots = range(i * share, min((i + 1) * share, 16384))
+                client.execute_command("CLUSTER", "ADDSLOTSRANGE", slots[0], slots[-1])
+                client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", i + 1)
+        with contextlib.closing(first.connect()) as client:
+            for node in others:
+                client.execute_command("CLUSTER", "MEET", "127.0.0.1", node.port, node.bus_port)
+
+    def _is_ready(self) -> bool:
+        for node in self.nodes:
+            with contextlib.closing(node.connect()) as client:
+                found = client.execute_command("CLUSTER", "INFO")
+                known = dict(line.split(":", 1) for line in _text(found).split() if ":" in line)
+                if known["cluster_state"] != "ok" or known["cluster_known_nodes"] != "3":
+                    return False
+        return True
+
+    @property
+    def is_running(self) -> bool:
+        return all(node.is_running for node in self.nodes)
+
+    def stop(self) -> None:
+        for node in self.nodes:
+            node.stop()
+
+    def kill(self) -> None:
+        for node in self.nodes:
+            node.kill()
+
+    def connect(self, database: str | None = None) -> Any:
+        import redis
+
+        return redis.RedisCluster("127.0.0.1", self.nodes[0].port)
+
+    def url(self, database: str | None = None) -> str:
+        return f"redis://127.0.0.1:{self.nodes[0].port}/?cluster=true"
+
+    def _flush(self, number: int) -> None:
+        for node in self.nodes:
+            with contextlib.closing(node.connect()) as client:
+                client.flushall()
+
+
+def _text(found: Any) -> str:
+    if isinstance(found, dict):
+        return "\n".join(f"{key}:{value}" for key, value in found.items())
+    return found.decode() if isinstance(found, bytes) else str(found)
+
+
 class MotoServer(Server):
     """S3, as far as moto does it, in a process of its own. Nothing is kept: a killed one comes back empty."""
 
@@ -376,7 +523,13 @@ class MotoServer(Server):
         return name
 
 
-KINDS: dict[str, type[Server]] = {"postgres": PostgresServer, "mysql": MariaDBServer, "s3": MotoServer}
+KINDS: dict[str, type[Server]] = {
+    "postgres": PostgresServer,
+    "mysql": MariaDBServer,
+    "redis": RedisServer,
+    "redis-cluster": RedisCluster,
+    "s3": MotoServer,
+}
 
 _servers: list[Server] = []
 

@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from weft.systems.objects.connection import ObjectStoreS3Connection as ObjectStoreS3Connection
     from weft.systems.objects.formats import format_from_path as format_from_path
     from weft.systems.postgres.connection import PostgresConnection as PostgresConnection
+    from weft.systems.redis.connection import RedisConnection as RedisConnection
     from weft.systems.sqlite.connection import SQLiteConnection as SQLiteConnection
 
     __version__: str
@@ -124,6 +125,7 @@ _NAMES_OF_MODULES = {
     "weft.systems.objects.connection": ("ObjectStoreLocalConnection", "ObjectStoreS3Connection"),
     "weft.systems.objects.formats": ("format_from_path",),
     "weft.systems.postgres.connection": ("PostgresConnection",),
+    "weft.systems.redis.connection": ("RedisConnection",),
     "weft.systems.sqlite.connection": ("SQLiteConnection",),
 }
 _MODULE_OF = {name: module for module, names in _NAMES_OF_MODULES.items() for name in names}

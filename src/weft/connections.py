@@ -8,6 +8,7 @@ from weft.systems.mysql.connection import MySQLConnection
 from weft.systems.objects.connection import ObjectStoreLocalConnection, ObjectStoreS3Connection
 from weft.systems.objects.formats import format_from_path
 from weft.systems.postgres.connection import PostgresConnection
+from weft.systems.redis.connection import RedisConnection
 from weft.systems.sqlite.connection import SQLiteConnection
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "ObjectStoreLocalConnection",
     "ObjectStoreS3Connection",
     "PostgresConnection",
+    "RedisConnection",
     "SQLiteConnection",
     "connect",
     "connection",

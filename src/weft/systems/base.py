@@ -302,6 +302,13 @@ _BUILT_IN = {
             describes="DuckDB: a file that one process at a time may write",
         ),
         System(
+            kind="redis",
+            connection="weft.systems.redis.connection:RedisConnection",
+            schemes=("redis", "rediss"),
+            extra="redis",
+            describes="Redis: one server, a cluster, or one behind Sentinels",
+        ),
+        System(
             kind="object_store_local",
             connection="weft.systems.objects.connection:ObjectStoreLocalConnection",
             schemes=(),

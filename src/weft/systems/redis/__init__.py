@@ -1,0 +1,1 @@
+"""Redis: streams on a single server, behind Sentinels, or on a cluster."""

@@ -1,0 +1,129 @@
+"""Clients of redis-py for a connection, and what their errors mean."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import redis
+import redis.asyncio
+import redis.asyncio.sentinel
+import redis.sentinel
+from redis import exceptions
+
+from weft import settings
+from weft.errors import BusyError, ConnectionFailedError, DeclarationError, StorageError, WeftError
+from weft.systems.base import Connection
+from weft.systems.redis.connection import CONNECT_SECONDS, PORT, SENTINEL_PORT, RedisConnection
+
+Client = redis.Redis | redis.RedisCluster
+AsyncClient = redis.asyncio.Redis | redis.asyncio.RedisCluster
+
+# Also what redis-py raises beside its own base class.
+ERRORS = (exceptions.RedisError, exceptions.RedisClusterException, OSError)
+
+
+def arguments(connection: RedisConnection) -> dict[str, Any]:
+    """What redis-py's clients of this connection are made with, beside where the server is."""
+    options = connection.resolved().options()
+    found: dict[str, Any] = {
+        "username": options.get("username"),
+        "password": options.get("password"),
+        "socket_connect_timeout": options.get("connect_timeout", CONNECT_SECONDS),
+        # How long a command may take is its caller's to say: one that blocks takes as long as it was asked to.
+        "socket_timeout": None,
+        "socket_keepalive": True,
+        # The shapes of replies, and of errors, that all servers give.
+        "protocol": 2,
+    }
+    if options.get("tls") or options.get("tls_ca") or options.get("tls_cert"):
+        verify = options.get("tls_verify", True)
+        found |= {
+            "ssl": True,
+            "ssl_ca_certs": options.get("tls_ca"),
+            "ssl_certfile": options.get("tls_cert"),
+            "ssl_keyfile": options.get("tls_key"),
+            "ssl_cert_reqs": "required" if verify else "none",
+            "ssl_check_hostname": verify,
+        }
+    return found
+
+
+def sentinels(connection: RedisConnection) -> list[tuple[str, int]]:
+    """Where the Sentinels are."""
+    found = []
+    for each in filter(None, connection.resolved().options()["sentinels"].replace(" ", "").split(",")):
+        host, _, port = each.rpartition(":") if ":" in each else (each, "", str(SENTINEL_PORT))
+        if not host or not port.isdigit():
+            raise DeclarationError(
+                f"The sentinels of {connection.label} have {each!r} among them, which is no host:port.",
+                hint='sentinels="a:26379,b:26379"',
+            )
+        found.append((host, int(port)))
+    return found
+
+
+def open_client(connection: Connection, **more: Any) -> Client:
+    """A client that blocks: of the server, of the cluster, or of whichever server the Sentinels name. Thread-safe."""
+    assert isinstance(connection, RedisConnection)
+    options, given = connection.resolved().options(), {**arguments(connection), **more}
+    if options.get("cluster"):
+        return redis.RedisCluster(options.get("host", "localhost"), options.get("port", PORT), **given)
+    given["db"] = options.get("database", 0)
+    if options.get("sentinels"):
+        watchers = redis.sentinel.Sentinel(sentinels(connection), sentinel_kwargs=_of_sentinels(given))
+        found: redis.Redis = watchers.master_for(options["service"], **given)
+        return found
+    return redis.Redis(options.get("host", "localhost"), options.get("port", PORT), **given)
+
+
+def open_async_client(connection: Connection, **more: Any) -> AsyncClient:
+    """The same for asyncio."""
+    assert isinstance(connection, RedisConnection)
+    options, given = connection.resolved().options(), {**arguments(connection), **more}
+    if options.get("cluster"):
+        return redis.asyncio.RedisCluster(options.get("host", "localhost"), options.get("port", PORT), **given)
+    given["db"] = options.get("database", 0)
+    if options.get("sentinels"):
+        watchers = redis.asyncio.sentinel.Sentinel(sentinels(connection), sentinel_kwargs=_of_sentinels(given))
+        found: redis.asyncio.Redis = watchers.master_for(options["service"], **given)
+        return found
+    return redis.asyncio.Redis(host=options.get("host", "localhost"), port=options.get("port", PORT), **given)
+
+
+def _of_sentinels(given: dict[str, Any]) -> dict[str, Any]:
+    """Sentinels have passwords of their own, or none: the server's would be refused."""
+    return {name: value for name, value in given.items() if name.startswith(("socket_", "ssl"))}
+
+
+def info(client: Client, section: str) -> dict[str, Any]:
+    """A section of INFO; of one node where there are several, as they run the same."""
+    if isinstance(client, redis.RedisCluster):
+        found = client.execute_command("INFO", section, target_nodes=client.get_random_primary_node())
+    else:
+        found = client.execute_command("INFO", section)
+    return dict(found)
+
+
+def answered(error: BaseException) -> bool:
+    """Whether a server said this, rather than the way to it."""
+    return isinstance(error, (exceptions.ResponseError, exceptions.AuthenticationError))
+
+
+def explain(connection: Connection, error: BaseException) -> WeftError:
+    """An error of redis-py as one of ours, without secrets."""
+    said = " ".join(settings.redact(str(error), connection.secrets()).split()) or type(error).__name__
+    what = f"Redis ({connection.target}): {said}"
+    if isinstance(error, exceptions.BusyLoadingError) or said.startswith(("LOADING", "BUSY ", "TRYAGAIN")):
+        return BusyError(what, hint="Nothing was stored. The server is busy; try again.")
+    if isinstance(error, (exceptions.AuthenticationError, exceptions.NoPermissionError)):
+        return ConnectionFailedError(what, hint="Check username and password, and what the user may do (ACL).")
+    if isinstance(error, exceptions.OutOfMemoryError) or said.startswith(_FULL):
+        return StorageError(what, hint="Nothing was stored. Free memory or disk, or use a server that can be written.")
+    if isinstance(error, exceptions.ResponseError) and not isinstance(error, exceptions.ClusterError):
+        return WeftError(what)
+    return ConnectionFailedError(
+        what, hint="The connection is lost. If this was a publish, its events may or may not be stored."
+    )
+
+
+_FULL = ("OOM", "MISCONF", "READONLY", "NOREPLICAS", "You can't write against a read only", "-READONLY")

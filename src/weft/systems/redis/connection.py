@@ -1,0 +1,176 @@
+"""How to reach a Redis server, a cluster, or a server that Sentinels watch over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
+from urllib.parse import unquote, unquote_plus, urlsplit
+
+from weft import settings
+from weft.errors import DeclarationError, SettingsError, nearest
+from weft.systems.base import Connection, measured, require
+
+PORT = 6379
+SENTINEL_PORT = 26379
+CONNECT_SECONDS = 10.0
+
+
+def _flag(text: str) -> bool:
+    if text.lower() not in ("true", "1", "yes", "false", "0", "no"):
+        raise ValueError("must be true or false")
+    return text.lower() in ("true", "1", "yes")
+
+
+# What may follow the `?` of a URL, each a field of the connection, and how its text is read.
+_PARAMETERS: dict[str, Callable[[str], Any]] = {
+    "cluster": _flag,
+    "sentinels": str,
+    "service": str,
+    "tls_ca": str,
+    "tls_cert": str,
+    "tls_key": str,
+    "tls_verify": _flag,
+    "connect_timeout": float,
+}
+
+
+@dataclass(frozen=True)
+class RedisConnection(Connection):
+    """A Redis server: `RedisConnection("redis://user:${PASSWORD}@host:6379/0")`, or with fields in the place of a URL:
+    `RedisConnection(host="cache", password="${PASSWORD}")`.
+
+    `rediss://` is TLS, as is `tls=True`. `cluster=True` takes the server for one node of a cluster and finds the
+    others. `sentinels="a:26379,b:26379"` with `service="mymaster"` asks these Sentinels for the server. These options
+    can follow the `?` of a URL too: `redis://node/?cluster=true`.
+    """
+
+    kind: ClassVar[str] = "redis"
+
+    url: str | None = field(default=None, metadata={"url": True})
+    host: str | None = field(default=None, kw_only=True)
+    port: int | None = field(default=None, kw_only=True)
+    username: str | None = field(default=None, kw_only=True)
+    password: str | None = field(default=None, kw_only=True, metadata={"secret": True})
+    database: int | None = field(default=None, kw_only=True)
+    cluster: bool | None = field(default=None, kw_only=True)
+    sentinels: str | None = field(default=None, kw_only=True)
+    service: str | None = field(default=None, kw_only=True)
+    tls: bool | None = field(default=None, kw_only=True)
+    tls_ca: str | None = field(default=None, kw_only=True)
+    tls_cert: str | None = field(default=None, kw_only=True)
+    tls_key: str | None = field(default=None, kw_only=True)
+    tls_verify: bool | None = field(default=None, kw_only=True)
+    connect_timeout: float | None = field(default=None, kw_only=True)
+
+    def validate(self) -> None:
+        """What contradicts itself is refused when it is declared; a URL is taken apart once nothing is left to
+        substitute."""
+        super().validate()
+        if self.url is not None:
+            for name in ("host", "port", "username", "password", "database", "tls"):
+                if getattr(self, name) is not None:
+                    raise DeclarationError(
+                        f"RedisConnection: {name} is part of the URL, and was given beside it too.",
+                        hint="Give a URL, or fields: not both. TLS is rediss:// in a URL.",
+                    )
+        if self._is_resolved or not settings.has_references(self.url or ""):
+            self._check(self.options())
+
+    def _check(self, options: dict[str, Any]) -> None:
+        if bool(options.get("sentinels")) != bool(options.get("service")):
+            raise DeclarationError(
+                f"{self.label} needs both sentinels and service.",
+                hint='sentinels="a:26379,b:26379", service="mymaster"',
+            )
+        if options.get("cluster") and (options.get("sentinels") or options.get("database")):
+            other = "sentinels" if options.get("sentinels") else f"database {options['database']}"
+            raise DeclarationError(f"A cluster of Redis has no {other} ({self.label}).", hint="Leave one of them out.")
+        if options.get("sentinels") and options.get("host"):
+            raise DeclarationError(
+                f"{self.label} has both a host and sentinels.", hint="The Sentinels know the host: leave it out."
+            )
+        if options.get("tls_key") and not options.get("tls_cert"):
+            raise DeclarationError(f"A tls_key needs a tls_cert ({self.label}).")
+
+    def options(self) -> dict[str, Any]:
+        """The fields that are given, those of the URL among them."""
+        given = {
+            each.name: getattr(self, each.name)
+            for each in fields(self)
+            if each.name not in ("url", "name") and getattr(self, each.name) is not None
+        }
+        return given if self.url is None else {**self._parts_of(self.url), **given}
+
+    def _parts_of(self, url: str) -> dict[str, Any]:
+        try:
+            parts = urlsplit(url)
+            host, port, path = parts.hostname, parts.port, unquote(parts.path.strip("/"), errors="strict")
+            username, password = (unquote(text or "", errors="strict") for text in (parts.username, parts.password))
+        except ValueError:
+            # Without the cause, which would quote a piece of the URL.
+            raise self._malformed(
+                "cannot be read", "A special character in it must be percent-encoded: %40 for @."
+            ) from None
+        if path and not (path.isascii() and path.isdigit()):
+            raise self._malformed(
+                "has something else than a number after the host", "Databases of Redis have numbers: redis://host/0"
+            )
+        if parts.fragment:
+            raise self._malformed("has a # after the host", "Encode # as %23.")
+        given = {"host": host, "port": port, "username": username or None, "password": password or None}
+        options = {name: value for name, value in given.items() if value is not None}
+        options |= {"database": int(path)} if path else {}
+        options |= {"tls": True} if parts.scheme.lower() == "rediss" else {}
+        for pair in filter(None, parts.query.split("&")):
+            name, _, text = pair.partition("=")
+            if name not in _PARAMETERS:
+                if "@" in parts.query:
+                    # Not quoted: it may well be the end of a password.
+                    raise self._malformed(
+                        "has an unknown parameter",
+                        "A ? in a user or password must be percent-encoded: %3F for ?, %40 for @.",
+                    )
+                close = nearest(name, _PARAMETERS)
+                hint = f"Did you mean {close!r}?" if close else f"Known parameters: {', '.join(_PARAMETERS)}."
+                raise self._malformed(f"has an unknown parameter {name!r}", hint)
+            try:
+                options[name] = _PARAMETERS[name](unquote_plus(text))
+            except ValueError:
+                raise self._malformed(f"has an invalid value of {name!r}", None) from None
+        return options
+
+    def secrets(self) -> set[str]:
+        """Also as the URL has the password: a driver's message quotes it decoded."""
+        password = self.resolved().options().get("password")
+        return super().secrets() | ({password} if password else set())
+
+    def check(self) -> dict[str, Any]:
+        """Connect, ask for the server's version, and say when it keeps nothing on disk."""
+        redis = require("redis", self.kind)
+        from weft.systems.redis import client, durability
+
+        report: dict[str, Any] = {}
+        try:
+            opened = client.open_client(self)
+            try:
+                with measured(report):
+                    opened.ping()
+                about = client.info(opened, "server")
+                warning = durability.warning(opened)
+            finally:
+                opened.close()
+        except (redis.RedisError, OSError) as error:
+            raise self.unreachable(error, answered=client.answered(error)) from None
+        options = self.resolved().options()
+        what = "Redis cluster" if options.get("cluster") else "Redis"
+        report = {
+            "server": f"{what} {about.get('redis_version', '')}".strip(),
+            "database": options.get("database", 0),
+            **report,
+        }
+        return {**report, "warning": warning} if warning else report
+
+    def _malformed(self, what: str, hint: str | None) -> SettingsError:
+        secrets = settings.url_secrets(self.url or "")
+        return SettingsError(f"The URL of {self.label} {settings.redact(what, secrets)}.", hint=hint)
