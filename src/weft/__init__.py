@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from weft import testing as testing
     from weft import transforms as transforms
     from weft import types as types
+    from weft.consumers.clients import Redis as Redis
+    from weft.consumers.clients import RedisCluster as RedisCluster
+    from weft.consumers.consumer import Consumer as Consumer
+    from weft.consumers.consumer import GroupConsumer as GroupConsumer
     from weft.engine.frames import read as read
     from weft.engine.load import LoadResult as LoadResult
     from weft.engine.load import load as load
@@ -80,6 +84,8 @@ if TYPE_CHECKING:
     __version__: str
 
 _NAMES_OF_MODULES = {
+    "weft.consumers.clients": ("Redis", "RedisCluster"),
+    "weft.consumers.consumer": ("Consumer", "GroupConsumer"),
     "weft.engine.frames": ("read",),
     "weft.engine.load": ("LoadResult", "load", "load_async"),
     "weft.engine.session": ("spark",),

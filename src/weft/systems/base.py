@@ -153,6 +153,13 @@ class Connection:
         """Open the connection, run a trivial query, and say what answered: server, database, latency_ms."""
         raise NotImplementedError
 
+    def xconsumer(self, *streams: Any, **options: Any) -> Any:
+        """A `weft.Consumer` of streams on this connection, or with `group` and `consumer` a `weft.GroupConsumer`."""
+        from weft.consumers.consumer import xconsumer
+
+        system_for(self.kind).load_log()  # refuses what holds no streams
+        return xconsumer(self, *streams, **options)
+
     def failed(self, error: BaseException, *, hint: str | None = None) -> ConnectionFailedError:
         """The error to raise for a driver's `error` in opening this connection, without its secrets.
 

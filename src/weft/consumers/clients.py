@@ -1,0 +1,75 @@
+"""Clients of Redis for asyncio: those of redis-py, with consumers of streams, and with names for what streams hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from weft.consumers.consumer import Consumer, GroupConsumer, xconsumer
+from weft.consumers.entries import StreamEntry, StreamPending
+from weft.systems.base import require
+
+require("redis.asyncio", "redis")
+
+from redis import asyncio as aio  # noqa: E402
+
+_ENTRY_COMMANDS = ("XRANGE", "XREVRANGE", "XREAD", "XREADGROUP", "XCLAIM", "XAUTOCLAIM")
+
+
+class _Streams:
+    """What both clients add to redis-py's."""
+
+    def xconsumer(
+        self, *given: Any, streams: Iterable[Any] | None = None, group: Any = None, consumer: Any = None, **options: Any
+    ) -> Consumer | GroupConsumer:
+        """A `weft.Consumer` of these streams, or with `group` and `consumer` a `weft.GroupConsumer`."""
+        return xconsumer(self, *given, streams=streams, group=group, consumer=consumer, **options)
+
+    async def xack(self, name: Any, groupname: Any, *identifiers: Any) -> int:
+        """Acknowledge entries, as a list or one by one; how many were pending."""
+        ids = [each for given in identifiers for each in ([given] if isinstance(given, str | bytes | int) else given)]
+        return int(await super().xack(name, groupname, *ids)) if ids else 0  # type: ignore[misc]
+
+    async def xpending(self, name: Any, groupname: Any) -> StreamPending:
+        """What the group's members have not acknowledged."""
+        found = await super().xpending(name, groupname)  # type: ignore[misc]
+        consumers = {each["name"]: each["pending"] for each in found["consumers"]}
+        return StreamPending(found["pending"], found["min"], found["max"], consumers)
+
+    def _name_entries(self) -> None:
+        client: Any = self
+        for command in _ENTRY_COMMANDS:
+            client.set_response_callback(command, _naming(client.response_callbacks[command]))
+
+
+class Redis(_Streams, aio.Redis):  # type: ignore[misc]
+    """redis-py's client for asyncio: `weft.Redis("localhost", 6379)`, `weft.Redis.from_url("redis://localhost")`.
+
+    All of its options are taken. Entries of streams have an `identifier` and `field_values`."""
+
+    def __init__(self, host: str = "localhost", port: int = 6379, db: int = 0, **options: Any) -> None:
+        super().__init__(host=host, port=port, db=db, **options)
+        self._name_entries()
+
+
+class RedisCluster(_Streams, aio.RedisCluster):  # type: ignore[misc]
+    """The same for a cluster: `weft.RedisCluster("localhost", 7000)` names any of its nodes."""
+
+    def __init__(self, host: str | None = None, port: int = 6379, **options: Any) -> None:
+        super().__init__(host=host, port=port, **options)
+        self._name_entries()
+
+
+def _naming(parse: Any) -> Any:
+    return lambda reply, **options: _named(parse(reply, **options))
+
+
+def _named(reply: Any) -> Any:
+    """A reply in which the pairs of an identifier and a dict have names."""
+    if isinstance(reply, tuple) and len(reply) == 2 and isinstance(reply[1], dict):
+        return StreamEntry(*reply)
+    if isinstance(reply, list):
+        return [_named(each) for each in reply]
+    if isinstance(reply, dict):
+        return {key: _named(value) for key, value in reply.items()}
+    return reply

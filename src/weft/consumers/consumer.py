@@ -1,0 +1,421 @@
+"""`Consumer` and `GroupConsumer`: what is fetched ahead, handed out, acknowledged and given back.
+
+Where it comes from is the reader's matter."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+from time import monotonic
+from typing import Any, Self
+
+from weft.consumers.entries import StreamEntry
+from weft.consumers.reader import GroupReader, Membership, Part, Reader
+from weft.errors import LeaseLostError, SettingsError, WeftError, nearest
+from weft.systems.base import Connection
+
+_log = logging.getLogger("weft.consumers")
+_MAX_BUFFER = 100_000
+_OPTIONS = ("buffer_size", "timeout")
+_GROUP_OPTIONS = (
+    "group",
+    "consumer",
+    "auto_create",
+    "auto_acknowledge",
+    "start_from_backlog",
+    "group_start",
+    "claim_idle",
+    "max_deliveries",
+    "dead_letter",
+)
+
+
+class Consumer:
+    """Reads one stream or many, from their ends on.
+
+    `client` is a client of Redis or a connection that holds streams. A request fetches up to `buffer_size` entries of
+    each stream more than the one that is asked for, and waits up to `timeout` milliseconds for the first; without a
+    `timeout` it does not wait. Other keywords are names of streams: `orders={"identifier": "0"}` begins after that
+    entry.
+
+    An async iterator of `(stream, entry)` that ends when there is nothing to read; iterating again goes on. Also an
+    async context manager.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        streams: Iterable[Any],
+        *,
+        buffer_size: int = 0,
+        timeout: int | None = None,
+        **stream_parameters: Mapping[str, Any],
+    ) -> None:
+        _check_number("buffer_size", buffer_size, 0, _MAX_BUFFER)
+        if timeout is not None:
+            _check_number("timeout", timeout, 0)
+        self.client = client
+        self.streams: list[Any] = _distinct(streams)
+        self._buffer_size = buffer_size
+        self._timeout = timeout
+        self._identifiers = self._check_parameters(stream_parameters)
+        self._reader: Reader | None = None
+        self._beginning = asyncio.Lock()
+        self._begun: set[Any] = set()
+        self._parts: list[Part] = []
+        self._reads: dict[Part, asyncio.Task[tuple[float, list[StreamEntry]]]] = {}
+        self._buffer: deque[StreamEntry] = deque()
+
+    def _check_parameters(self, given: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        names = [_text(stream) for stream in self.streams]
+        for name, parameters in given.items():
+            if name in names:
+                if isinstance(parameters, Mapping) and set(parameters) == {"identifier"}:
+                    continue
+                raise SettingsError(
+                    f"The parameters of stream {name!r} must be {{'identifier': …}}, not {parameters!r}."
+                )
+            if name in _GROUP_OPTIONS:
+                raise SettingsError(f"{name} is an option of a member of a group.", hint="Give group and consumer too.")
+            close = nearest(name, [*_OPTIONS, *_GROUP_OPTIONS, *names])
+            hint = f"Did you mean {close!r}?" if close else f"Its streams: {', '.join(names)}."
+            raise SettingsError(f"A consumer has neither an option nor a stream named {name!r}.", hint=hint)
+        return {name: parameters["identifier"] for name, parameters in given.items()}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(streams={[_text(stream) for stream in self.streams]!r})"
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> tuple[Any, StreamEntry]:
+        if not await self._ready():
+            raise StopAsyncIteration
+        return self._hand_out()
+
+    async def __aenter__(self) -> Self:
+        await self._begin()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def get_entry(self) -> tuple[Any, StreamEntry] | tuple[None, None]:
+        """The next `(stream, entry)`, or `(None, None)` where there is none in time."""
+        return self._hand_out() if await self._ready() else (None, None)
+
+    async def get_batch(self, size: int | None = None) -> list[tuple[Any, StreamEntry]]:
+        """What is fetched already, else what one request gives, `size` at most; empty where there is nothing in
+        time."""
+        if size is not None:
+            _check_number("size", size, 1)
+        if not await self._ready():
+            return []
+        count = len(self._buffer) if size is None else min(size, len(self._buffer))
+        return [self._hand_out() for _ in range(count)]
+
+    async def add_stream(self, stream: Any, identifier: Any = None) -> bool:
+        """Read this stream too, as one that was named at first; whether it is new here."""
+        if _text(stream) in map(_text, self.streams):
+            return False
+        self.streams = _distinct([*self.streams, stream])
+        if identifier is not None:
+            self._identifiers[_text(stream)] = identifier
+        await self._begin()
+        return True
+
+    async def aclose(self) -> None:
+        """Stop. What was fetched and not handed out is forgotten; entering again begins anew."""
+        for read in self._reads.values():
+            read.cancel()
+        await asyncio.gather(*self._reads.values(), return_exceptions=True)
+        await self._forget()
+
+    async def _forget(self) -> None:
+        reader, self._reader = self._reader, None
+        self._reads.clear()
+        self._begun.clear()
+        self._buffer.clear()
+        if reader is not None:
+            await reader.close()
+
+    def _open(self) -> Reader:
+        if isinstance(self.client, Connection) and self.client.kind != "redis":
+            from weft.consumers.logs import LogReader
+
+            return LogReader(self.client)
+        from weft.consumers.redis_reader import RedisReader
+
+        return RedisReader(self.client)
+
+    async def _begin(self) -> None:
+        if len(self._begun) == len(self.streams):
+            return
+        async with self._beginning:
+            if self._reader is None:
+                self._reader = self._open()
+            for stream in self.streams:
+                if stream not in self._begun:
+                    await self._reader.begin(self._reader.name(stream), self._identifiers.get(_text(stream)))
+                    self._begun.add(stream)
+            # A part that gains a stream must not be read beside a request for what it was before.
+            if self._reads:
+                await asyncio.wait(self._reads.values())
+                self._collect()
+            self._parts = self._reader.parts([self._reader.name(stream) for stream in self.streams])
+
+    async def _ready(self) -> bool:
+        """Whether there is something to hand out, after waiting for it where that is asked for."""
+        return bool(self._buffer) or await self._fill()
+
+    async def _fill(self) -> bool:
+        await self._begin()
+        ends = monotonic() + (self._timeout or 0) / 1000
+        empty: set[Part] = set()
+        while not self._buffer:
+            left = max(0.0, ends - monotonic())
+            if not left and empty.issuperset(self._parts):
+                return False
+            for part in self._parts:
+                if part not in self._reads and (left or part not in empty):
+                    self._reads[part] = asyncio.create_task(self._read(part, left * 1000))
+            # Not cancelled with whoever waits here: a group's entries would be delivered to nobody. The next call finds
+            # them.
+            await asyncio.wait(self._reads.values(), return_when=asyncio.FIRST_COMPLETED)
+            empty |= self._collect()
+        return True
+
+    async def _read(self, part: Part, wait: float) -> tuple[float, list[StreamEntry]]:
+        assert self._reader is not None
+        found = await self._reader.read(part, self._buffer_size + 1, wait)
+        return monotonic(), found
+
+    def _collect(self) -> set[Part]:
+        """Put what requests have given into the buffer; the parts that were asked."""
+        done = {part for part, read in self._reads.items() if read.done()}
+        for part in done:
+            fetched_at, found = self._reads.pop(part).result()
+            if found:
+                self._buffer.extend(found)
+                self._fetched(fetched_at)
+        return done
+
+    def _fetched(self, at: float) -> None:
+        pass
+
+    def _hand_out(self) -> tuple[Any, StreamEntry]:
+        entry = self._buffer.popleft()
+        return entry.stream, entry
+
+
+class GroupConsumer(Consumer):
+    """A member of a group, which shares the entries of streams: each goes to one member, and is pending until it is
+    acknowledged.
+
+    `auto_create` creates a group that is missing, at `group_start`: `"0"` gives it all that is in the stream, `"$"`
+    what is added from now on, an identifier what comes after it. A group that vanishes meanwhile is created again
+    there. `auto_acknowledge` acknowledges what was handed out when more is asked for, or on leaving.
+    `start_from_backlog` begins with what this member was given before and has not acknowledged. `claim_idle` takes over
+    what any member has held for so many milliseconds. What was delivered `max_deliveries` times goes to the stream
+    `dead_letter` instead.
+    """
+
+    _reader: GroupReader | None
+
+    def __init__(
+        self,
+        client: Any,
+        streams: Iterable[Any],
+        group: Any,
+        consumer: Any,
+        *,
+        buffer_size: int = 0,
+        timeout: int | None = None,
+        auto_create: bool = True,
+        auto_acknowledge: bool = False,
+        start_from_backlog: bool = False,
+        group_start: str = "0",
+        claim_idle: int | None = None,
+        max_deliveries: int | None = None,
+        dead_letter: Any = None,
+        **stream_parameters: Mapping[str, Any],
+    ) -> None:
+        super().__init__(client, streams, buffer_size=buffer_size, timeout=timeout, **stream_parameters)
+        for what, name in (("group", group), ("consumer", consumer)):
+            if not isinstance(name, str | bytes) or not name:
+                raise SettingsError(f"{what} must be a name, not {name!r}.")
+        for what, number in (("claim_idle", claim_idle), ("max_deliveries", max_deliveries)):
+            if number is not None:
+                _check_number(what, number, 1)
+        if dead_letter is not None and max_deliveries is None:
+            raise SettingsError("dead_letter needs max_deliveries.", hint="max_deliveries=5 gives up after five.")
+        self.group = group
+        self.consumer = consumer
+        self.auto_acknowledge = auto_acknowledge
+        self._membership = Membership(
+            group=group,
+            consumer=consumer,
+            auto_create=auto_create,
+            start_from_backlog=start_from_backlog,
+            group_start=group_start,
+            claim_idle=claim_idle,
+            max_deliveries=max_deliveries,
+            dead_letter=dead_letter,
+        )
+        self._handed_out: list[StreamEntry] = []
+        self._stale_at = math.inf
+        self._counts = (0, 0)
+
+    @property
+    def skipped(self) -> int:
+        """How many pending entries were passed over because they were deleted from their stream."""
+        return self._counts[0] + (self._reader.skipped if self._reader else 0)
+
+    @property
+    def recovered(self) -> int:
+        """How many times a group that had vanished was created again."""
+        return self._counts[1] + (self._reader.recovered if self._reader else 0)
+
+    async def ack(self, entries: Any) -> int:
+        """Acknowledge an entry or many, with one request a stream; how many were not acknowledged before. Takes
+        entries, `(stream, entry)` pairs, and what `get_batch` gave."""
+        await self._begin()
+        assert self._reader is not None
+        return await self._reader.ack(_entries(entries))
+
+    async def nack(self, entries: Any) -> int:
+        """Give entries back, to be delivered again to any member; how many of them were still this member's."""
+        await self._begin()
+        assert self._reader is not None
+        return await self._reader.give_back(_entries(entries), undelivered=False)
+
+    async def aclose(self) -> None:
+        """Stop. What was fetched and not handed out goes back to the group, as if it had not been delivered."""
+        if self._reads:
+            await asyncio.wait(self._reads.values())
+        try:
+            if self._reader is not None:
+                self._collect()
+                await self._acknowledge_handed_out()
+                await self._give_back_buffer()
+        except WeftError as error:
+            # They are pending still: claim_idle and start_from_backlog find them.
+            _log.warning("%r leaves %d entries that nobody saw to be claimed: %s", self, len(self._buffer), error)
+        finally:
+            self._counts = (self.skipped, self.recovered)
+            self._handed_out.clear()
+            self._stale_at = math.inf
+            await self._forget()
+
+    def _open(self) -> Reader:
+        if isinstance(self.client, Connection) and self.client.kind != "redis":
+            from weft.consumers.logs import LogGroupReader
+
+            return LogGroupReader(self.client, self._membership)
+        from weft.consumers.redis_group import RedisGroupReader
+
+        return RedisGroupReader(self.client, self._membership)
+
+    async def _ready(self) -> bool:
+        if self._buffer:
+            if monotonic() < self._stale_at:
+                return True
+            # Others may claim them any moment. To hand them out too would be to process them twice.
+            await self._give_back_buffer()
+        await self._acknowledge_handed_out()
+        return await self._fill()
+
+    def _fetched(self, at: float) -> None:
+        assert self._reader is not None
+        if self._reader.held_for is not None:
+            self._stale_at = min(self._stale_at, at + self._reader.held_for / 2000)
+
+    def _hand_out(self) -> tuple[Any, StreamEntry]:
+        entry = self._buffer.popleft()
+        if not self._buffer:
+            self._stale_at = math.inf
+        if self.auto_acknowledge:
+            self._handed_out.append(entry)
+        return entry.stream, entry
+
+    async def _give_back_buffer(self) -> None:
+        if self._buffer:
+            assert self._reader is not None
+            await self._reader.give_back(list(self._buffer), undelivered=True)
+            self._buffer.clear()
+        self._stale_at = math.inf
+
+    async def _acknowledge_handed_out(self) -> None:
+        if self._handed_out:
+            assert self._reader is not None
+            try:
+                await self._reader.ack(self._handed_out)
+            except LeaseLostError as error:
+                _log.warning("%r handed out entries that are delivered again: %s", self, error)
+            self._handed_out = []
+
+
+def xconsumer(
+    client: Any,
+    *given: Any,
+    streams: Iterable[Any] | None = None,
+    group: Any = None,
+    consumer: Any = None,
+    **options: Any,
+) -> Consumer | GroupConsumer:
+    """A consumer of these streams; with `group` and `consumer` a member of that group. `options` are those of
+    `Consumer` and `GroupConsumer`."""
+    # Some name the client again, as where the classes are made directly.
+    named = [each for each in given if each is not client]
+    if streams is not None:
+        named.append(streams)
+    if len(named) != 1:
+        raise SettingsError("xconsumer needs the streams, once.", hint='xconsumer(streams=["one", "two"])')
+    if (group is None) != (consumer is None):
+        raise SettingsError("group and consumer go together.", hint="consumer names this member of the group.")
+    if group is None:
+        return Consumer(client, named[0], **options)
+    return GroupConsumer(client, named[0], group, consumer, **options)
+
+
+def _distinct(streams: Iterable[Any]) -> list[Any]:
+    if isinstance(streams, str | bytes) or not isinstance(streams, Iterable):
+        raise SettingsError(f"streams must be a list of streams, not {streams!r}.", hint='streams=["one", "two"]')
+    found = list({_text(stream): stream for stream in streams}.values())
+    if not found:
+        raise SettingsError("A consumer needs at least one stream.")
+    return found
+
+
+def _text(stream: Any) -> str:
+    if isinstance(stream, bytes):
+        return stream.decode("utf-8", "surrogateescape")
+    name = getattr(stream, "name", stream)
+    if not isinstance(name, str) or not name:
+        raise SettingsError(f"A stream has a name, not {stream!r}.")
+    return name
+
+
+def _entries(given: Any) -> list[StreamEntry]:
+    if isinstance(given, StreamEntry) or (_is_pair(given) and not isinstance(given[0], tuple)):
+        given = [given]
+    if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping):
+        raise SettingsError(f"Entries that a consumer gave are needed, not {given!r}.")
+    found = [item[1] if _is_pair(item) else item for item in given]
+    for entry in found:
+        if not isinstance(entry, StreamEntry) or entry.stream is None:
+            raise SettingsError(f"Entries that a consumer gave are needed, not {entry!r}.")
+    return found
+
+
+def _is_pair(given: Any) -> bool:
+    return type(given) is tuple and len(given) == 2 and isinstance(given[1], StreamEntry)
+
+
+def _check_number(what: str, value: object, least: int, most: int | None = None) -> None:
+    if type(value) is not int or value < least or (most is not None and value > most):
+        bounds = f"of at least {least}" if most is None else f"from {least} to {most:,}"
+        raise SettingsError(f"{what} must be a whole number {bounds}, not {value!r}.")

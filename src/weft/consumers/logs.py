@@ -1,0 +1,228 @@
+"""Streams in databases, read entry by entry: an entry's identifier is its offset, its values are the event as `consume`
+gives it."""
+
+from __future__ import annotations
+
+import secrets
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from time import monotonic
+from typing import Any
+
+from weft.consumers.entries import StreamEntry
+from weft.consumers.reader import Membership, Part
+from weft.errors import EventsLostError, NotFoundError, SettingsError
+from weft.streams import Stream, ack, consume, groups, nack
+from weft.streams.events import Event, to_dicts
+from weft.streams.runtime import Opened, find, open_beside
+from weft.systems.base import Connection
+from weft.systems.log import ROWID, Refused
+
+_LOOK_SECONDS = 1.0
+_LEASE_MILLISECONDS = 60_000
+_MEMBER_SEPARATOR = "#"
+
+
+class LogReader:
+    """Reads a log from its head on."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._streams: dict[str, Stream] = {}
+        self._positions: dict[str, int] = {}
+
+    def name(self, stream: Any) -> str:
+        """The stream's name."""
+        declared = find(stream.decode() if isinstance(stream, bytes) else stream)
+        self._streams.setdefault(declared.name, self._as_read(declared))
+        return declared.name
+
+    def _as_read(self, declared: Stream) -> Stream:
+        return declared
+
+    def parts(self, streams: Sequence[Any]) -> list[Part]:
+        """Each by itself: a log is one stream."""
+        return [(stream,) for stream in streams]
+
+    async def begin(self, stream: str, identifier: Any) -> None:
+        """After `identifier`, or at the head."""
+        ready = await self._opened(stream)
+        if identifier is None or identifier == "$":
+            self._positions[stream] = await ready.hub.in_thread(ready.log.head)
+        else:
+            self._positions[stream] = check_offset(identifier)
+
+    async def read(self, part: Part, count: int, wait: float) -> list[StreamEntry]:
+        """A page of the log, once there is one."""
+        (stream,) = part
+        ready, ends = await self._opened(stream), monotonic() + wait / 1000
+        while True:
+            version = ready.hub.watch.version
+            events, floor = await ready.hub.in_thread(_page, ready, self._positions[stream], count)
+            if floor:
+                lost, self._positions[stream] = floor - self._positions[stream], floor
+                raise EventsLostError(
+                    f"A consumer of stream {stream!r} lost up to {lost:,} events: retention removed them before they "
+                    "were read.",
+                    lost=lost,
+                    hint="Iterate again to go on with what is left.",
+                )
+            left = ends - monotonic()
+            if events or left <= 0:
+                break
+            await ready.hub.watch.wait_async(version, min(left, _LOOK_SECONDS))
+        if events:
+            self._positions[stream] = events[-1][ROWID]
+        return [entry_of(stream, event) for event in events]
+
+    async def close(self) -> None:
+        """The connection is the project's, and stays open."""
+
+    async def _opened(self, stream: str) -> Opened:
+        return await open_beside(self._streams[stream], self._connection)
+
+
+def _page(ready: Opened, after: int, count: int) -> tuple[list[dict[str, Any]], int]:
+    """The events after an offset, or none and the offset up to which retention removed them."""
+    log = ready.log
+    head = log.head()
+    events = to_dicts(log.read(after, head, count)) if head > after else []
+    floor = log.floor() if head > after and (not events or events[0][ROWID] > after + 1) else 0
+    return ([], floor) if floor > after else (events, 0)
+
+
+class LogGroupReader(LogReader):
+    """Reads with `consume`, for a member of a group."""
+
+    def __init__(self, connection: Connection, membership: Membership) -> None:
+        super().__init__(connection)
+        if membership.group_start != "0":
+            raise SettingsError(
+                f"A group in a database begins at the start of its stream, not at {membership.group_start!r}.",
+                hint="weft.reset(stream, group, 'end') moves it.",
+            )
+        self._member = membership
+        self._group, self._consumer = _text(membership.group), _text(membership.consumer)
+        self.held_for: float | None = float(membership.claim_idle or _LEASE_MILLISECONDS)
+        self.skipped = 0
+        self.recovered = 0
+        self._backlogs: dict[str, list[tuple[str, int]]] = {}
+
+    def _as_read(self, declared: Stream) -> Stream:
+        if self._member.max_deliveries is None:
+            return declared
+        place = None if self._member.dead_letter is None else _text(self._member.dead_letter)
+        return replace(declared, max_deliveries=self._member.max_deliveries, dead_letter=place or declared.dead_letter)
+
+    async def begin(self, stream: str, identifier: Any) -> None:
+        """Look for the group, and for what this member holds."""
+        if identifier not in (None, ">"):
+            raise SettingsError(
+                f"A member of a group cannot begin at {identifier!r} of stream {stream!r}.",
+                hint="start_from_backlog=True begins with what it has not acknowledged.",
+            )
+        if self._member.auto_create and not self._member.start_from_backlog:
+            return
+        found = await groups(self._streams[stream], connection=self._connection)
+        group = next((each for each in found if each["consumer"] == self._group), None)
+        if group is None and not self._member.auto_create:
+            raise NotFoundError(
+                f"The stream {stream!r} has no group {self._group!r}.", hint="auto_create=True creates it."
+            )
+        if group is not None and self._member.start_from_backlog:
+            own = (self._consumer, self._consumer + _MEMBER_SEPARATOR)
+            self._backlogs[stream] = [
+                (each["member"], each["pending"])
+                for each in group["members"]
+                if each["member"] == own[0] or each["member"].startswith(own[1])
+            ]
+
+    async def read(self, part: Part, count: int, wait: float) -> list[StreamEntry]:
+        """What this member held in an earlier life, else what nobody holds.
+
+        Each request is made under a name of its own: under one name it would be given again what it already holds."""
+        (stream,) = part
+        backlog = self._backlogs.get(stream)
+        if backlog:
+            member, pending = backlog.pop()
+            events = await self._consume(stream, min(pending, 100_000), member, 0)
+            if events:
+                return events
+        member = f"{self._consumer}{_MEMBER_SEPARATOR}{secrets.token_hex(6)}"
+        return await self._consume(stream, count, member, wait)
+
+    async def _consume(self, stream: str, count: int, member: str, wait: float) -> list[StreamEntry]:
+        events = await consume(
+            self._streams[stream],
+            self._group,
+            count,
+            self._connection,
+            member,
+            lease=(self.held_for or 0) / 1000,
+            wait=min(wait / 1000, _LOOK_SECONDS),
+        )
+        return [entry_of(stream, event) for event in events]
+
+    async def ack(self, entries: Sequence[StreamEntry]) -> int:
+        """Acknowledge the events, one transaction a delivery."""
+        done = 0
+        for stream, events in _by_stream(entries).items():
+            done += await ack(self._streams[stream], self._group, events, connection=self._connection)
+        return done
+
+    async def give_back(self, entries: Sequence[StreamEntry], *, undelivered: bool) -> int:
+        """Give the events back; without counting this delivery where nobody saw them."""
+        done = 0
+        for stream, events in _by_stream(entries).items():
+            if undelivered:
+                done += await self._return(await self._opened(stream), events)
+            else:
+                done += await nack(self._streams[stream], self._group, events, connection=self._connection)
+        return done
+
+    async def _return(self, ready: Opened, events: list[Event]) -> int:
+        by_token: dict[str, list[int]] = defaultdict(list)
+        for event in events:
+            by_token[event.lease.token].append(event[ROWID])
+
+        def give_back() -> int:
+            done = 0
+            for token, rowids in by_token.items():
+                outcome = ready.log.nack(
+                    self._group, rowids, token=token, member=None, delay=0, reason=None, undelivered=True
+                )
+                # Refused where their lease ran out: then they are on their way to others already.
+                done += 0 if isinstance(outcome, Refused) else outcome
+            return done
+
+        return await ready.hub.in_thread(give_back)
+
+
+def entry_of(stream: str, event: dict[str, Any]) -> StreamEntry:
+    """An event as an entry."""
+    entry = StreamEntry(event[ROWID], event)
+    entry.stream = stream
+    return entry
+
+
+def check_offset(identifier: Any) -> int:
+    """An offset, as a number or as its digits."""
+    try:
+        offset = int(identifier)
+    except (TypeError, ValueError):
+        offset = -1
+    if offset < 0:
+        raise SettingsError(f"An entry of a database has an offset as its identifier, not {identifier!r}.")
+    return offset
+
+
+def _by_stream(entries: Sequence[StreamEntry]) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = defaultdict(list)
+    for entry in entries:
+        found[entry.stream].append(entry.field_values)
+    return found
+
+
+def _text(name: Any) -> str:
+    return name.decode() if isinstance(name, bytes) else str(name)

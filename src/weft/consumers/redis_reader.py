@@ -1,0 +1,211 @@
+"""Streams of Redis, read by a consumer that is alone; and what groups need too: requests that nobody repeats unseen."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from time import monotonic
+from typing import Any, TypeVar
+
+from redis import exceptions
+from redis.asyncio import Redis, RedisCluster
+
+from weft.consumers.entries import StreamEntry
+from weft.consumers.reader import Part
+from weft.errors import ConnectionFailedError, SettingsError
+from weft.systems.base import Connection
+from weft.systems.redis.client import AsyncClient, open_async_client
+
+T = TypeVar("T")
+Key = bytes
+
+BEGINNING = "0-0"
+_IDENTIFIER = re.compile(r"(\d+)(?:-(\d+))?")
+# A server that is restarted or replaced is away for some seconds.
+PATIENCE_SECONDS = 30.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
+# Nobody announces entries that were given back or became idle, nor streams that began anew: a reader looks this often.
+LOOK_SECONDS = 1.0
+AWAY = (
+    exceptions.ConnectionError,
+    exceptions.TimeoutError,
+    exceptions.ReadOnlyError,
+    exceptions.MasterDownError,
+    exceptions.ClusterDownError,
+    exceptions.SlotNotCoveredError,
+    exceptions.TryAgainError,
+    OSError,
+)
+# Among those, what does not pass by itself.
+REFUSED = (exceptions.AuthenticationError, exceptions.AuthorizationError)
+
+
+class RedisReader:
+    """Reads with XREAD, from the streams' ends on."""
+
+    def __init__(self, client: Any) -> None:
+        self._owned = isinstance(client, Connection)
+        self.client: AsyncClient = open_async_client(client) if self._owned else client
+        if not isinstance(self.client, Redis | RedisCluster):
+            raise SettingsError(
+                f"A consumer reads through a client or a connection, not a {type(client).__name__}.",
+                hint='weft.Redis("localhost"), weft.RedisCluster("localhost", 7000) or weft.connect(url=…)',
+            )
+        self.is_cluster = isinstance(self.client, RedisCluster)
+        self._longest_wait = _longest_wait(self.client)
+        self._positions: dict[Key, str] = {}
+        self._look_at: dict[Part, float] = {}
+
+    def name(self, stream: Any) -> Key:
+        """The stream's key."""
+        name = getattr(stream, "name", stream)
+        return name if isinstance(name, bytes) else str(name).encode()
+
+    def parts(self, streams: Sequence[Any]) -> list[Part]:
+        """All at once, or on a cluster those of each slot: a request has the keys of one slot."""
+        if not isinstance(self.client, RedisCluster):
+            return [tuple(streams)]
+        by_slot: dict[int, list[Any]] = {}
+        for stream in streams:
+            by_slot.setdefault(self.client.keyslot(stream), []).append(stream)
+        return [tuple(part) for part in by_slot.values()]
+
+    async def begin(self, stream: Key, identifier: Any) -> None:
+        """After `identifier`, or at the end."""
+        if identifier is None or text_of(identifier) == "$":
+            last = await self.patiently(lambda: self.last_identifier(stream))
+            self._positions[stream] = last or BEGINNING
+        else:
+            self._positions[stream] = check_identifier(identifier)
+
+    async def read(self, part: Part, count: int, wait: float) -> list[StreamEntry]:
+        """One request, and another where a stream was found to have begun anew."""
+        found = await self.patiently(lambda: self._read(part, count, wait))
+        if not found and self.looks(part) and await self.patiently(lambda: self._begun_anew(part)):
+            found = await self.patiently(lambda: self._read(part, count, 0))
+        return found
+
+    async def close(self) -> None:
+        """Close the client, if it is the reader's own."""
+        if self._owned:
+            await self.client.aclose()
+
+    async def _read(self, part: Part, count: int, wait: float) -> list[StreamEntry]:
+        positions = [self._positions[stream] for stream in part]
+        reply = await self.once(part[0], "XREAD", *self.block(wait), "COUNT", count, "STREAMS", *part, *positions)
+        found = []
+        for stream, entries in by_stream(reply):
+            read = [entry_of(stream, each[0], each[1]) for each in entries]
+            if read:
+                self._positions[self.name(stream)] = text_of(read[-1].identifier)
+                found += read
+        return found
+
+    async def _begun_anew(self, part: Part) -> bool:
+        """Whether a stream was removed and made again, with identifiers below those of the entries that were read."""
+        anew = False
+        for stream in part:
+            last = await self.last_identifier(stream)
+            if last is not None and order_of(last) < order_of(self._positions[stream]):
+                self._positions[stream] = BEGINNING
+                anew = True
+        return anew
+
+    def looks(self, part: Part) -> bool:
+        """Whether it is time to look for what nobody announces."""
+        if monotonic() < self._look_at.get(part, 0):
+            return False
+        self._look_at[part] = monotonic() + LOOK_SECONDS
+        return True
+
+    def look_soon(self) -> None:
+        """Look with the next request."""
+        self._look_at.clear()
+
+    def block(self, wait: float) -> tuple[Any, ...]:
+        """How long the server may wait, in its words: 0 would be for ever."""
+        milliseconds = int(min(wait, self._longest_wait))
+        return ("BLOCK", milliseconds) if milliseconds > 0 else ()
+
+    async def last_identifier(self, stream: Key) -> str | None:
+        """The identifier that the stream gave out last, also if that entry is deleted; `None` without a stream."""
+        try:
+            about = await self.client.xinfo_stream(stream)
+        except exceptions.ResponseError as error:
+            if "no such key" in str(error):
+                return None
+            raise
+        return text_of(about["last-generated-id"])
+
+    async def once(self, key: Key, *command: Any) -> Any:
+        """Send a command that the client must not repeat by itself: the first try may have been carried out, and its
+        reply lost."""
+        if isinstance(self.client, RedisCluster):
+            await self.client.initialize()
+            node: Any = self.client.get_node_from_key(key)  # type: ignore[arg-type]
+            return await self.client.execute_command(*command, target_nodes=node)
+        pool = self.client.connection_pool
+        link = await pool.get_connection()
+        try:
+            await link.send_command(*command)
+            return await link.read_response()
+        finally:
+            await pool.release(link)
+
+    async def patiently(self, request: Callable[[], Awaitable[T]]) -> T:
+        """Make a request until the server answers it, for as long as a restart may take."""
+        ends, pause = monotonic() + PATIENCE_SECONDS, _FIRST_PAUSE
+        while True:
+            try:
+                return await request()
+            except AWAY as error:
+                if monotonic() > ends or isinstance(error, REFUSED):
+                    raise ConnectionFailedError(
+                        f"Redis does not answer: {error or type(error).__name__}",
+                        hint="Nothing is lost. Ask for the next entry again to go on where this stopped.",
+                    ) from error
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def _longest_wait(client: AsyncClient) -> float:
+    """For how many milliseconds the server may be asked to wait: not for as long as the socket does."""
+    options = client.connection_kwargs if isinstance(client, RedisCluster) else client.connection_pool.connection_kwargs
+    timeout = options.get("socket_timeout")
+    return min(LOOK_SECONDS, LOOK_SECONDS if timeout is None else timeout / 2) * 1000
+
+
+def by_stream(reply: Any) -> Iterable[tuple[Any, Any]]:
+    """The streams of a reply and the entries of each, whatever the version of the protocol."""
+    return (reply.items() if isinstance(reply, dict) else reply) if reply else ()
+
+
+def entry_of(stream: Any, identifier: Any, fields: Any, deliveries: int | None = None) -> StreamEntry:
+    """An entry of a reply. On a cluster the client has made a dict of its fields already."""
+    if not isinstance(fields, dict):
+        flat = iter(fields)
+        fields = dict(zip(flat, flat, strict=True))
+    entry = StreamEntry(identifier, fields)
+    entry.stream = stream
+    entry.deliveries = deliveries
+    return entry
+
+
+def check_identifier(identifier: Any) -> str:
+    """An identifier of an entry, checked before a server is asked."""
+    text = str(identifier) if type(identifier) is int else text_of(identifier)
+    if not _IDENTIFIER.fullmatch(text):
+        raise SettingsError(f"An entry of Redis has an identifier such as '1700000000000-0', not {identifier!r}.")
+    return text
+
+
+def order_of(identifier: str) -> tuple[int, int]:
+    """What identifiers are compared by."""
+    milliseconds, _, sequence = identifier.partition("-")
+    return int(milliseconds), int(sequence or 0)
+
+
+def text_of(given: Any) -> str:
+    """What a reply says in bytes, or in a text where the client decodes."""
+    return given.decode() if isinstance(given, bytes) else str(given)
