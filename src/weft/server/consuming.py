@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -59,7 +59,7 @@ class Reset(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """The body of `/reset`."""
 
     consumer: _NAME
-    to: int | str = "start"
+    to: Annotated[int, Meta(ge=0, le=2**63 - 1)] | str = "start"
 
 
 Body = TypeVar("Body", Consume, Ack, Nack, Reset)
@@ -218,7 +218,9 @@ def whole(text: str, name: str, least: int) -> int:
 def moment(text: str, name: str) -> datetime:
     """A time in ISO 8601."""
     try:
-        return datetime.fromisoformat(text)
-    except ValueError:
+        found = datetime.fromisoformat(text)
+        # One of the first or the last day of the calendar may leave it there.
+        return found if found.tzinfo is None else found.astimezone(UTC)
+    except (ValueError, OverflowError):
         detail = f"{name} must be an offset, a time such as 2026-01-31T12:00:00Z, or a word, not {text[:40]!r}."
         raise Problem(422, "parameter", "A parameter does not fit", detail, field=name) from None
