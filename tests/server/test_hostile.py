@@ -6,6 +6,7 @@ import contextlib
 import gzip
 import json
 import socket
+import subprocess
 
 import pyarrow as pa
 import pytest
@@ -140,6 +141,22 @@ def test_too_large(service):
     assert answer.status_code == 413
 
 
+@pytest.mark.parametrize("lines", [False, True])
+def test_too_many_events(service, lines):
+    """Of which millions fit into a body: to parse those would hold up everybody, and take hundreds of megabytes."""
+    events = [b"{}"] * 5_000_000
+    body = b"\n".join(events) if lines else b"[" + b",".join(events) + b"]"
+    kind = {"content-type": "application/x-ndjson"} if lines else JSON
+    before = _memory(service)
+    answer = service.client.post(ORDERS, content=body, headers=kind)
+    assert (answer.status_code, answer.json()["limit"]) == (413, 100_000)
+    nested = b'{"n": 1, "deep": [' + b",".join([b"[]"] * 3_000_000) + b"]}"
+    assert service.client.post(ORDERS, content=nested, headers=kind).status_code == 413
+    assert _memory(service) - before < 64 * 1024 * 1024
+    few = b"[" + b",".join([b'{"n": 1}'] * 100_001) + b"]"
+    assert service.client.post(ORDERS, content=few, headers=JSON).status_code == 413
+
+
 @pytest.mark.parametrize("coding", ["gzip", "zstd"])
 def test_bombs(service, coding):
     plain = b" " * (200 * 1024 * 1024)
@@ -260,7 +277,21 @@ def test_parameters(service):
     assert post("consume", {"consumer": "c", "lease": 1e300}) == post("consume", [1]) == 422
     assert post("ack", {"consumer": "c", "events": [{}]}) == post("ack", {"consumer": "c", "events": [1]}) == 422
     assert post("ack", {"consumer": "c", "events": [{"_weft_rowid": 2**70}]}) == 422
-    assert post("reset", {"consumer": "c", "to": "never"}) == 422
+    assert post("reset", {"consumer": "c", "to": "never"}) == post("reset", {"consumer": "c", "to": -1}) == 422
+    assert post("reset", {"consumer": "c", "to": 2**63}) == post("reset", {"consumer": "c", "to": 2**70}) == 422
+    assert post("reset", {"consumer": "c", "to": 2**63 - 1}) == 200
+
+
+@pytest.mark.parametrize("moment", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
+def test_times_that_leave_the_calendar_in_utc(service, moment):
+    subscribe = f"{ORDERS}/subscribe"
+    answers = [
+        service.client.get(subscribe, params={"since": moment}),
+        service.client.get(subscribe, headers={"last-event-id": moment}),
+        service.client.post(f"{ORDERS}/reset", json={"consumer": "c", "to": moment}),
+    ]
+    assert [each.status_code for each in answers] == [422] * 3
+    assert [each.json()["field"] for each in answers] == ["since", "since", "to"]
 
 
 def test_methods(service):
@@ -278,3 +309,42 @@ def test_slow_body(server):
     with served.connect() as slow:
         slow.sendall(head.encode() + b'{"n"')
         assert b" 408 " in read_all(slow).partition(b"\r\n")[0]
+
+
+UPGRADE = (
+    f"POST {ORDERS} HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
+    "HTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\nContent-Type: application/x-ndjson\r\n"
+).encode()
+LAST = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+
+
+@pytest.mark.parametrize("cut", [0, 60, len(UPGRADE) + 5, len(UPGRADE) + 25])
+def test_asking_for_another_protocol_drops_no_body(service, cut):
+    """Clients that prefer HTTP/2 ask so with their first request. The parser takes its body for the other protocol."""
+    body = b'{"n": 4711}\n{"n": 4712}\n'
+    lengthy = UPGRADE + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    chunked = UPGRADE + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+    before = len(service.events("orders"))
+    with service.connect() as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        everything = lengthy + chunked + lengthy + LAST
+        connection.sendall(everything[:cut])
+        assert service.client.get("/healthz").status_code == 200  # so that the rest comes in another packet
+        connection.sendall(everything[cut:])
+        answer = read_all(connection)
+    assert answer.count(b"HTTP/1.1 202 ") == answer.count(b'"rows_received":2') == 3, answer
+    assert answer.count(b"HTTP/1.1 200 ") == 1
+    assert [event["n"] for event in service.events("orders")][before:] == [4711, 4712] * 3
+
+
+def test_curl_with_http2(service):
+    command = ["curl", "-s", "--http2", f"{service.url}{ORDERS}", "-H", "content-type: application/x-ndjson"]
+    done = subprocess.run([*command, "--data-binary", '{"n": 5}'], capture_output=True, check=True)
+    assert json.loads(done.stdout)["rows_received"] == 1
+
+
+def test_other_protocols(service):
+    socket_key = b"Upgrade: websocket\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n"
+    head = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\n"
+    assert service.raw(head + socket_key + b"\r\n" + LAST).count(b"HTTP/1.1 200 ") == 2
+    assert service.raw(b"CONNECT example.com:443 HTTP/1.1\r\nHost: example.com\r\n\r\n").startswith(b"HTTP/1.1 400 ")

@@ -21,6 +21,7 @@ _JSON = ("application/json",)
 _LINES = ("application/x-ndjson", "application/ndjson", "application/jsonl", "application/x-jsonlines")
 _CODINGS = {"gzip": "gzip", "x-gzip": "gzip", "zstd": "zstd"}
 _CHUNK = 1 << 16
+_NESTED = 5
 # Where a request's scope has the body that another reader wants too, and how much of the memory it took.
 _HELD, _TAKEN = "weft.body", "weft.body_taken"
 _BYTE = re.compile(r"\(byte (\d+)\)")
@@ -48,7 +49,7 @@ class Bodies:
         if held is not None:
             return held
         length = request.headers.get("content-length")
-        if length is not None and length.isdigit() and int(length) > self.most:
+        if length is not None and length.isdecimal() and int(length) > self.most:
             raise too_large(self.most)
         task = asyncio.current_task()
         assert task
@@ -56,7 +57,7 @@ class Bodies:
         if self._timer is None:
             self._await_oldest()
         try:
-            return await self._parts(request)
+            body = await self._parts(request)
         except asyncio.CancelledError:
             if task not in self._late or task.uncancel():
                 raise
@@ -65,6 +66,9 @@ class Bodies:
         finally:
             self._arriving.pop(task, None)
             self._late.discard(task)
+        if length is not None and length.isdecimal() and int(length) != len(body):
+            raise _cut_off()
+        return body
 
     async def hold(self, request: Request) -> bytes:
         """Read it for two readers: the next gets the same."""
@@ -81,8 +85,7 @@ class Bodies:
         while more:
             message = await request.receive()
             if message["type"] == "http.disconnect":
-                # Nobody reads this answer. What was cut off is never taken for a whole body.
-                raise Problem(400, "cut-off", "The connection was cut", "The body did not arrive whole.")
+                raise _cut_off()
             part, more = message.get("body", b""), message.get("more_body", False)
             size += len(part)
             if size > self.most:
@@ -115,6 +118,11 @@ class Bodies:
         self._await_oldest()
 
 
+def _cut_off() -> Problem:
+    """What is not whole is never taken for a body, whoever reads this answer."""
+    return Problem(400, "cut-off", "The connection was cut", "The body did not arrive whole.")
+
+
 def too_large(most: int) -> Problem:
     """A body that is not read any further."""
     return Problem(
@@ -125,6 +133,13 @@ def too_large(most: int) -> Problem:
         headers={"connection": "close"},
         limit=most,
     )
+
+
+def _too_many(most: int) -> Problem:
+    text = (
+        f"A body may have {most:,} events, and {_NESTED} times as many objects and arrays. Send several smaller ones."
+    )
+    return Problem(413, "too-many", "Too many events", text, limit=most)
 
 
 def unpack(body: bytes, headers: Mapping[str, str], most: int) -> bytes:
@@ -150,13 +165,19 @@ def unpack(body: bytes, headers: Mapping[str, str], most: int) -> bytes:
     return b"".join(parts)
 
 
-def events(body: bytes, headers: Mapping[str, str]) -> Any:
-    """The event or the events of a body: JSON, or a line each."""
+def events(body: bytes, headers: Mapping[str, str], most: int) -> Any:
+    """The event or the events of a body: JSON, or a line each. At most so many of them."""
     kind = media_type(headers)
-    if kind in _LINES:
-        return parse(body, _decoder.decode_lines, kind)
-    require_json(kind, (*_JSON, _LINES[0]))
-    return parse(body, _decoder.decode, kind)
+    if kind not in _LINES:
+        require_json(kind, (*_JSON, _LINES[0]))
+    # Before they are parsed, which holds up everybody: of 16 MiB there may be millions.
+    nested = most * _NESTED
+    if len(body) > nested and body.count(b"{") + body.count(b"[") > nested:
+        raise _too_many(most)
+    found = parse(body, _decoder.decode_lines if kind in _LINES else _decoder.decode, kind)
+    if isinstance(found, list) and len(found) > most:
+        raise _too_many(most)
+    return found
 
 
 def media_type(headers: Mapping[str, str]) -> str:

@@ -29,7 +29,7 @@ async def publish(request: Request) -> Response:
     body = await service.bodies.read(request)
     unpacked = bodies.unpack(body, headers, service.limits.body_bytes)
     with service.room(ready.stream, len(unpacked)):
-        events = bodies.events(unpacked, headers)
+        events = bodies.events(unpacked, headers, service.limits.body_events)
         done = await publish_to(ready, events, key)
         request.app.state.metrics.published(done, len(unpacked))
         return json_response(done, 202)

@@ -60,6 +60,8 @@ class Requests:
                 logger.error("failed after its answer began", exc_info=error, extra={"request_id": request_id})
                 raise
             problem = of_error(error, request_id, scope.get("path_params", {}).get("name"))
+            # Its frames hold the body, and this one holds the error: they would stay until the collector finds them.
+            error.__traceback__ = None
             await problem.response(request_id)(scope, receive, tell)
         finally:
             scope["app"].state.service.bodies.release(scope)

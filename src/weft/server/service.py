@@ -48,6 +48,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     body_bytes: int = 16 * 1024 * 1024
     """Of one request, unpacked."""
+    body_events: int = 100_000
+    """Of one publish. More would hold up everybody while they are parsed."""
     body_seconds: float = 30.0
     """In which it must arrive."""
     arriving_bytes: int = 256 * 1024 * 1024

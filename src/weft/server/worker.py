@@ -1,13 +1,14 @@
 """One process of the service: an event loop that answers on the socket of its parent.
 
-uvicorn does HTTP. What it leaves open is closed here: headers that come slowly or are huge, and subscribers that would
-keep it from ending.
+uvicorn does HTTP. What it leaves open is closed here: headers that come slowly or are huge, connections without end,
+bodies that it drops, and subscribers that would keep it from ending.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import resource
 import socket
@@ -21,12 +22,17 @@ from starlette.applications import Starlette
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from weft.server.logs import Format, configure
-from weft.server.problems import Problem
+from weft.server.problems import Problem, later
+
+logger = logging.getLogger("weft.server")
 
 # What a request line and its headers may have, and how long they may take to arrive.
 _HEADER_BYTES = 32 * 1024
 _HEADER_SECONDS = 10.0
 _IDLE_SECONDS = 75
+# How long a connection too many may take to say something that it can be refused for, and how often the log tells.
+_SURPLUS_SECONDS = 1.0
+_TOLD_SECONDS = 10.0
 _GARBAGE = 20_000
 # Requests that are not finished so long after the signal are cut. A client may hang.
 STOP_SECONDS = 7
@@ -48,7 +54,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Connection(HttpToolsProtocol):
-    """A connection whose headers have limits."""
+    """A connection whose headers have limits, as has the number of connections."""
 
     _timer: asyncio.TimerHandle | None = None
     """Runs while the headers of a request are awaited."""
@@ -57,21 +63,50 @@ class Connection(HttpToolsProtocol):
     _latest = 0
     """Bytes of the last packet: a request that begins does so in it."""
     _oversized = False
+    _is_surplus = False
+    _told_at = -_TOLD_SECONDS
+    """When the log was last told of connections too many."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._await_headers()
+        # uvicorn would refuse everybody's requests at the limit. Here those who were there before go on.
+        most, self.limit_concurrency = self.limit_concurrency, None
+        self._is_surplus = most is not None and len(self.connections) > most
+        self._await_headers(_SURPLUS_SECONDS if self._is_surplus else _HEADER_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._headers_ended()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
         self._received += len(data)
         self._latest = len(data)
-        super().data_received(data)
+        if self._is_surplus:
+            self._refuse(self._too_many())
+            return
+        try:
+            self._parse(data)
+        except httptools.HttpParserError:
+            malformed = Problem(400, "http", "Malformed request", "This is not HTTP/1.1.")
+            self._refuse(_too_large() if self._oversized else malformed)
         if self._timer is not None and self._received > _HEADER_BYTES:
             self._refuse(_too_large())
+
+    def _parse(self, data: bytes) -> None:
+        """Feed the parser. It takes whatever follows a request for an upgrade for another protocol: the body would be
+        dropped. Such a request is parsed again as if it had not asked, which a server may do."""
+        rest: bytes | memoryview = data
+        while rest:
+            try:
+                self.parser.feed_data(rest)
+                return
+            except httptools.HttpParserUpgrade as stopped:
+                headers = b"".join(b"%s: %s\r\n" % each for each in self.headers if each[0] != b"upgrade")
+                version = self.parser.get_http_version().encode()
+                line = b"%s %s HTTP/%s\r\n" % (self.parser.get_method(), self.url, version)
+                self.parser.feed_data(line + headers + b"\r\n")
+                rest = memoryview(rest)[stopped.args[0] :]
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -79,6 +114,10 @@ class Connection(HttpToolsProtocol):
             self._await_headers()
 
     def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():
+            if self.parser.get_method() == b"CONNECT":
+                raise httptools.HttpParserError("this is no proxy")
+            return
         self._headers_ended()
         if self._received > _HEADER_BYTES:  # which may be its body
             size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
@@ -87,14 +126,13 @@ class Connection(HttpToolsProtocol):
                 raise httptools.HttpParserError("headers too large")
         super().on_headers_complete()
 
-    def send_400_response(self, msg: str) -> None:
-        """What uvicorn answers to what it cannot parse, and to an error of `on_headers_complete`."""
-        malformed = Problem(400, "http", "Malformed request", "This is not HTTP/1.1.")
-        self._refuse(_too_large() if self._oversized else malformed)
+    def on_message_complete(self) -> None:
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
 
-    def _await_headers(self) -> None:
+    def _await_headers(self, seconds: float = _HEADER_SECONDS) -> None:
         self._received = self._latest
-        self._timer = self.loop.call_later(_HEADER_SECONDS, self._late)
+        self._timer = self.loop.call_later(seconds, self._late)
 
     def _headers_ended(self) -> None:
         if self._timer is not None:
@@ -119,6 +157,12 @@ class Connection(HttpToolsProtocol):
         headers = [*answer.raw_headers, (b"connection", b"close")]
         self.transport.write(head + b"".join(b"%s: %s\r\n" % each for each in headers) + b"\r\n" + bytes(answer.body))
         self.transport.close()
+
+    def _too_many(self) -> Problem:
+        if self.loop.time() - Connection._told_at >= _TOLD_SECONDS:
+            Connection._told_at = self.loop.time()
+            logger.warning("there are %d connections, and more are refused", len(self.connections))
+        return later(503, "connections", "Too much at once", "There are too many connections now.", 1.0)
 
 
 def _too_large() -> Problem:
