@@ -26,6 +26,11 @@ if TYPE_CHECKING:
     from weft.consumers.clients import RedisCluster as RedisCluster
     from weft.consumers.consumer import Consumer as Consumer
     from weft.consumers.consumer import GroupConsumer as GroupConsumer
+    from weft.dataframes.hashes import write_hashes as write_hashes
+    from weft.dataframes.iterating import iter_stream as iter_stream
+    from weft.dataframes.iterating import iter_stream_async as iter_stream_async
+    from weft.dataframes.reading import ack_entries as ack_entries
+    from weft.dataframes.reading import read_stream as read_stream
     from weft.engine.frames import read as read
     from weft.engine.load import LoadResult as LoadResult
     from weft.engine.load import load as load
@@ -86,6 +91,9 @@ if TYPE_CHECKING:
 _NAMES_OF_MODULES = {
     "weft.consumers.clients": ("Redis", "RedisCluster"),
     "weft.consumers.consumer": ("Consumer", "GroupConsumer"),
+    "weft.dataframes.hashes": ("write_hashes",),
+    "weft.dataframes.iterating": ("iter_stream", "iter_stream_async"),
+    "weft.dataframes.reading": ("ack_entries", "read_stream"),
     "weft.engine.frames": ("read",),
     "weft.engine.load": ("LoadResult", "load", "load_async"),
     "weft.engine.session": ("spark",),

@@ -1,0 +1,51 @@
+"""Tables of Arrow as the frames that people ask for."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import pyarrow as pa
+
+from weft.dataframes.kinds import is_polars_type
+from weft.dataframes.layout import Layout
+from weft.errors import MissingExtraError, SettingsError, nearest
+
+To = Literal["polars", "arrow", "pandas", "spark"]
+
+
+def check_to(to: str) -> None:
+    """Refuse a kind of frame that there is none of."""
+    if to not in get_args(To):
+        close = nearest(str(to), get_args(To))
+        raise SettingsError(
+            f"to is {', '.join(map(repr, get_args(To)))}; {to!r} is none of them.",
+            hint=f"Did you mean {close!r}?" if close else None,
+        )
+
+
+def frame_of(table: pa.Table, to: str, layout: Layout) -> Any:
+    """The table as a frame. Columns that the schema gives a polars type have exactly that one in polars."""
+    if to == "arrow":
+        return table
+    if to == "pandas":
+        return table.to_pandas()
+    if to == "spark":
+        from weft.engine import session
+
+        return session.spark().createDataFrame(table)
+    pl = polars()
+    frame = pl.from_arrow(table, rechunk=False)
+    exact = {name: kind for name, kind in layout.given.items() if name in frame.columns and is_polars_type(kind)}
+    return frame.cast(exact) if exact else frame
+
+
+def polars() -> Any:
+    """The package, which only those need who ask for its frames."""
+    try:
+        import polars
+    except ImportError as error:
+        raise MissingExtraError(
+            f"Frames of polars need a package that is not installed: {error}.",
+            hint='pip install polars, or ask for others: to="arrow" or to="pandas".',
+        ) from error
+    return polars

@@ -1,0 +1,85 @@
+"""`write_hashes`: the rows of a frame as hashes of Redis."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from weft.dataframes.opening import find_redis
+from weft.errors import DeclarationError, SchemaError, SettingsError, unknown
+from weft.systems.base import Connection
+
+_ROWS_AT_ONCE = 1_000
+
+
+def write_hashes(url: str | Connection, frame: Any, key_column: str = "key", *, key_prefix: str = "") -> int:
+    """Write each row of a frame to the hash `key_prefix` + what `key_column` holds; how many rows there were.
+
+    The other columns are the fields, as texts. A null removes its field; fields that the frame does not have stay.
+    """
+    connection = find_redis(url, "write_hashes")
+    from weft.systems.redis.client import ERRORS, explain, open_client
+
+    table = _table_of(frame)
+    if key_column not in table.column_names:
+        raise unknown("column", key_column, table.column_names)
+    keys = _texts(table, key_column)
+    if None in keys:
+        raise SchemaError(
+            f"Row {keys.index(None)} has no {key_column!r}, so it has no key.", index=keys.index(None), field=key_column
+        )
+    fields = {name: _texts(table, name) for name in table.column_names if name != key_column}
+    if not fields:
+        raise SettingsError(f"The frame has no column but {key_column!r}: a hash needs a field.")
+    prefix = key_prefix.encode()
+    try:
+        client = open_client(connection)
+        try:
+            for begin in range(0, len(keys), _ROWS_AT_ONCE):
+                pipeline = client.pipeline(transaction=False)
+                for row in range(begin, min(begin + _ROWS_AT_ONCE, len(keys))):
+                    key = prefix + _bytes(keys[row])
+                    values = {name: texts[row] for name, texts in fields.items()}
+                    present = {name: value for name, value in values.items() if value is not None}
+                    if present:
+                        pipeline.hset(key, mapping=present)
+                    if len(present) < len(values):
+                        pipeline.hdel(key, *(name for name, value in values.items() if value is None))
+                pipeline.execute()
+        finally:
+            client.close()
+    except ERRORS as error:
+        raise explain(connection, error) from None
+    return len(keys)
+
+
+def _bytes(text: str | bytes | None) -> bytes:
+    assert text is not None
+    return text.encode() if isinstance(text, str) else text
+
+
+def _texts(table: pa.Table, name: str) -> list[Any]:
+    values = table[name]
+    kind = values.type
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return list(values.to_pylist())
+    try:
+        return list(values.cast(pa.string()).to_pylist())
+    except pa.ArrowNotImplementedError:
+        raise DeclarationError(
+            f"Column {name!r} is {kind}, which has no form as a text.", hint="Encode it first, as JSON for example."
+        ) from None
+
+
+def _table_of(frame: Any) -> pa.Table:
+    if isinstance(frame, pa.Table):
+        return frame
+    package = type(frame).__module__.partition(".")[0]
+    if package == "pandas":
+        return pa.Table.from_pandas(frame, preserve_index=False)
+    if package == "polars":
+        return (frame.collect() if hasattr(frame, "collect") else frame).to_arrow()
+    if package == "pyspark":
+        return frame.toArrow()
+    raise SettingsError(f"A frame of polars, pandas, Spark or Arrow is needed, not a {type(frame).__name__}.")

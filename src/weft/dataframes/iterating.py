@@ -1,0 +1,316 @@
+"""`iter_stream`, `iter_stream_async`: a stream as frames that come one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import FrameType
+from typing import Any, Protocol, Self
+
+import pyarrow as pa
+
+from weft.dataframes.feed import Feed
+from weft.dataframes.frames import To, check_to, frame_of
+from weft.dataframes.layout import Layout, OnError, join
+from weft.dataframes.opening import layout_of, open_feed, wait_of, whole_number
+from weft.errors import SettingsError
+from weft.streams.declare import Stream
+from weft.systems.base import Connection
+
+# How soon a request to stop is noticed while nothing comes.
+_LOOK_SECONDS = 0.1
+
+
+class _Event(Protocol):
+    def is_set(self) -> bool: ...
+
+
+Stop = Callable[[], bool] | _Event | signal.Signals | Iterable[signal.Signals]
+"""What tells an iteration to stop: a function, an event, or signals."""
+
+
+class StreamBatches:
+    """Frames of a stream, one after the other. Also a context manager: leaving it stops the iteration."""
+
+    def __init__(
+        self,
+        open_it: Callable[[Callable[[], bool]], Feed],
+        layout: Layout,
+        *,
+        to: str,
+        batch_size: int,
+        wait_seconds: float | None,
+        auto_ack: bool,
+        count: int | None,
+        yield_on_idle: bool,
+        stop: Stop | None,
+    ) -> None:
+        self._layout, self._to = layout, to
+        self._batch_size, self._wait_seconds = batch_size, wait_seconds
+        self._auto_ack, self._left, self._yield_on_idle = auto_ack, count, yield_on_idle
+        self._told = self._closed = self._began = False
+        self._stop = _Stop(stop)
+        try:
+            self._feed = open_it(self.stopped)
+        except BaseException:
+            self._stop.restore()
+            raise
+
+    def stopped(self) -> bool:
+        """Whether it was told to stop."""
+        return self._told or self._stop.is_set()
+
+    def ask_to_stop(self) -> None:
+        """Let the call that waits, in whatever thread, be the last one."""
+        self._told = True
+        self._stop.restore()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            table = self.take()
+            frame = None if table is None else self.hand_over(table)
+        except BaseException:
+            self.close()
+            raise
+        if frame is None:
+            self.close()
+            raise StopIteration
+        return frame
+
+    def take(self) -> pa.Table | None:
+        """The next rows, none of them where it is to yield on idle; `None` at the end."""
+        if self.stopped() or self._left == 0:
+            return None
+        if not self._began:
+            self._feed.begin()
+            self._began = True
+        limit = self._batch_size if self._left is None else min(self._batch_size, self._left)
+        wait = self._wait_seconds
+        deadline = None if wait is None else time.monotonic() + wait
+        while not self.stopped():
+            left = _LOOK_SECONDS if deadline is None else max(0.0, deadline - time.monotonic())
+            batch = self._feed.fetch(limit, min(left, _LOOK_SECONDS), self._left is None or self._left > limit)
+            if batch is not None:
+                self._left = None if self._left is None else self._left - len(batch)
+                return join([batch], self._layout)
+            if self._feed.finished:
+                return None
+            if deadline is not None and time.monotonic() >= deadline:
+                if self._yield_on_idle:
+                    return join([], self._layout)
+                deadline = None if wait is None else time.monotonic() + wait
+        return None
+
+    def hand_over(self, table: pa.Table) -> Any:
+        """The rows as a frame, acknowledged where they are to be."""
+        frame = frame_of(table, self._to, self._layout)
+        # Not before there is a frame: what cannot be made into one must be delivered again.
+        if self._auto_ack:
+            self._feed.confirm()
+        return frame
+
+    def close(self) -> None:
+        """Stop, and let go of the connection."""
+        self.ask_to_stop()
+        if not self._closed:
+            self._closed = True
+            self._feed.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # A loop that was left by `break` closes nothing itself.
+        if hasattr(self, "_feed"):
+            self.close()
+
+
+class AsyncStreamBatches:
+    """`StreamBatches` for asyncio. Waiting takes one thread."""
+
+    def __init__(self, batches: StreamBatches) -> None:
+        self._batches = batches
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="weft-frames")
+        self._taking: Future[pa.Table | None] | None = None
+        self._closed = False
+
+    def __del__(self) -> None:
+        # Else a loop that was left by `break` would leave its thread waiting for entries.
+        self._batches.ask_to_stop()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        # A task that is cancelled while it waits leaves what the thread fetches to the next call.
+        if self._taking is None:
+            if self._batches.stopped():
+                await self.aclose()
+                raise StopAsyncIteration
+            self._taking = self._thread.submit(self._batches.take)
+        try:
+            table = await asyncio.shield(asyncio.wrap_future(self._taking))
+            self._taking = None
+            # Nothing is awaited from here on: what is acknowledged reaches the caller.
+            frame = None if table is None else self._batches.hand_over(table)
+        except asyncio.CancelledError:
+            raise
+        except BaseException:
+            await self.aclose()
+            raise
+        if frame is None:
+            await self.aclose()
+            raise StopAsyncIteration
+        return frame
+
+    async def aclose(self) -> None:
+        """Stop, and let go of the connection."""
+        self._batches.ask_to_stop()
+        if not self._closed:
+            self._closed = True
+            await asyncio.wrap_future(self._thread.submit(self._batches.close))
+            self._thread.shutdown(wait=False)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.aclose()
+
+
+class _Stop:
+    """Whether somebody said to stop. Signals are caught until `restore`."""
+
+    def __init__(self, stop: Stop | None) -> None:
+        self._told = threading.Event()
+        self._replaced: dict[signal.Signals, Any] = {}
+        self.is_set: Callable[[], bool] = self._told.is_set
+        if stop is None:
+            return
+        if callable(getattr(stop, "is_set", None)):
+            self.is_set = stop.is_set  # type: ignore[union-attr]
+        elif callable(stop):
+            self.is_set = stop
+        elif signals := _signals(stop):
+            if threading.current_thread() is not threading.main_thread():
+                raise SettingsError(
+                    "Only the main thread can be told to stop by a signal.", hint="Give an event: threading.Event()."
+                )
+            self._replaced = {each: signal.signal(each, self._catch) for each in signals}
+        else:
+            raise SettingsError(
+                f"stop is a function, an event or a signal, not a {type(stop).__name__}.",
+                hint="stop=signal.SIGTERM, or stop=event with event = threading.Event().",
+            )
+
+    def _catch(self, number: int, frame: FrameType | None) -> None:
+        self._told.set()
+
+    def restore(self) -> None:
+        replaced, self._replaced = self._replaced, {}
+        for number, before in replaced.items():
+            signal.signal(number, before)
+
+
+def _signals(stop: Any) -> list[signal.Signals]:
+    if isinstance(stop, signal.Signals):
+        return [stop]
+    listed = list(stop) if isinstance(stop, Iterable) else []
+    return listed if all(isinstance(each, signal.Signals) for each in listed) else []
+
+
+def iter_stream(
+    url: str | Connection,
+    stream: str | Stream,
+    *,
+    batch_size: int = 100,
+    block_ms: int = 1000,
+    schema: Mapping[str, Any] | None = None,
+    start_id: str = "-",
+    end_id: str = "+",
+    count: int | None = None,
+    group: str | None = None,
+    consumer: str | None = None,
+    auto_ack: bool = False,
+    create_group: bool = True,
+    include_id: bool = True,
+    id_column: str = "_id",
+    include_timestamp: bool = True,
+    timestamp_column: str = "_ts",
+    include_sequence: bool = False,
+    sequence_column: str = "_seq",
+    to: To = "polars",
+    on_error: OnError = "null",
+    claim_idle: int | None = None,
+    include_delivery: bool = False,
+    stop: Stop | None = None,
+    yield_on_idle: bool = False,
+) -> StreamBatches:
+    """The entries of a stream as frames of up to `batch_size` rows, then those that come, until it is told to stop.
+
+    It stops when `stop` says so (a function, an event, a signal or several), when the `with` block that it was used in
+    is left, when `count` rows were read, or at `end_id`. After `block_ms` without entries it goes on waiting, or with
+    `yield_on_idle` yields a frame without rows. The other parameters are those of `read_stream`; with `auto_ack` a
+    batch is acknowledged when it is handed over. A connection that is lost is opened again, and no entry is missed.
+    """
+    check_to(to)
+    if count is not None:
+        whole_number("count", count)
+    layout = layout_of(
+        schema,
+        include_id=include_id,
+        id_column=id_column,
+        include_timestamp=include_timestamp,
+        timestamp_column=timestamp_column,
+        include_sequence=include_sequence,
+        sequence_column=sequence_column,
+        include_delivery=include_delivery,
+        on_error=on_error,
+    )
+    return StreamBatches(
+        lambda stopped: open_feed(
+            url,
+            stream,
+            layout,
+            start_id=start_id,
+            end_id=end_id,
+            group=group,
+            consumer=consumer,
+            auto_ack=auto_ack,
+            create_group=create_group,
+            claim_idle=claim_idle,
+            stopped=stopped,
+        ),
+        layout,
+        to=to,
+        batch_size=whole_number("batch_size", batch_size, 1),
+        wait_seconds=wait_of(block_ms),
+        auto_ack=auto_ack,
+        count=count,
+        yield_on_idle=yield_on_idle,
+        stop=stop,
+    )
+
+
+def iter_stream_async(
+    url: str | Connection,
+    stream: str | Stream,
+    *,
+    batch_size: int = 100,
+    block_ms: int = 1000,
+    batch_timeout_ms: int | None = None,
+    **options: Any,
+) -> AsyncStreamBatches:
+    """`iter_stream` for asyncio, with the same parameters. `batch_timeout_ms` is another name of `block_ms`."""
+    block_ms = block_ms if batch_timeout_ms is None else batch_timeout_ms
+    return AsyncStreamBatches(iter_stream(url, stream, batch_size=batch_size, block_ms=block_ms, **options))

@@ -1,0 +1,71 @@
+"""Types of columns, however they are named: by a text, a polars, pyarrow or Spark type."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from weft.errors import DeclarationError
+from weft.types import FieldType
+
+
+def arrow_types(schema: Mapping[str, Any]) -> dict[str, pa.DataType]:
+    """The Arrow type of each column."""
+    if not isinstance(schema, Mapping):
+        raise DeclarationError(
+            f"A schema maps names of fields to types; this one is a {type(schema).__name__}.",
+            hint='schema={"user_id": "string", "value": "int64"}',
+        )
+    return {name: _arrow_type(name, kind) for name, kind in schema.items()}
+
+
+def _arrow_type(name: str, kind: Any) -> pa.DataType:
+    if not isinstance(name, str):
+        raise DeclarationError(f"The name of a field is a text, not a {type(name).__name__}.")
+    if isinstance(kind, str):
+        found = FieldType.parse(kind, field=name).arrow
+    elif isinstance(kind, pa.DataType):
+        found = kind
+    else:
+        found = _from_polars(kind) or _from_spark(kind)
+        if found is None:
+            raise DeclarationError(
+                f"The type of field {name!r} is {kind!r}, which is no type of a column.",
+                hint="Name it ('int64'), or give a polars, pyarrow or Spark type.",
+            )
+    try:
+        pa.array([], pa.string()).cast(found)
+    except pa.ArrowNotImplementedError:
+        raise DeclarationError(
+            f"The type of field {name!r} is {found}, which cannot be read from a text.",
+            hint="Read it as 'string', and parse it then.",
+        ) from None
+    return found
+
+
+def is_polars_type(kind: object) -> bool:
+    """Whether this is a type of polars, an instance or the class itself."""
+    return (kind if isinstance(kind, type) else type(kind)).__module__.startswith("polars.")
+
+
+def _from_polars(kind: Any) -> pa.DataType | None:
+    if not is_polars_type(kind):
+        return None
+    import polars as pl
+
+    found = pl.Series("", [], pl.String if kind in (pl.Categorical, pl.Enum) else kind).to_arrow().type
+    if pa.types.is_large_string(found) or pa.types.is_string_view(found):
+        return pa.string()
+    if pa.types.is_large_binary(found) or pa.types.is_binary_view(found):
+        return pa.binary()
+    return found
+
+
+def _from_spark(kind: Any) -> pa.DataType | None:
+    if isinstance(kind, type) or not type(kind).__module__.startswith("pyspark."):
+        return None
+    from pyspark.sql.pandas.types import to_arrow_type
+
+    return to_arrow_type(kind)

@@ -1,0 +1,228 @@
+"""The columns of a frame, and how entries become them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, TypeGuard, get_args
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from weft.dataframes.kinds import arrow_types
+from weft.errors import DeclarationError, SchemaError, SettingsError
+from weft.systems.redis.resp import Page, id_parts, name_columns
+
+OnError = Literal["null", "raise", "quarantine"]
+_log = logging.getLogger("weft.dataframes")
+_SHOWN_CHARACTERS = 60
+
+
+class Rejected(NamedTuple):
+    """An entry that does not fit the schema, and why."""
+
+    id: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What columns a frame has. A name that is `None` is a column that is left out."""
+
+    schema: Mapping[str, Any] | None = None
+    id_column: str | None = "_id"
+    timestamp_column: str | None = "_ts"
+    sequence_column: str | None = None
+    delivery_column: str | None = None
+    stream_column: str | None = None
+    on_error: OnError = "null"
+    columns: frozenset[str] | None = None
+    """The columns to make, if not all."""
+    given: dict[str, Any] = field(init=False, default_factory=dict)
+    """The types of the schema as they were given, under the names of the columns."""
+    types: dict[str, pa.DataType] | None = field(init=False, default=None)
+    """The same as Arrow's."""
+
+    def __post_init__(self) -> None:
+        if self.on_error not in get_args(OnError):
+            raise SettingsError(
+                f"on_error is {', '.join(map(repr, get_args(OnError)))}; {self.on_error!r} is none of them."
+            )
+        names = (self.stream_column, self.id_column, self.timestamp_column, self.sequence_column, self.delivery_column)
+        given = [name for name in names if name is not None]
+        for name in given:
+            if not isinstance(name, str):
+                raise DeclarationError(f"The name of a column is a text, not a {type(name).__name__}.")
+            if given.count(name) > 1:
+                raise DeclarationError(f"Two columns would have the name {name!r}.", hint="Give one another name.")
+        if self.schema is not None:
+            types = arrow_types(self.schema)
+            columns = name_columns([name.encode() for name in types], self.taken)
+            named = zip(columns, types.values(), strict=True)
+            object.__setattr__(self, "types", {name: kind for name, kind in named if self._has(name)})
+            object.__setattr__(self, "given", dict(zip(columns, self.schema.values(), strict=True)))
+
+    @property
+    def _own(self) -> dict[str | None, pa.DataType]:
+        return {
+            self.stream_column: pa.string(),
+            self.id_column: pa.string(),
+            self.timestamp_column: pa.int64(),
+            self.sequence_column: pa.int64(),
+            self.delivery_column: pa.int64(),
+        }
+
+    @cached_property
+    def taken(self) -> frozenset[str]:
+        """The names that fields of entries cannot have."""
+        return frozenset(name for name in self._own if name is not None)
+
+    @cached_property
+    def own_schema(self) -> pa.Schema:
+        """The columns that are no fields."""
+        return pa.schema([(name, kind) for name, kind in self._own.items() if self._has(name)])
+
+    @cached_property
+    def arrow_schema(self) -> pa.Schema | None:
+        """All columns, where the fields are known."""
+        if self.types is None:
+            return None
+        return pa.schema([*self.own_schema, *(pa.field(name, kind) for name, kind in self.types.items())])
+
+    @property
+    def fields(self) -> Container[str] | None:
+        """The fields to read; `None` is all."""
+        return self.types if self.types is not None else self.columns
+
+    def _has(self, name: str | None) -> TypeGuard[str]:
+        return name is not None and (self.columns is None or name in self.columns)
+
+    def convert(
+        self, page: Page, stream: str, deliveries: Callable[[], list[int]] | None = None
+    ) -> tuple[pa.RecordBatch, list[Rejected]]:
+        """The columns of a page, and the entries that are in no row because they do not fit."""
+        faults: list[tuple[int, str, str]] = []
+        arrays: dict[str, pa.Array] = {}
+        if self._has(self.stream_column):
+            arrays[self.stream_column] = pa.repeat(pa.scalar(stream), len(page))
+        if self._has(self.id_column):
+            arrays[self.id_column] = page.ids
+        if self._has(self.timestamp_column) or self._has(self.sequence_column):
+            for name, numbers in zip((self.timestamp_column, self.sequence_column), id_parts(page.ids), strict=True):
+                if self._has(name):
+                    arrays[name] = _cast(numbers, pa.int64(), name, faults)
+        if self._has(self.delivery_column):
+            arrays[self.delivery_column] = pa.array(deliveries() if deliveries else [1] * len(page), pa.int64())
+        if self.types is None:
+            for name, values in page.fields.items():
+                arrays[name] = _text_or_bytes(values)
+        else:
+            for name, kind in self.types.items():
+                found = page.fields.get(name)
+                arrays[name] = pa.nulls(len(page), kind) if found is None else _parse(found, kind, name, faults)
+        batch = pa.RecordBatch.from_arrays(list(arrays.values()), list(arrays))
+        if not faults:
+            return batch, []
+        return self._judge(batch, page, stream, faults)
+
+    def _judge(
+        self, batch: pa.RecordBatch, page: Page, stream: str, faults: list[tuple[int, str, str]]
+    ) -> tuple[pa.RecordBatch, list[Rejected]]:
+        row, name, why = min(faults)
+        first = f"the entry {page.ids[row]} of {stream!r}: {name!r} {why}"
+        if self.on_error == "raise":
+            raise SchemaError(
+                f"Cannot read {first}.",
+                index=row,
+                field=name,
+                hint='Nothing was acknowledged. on_error="null" or "quarantine" goes on without such values.',
+            )
+        if self.on_error == "null":
+            _log.warning("%d values of %r do not fit and are null, the first in %s.", len(faults), stream, first)
+            return batch, []
+        whys: dict[int, str] = {}
+        for row, name, why in faults:
+            whys[row] = f"{whys[row]}; {name!r} {why}" if row in whys else f"{name!r} {why}"
+        keep = np.ones(len(page), np.bool_)
+        keep[list(whys)] = False
+        return batch.filter(pa.array(keep)), [Rejected(page.ids[row].as_py(), whys[row]) for row in sorted(whys)]
+
+
+def _text_or_bytes(values: pa.Array) -> pa.Array:
+    """Texts, if all of them are UTF-8."""
+    try:
+        return values.cast(pa.large_string() if pa.types.is_large_binary(values.type) else pa.string())
+    except pa.ArrowInvalid:
+        return values
+
+
+def _parse(values: pa.Array, kind: pa.DataType, name: str, faults: list[tuple[int, str, str]]) -> pa.Array:
+    if pa.types.is_binary(kind):
+        return values.cast(kind)
+    texts = _cast(values, pa.string(), name, faults)
+    return texts if pa.types.is_string(kind) else _cast(texts, kind, name, faults)
+
+
+def _cast(
+    values: pa.Array, kind: pa.DataType, name: str, faults: list[tuple[int, str, str]], first: int = 0
+) -> pa.Array:
+    """The values in another type. One that does not fit is null, and a fault."""
+    try:
+        return _cast_all(values, kind)
+    except pa.ArrowInvalid:
+        if len(values) == 1:
+            faults.append((first, name, f"is {_shown(values[0].as_py())}, which is no {kind}"))
+            return pa.nulls(1, kind)
+    middle = len(values) // 2
+    halves = (values[:middle], first), (values[middle:], first + middle)
+    return pa.concat_arrays([_cast(half, kind, name, faults, begin) for half, begin in halves])
+
+
+def _cast_all(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    try:
+        return values.cast(kind)
+    except pa.ArrowInvalid:
+        if not (pa.types.is_timestamp(kind) and kind.tz and pa.types.is_string(values.type)):
+            raise
+        # Arrow takes no time without an offset for an instant; to us it is UTC.
+        return pc.assume_timezone(values.cast(pa.timestamp(kind.unit)), "UTC").cast(kind)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
+
+
+def join(batches: list[pa.RecordBatch], layout: Layout) -> pa.Table:
+    """One table of all batches. Without a schema it has every field of any of them, and a field that is not all texts
+    is binary."""
+    if layout.arrow_schema is not None:
+        return pa.Table.from_batches(batches, layout.arrow_schema)
+    kinds: dict[str, pa.DataType] = {each.name: each.type for each in layout.own_schema}
+    for batch in batches:
+        for each in batch.schema:
+            known = kinds.get(each.name, each.type)
+            kinds[each.name] = known if known == each.type else _wider(known, each.type)
+    schema = pa.schema(list(kinds.items()))
+    if all(batch.schema.equals(schema) for batch in batches):
+        return pa.Table.from_batches(batches, schema)
+    return pa.Table.from_batches([_widened(batch, schema) for batch in batches], schema)
+
+
+def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType:
+    large = any(pa.types.is_large_string(kind) or pa.types.is_large_binary(kind) for kind in (one, other))
+    if all(pa.types.is_string(kind) or pa.types.is_large_string(kind) for kind in (one, other)):
+        return pa.large_string()
+    return pa.large_binary() if large else pa.binary()
+
+
+def _widened(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    held = set(batch.schema.names)
+    arrays = [
+        batch.column(each.name).cast(each.type) if each.name in held else pa.nulls(len(batch), each.type)
+        for each in schema
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -1,0 +1,124 @@
+"""What the functions for frames are told, checked, and the stream that they are told about, opened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from weft.dataframes.feed import Feed
+from weft.dataframes.layout import Layout, OnError
+from weft.errors import SettingsError
+from weft.project import connect, current
+from weft.streams.declare import Stream
+from weft.systems.base import Connection
+from weft.systems.redis.connection import RedisConnection
+
+
+def find_connection(url: str | Connection) -> Connection:
+    """The connection that a URL, a name or a connection stands for."""
+    return connect(url) if isinstance(url, str) and "://" in url else current().connection(url)
+
+
+def find_redis(url: str | Connection, what: str) -> RedisConnection:
+    """The same for what only Redis has."""
+    found = find_connection(url)
+    if not isinstance(found, RedisConnection):
+        raise SettingsError(f"{what} needs Redis; {found.label} is {found.kind}.")
+    return found
+
+
+def layout_of(
+    schema: Mapping[str, Any] | None,
+    *,
+    include_id: bool,
+    id_column: str,
+    include_timestamp: bool,
+    timestamp_column: str,
+    include_sequence: bool,
+    sequence_column: str,
+    on_error: OnError,
+    include_delivery: bool = False,
+    stream_column: str | None = None,
+) -> Layout:
+    """The columns of a frame."""
+    return Layout(
+        schema,
+        id_column=id_column if include_id else None,
+        timestamp_column=timestamp_column if include_timestamp else None,
+        sequence_column=sequence_column if include_sequence else None,
+        delivery_column="_deliveries" if include_delivery else None,
+        stream_column=stream_column,
+        on_error=on_error,
+    )
+
+
+def open_feed(
+    url: str | Connection,
+    stream: str | Stream,
+    layout: Layout,
+    *,
+    start_id: str = "-",
+    end_id: str = "+",
+    group: str | None = None,
+    consumer: str | None = None,
+    auto_ack: bool = False,
+    create_group: bool = True,
+    claim_idle: int | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Feed:
+    """The stream, at the place from which it is to be read."""
+    connection = find_connection(url)
+    if group is None:
+        for name, given in (("consumer", consumer), ("auto_ack", auto_ack), ("claim_idle", claim_idle is not None)):
+            if given:
+                raise SettingsError(f"{name} needs a group.", hint='group="analytics", consumer="worker-1"')
+        if layout.delivery_column is not None:
+            raise SettingsError("include_delivery needs a group.", hint="Only a group counts deliveries.")
+    else:
+        if not consumer:
+            raise SettingsError(f"The group {group!r} needs a consumer.", hint='consumer="worker-1"')
+        if end_id != "+":
+            raise SettingsError("A group has no end_id: it is given what no other member has.", hint="Leave one out.")
+        if claim_idle is not None:
+            whole_number("claim_idle", claim_idle)
+    if not isinstance(connection, RedisConnection):
+        raise SettingsError(f"Frames of streams need Redis; {connection.label} is {connection.kind}.")
+    # Here, so that the other systems need no package of Redis.
+    from weft.dataframes.redis_feed import GroupFeed, RangeFeed
+
+    key = stream_key(stream)
+    if group is None:
+        return RangeFeed(connection, key, layout, start_id, end_id, stopped)
+    assert consumer is not None
+    return GroupFeed(
+        connection,
+        key,
+        layout,
+        group,
+        consumer,
+        start=start_id,
+        create_group=create_group,
+        claim_idle=claim_idle,
+        stopped=stopped,
+    )
+
+
+def stream_key(stream: object) -> str:
+    """The key of a stream of Redis."""
+    if not isinstance(stream, str) or not stream:
+        raise SettingsError(f"A stream of Redis is named by its key, not by {stream!r}.")
+    return stream
+
+
+def whole_number(name: str, value: object, least: int = 0) -> int:
+    """The value, which must be a whole number that is not below `least`."""
+    if type(value) is not int or value < least:
+        raise SettingsError(f"{name} must be a whole number from {least}, not {value!r}.")
+    return value
+
+
+def wait_of(block_ms: int | None) -> float | None:
+    """How many seconds to wait; `None` is for ever, which Redis calls 0."""
+    if block_ms is None:
+        return 0.0
+    return whole_number("block_ms", block_ms) / 1000 or None

@@ -1,0 +1,349 @@
+"""Streams of Redis, read as batches of Arrow."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+
+import pyarrow as pa
+
+from weft.dataframes.layout import Layout, Rejected
+from weft.errors import NotFoundError, SettingsError
+from weft.systems.redis.connection import RedisConnection
+from weft.systems.redis.resp import Bytes, Page, count_of, encode, guess_last_id, page_of, page_of_entries, parse
+from weft.systems.redis.wire import ReplyError, Wire, Word
+
+QUARANTINE = "__quarantine"
+ERROR_FIELD = "_weft_error"
+SOURCE_FIELD = "_weft_entry"
+
+_ID = re.compile(r"\d{1,20}(-\d{1,20})?")
+_FIRST_ID = "0-0"
+# A page is as many entries as make about so many bytes; the first shows how large they are.
+_FIRST_PAGE, _LARGEST_PAGE, _PAGE_BYTES = 500, 20_000, 2_000_000
+_ACKS_A_COMMAND = 5_000
+# To look more often than this for entries that idle members left costs more than it gives.
+_LEAST_CLAIM_SECONDS = 0.1
+
+
+def check_range(start: str, end: str) -> None:
+    """Refuse what is no id, before Redis is asked."""
+    for name, value, words in (("start_id", start, ("-", "+", "$")), ("end_id", end, ("-", "+"))):
+        if not isinstance(value, str) or not (value in words or _ID.fullmatch(value.removeprefix("("))):
+            listed = ", ".join(repr(word) for word in words)
+            raise SettingsError(
+                f"{name} is {value!r}, which is no id of an entry.", hint=f"Such as '1704067200000-0', or {listed}."
+            )
+
+
+class _RedisFeed:
+    def __init__(self, connection: RedisConnection, stream: str, layout: Layout, stopped: Callable[[], bool]) -> None:
+        self.stream, self.layout = stream, layout
+        self.wire = Wire(connection, stream, stopped)
+        self._quarantine: Wire | None = None
+        self._heading = b"*1\r\n*2\r\n" + encode(stream).partition(b"\r\n")[2]
+        self.finished = False
+        self.drained = False
+        self._bytes_a_row = _PAGE_BYTES / _FIRST_PAGE
+
+    @property
+    def page_size(self) -> int:
+        """How many entries make a page of a reasonable size."""
+        return max(1, min(_LARGEST_PAGE, int(_PAGE_BYTES / self._bytes_a_row)))
+
+    def close(self) -> None:
+        self.wire.close()
+        if self._quarantine is not None:
+            self._quarantine.close()
+
+    def confirm(self) -> None:
+        """Nothing: without a group there is nothing to acknowledge."""
+
+    def settle(self) -> None:
+        """Nothing."""
+
+    def _ask(self, *words: Word, wait_seconds: float | None = 0) -> Bytes:
+        try:
+            return self.wire.ask(*words, wait_seconds=wait_seconds)
+        except ReplyError as error:
+            raise self.wire.explained(error) from None
+
+    def _entries(self, reply: Bytes) -> Bytes | None:
+        """The array of entries in a reply to XREAD or XREADGROUP; `None` where there is none."""
+        begin = len(self._heading)
+        return reply[begin:] if reply[:begin].tobytes() == self._heading else None
+
+    def _page(self, entries: Bytes) -> Page:
+        page = page_of(entries, self.layout.taken, self.layout.fields)
+        if len(page) > 0:
+            self._bytes_a_row = len(entries) / len(page)
+        return page
+
+    def _put_aside(self, rejected: Sequence[Rejected]) -> None:
+        """Store entries in the quarantine, under their own ids: what was stored before is not stored again."""
+        if self._quarantine is None:
+            self._quarantine = Wire(self.wire.connection, self.stream + QUARANTINE, self.wire.stopped)
+        aside = self._quarantine
+        for each in rejected:
+            found = parse(self._ask("XRANGE", self.stream, each.id, each.id))
+            if not found:  # deleted meanwhile
+                continue
+            fields: list[Word] = [*found[0][1], ERROR_FIELD, each.why, SOURCE_FIELD, each.id]
+            try:
+                aside.run("XADD", aside.key, each.id, *fields)
+            except ReplyError as error:
+                if "equal or smaller" not in str(error):
+                    raise aside.explained(error) from None
+                # There already, or older than the newest one there.
+                if not aside.run("XRANGE", aside.key, each.id, each.id):
+                    aside.run("XADD", aside.key, "*", *fields)
+
+
+class RangeFeed(_RedisFeed):
+    """The entries between two ids; those that come later too, where the end is open."""
+
+    def __init__(
+        self,
+        connection: RedisConnection,
+        stream: str,
+        layout: Layout,
+        start: str = "-",
+        end: str = "+",
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        check_range(start, end)
+        super().__init__(connection, stream, layout, stopped)
+        self._start, self._end = start, end
+        self._expected: tuple[str, int] | None = None
+        """The page that was asked for already: where it begins, and how many entries it may have."""
+
+    def begin(self) -> None:
+        """Fix where `$` is: after what is there now."""
+        if self._start == "$":
+            self._start = f"({self._last_id()}"
+
+    def fetch(self, limit: int, wait_seconds: float | None, more: bool = True) -> pa.RecordBatch | None:
+        """The next rows. `more` says that the page after this one will be wanted too."""
+        self.begin()
+        page = self._range(limit, more)
+        if len(page) == 0 and self._end != "+":
+            self.finished = True
+        elif len(page) == 0 and wait_seconds != 0:
+            page = self._wait(limit, wait_seconds)
+        if len(page) == 0:
+            return None
+        batch, rejected = self.layout.convert(page, self.stream)
+        if rejected:
+            self._put_aside(rejected)
+        self._start = f"({page.ids[-1]}"
+        return batch
+
+    def _range(self, limit: int, more: bool) -> Page:
+        asked = (self._start, limit)
+        if self._expected != asked:
+            self._send(asked)
+        try:
+            reply = self.wire.receive()
+        except ReplyError as error:
+            raise self.wire.explained(error) from None
+        self._expected = None
+        # Redis works on the next page while this one is taken apart.
+        self.drained = count_of(reply) < limit
+        guess = guess_last_id(reply) if more and not self.drained else None
+        if guess is not None:
+            self._send((f"({guess}", limit))
+        return self._page(reply)
+
+    def _send(self, asked: tuple[str, int]) -> None:
+        self._expected = asked
+        self.wire.send("XRANGE", self.stream, asked[0], self._end, "COUNT", asked[1])
+
+    def _wait(self, limit: int, seconds: float | None) -> Page:
+        after = _before(self._start)
+        block = 0 if seconds is None else max(1, int(seconds * 1000))
+        reply = self._ask("XREAD", "COUNT", limit, "BLOCK", block, "STREAMS", self.stream, after, wait_seconds=seconds)
+        entries = self._entries(reply)
+        return Page(pa.array([], pa.string())) if entries is None else self._page(entries)
+
+    def _last_id(self) -> str:
+        try:
+            about = self.wire.run("XINFO", "STREAM", self.stream)
+        except ReplyError as error:
+            if "no such key" not in str(error):
+                raise self.wire.explained(error) from None
+            return _FIRST_ID
+        found: bytes = about[about.index(b"last-generated-id") + 1]
+        return found.decode()
+
+
+def _before(start: str) -> str:
+    """The last id before a range's start."""
+    if start.startswith("("):
+        return start[1:]
+    if start == "-":
+        return _FIRST_ID
+    ms, _, sequence = start.partition("-")
+    if int(sequence or 0) > 0:
+        return f"{ms}-{int(sequence) - 1}"
+    return f"{int(ms) - 1}-{2**64 - 1}" if int(ms) > 0 else _FIRST_ID
+
+
+class GroupFeed(_RedisFeed):
+    """The entries that a consumer of a group is given."""
+
+    def __init__(
+        self,
+        connection: RedisConnection,
+        stream: str,
+        layout: Layout,
+        group: str,
+        consumer: str,
+        *,
+        start: str = "-",
+        create_group: bool = True,
+        claim_idle: int | None = None,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        check_range(start, "+")
+        super().__init__(connection, stream, layout, stopped)
+        self.group, self.consumer = group, consumer
+        self._group_start = "$" if start in ("$", "+") else _before(start)
+        self._create_group = create_group
+        self._claim_idle = claim_idle
+        self._claim_cursor = _FIRST_ID
+        self._claim_at = 0.0
+        self._last_new = _FIRST_ID
+        self._own_after: str | None = None
+        """Where a lost reply may have left entries pending that nobody has seen: after this id."""
+        self._unconfirmed: list[str] = []
+
+    def begin(self) -> None:
+        """Create the group, if it may be."""
+        if self._create_group:
+            self._create()
+
+    def fetch(self, limit: int, wait_seconds: float | None, more: bool = True) -> pa.RecordBatch | None:
+        """The next rows: those that idle members left, then new ones."""
+        claimed = self._claim(limit)
+        found = self._read(limit, wait_seconds) if claimed is None else (claimed, True)
+        if found is None:
+            return None
+        page, pending = found
+        batch, rejected = self.layout.convert(page, self.stream, (lambda: self._deliveries(page)) if pending else None)
+        ids = page.ids.to_pylist()
+        if rejected:
+            self._put_aside(rejected)
+            aside = {each.id for each in rejected}
+            # Nobody else can: they are in no frame.
+            self._acknowledge(list(aside))
+            ids = [each for each in ids if each not in aside]
+        self._unconfirmed.extend(ids)
+        return batch
+
+    def confirm(self) -> None:
+        """Acknowledge what was fetched."""
+        ids, self._unconfirmed = self._unconfirmed, []
+        self._acknowledge(ids)
+
+    def settle(self) -> None:
+        """Wait until Redis has every acknowledgement."""
+        self._ask("PING")
+
+    def _acknowledge(self, ids: Sequence[str]) -> None:
+        for begin in range(0, len(ids), _ACKS_A_COMMAND):
+            self.wire.post("XACK", self.stream, self.group, *ids[begin : begin + _ACKS_A_COMMAND])
+
+    def _claim(self, limit: int) -> Page | None:
+        """Entries that members, this one too, left unacknowledged for so long."""
+        if self._claim_idle is None or time.monotonic() < self._claim_at:
+            return None
+        found = self._command(
+            "XAUTOCLAIM", self.stream, self.group, self.consumer, self._claim_idle, self._claim_cursor, "COUNT", limit
+        )
+        cursor, entries = parse(found)[:2]
+        self._claim_cursor = cursor.decode()
+        if self._claim_cursor == _FIRST_ID:
+            self._claim_at = time.monotonic() + max(self._claim_idle / 1000, _LEAST_CLAIM_SECONDS)
+        page = page_of_entries(entries, self.layout.taken, self.layout.fields)
+        return page if len(page) > 0 else None
+
+    def _read(self, limit: int, wait_seconds: float | None) -> tuple[Page, bool] | None:
+        """New entries, and whether they were pending already."""
+        block: tuple[Word, ...] = ()
+        if wait_seconds != 0:
+            block = ("BLOCK", 0 if wait_seconds is None else max(1, int(wait_seconds * 1000)))
+        while True:
+            own, before = self._own_after, self.wire.connected
+            words = (
+                "GROUP",
+                self.group,
+                self.consumer,
+                "COUNT",
+                limit,
+                *(() if own else block),
+                "STREAMS",
+                self.stream,
+            )
+            reply = self._command("XREADGROUP", *words, own or ">", wait_seconds=0 if own else wait_seconds)
+            if 0 < before < self.wire.connected and own is None:
+                # The reply to the first try may be lost, and with it entries that are this consumer's now.
+                self._own_after = self._last_new
+                continue
+            entries = self._entries(reply)
+            page = None if entries is None else self._page(entries)
+            if own is not None and (page is None or len(page) == 0):
+                self._own_after = None
+                continue
+            self.drained = entries is None or count_of(entries) < limit
+            if page is None or len(page) == 0:
+                return None
+            self._last_new = page.ids[-1].as_py()
+            if own is not None:
+                self._own_after = self._last_new
+            return page, own is not None
+
+    def _command(self, *words: Word, wait_seconds: float | None = 0) -> Bytes:
+        """The reply to a command of the group, which is made anew where it has vanished: with its stream, by a flush,
+        by a restart."""
+        while True:
+            try:
+                return self.wire.ask(*words, wait_seconds=wait_seconds)
+            except ReplyError as error:
+                said = str(error)
+                if not said.startswith(("NOGROUP", "UNBLOCKED")):
+                    raise self.wire.explained(error) from None
+            if not self._create_group:
+                raise NotFoundError(
+                    f"The stream {self.stream!r} has no group {self.group!r}.",
+                    hint="create_group=True creates it, and starts it at start_id.",
+                )
+            self.begin()
+
+    def _create(self) -> None:
+        try:
+            self.wire.run("XGROUP", "CREATE", self.stream, self.group, self._group_start, "MKSTREAM")
+        except ReplyError as error:
+            if not str(error).startswith("BUSYGROUP"):
+                raise self.wire.explained(error) from None
+        else:
+            self._last_new, self._own_after = _FIRST_ID, None
+
+    def _deliveries(self, page: Page) -> list[int]:
+        ids = page.ids.to_pylist()
+        found = parse(self._command("XPENDING", self.stream, self.group, ids[0], ids[-1], 2**31 - 1, self.consumer))
+        times = {entry[0].decode(): entry[3] for entry in found}
+        return [times.get(each, 1) for each in ids]
+
+
+def acknowledge(connection: RedisConnection, stream: str, group: str, ids: Sequence[str]) -> int:
+    """Acknowledge entries; how many were pending."""
+    wire, done = Wire(connection, stream), 0
+    try:
+        for begin in range(0, len(ids), _ACKS_A_COMMAND):
+            done += wire.run("XACK", stream, group, *ids[begin : begin + _ACKS_A_COMMAND])
+    except ReplyError as error:
+        raise wire.explained(error) from None
+    finally:
+        wire.close()
+    return done

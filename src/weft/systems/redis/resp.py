@@ -1,0 +1,209 @@
+"""Stream entries in Redis' replies as Arrow columns, without a Python object per value.
+
+A page of entries that all have the same fields is taken apart by numpy: where lines end says where every value is, once
+it has been checked that each line is what it is taken for. Any other page goes through hiredis.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Bytes = npt.NDArray[np.uint8]
+Numbers = npt.NDArray[np.int64]
+
+_NEWLINE, _DASH, _ZERO = b"\n-0"
+# Where the dash of an id stands from the year 2001 to 2286.
+_USUAL_DASH = 13
+_MAX_OFFSET = 2**31 - 1
+_TAIL_BYTES = 65_536
+_LAST_ENTRY = re.compile(rb".*\r\n\*2\r\n\$\d+\r\n(\d+-\d+)\r\n\*", re.DOTALL)
+
+
+@dataclass(slots=True)
+class Page:
+    """Entries as columns: their ids as strings, the values of each field as binary, null where an entry has none."""
+
+    ids: pa.Array
+    fields: dict[str, pa.Array] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+def encode(*words: str | bytes | int) -> bytes:
+    """A command as Redis reads it."""
+    parts = [word if isinstance(word, bytes) else str(word).encode() for word in words]
+    return b"*%d\r\n" % len(parts) + b"".join([b"$%d\r\n%b\r\n" % (len(part), part) for part in parts])
+
+
+def parse(reply: Bytes) -> Any:
+    """A whole reply as Python values, texts as bytes; an error as an exception that is not raised."""
+    import hiredis
+
+    reader = hiredis.Reader()
+    reader.feed(reply.tobytes())
+    return reader.gets()
+
+
+def name_columns(names: Sequence[bytes], taken: Container[str]) -> list[str]:
+    """A column for each field of an entry. A second one of a name is `name#2`, so that none hides another."""
+    found: list[str] = []
+    for name in names:
+        text = name.decode(errors="backslashreplace")
+        numbered = (text if number == 1 else f"{text}#{number}" for number in count(1))
+        found.append(next(each for each in numbered if each not in taken and each not in found))
+    return found
+
+
+def page_of(reply: Bytes, taken: Container[str], wanted: Container[str] | None = None) -> Page:
+    """The page in a reply that is one array of entries. `taken` are names of columns that fields cannot have; `wanted`
+    are the fields to read, if not all."""
+    return _by_lines(reply, taken, wanted) or page_of_entries(parse(reply), taken, wanted)
+
+
+def page_of_entries(entries: Sequence[Any], taken: Container[str], wanted: Container[str] | None = None) -> Page:
+    """The page of parsed entries. One that was deleted meanwhile has no fields at all, and is left out."""
+    entries = [entry for entry in entries if entry is not None and entry[1] is not None]
+    columns: dict[str, list[bytes | None]] = {}
+    shapes: dict[tuple[bytes, ...], list[list[bytes | None] | None]] = {}
+    for row, (_, flat) in enumerate(entries):
+        names = tuple(flat[::2])
+        into = shapes.get(names)
+        if into is None:
+            into = shapes[names] = [
+                columns.setdefault(name, [None] * len(entries)) if wanted is None or name in wanted else None
+                for name in name_columns(names, taken)
+            ]
+        for column, value in zip(into, flat[1::2], strict=True):
+            if column is not None:
+                column[row] = value
+    ids = pa.array([entry[0] for entry in entries], pa.binary()).cast(pa.string())
+    return Page(ids, {name: _binary(values) for name, values in columns.items()})
+
+
+def _binary(values: list[bytes | None]) -> pa.Array:
+    array = pa.array(values, pa.binary())
+    # Above 2 GiB it comes in chunks.
+    return array if isinstance(array, pa.Array) else pa.array(values, pa.large_binary())
+
+
+def count_of(reply: Bytes) -> int:
+    """How many elements a reply that is an array has."""
+    return int(_head(reply)[1:])
+
+
+def _head(reply: Bytes) -> bytes:
+    return reply[:32].tobytes().partition(b"\r\n")[0]
+
+
+def guess_last_id(reply: Bytes) -> str | None:
+    """What seems to be the id of the last entry, to ask for the next page before this one is taken apart. A value may
+    look like an entry, so it is to be compared with the real one."""
+    found = _LAST_ENTRY.search(reply[-_TAIL_BYTES:].tobytes())
+    return None if found is None else found[1].decode()
+
+
+def _by_lines(reply: Bytes, taken: Container[str], wanted: Container[str] | None) -> Page | None:
+    """The page, if every entry has the fields of the first one and no value holds a line's end."""
+    if len(reply) > _MAX_OFFSET:
+        return None
+    head = _head(reply)
+    rows = int(head[1:])
+    if rows <= 0:
+        return Page(pa.array([], pa.string()))
+    body = reply[len(head) + 2 :]
+    names = _first_names(body)
+    if names is None:
+        return None
+    ends = np.flatnonzero(body == _NEWLINE)
+    # `*2`, the length of the id, the id, the number of names and values; two lines for each of those.
+    lines_a_row = 4 + 4 * len(names)
+    if len(ends) != rows * lines_a_row:
+        return None
+    lines = ends.reshape(rows, lines_a_row)
+    ids_begin, ids_end = lines[:, 1] + 1, lines[:, 2] - 1
+    columns, end, between = {}, ids_end, b"\r\n*%d" % (2 * len(names))
+    for number, (name, column) in enumerate(zip(names, name_columns(names, taken), strict=True)):
+        between += b"\r\n$%d\r\n%b\r\n$" % (len(name), name)
+        if not _all_at(body, end, between):
+            return None
+        length_begins, length_ends = end + len(between), lines[:, 6 + 4 * number] - 1
+        begin, end = length_ends + 2, lines[:, 7 + 4 * number] - 1
+        if not np.array_equal(_digits(body, length_begins, length_ends), end - begin):
+            return None
+        between = b""
+        if wanted is None or column in wanted:
+            columns[column] = _slices(body, begin, end)
+    if not _all_at(body, end[:-1], b"\r\n*2\r\n$"):
+        return None
+    return Page(pc.cast(_slices(body, ids_begin, ids_end), pa.string()), columns)
+
+
+def _first_names(body: Bytes) -> list[bytes] | None:
+    """The names of the fields of the first entry; `None` for one that is not there any more."""
+    import hiredis
+
+    reader = hiredis.Reader()
+    for begin in range(0, len(body), 65_536):
+        reader.feed(body[begin : begin + 65_536].tobytes())
+        entry = reader.gets()
+        if entry is not False:
+            return None if entry[1] is None else entry[1][::2]
+    return None
+
+
+def _all_at(body: Bytes, places: Numbers, text: bytes) -> bool:
+    """Whether `text` stands at each of the places."""
+    windows = len(body) - len(text) + 1
+    if len(places) == 0:
+        return True
+    if windows <= places[-1]:
+        return False
+    found = np.ndarray((windows,), f"V{len(text)}", body, strides=(1,))[places]
+    return bool((found.view(np.uint8).reshape(len(places), -1) == np.frombuffer(text, np.uint8)).all())
+
+
+def _digits(body: Bytes, begin: Numbers, end: Numbers) -> Numbers:
+    """The numbers whose digits stand in these places."""
+    lengths = end - begin
+    shortest, longest = int(lengths.min()), int(lengths.max())
+    values = np.zeros(len(begin), np.uint64)
+    for place in range(longest):
+        if place < shortest:
+            values = values * np.uint64(10) + (body[begin + place] - np.uint8(_ZERO))
+        else:
+            longer = np.flatnonzero(lengths > place)
+            values[longer] = values[longer] * np.uint64(10) + (body[begin[longer] + place] - np.uint8(_ZERO))
+    return values  # type: ignore[return-value]
+
+
+def _slices(body: Bytes, begin: Numbers, end: Numbers) -> pa.Array:
+    """The texts between these places."""
+    # Of an array whose elements are, in turns, a text and what lies between it and the next one, every second.
+    offsets = np.empty((len(begin), 2), np.int32)
+    offsets[:, 0], offsets[:, 1] = begin, end
+    count = 2 * len(begin) - 1
+    texts = pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(body)])
+    return texts.take(pa.array(np.arange(0, count, 2, dtype=np.int32)))
+
+
+def id_parts(ids: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """The milliseconds and the sequence numbers of ids, unsigned."""
+    if len(ids) == 0:
+        return pa.array([], pa.uint64()), pa.array([], pa.uint64())
+    _, offset_buffer, data = ids.buffers()
+    offsets = np.frombuffer(offset_buffer, np.int32)[ids.offset : ids.offset + len(ids) + 1].astype(np.int64)
+    text, begin, end = np.frombuffer(data, np.uint8), offsets[:-1], offsets[1:]
+    dash = begin + _USUAL_DASH
+    if not ((end > dash).all() and (text[dash] == _DASH).all()):
+        dash = begin + pc.find_substring(ids, "-").to_numpy()
+    return pa.array(_digits(text, begin, dash)), pa.array(_digits(text, dash + 1, end))

@@ -1,0 +1,207 @@
+"""A connection to the server that holds a key, whose replies are raw bytes.
+
+redis-py connects: TLS, users, databases, Sentinels, and which node of a cluster holds the key. What follows goes
+past it, so that entries become columns without becoming Python objects first.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import redis
+from redis import exceptions
+
+from weft.errors import WeftError
+from weft.systems.redis.client import ERRORS, explain, open_client
+from weft.systems.redis.connection import RedisConnection
+from weft.systems.redis.resp import Bytes, encode, parse
+
+Word = str | bytes | int
+
+# How long a server that was there before may be gone, and how long it may take to answer beyond what it was asked to
+# wait.
+PATIENCE_SECONDS = 60.0
+_ANSWER_SECONDS = 60.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+_FIRST_BUFFER = 1 << 20
+_REDIRECTIONS = 16
+# What a server says that is starting, that is no longer the one to write to, or whose cluster is changing.
+_COME_AGAIN = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY ")
+_ELSEWHERE = tuple(word.encode() for word in ("MOVED", "ASK", *_COME_AGAIN))
+
+
+class ReplyError(Exception):
+    """What the server answered in the place of a reply."""
+
+
+class Wire:
+    """Commands about one key. One that fails because the connection is lost is sent again, on a new one."""
+
+    def __init__(self, connection: RedisConnection, key: str, stopped: Callable[[], bool] = lambda: False) -> None:
+        self.connection = connection
+        self.key = key
+        self.stopped = stopped
+        """Asked while a server that is gone is waited for."""
+        self.connected = 0
+        """How many times. A reply may have been lost when this grows."""
+        self._client: Any = None
+        self._link: Any = None
+        self._asking = b""
+        self._buffer = bytearray(_FIRST_BUFFER)
+        self._sent: tuple[Word, ...] | None = None
+        self._end = b""
+        self._posted: list[tuple[Word, ...]] = []
+
+    def ask(self, *words: Word, wait_seconds: float | None = 0) -> Bytes:
+        """The reply to a command, which the server may take so long to give. It is valid until the next one."""
+        self.send(*words)
+        return self.receive(wait_seconds)
+
+    def run(self, *words: Word) -> Any:
+        """The reply to a command as Python values; an error is raised as `ReplyError`."""
+        return parse(self.ask(*words))
+
+    def send(self, *words: Word) -> None:
+        """Send a command whose reply `receive` gives."""
+        if self._sent is not None:  # nobody asked for the reply
+            self.receive()
+        self._sent = words
+        if self._link is not None:
+            with suppress(*ERRORS):  # noticed by `receive`, which sends it again
+                self._write(words)
+
+    def post(self, *words: Word) -> None:
+        """Send a command that can be repeated without harm, and whose reply nobody waits for."""
+        self._posted.append(words)
+        with suppress(*ERRORS):
+            self._link._get_socket().sendall(self._asking + encode(*words))
+
+    def receive(self, wait_seconds: float | None = 0) -> Bytes:
+        """The reply to the command that was sent; `None` is to wait for as long as it takes."""
+        assert self._sent is not None
+        words, pause, gone_since, redirections = self._sent, _FIRST_PAUSE, None, 0
+        while True:
+            try:
+                if self._link is None:
+                    self._connect()
+                    self._write(words)
+                reply = self._read(None if wait_seconds is None else wait_seconds + _ANSWER_SECONDS)
+                self._sent = None
+                if reply[:1].tobytes() != b"-":
+                    return reply
+                said = str(parse(reply))
+                kind, _, place = said.partition(" ")
+                if kind in ("MOVED", "ASK") and redirections < _REDIRECTIONS:
+                    redirections += 1
+                    self._connect(place.rpartition(" ")[2], asking=kind == "ASK")
+                    self._sent = words
+                    self._write(words)
+                    continue
+                if not said.startswith(_COME_AGAIN):
+                    raise ReplyError(said)
+                failure: BaseException = exceptions.ResponseError(said)
+            except ERRORS as error:
+                failure = error
+            self._drop()
+            gone_since = gone_since or time.monotonic()
+            refused = isinstance(failure, (exceptions.AuthenticationError, exceptions.NoPermissionError))
+            patient = self.connected and time.monotonic() - gone_since < PATIENCE_SECONDS
+            if refused or not patient or self.stopped():
+                self._sent = None
+                raise self.explained(failure) from None
+            self._sent = words
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def explained(self, error: BaseException) -> WeftError:
+        """The error to raise where Redis, or the way to it, failed."""
+        if not self.connected and not isinstance(error, (ReplyError, exceptions.ResponseError)):
+            return self.connection.unreachable(error, answered=False)
+        return explain(
+            self.connection, exceptions.ResponseError(str(error)) if isinstance(error, ReplyError) else error
+        )
+
+    def close(self) -> None:
+        """Wait for the answers to what was posted, and disconnect."""
+        if self._posted and self._link is not None:
+            with suppress(WeftError, ReplyError):
+                self.ask("PING")
+        self._drop()
+
+    def _connect(self, place: str | None = None, *, asking: bool = False) -> None:
+        if place is None:
+            self._drop()
+            self._client = open_client(self.connection)
+            self._link = self._pool().get_connection()
+        else:
+            host, _, port = place.rpartition(":")
+            pool = self._pool()
+            given = {**pool.connection_kwargs, "port": int(port)}
+            # An empty host is that of the server which said so.
+            given["host"] = host or given["host"]
+            self._link.disconnect()
+            self._link = pool.connection_class(**given)
+        self._link.connect()
+        self._asking = encode("ASKING") if asking else b""
+        self.connected += 1
+        # An answer to these may be lost. They are sent again before anything else.
+        for words in self._posted:
+            self._link._get_socket().sendall(self._asking + encode(*words))
+
+    def _pool(self) -> Any:
+        if isinstance(self._client, redis.RedisCluster):
+            node = self._client.get_node_from_key(self.key)
+            return self._client.get_redis_connection(node).connection_pool
+        return self._client.connection_pool
+
+    def _drop(self) -> None:
+        link, client, self._link, self._client = self._link, self._client, None, None
+        with suppress(*ERRORS):
+            if link is not None:
+                link.disconnect()
+            if client is not None:
+                client.close()
+
+    def _write(self, words: tuple[Word, ...]) -> None:
+        # Where the reply ends is known without reading it: it is followed by the echo of a text that no value can hold,
+        # because nobody knew it before.
+        token = secrets.token_hex(16).encode()
+        self._end = b"$%d\r\n%b\r\n" % (len(token), token)
+        self._link._get_socket().sendall(self._asking + encode(*words) + encode("ECHO", token))
+
+    def _read(self, timeout: float | None) -> Bytes:
+        link = self._link._get_socket()
+        link.settimeout(timeout)
+        held, end = 0, self._end
+        while True:
+            if held == len(self._buffer):
+                self._buffer = self._buffer + bytearray(held)
+            with memoryview(self._buffer) as view:
+                received = link.recv_into(view[held:])
+                if received == 0:
+                    raise ConnectionError("The server closed the connection.")
+                held += received
+                if held >= len(end) and view[held - len(end) : held] == end:
+                    break
+        first = self._skip_posted(held)
+        first += 5 if self._asking else 0  # +OK
+        return np.frombuffer(self._buffer, np.uint8, held - len(end) - first, first)
+
+    def _skip_posted(self, held: int) -> int:
+        """Where the reply begins, after those to what was posted."""
+        begin, again = 0, []
+        for words in self._posted:
+            begin += 5 if self._asking else 0
+            end = self._buffer.index(b"\n", begin, held) + 1
+            # This server is not, or no longer, the one to ask: the command that follows is told so too, and brings
+            # these along to the one that is. Other errors mean that there is nothing left to acknowledge.
+            if self._buffer[begin : begin + 1] == b"-" and self._buffer.startswith(_ELSEWHERE, begin + 1):
+                again.append(words)
+            begin = end
+        self._posted = again
+        return begin

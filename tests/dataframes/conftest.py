@@ -1,0 +1,62 @@
+"""A database of the run's Redis, a client of it that is not ours, and the cluster."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+import servers
+
+
+@pytest.fixture
+def url(shared_server: Callable[[str], servers.Server]) -> Iterator[str]:
+    """An empty database."""
+    with shared_server("redis").database() as found:
+        yield found
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[Any]:
+    """What sees the database without our code."""
+    import redis
+
+    with closing(redis.Redis.from_url(url)) as found:
+        yield found
+
+
+@pytest.fixture
+def add(client: Any) -> Callable[..., list[str]]:
+    """`add("events", {"a": 1}, {"a": 2})` adds entries and gives their ids."""
+
+    def add_all(stream: str, *entries: dict[Any, Any]) -> list[str]:
+        pipeline = client.pipeline(transaction=False)
+        for entry in entries:
+            pipeline.xadd(stream, entry)
+        return [found.decode() for found in pipeline.execute()]
+
+    return add_all
+
+
+@pytest.fixture
+def cluster(shared_server: Callable[[str], servers.Server]) -> Iterator[str]:
+    """An empty cluster of three nodes."""
+    with shared_server("redis-cluster").database() as found:
+        yield found
+
+
+@pytest.fixture
+def later() -> Iterator[Callable[..., None]]:
+    """`later(function, …)` calls it in a moment, in another thread."""
+    timers: list[threading.Timer] = []
+
+    def call(function: Callable[..., Any], *arguments: Any) -> None:
+        timers.append(threading.Timer(0.2, function, arguments))
+        timers[-1].start()
+
+    yield call
+    for timer in timers:
+        timer.join()
