@@ -204,7 +204,7 @@ function pipelineRow({ name }) {
   return { element, update };
 }
 
-function tiles({ streams, pipelines }) {
+function tiles({ streams, pipelines, complete }) {
   const rates = streams.map((stream) => series.get(stream.name).now()).filter((value) => value !== null);
   say(find("tile-rate"), rates.length ? rate(rates.reduce((a, b) => a + b, 0)) : "–");
   say(find("tile-rows"), streams.length ? count(streams.reduce((total, stream) => total + stream.rows, 0)) : "–");
@@ -216,7 +216,8 @@ function tiles({ streams, pipelines }) {
   const running = pipelines.filter((pipeline) => pipeline.status === "running");
   say(find("tile-runs"), pipelines.length ? (failing.length ? `${count(failing.length)} failing` : "all well") : "–");
   find("tile-runs").classList.toggle("loud", failing.length > 0);
-  say(find("tile-runs-note"), `${plural(pipelines.length, "pipeline")}${running.length ? `, ${count(running.length)} running` : ""}`);
+  const known = complete ? plural(pipelines.length, "pipeline") : "shown with a key";
+  say(find("tile-runs-note"), `${known}${running.length ? `, ${count(running.length)} running` : ""}`);
 }
 
 function empty(what, items, build) {

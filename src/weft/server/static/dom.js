@@ -27,6 +27,7 @@ export const rate = (value) => (value == null ? "–" : (value < 100 ? oneDecima
 
 export function duration(seconds) {
   if (seconds == null) return "–";
+  if (seconds < 1) return `${whole.format(seconds * 1000)} ms`;
   if (seconds < 60) return `${oneDecimal.format(seconds)} s`;
   if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${Math.round(seconds % 60)} s`;
   if (seconds < 86400) return `${Math.floor(seconds / 3600)} h ${Math.round((seconds % 3600) / 60)} min`;

@@ -83,6 +83,7 @@ export class Tail {
     };
     source.addEventListener("stream.event", (event) => this.take(event));
     source.addEventListener("stream.lost", (event) => this.take(event));
+    source.addEventListener("stream.rewound", (event) => this.take(event));
   }
 
   retry(why) {
@@ -130,10 +131,15 @@ function row(message) {
   if (message.type === "stream.lost") {
     return make("li", { class: "lost" }, `${plural(data.lost, "event")} before ${data.resumed_after + 1} were removed by retention.`);
   }
+  if (message.type === "stream.rewound") {
+    return make("li", { class: "lost" }, `The stream went back to ${data.resumed_after}: an older state of it was restored.`);
+  }
   const event = { ...data.event };
   const at = new Date(event._weft_published_at);
   for (const name of Object.keys(event)) if (name.startsWith("_weft_")) delete event[name];
-  const fields = Object.entries(event).flatMap(([name, value]) => [
+  // A stream has a column for every field that ever came: those that this event lacks would hide the ones it has.
+  const given = Object.entries(event).filter(([, value]) => value !== null);
+  const fields = given.flatMap(([name, value]) => [
     make("span", { class: "name" }, name),
     make("span", { class: "value" }, typeof value === "string" ? value : JSON.stringify(value)),
   ]);
