@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,8 +18,9 @@ import httpx
 import pytest
 
 from servers import wait_until
-from weft.errors import NotFoundError
+from weft.errors import NotFoundError, SettingsError
 from weft.project import Project
+from weft.server import keys
 from weft.server.access import open_streams
 from weft.server.keys import KeyTable, key_table, verified
 from weft.server.rates import Rate
@@ -32,6 +36,7 @@ def clicks(): ...
 def partners(): ...
 """
 STREAM = "/api/v1/streams"
+in_sql = pytest.mark.parametrize("system", ["sqlite", "postgres", "mysql"], indirect=True)
 READ: list[tuple[str, str, Any]] = [
     ("GET", "", None),
     ("POST", "/consume", {"consumer": "c"}),
@@ -72,6 +77,7 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
+@in_sql
 def test_the_table(streams: Project) -> None:
     with key_table() as table:
         assert table.all() == {}
@@ -101,6 +107,7 @@ def _rows(table: KeyTable) -> list[tuple[Any, ...]]:
         return session.rows(f"SELECT * FROM {table._table}")
 
 
+@in_sql
 def test_only_the_whole_token_is_the_key(streams: Project) -> None:
     with key_table() as table:
         key, token = table.create(name=None, scopes=["read"])
@@ -114,12 +121,44 @@ def test_only_the_whole_token_is_the_key(streams: Project) -> None:
     assert verified(token, keys) == key
 
 
+@in_sql
+async def test_they_are_read_again_while_those_who_ask_go_on(streams: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keys, "_REFRESH_SECONDS", 0.0)
+    known = keys.KnownKeys()
+    assert await known.get() == {}
+    with key_table() as table:
+        key, _ = table.create(name=None, scopes=["read"])
+        assert at_once(known.get()) == {}
+        assert known._refreshing is not None
+        await known._refreshing
+        assert at_once(known.get()) == {key.id: key}
+    known.close()
+
+
+def at_once(asked: Coroutine[Any, Any, Any]) -> Any:
+    """What is answered without waiting for anything."""
+    with pytest.raises(StopIteration) as answered:
+        asked.send(None)
+    return answered.value.value
+
+
+@pytest.mark.parametrize("url", ["duckdb:///keys.duckdb", "redis://127.0.0.1:1/0"])
+def test_where_they_cannot_be_kept(project: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setenv("WEFT_DSN", url)
+    with pytest.raises(SettingsError, match="Keys cannot be kept in a") as refused, key_table():
+        pass
+    assert refused.value.hint is not None
+    assert "sqlite, postgres, mysql. Name" in refused.value.hint
+
+
+@in_sql
 def test_expired(streams: Project) -> None:
     with key_table() as table:
         key, _ = table.create(name=None, scopes=["read"], expires_at=datetime.now(UTC) - timedelta(seconds=1))
     assert key.ended == "expired"
 
 
+@in_sql
 def test_what_is_open(streams: Project) -> None:
     import weft
 
@@ -257,6 +296,33 @@ def test_without_its_keys_the_service_is_closed(server: Callable[..., Any], fold
     # Whoever has the stream's own credential needs no key.
     assert ask(served, "partners", READ[0], {"Authorization": "Bearer its own"}) == 200
     assert "hunter2" not in served.log_file.read_text()
+
+
+def test_keys_that_cannot_be_read_any_more_close_the_service(
+    server: Callable[..., Any], folder: Path, shared_server: Callable[[str], Any]
+) -> None:
+    """A while after somebody locked their table; a worker that starts then is closed too."""
+    database = shared_server("postgres")
+    with database.database() as url:
+        toml = f'[server]\nkeys = "safe"\n[connections.safe]\nurl = "{url}"\n'
+        served = server(STREAMS, "--insecure", folder=folder, toml=toml)
+
+        def code() -> int:
+            with served.new_client() as client:
+                return int(client.get(f"{STREAM}/clicks").status_code)
+
+        assert code() == 200
+        with contextlib.closing(database.connect(url.rpartition("/")[2])) as other:
+            other.execute("BEGIN")
+            other.execute("LOCK TABLE weft.api_keys")
+            assert code() == 200
+            wait_until(lambda: code() == 503, "what was known to be too old")
+            (worker,) = served.workers()
+            os.kill(worker, signal.SIGKILL)
+            served.client.close()
+            assert code() == 503
+            other.execute("ROLLBACK")
+        wait_until(lambda: code() == 200, "the keys to be read")
 
 
 def test_a_database_of_keys_that_hangs_holds_up_nobody_who_needs_none(server: Callable[..., Any], folder: Path) -> None:

@@ -58,6 +58,10 @@ class Access:
         self._places: dict[str, _Place] = {}
         self._declarations = -1
 
+    async def start(self) -> None:
+        """Read the keys before the first request needs them: to open their database takes a while."""
+        await self._keys.look()
+
     def close(self) -> None:
         """Close files and connections."""
         self._keys.close()

@@ -48,6 +48,7 @@ def app(
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        await service.start()
         try:
             yield
         finally:

@@ -23,6 +23,7 @@ import pyarrow as pa
 from weft.errors import ConnectionFailedError, NotFoundError, SettingsError, StorageError, WeftError, nearest
 from weft.operate.logtables import instant
 from weft.project import DEFAULT, current
+from weft.server.glance import Glance
 from weft.server.problems import Problem, later
 from weft.server.rates import Rate
 from weft.settings import read_project_file
@@ -36,6 +37,7 @@ Scope = Literal["read", "write", "admin"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 PREFIX = "weft_"
 CACHED_SECONDS = 5.0
+_REFRESH_SECONDS = 2.0
 _ID_BYTES, _SECRET_BYTES = 6, 32
 
 _TABLE = "api_keys"
@@ -206,10 +208,13 @@ def open_key_table() -> KeyTable:
         raise SettingsError("weft.toml: keys in [server] must be the name of a connection.")
     connection = project.for_tables(project.connection(name))
     system = system_for(connection.kind)
-    if system.log is None:
+    if system.log is None or system.tables is None:
         # Several processes must be able to open it: as for streams.
-        able = ", ".join(each.kind for each in systems().values() if each.log)
-        raise SettingsError(f"Keys cannot be kept in a {system.kind} database.", hint=f"These can: {able}.")
+        able = ", ".join(each.kind for each in systems().values() if each.log and each.tables)
+        raise SettingsError(
+            f"Keys cannot be kept in a {system.kind} database.",
+            hint=f'These can: {able}. Name the connection of one in weft.toml: keys = "…" in [server].',
+        )
     tables: SqlTables = system.load_tables()(connection)
     try:
         return KeyTable(tables)
@@ -229,44 +234,64 @@ def key_table() -> Iterator[KeyTable]:
 
 
 class KnownKeys:
-    """The keys as they were at most `CACHED_SECONDS` ago."""
+    """The keys as they were at most `CACHED_SECONDS` ago.
+
+    Older than `_REFRESH_SECONDS` they are read again, by the way: whoever asks gets those that are known. Only where
+    none that are young enough are known does a request wait.
+    """
 
     def __init__(self) -> None:
         self._table: KeyTable | None = None
         self._keys: dict[str, ApiKey] = {}
-        self._read_at = -CACHED_SECONDS
-        self._reading: asyncio.Task[None] | None = None
+        self._read_at = self._refreshed_at = -CACHED_SECONDS
+        # A thread of its own: a database that hangs holds none of those that others need, and not the exit.
+        self._reading = Glance(self._read_all, fresh_seconds=0)
+        self._refreshing: asyncio.Task[None] | None = None
 
     async def get(self) -> dict[str, ApiKey]:
         """All of them, by id. Raises where the database does not say: then nobody knows whether the service is open."""
-        while time.monotonic() - self._read_at >= CACHED_SECONDS:
-            if self._reading is None or self._reading.done():
-                self._reading = asyncio.create_task(self._read())
-            # Of all that wait, one that leaves must not take the answer from the others.
-            done, _ = await asyncio.wait([self._reading], timeout=CACHED_SECONDS)
-            if not done:
-                raise _unreadable()
-            await self._reading
+        now = time.monotonic()
+        if now - self._read_at >= CACHED_SECONDS:
+            try:
+                await self._read()
+            except TimeoutError:
+                raise _unreadable() from None
+            except (ConnectionFailedError, StorageError):
+                raise
+            except WeftError as error:
+                logger.error("the keys of the service cannot be read: %s", error)
+                raise _unreadable() from None
+        elif now - max(self._read_at, self._refreshed_at) >= _REFRESH_SECONDS:
+            self._refreshed_at = now
+            self._refreshing = asyncio.create_task(self.look())
         return self._keys
 
-    async def _read(self) -> None:
-        began = time.monotonic()
+    async def look(self) -> None:
+        """Read them now. Where that fails, those who need them are told later."""
         try:
-            self._keys = await asyncio.to_thread(self._read_all)
-        except (ConnectionFailedError, StorageError):
-            raise
-        except WeftError as error:
-            logger.error("the keys of the service cannot be read: %s", error)
-            raise _unreadable() from None
-        self._read_at = began
+            await self._read()
+        except Exception as error:  # whatever it is: nobody waits for this
+            logger.warning("the keys of the service cannot be read now: %s", str(error) or "no answer")
 
-    def _read_all(self) -> dict[str, ApiKey]:
+    async def _read(self) -> None:
+        while True:
+            began, keys = await self._reading.get(CACHED_SECONDS)
+            if began > self._read_at:
+                self._keys, self._read_at = keys, began
+            # What another began to read may be too old when it is there.
+            if time.monotonic() - self._read_at < CACHED_SECONDS:
+                return
+
+    def _read_all(self) -> tuple[float, dict[str, ApiKey]]:
+        began = time.monotonic()
         if self._table is None:
             self._table = open_key_table()
-        return self._table.all()
+        return began, self._table.all()
 
     def close(self) -> None:
         """Close its connections."""
+        if self._refreshing is not None:
+            self._refreshing.cancel()
         if self._table is not None:
             self._table.close()
 

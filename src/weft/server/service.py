@@ -158,6 +158,10 @@ class Service:
             raise later(503, "overloaded", "Too much at once", text, 1.0)
         return _Room(waiting, size)
 
+    async def start(self) -> None:
+        """What is better done before the first request."""
+        await self.access.start()
+
     def stopping(self) -> None:
         """Tell subscribers and those who wait for events that the service ends."""
         self.feeds.stop()
