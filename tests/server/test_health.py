@@ -32,16 +32,29 @@ def test_ready_when_every_database_answers(server: Callable[..., Any], tmp_path:
     assert client.get("/healthz").json() == {"status": "ok"}
     answer = client.get("/readyz")
     assert answer.status_code == 200
-    assert answer.json() == {"status": "ready", "databases": {"default": "ok", "far": "ok"}}
+    assert answer.json() == {"status": "ready", "databases": {"default": "ok", "far": "ok"}, "failed_modules": []}
 
 
 def test_a_database_that_refuses_is_named_without_its_address(server: Callable[..., Any]) -> None:
     served = server(STREAMS, env={"WEFT_DSN_FAR": "postgresql://me:s3cret@127.0.0.1:1/none"})
     answer = served.client.get("/readyz")
     assert answer.status_code == 503
-    assert answer.json() == {"status": "not ready", "databases": {"default": "ok", "far": "failed"}}
+    databases = {"default": "ok", "far": "failed"}
+    assert answer.json() == {"status": "not ready", "databases": databases, "failed_modules": []}
     assert served.client.get("/healthz").status_code == 200
     assert "s3cret" not in served.log_file.read_text()
+
+
+def test_a_module_that_fails_is_named(server: Callable[..., Any], tmp_path: Path) -> None:
+    """And what is wrong with it is in the log alone."""
+    (tmp_path / "served0").mkdir()
+    (tmp_path / "served0" / "broken.py").write_text("raise RuntimeError('s3cret')\n")
+    served = server("@weft.stream\ndef near(): ...", "--module", "broken")
+    answer = served.client.get("/readyz")
+    assert answer.status_code == 503
+    assert answer.json() == {"status": "not ready", "databases": {"default": "ok"}, "failed_modules": ["broken"]}
+    assert "s3cret" in served.log_file.read_text()
+    served.publish("near", {"a": 1})
 
 
 def test_a_database_that_hangs_holds_up_nobody(server: Callable[..., Any], silent: int) -> None:

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from servers import wait_until
@@ -33,8 +34,9 @@ def samples(served: Any, **headers: str) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_requests_and_events_are_counted(server: Callable[..., Any]) -> None:
-    served = server(CLICKS)
+@pytest.mark.parametrize("system", ["sqlite", "postgres", "mysql"], indirect=True)
+def test_requests_and_events_are_counted(server: Callable[..., Any], system: Any) -> None:
+    served = server(CLICKS, env={"WEFT_DSN": system.url})
     url = "/api/v1/streams/clicks"
     served.publish("clicks", [{"n": 1}, {"n": 2}])
     for _ in range(2):

@@ -77,6 +77,25 @@ def test_pipelines_with_their_last_runs(server: Callable[..., Any]) -> None:
     assert (overview["pipelines"], overview["complete"]) == ([], False)
 
 
+@pytest.mark.parametrize("system", ["sqlite", "postgres", "mysql"], indirect=True)
+def test_streams_with_their_consumers(server: Callable[..., Any], system: Any) -> None:
+    served = server(PIPELINES, env={"WEFT_DSN": system.url})
+    url = "/api/v1/streams/clicks"
+    served.publish("clicks", [{"n": n} for n in range(10)])
+    served.client.post(f"{url}/consume", json={"consumer": "slow", "batch_size": 2})
+    taken = served.client.post(f"{url}/consume", json={"consumer": "fast", "batch_size": 9}).json()
+    served.client.post(f"{url}/ack", json={"consumer": "fast", "events": taken["events"]})
+    overview = served.client.get("/api/v1/overview?history=true").json()
+    (stream,) = overview["streams"]
+    assert (stream["head"], stream["floor"], stream["rows"], stream["lag"]) == (10, 0, 10, 8)
+    assert sorted((each["consumer"], each["lag"], each["pending"], each["lost"]) for each in stream["consumers"]) == [
+        ("fast", 1, 0, 0),
+        ("slow", 8, 2, 0),
+    ]
+    assert [head for _, head in stream["history"]] == [10]
+    assert (stream["problem"], overview["problem"]) == (None, None)
+
+
 def test_the_service_loads_no_spark(server: Callable[..., Any]) -> None:
     served = server(PIPELINES)
     assert run(LOADED, served.folder) == ""

@@ -1,4 +1,4 @@
-"""`/healthz`: this process lives. `/readyz`: the databases of its streams answer."""
+"""`/healthz`: this process lives. `/readyz`: its modules were imported, and the databases of its streams answer."""
 
 from __future__ import annotations
 
@@ -61,12 +61,13 @@ async def healthz(request: Request) -> Response:
 
 
 async def readyz(request: Request) -> Response:
-    """Whether to send requests here: not while it ends, nor while the database of a stream is away."""
+    """Whether to send requests here: not while it ends, nor while a module of streams failed or a database is away."""
     health: Health = request.app.state.health
-    databases = await health.databases()
-    answer: dict[str, Any] = {"status": "ready", "databases": databases}
-    if service_of(request).feeds.stopping:
+    service = service_of(request)
+    databases, failed = await health.databases(), service.broken
+    answer: dict[str, Any] = {"status": "ready", "databases": databases, "failed_modules": list(failed)}
+    if service.feeds.stopping:
         answer["status"] = "stopping"
-    elif any(each != "ok" for each in databases.values()):
+    elif failed or any(each != "ok" for each in databases.values()):
         answer["status"] = "not ready"
     return json_response(answer, 200 if answer["status"] == "ready" else 503)

@@ -142,7 +142,9 @@ SCHEMAS: dict[str, Schema] = {
     "Ticket": _object(stream=_TEXT, ticket=_TEXT, expires_in=_NUMBER),
     "Health": _object(status={"const": "ok"}),
     "Readiness": _object(
-        status={"enum": ["ready", "not ready", "stopping"]}, databases=_map({"enum": ["ok", "failed", "no answer"]})
+        status={"enum": ["ready", "not ready", "stopping"]},
+        databases=_map({"enum": ["ok", "failed", "no answer"]}),
+        failed_modules=array(_TEXT),
     ),
     "Run": _object(
         run_id=_TEXT,

@@ -93,7 +93,9 @@ def load_modules(modules: Iterable[str]) -> dict[str, str]:
     broken: dict[str, str] = {}
 
     def failed(name: str, error: DeclarationError) -> None:
-        logger.error("the module %s cannot be imported, its streams are not served: %s", name, error.what)
+        logger.error(
+            "the module %s cannot be imported, and what it did not declare is not served: %s", name, error.what
+        )
         broken[name] = error.what
 
     current().load_modules(modules, failed=failed)
