@@ -136,7 +136,7 @@ class Followers:
     async def _follow(self, ready: asyncio.Semaphore, events: int) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         writer.write(b"GET /api/v1/streams/orders/subscribe HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        await reader.readuntil(b": subscribed\n\n")
+        await reader.readuntil(b": subscribed\n")
         ready.release()
         left = events
         while left:

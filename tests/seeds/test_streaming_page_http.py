@@ -95,11 +95,11 @@ def test_http_endpoints(served: Served) -> None:
     )
     assert (code, done["rows_received"]) == (202, 2)
 
-    lines = [subscriber.stdout.readline().strip() for _ in range(4)]
+    lines = [subscriber.stdout.readline().strip() for _ in range(5)]
     subscriber.terminate()
     subscriber.communicate()
-    assert lines[2] == "event: stream.event"
-    data = json.loads(lines[3].removeprefix("data: "))
+    assert lines[3] == "event: stream.event"
+    data = json.loads(lines[4].removeprefix("data: "))
     assert data["stream"] == "user_events"
     assert data["event"].items() >= {"user_id": "u_123", "action": "click"}.items()
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from served import PREFIX, frames, subscribe
@@ -39,6 +42,8 @@ def test_frames(service):
         lines = answer.iter_lines()
         assert next(lines) == ": subscribed"
         done = service.publish("orders", {"n": 1})
+        # Where it begins: a browser that is cut off before its first event comes back with it.
+        assert next(lines) == f"id: {done['first_rowid'] - 1}"
         assert next(lines) == ""
         assert next(lines) == f"id: {done['first_rowid']}"
         assert next(lines) == "event: stream.event"
@@ -195,6 +200,59 @@ def test_is_told_of_what_retention_removed(service):
         kind, data = next(found)
         assert (kind, data["lost"], data["resumed_after"], data["id"]) == ("stream.lost", 3, 5, 5)
         assert [next(found)[1]["event"]["n"] for _ in range(5)] == [5, 6, 7, 8, 9]
+
+
+def test_an_offset_beyond_the_end_is_not_waited_for(service):
+    """Who was told of it knows a stream that is no more."""
+    head = service.publish("orders", {"n": 500})["last_rowid"]
+    for query in ({"since": head + 1000}, {"headers": {"last-event-id": str(head + 1000)}}):
+        with service.subscribe("orders", **query) as found:
+            next(found)
+            assert next(found) == ("stream.rewound", {"stream": "orders", "resumed_after": head, "id": head})
+            head = service.publish("orders", {"n": 501})["last_rowid"]
+            assert next(found)[1]["id"] == head
+
+
+def test_follows_a_stream_that_was_set_back(server):
+    """As a restored database does."""
+    served = server(STREAMS)
+    served.publish("orders", [{"n": n} for n in range(10)])
+    with served.subscribe("orders") as found:
+        next(found)
+        with sqlite3.connect(served.folder / ".weft" / "weft.db") as database:
+            database.execute('DELETE FROM "events.orders" WHERE _weft_rowid > 4')
+            database.execute("UPDATE sqlite_sequence SET seq = 4 WHERE name = 'events.orders'")
+        database.close()
+        assert next(found) == ("stream.rewound", {"stream": "orders", "resumed_after": 4, "id": 4})
+        served.publish("orders", {"n": 500})
+        kind, data = next(found)
+        assert (kind, data["id"], data["event"]["n"]) == ("stream.event", 5, 500)
+
+
+def test_a_filter_that_lets_nothing_pass_is_no_silence(server):
+    """A proxy would cut the connection, and the browser come back to read everything again."""
+    served = server(STREAMS, toml="[server]\nkeep_alive_seconds = 0.3\n")
+    enough = threading.Event()
+
+    def publish() -> None:
+        with served.new_client() as client:
+            while not enough.is_set():
+                assert client.post(f"{PREFIX}/orders", json={"n": 1}).status_code == 202
+
+    with ThreadPoolExecutor(1) as threads, served.new_client() as client:
+        publishing = threads.submit(publish)
+        try:
+            with client.stream("GET", f"{PREFIX}/orders/subscribe?where=n=2") as answer:
+                lines = answer.iter_lines()
+                told = [int(line[4:]) for line, _ in zip(_ids(lines), range(4), strict=False)]
+        finally:
+            enough.set()
+        publishing.result()
+    assert told[0] < told[1] < told[2] < told[3]
+
+
+def _ids(lines: Iterator[str]) -> Iterator[str]:
+    return (line for line in lines if line.startswith("id: "))
 
 
 def test_a_subscriber_that_never_reads_is_cut_off(server):

@@ -73,26 +73,26 @@ def test_a_ticket_of_one_worker_is_redeemed_once_by_all(server: Callable[..., An
 
 def test_a_ticket_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     issued = Tickets(tmp_path / "tickets")
-    ticket = issued.issue("closed")
-    assert not issued.redeem(ticket, "other")
-    assert issued.redeem(ticket, "closed")
-    assert not issued.redeem(ticket, "closed")
+    ticket = issued.issue("closed", "its own key")
+    assert issued.redeem(ticket, "other") is None
+    assert issued.redeem(ticket, "closed") == "its own key"
+    assert issued.redeem(ticket, "closed") is None
     monkeypatch.setattr(tickets, "SECONDS", -1)
-    assert not issued.redeem(issued.issue("closed"), "closed")
+    assert issued.redeem(issued.issue("closed", "a key"), "closed") is None
 
 
 def test_tickets_that_nobody_used_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "tickets"
-    good = Tickets(folder).issue("closed")
+    good = Tickets(folder).issue("closed", "a key")
     monkeypatch.setattr(tickets, "SECONDS", -1)
     issued = Tickets(folder)
     for _ in range(10):
-        issued.issue("closed")
+        issued.issue("closed", "a key")
     # Of a worker that was killed while it wrote.
     (folder / "half").touch()
     monkeypatch.setattr(tickets, "SECONDS", 30)
     assert Tickets(folder).redeem(good, "closed")
-    Tickets(folder).issue("closed")
+    Tickets(folder).issue("closed", "a key")
     assert len(list(folder.iterdir())) == 2
     assert folder.stat().st_mode & 0o777 == 0o700
 
@@ -103,9 +103,9 @@ async def test_tickets_come_to_an_end_too(tmp_path: Path, monkeypatch: pytest.Mo
     made = access.Access(tmp_path, Limits())
     stream = Stream(name="closed")
     for _ in range(3):
-        await made.issue_ticket(stream)
+        await made.issue_ticket(stream, "a key")
     with pytest.raises(Problem) as caught:
-        await made.issue_ticket(stream)
+        await made.issue_ticket(stream, "a key")
     assert caught.value.status == 429
-    assert await made.issue_ticket(Stream(name="other"))
+    assert await made.issue_ticket(Stream(name="other"), "a key")
     made.close()

@@ -33,7 +33,9 @@ _FAILURES = Rate(0.2, 20)
 # Tickets for one stream. Each is a file for a while: so many there are at most.
 _TICKETS = Rate(50, 200)
 _UNSET_SECONDS = 30.0
-_WEBHOOK_ID = "weft.webhook_id"
+# Where a request's scope has what admitted it. By what a stream was opened: one of these two, or the id of a key.
+_WEBHOOK_ID, _OPENED_BY = "weft.webhook_id", "weft.opened_by"
+_NOTHING, _ITS_OWN = "nothing", "its own credential"
 _KEY = f"a key of this service, in the header Authorization: Bearer {PREFIX}…"
 
 
@@ -84,10 +86,10 @@ class Access:
             problem = await self._refusal(request, key, stream, scope)
             if problem is not None:
                 raise self._counted(request, key, stream, problem)
-        elif not self._tickets.redeem(ticket, stream.name):
-            text = f"This ticket does not open {stream.name!r}: each does once, within seconds of its issue."
-            # Counted apart: nobody can guess one, and pages that come back with theirs must not lock out the others.
-            raise self._failed(request, [f"{stream.name} tickets"], _unauthorized(text))
+            its_own = _ITS_OWN if self._place(stream).guards else _NOTHING
+            request.scope[_OPENED_BY] = key.id if key is not None and self._opens(key, stream, scope) else its_own
+        else:
+            await self._redeem(request, stream, ticket)
         self._limit(key)
         if stream.rate_limit is not None:
             # Apart, so that those who publish cannot keep those who read from reading.
@@ -116,15 +118,37 @@ class Access:
                 found.append(stream)
                 right |= headers
         if given - right:
-            raise self._failed(request, [""], _unauthorized("What was sent opens no stream."))
+            raise self._failed(request, [""], unauthorized("What was sent opens no stream."))
         if not found and is_keyed:
-            raise _unauthorized(f"This needs {_KEY}.") if key is None else _forbidden(key, "read", "these streams")
+            raise unauthorized(f"This needs {_KEY}.") if key is None else _forbidden(key, "read", "these streams")
         return found
 
-    async def issue_ticket(self, stream: Stream) -> str:
+    async def issue_ticket(self, stream: Stream, opened_by: str) -> str:
         """A ticket for whoever was admitted to read."""
         self._take(f"{stream.name} tickets", _TICKETS, f"{stream.name!r} gives {{}} tickets")
-        return await asyncio.to_thread(self._tickets.issue, stream.name)
+        return await asyncio.to_thread(self._tickets.issue, stream.name, opened_by)
+
+    async def ended(self, opened_by: str) -> str | None:
+        """Why what once opened a stream does so no longer. Who stays for long is asked again."""
+        if opened_by == _ITS_OWN:
+            return None
+        keys = await self._keys.get()
+        if opened_by == _NOTHING:
+            return f"This needs {_KEY}." if keys else None
+        key = keys.get(opened_by)
+        ended = "gone" if key is None else key.ended
+        return None if ended is None else f"The key {opened_by!r} is {ended}."
+
+    async def _redeem(self, request: Request, stream: Stream, ticket: str) -> None:
+        opened_by = self._tickets.redeem(ticket, stream.name)
+        if opened_by is None:
+            text = f"This ticket does not open {stream.name!r}: each does once, within seconds of its issue."
+            # Counted apart: nobody can guess one, and pages that come back with theirs must not lock out the others.
+            raise self._failed(request, [f"{stream.name} tickets"], unauthorized(text))
+        ended = await self.ended(opened_by)
+        if ended is not None:
+            raise unauthorized(ended)
+        request.scope[_OPENED_BY] = opened_by
 
     # ----------------------------------------------------------------------------------------------------- credentials
 
@@ -135,13 +159,13 @@ class Access:
             return None
         key = verified(token, await self._keys.get())
         if key is not None and key.ended is not None:
-            raise _unauthorized(f"The key {key.id!r} is {key.ended}.")
+            raise unauthorized(f"The key {key.id!r} is {key.ended}.")
         return key
 
     async def _refusal(self, request: Request, key: ApiKey | None, stream: Stream, scope: Scope) -> Problem | None:
         """Why a request may not do that with a stream."""
         place = self._place(stream)
-        if key is not None and key.has(scope) and _is_for(key, stream, place.owners):
+        if key is not None and self._opens(key, stream, scope):
             return None
         text = f"This needs {_KEY}."
         if place.guards:
@@ -151,7 +175,10 @@ class Access:
             text = f"The stream {stream.name!r} {lacks[0]}."
         elif not await self._keys.get():
             return None
-        return _unauthorized(text) if key is None else _forbidden(key, scope, repr(stream.name))
+        return unauthorized(text) if key is None else _forbidden(key, scope, repr(stream.name))
+
+    def _opens(self, key: ApiKey, stream: Stream, scope: Scope) -> bool:
+        return key.has(scope) and _is_for(key, stream, self._place(stream).owners)
 
     async def _lacks(self, request: Request, guard: Stream) -> str | None:
         """What a request lacks of the credential of a stream."""
@@ -246,6 +273,17 @@ def webhook_id(request: Request) -> str | None:
     return found
 
 
+def opened_by(request: Request) -> str:
+    """What opened its stream to a request that was admitted, for `Access.ended`."""
+    found: str = request.scope[_OPENED_BY]
+    return found
+
+
+def unauthorized(text: str) -> Problem:
+    """401, with what HTTP wants it to say."""
+    return Problem(401, "unauthorized", "Unauthorized", text, headers={"www-authenticate": "Bearer"})
+
+
 def _place(stream: Stream) -> _Place:
     owners, seen, guards = _owners(stream.name), {stream.name}, []
     pending = [stream] if stream.auth is not None else list(owners)
@@ -328,10 +366,6 @@ def _network(host: str) -> str:
     if isinstance(address, IPv4Address) or address.ipv4_mapped is not None:
         return host
     return str(IPv6Network((address, 64), strict=False))
-
-
-def _unauthorized(text: str) -> Problem:
-    return Problem(401, "unauthorized", "Unauthorized", text, headers={"www-authenticate": "Bearer"})
 
 
 def _forbidden(key: ApiKey, scope: Scope, what: str) -> Problem:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Iterable
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from weft.server import consuming, health, metrics, openapi, overview, pages
+from weft.server.access import opened_by
 from weft.server.consuming import moment, query, whole
 from weft.server.live import EventStream, Filter
 from weft.server.problems import Problem
@@ -160,7 +162,8 @@ async def subscribe(request: Request) -> ASGIApp:
     # What a browser sends when it comes back is newer than the address that it began with.
     since = request.headers.get("last-event-id") or given.get("since")
     position = await ready.hub.in_thread(_position, ready, since)
-    answer = EventStream(service.feeds, ready, position, _filter(wheres))
+    ended = partial(service.access.ended, opened_by(request))
+    answer = EventStream(service.feeds, ready, position, _filter(wheres), ended)
     counted: metrics.Metrics = request.app.state.metrics
     return counted.following(ready.stream.name, answer)
 
@@ -169,7 +172,7 @@ async def ticket(request: Request) -> Response:
     """What lets a browser's EventSource subscribe, which cannot send a credential."""
     service = service_of(request)
     ready = await service.open(request, "read")
-    issued = await service.access.issue_ticket(ready.stream)
+    issued = await service.access.issue_ticket(ready.stream, opened_by(request))
     return json_response({"stream": ready.stream.name, "ticket": issued, "expires_in": TICKET_SECONDS}, 201)
 
 

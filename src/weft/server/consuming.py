@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from weft.errors import EventsLostError
 from weft.server import bodies
+from weft.server.access import opened_by, unauthorized
 from weft.server.problems import Problem
 from weft.server.service import json_response, service_of
 from weft.streams import consuming
@@ -96,6 +97,9 @@ async def consume(request: Request) -> Response:
             )
             if events or left <= _TURN_SECONDS or service.feeds.stopping or await request.is_disconnected():
                 break
+            ended = await service.access.ended(opened_by(request))
+            if ended is not None:
+                raise unauthorized(ended)
     token = events[0].lease.token if events else None  # type: ignore[attr-defined]
     return json_response(
         {

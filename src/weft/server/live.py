@@ -10,11 +10,13 @@ import asyncio
 import logging
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from weft.errors import ConnectionFailedError, WeftError
+from weft.errors import ConnectionFailedError, StorageError, WeftError
 from weft.server import bodies
+from weft.server.keys import CACHED_SECONDS
+from weft.server.problems import Problem
 from weft.streams.events import to_dicts
 from weft.streams.runtime import Opened
 from weft.systems.log import ROWID
@@ -28,6 +30,8 @@ logger = logging.getLogger("weft.server")
 
 Event = dict[str, Any]
 Filter = Callable[[Event], bool]
+Ended = Callable[[], Awaitable[str | None]]
+"""Why a subscriber may not follow any longer, if so."""
 
 # The newest events that a feed keeps for those who are up to date.
 _KEPT_EVENTS = 2_000
@@ -40,14 +44,16 @@ _FIRST_MEAN = 64 * 1024
 # A feed that nobody wakes looks by itself: the database may be away, and no watch says so.
 _LOOK_SECONDS = 2.0
 _PAUSE_SECONDS = 1.0
+# How often a subscriber that is sent something is asked whether it still may be.
+_ASK_SECONDS = 1.0
 
 
-class Lost(Exception):
-    """Retention removed events before they were sent."""
+class Moved(Exception):
+    """The log does not go on at a position: retention removed what follows, or an older state was restored."""
 
-    def __init__(self, floor: int) -> None:
-        super().__init__(floor)
-        self.floor = floor
+    def __init__(self, to: int) -> None:
+        super().__init__(to)
+        self.to = to
 
 
 class Feeds:
@@ -118,13 +124,12 @@ class Feed:
         if changed is not None and not changed.done():
             changed.set_result(None)
 
-    async def wait(self, seconds: float) -> bool:
-        """Until something new may be here, or for so long; whether it may."""
+    async def wait(self, seconds: float) -> None:
+        """Until something new may be here, or for so long."""
         if self._changed is None:
             self._changed = asyncio.get_running_loop().create_future()
         # Not wait_for: it would cancel the future that everybody waits for.
-        done, _ = await asyncio.wait([self._changed], timeout=seconds)
-        return bool(done)
+        await asyncio.wait([self._changed], timeout=seconds)
 
     async def after(self, position: int) -> list[tuple[Event, bytes]]:
         """What follows a position, a page of it at most; nothing where there is nothing yet."""
@@ -133,6 +138,10 @@ class Feed:
         if position < self._before:
             return await self.ready.hub.in_thread(self._read, position)
         if position >= self._last:
+            if position > self._last:  # of events that this feed has yet to read, or that are no more
+                head = await self.ready.hub.in_thread(self.ready.log.head)
+                if position > head:
+                    raise Moved(head)
             return []
         at = bisect_right(self._offsets, position)
         return [self._events[index] for index in range(at, min(at + _PAGE_EVENTS, len(self._events)))]
@@ -153,9 +162,9 @@ class Feed:
                     self._before = self._last = await self.ready.hub.in_thread(log.head)
                     self.wake()
                 page = await self.ready.hub.in_thread(self._read, self._last)
-            except Lost as lost:
-                # Its followers find out by themselves: they are behind what is kept.
-                self._before = self._last = lost.floor
+            except Moved as moved:
+                # Its followers find out by themselves: they are before what is kept, or after it.
+                self._before = self._last = moved.to
                 self._offsets.clear()
                 self._events.clear()
                 self._bytes = 0
@@ -182,16 +191,19 @@ class Feed:
 
 
 def read(ready: Opened, after: int, limit: int) -> list[tuple[Event, bytes]]:
-    """The events after an offset with their frames; `Lost` where retention removed some of them."""
+    """The events after an offset with their frames; `Moved` where retention removed some of them, or the offset is of
+    no event any more."""
     log = ready.log
     head = log.head()
-    if head <= after:
+    if head < after:
+        raise Moved(head)
+    if head == after:
         return []
     events = to_dicts(log.read(after, head, limit))
     if (events[0][ROWID] if events else head + 1) > after + 1:
         floor = log.floor()
         if floor > after:
-            raise Lost(floor)
+            raise Moved(floor)
     name = ready.stream.name
     return [(event, frame("stream.event", {"stream": name, "event": event}, event[ROWID])) for event in events]
 
@@ -203,13 +215,15 @@ def frame(kind: str, data: object, offset: int | None = None) -> bytes:
 
 
 class EventStream:
-    """An answer that goes on until the subscriber leaves, is too slow, or the service ends."""
+    """An answer that goes on until the subscriber leaves, is too slow, may not follow any longer, or the service
+    ends."""
 
-    def __init__(self, feeds: Feeds, ready: Opened, position: int, accepts: Filter | None) -> None:
+    def __init__(self, feeds: Feeds, ready: Opened, position: int, accepts: Filter | None, ended: Ended) -> None:
         self.feeds = feeds
         self.ready = ready
         self.position = position
         self.accepts = accepts
+        self.ended = ended
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = [
@@ -233,23 +247,38 @@ class EventStream:
                 logger.error("a subscriber of %s was cut off", self.ready.stream.name, exc_info=sent)
 
     async def _send(self, feed: Feed, send: Send) -> None:
-        limits = self.feeds.limits
+        limits, now = self.feeds.limits, asyncio.get_running_loop().time
+        silent_at = 0.0
 
         async def write(body: bytes, *, more: bool = True) -> None:
+            nonlocal silent_at
             async with asyncio.timeout(limits.send_seconds):
                 await send({"type": "http.response.body", "body": body, "more_body": more})
+            silent_at = now() + limits.keep_alive_seconds
 
-        # At once, so that a client knows that it is subscribed: what is published from now on is sent.
-        await write(b": subscribed\n\n")
+        # At once, so that a client knows that it is subscribed: what is published from now on is sent. A browser
+        # remembers an id without an event too: it comes back with the last one, also where it got no event yet.
+        await write(b": subscribed\nid: %d\n\n" % self.position)
+        ask_at, reason = now() + _ASK_SECONDS, "the service ends"
         while not self.feeds.stopping:
+            if now() >= silent_at:
+                await write(b": keep-alive\nid: %d\n\n" % self.position)
             try:
+                if now() >= ask_at:
+                    ended = await self.ended()
+                    if ended is not None:
+                        reason = ended
+                        break
+                    ask_at = now() + _ASK_SECONDS
                 page = await feed.after(self.position)
-            except Lost as lost:
-                count, self.position = lost.floor - self.position, lost.floor
-                told = {"stream": self.ready.stream.name, "lost": count, "resumed_after": lost.floor}
-                await write(frame("stream.lost", told, lost.floor))
+            except Moved as moved:
+                count, self.position = moved.to - self.position, moved.to
+                told = {"stream": self.ready.stream.name, "resumed_after": moved.to}
+                kind, told = ("stream.lost", {**told, "lost": count}) if count > 0 else ("stream.rewound", told)
+                await write(frame(kind, told, moved.to))
                 continue
-            except ConnectionFailedError:
+            except (ConnectionFailedError, StorageError, Problem):
+                # The log or the keys cannot be read: nobody knows what to send, or whether it may be.
                 await asyncio.sleep(_PAUSE_SECONDS)
                 continue
             if page:
@@ -260,9 +289,9 @@ class EventStream:
                     await write(body)
                 continue
             # It may have begun to stop while the log was read: nobody would wake this one.
-            if not self.feeds.stopping and not await feed.wait(limits.keep_alive_seconds):
-                await write(b": keep-alive\n\n")
-        closing = {"stream": self.ready.stream.name, "reason": "the service ends", "resume_after": self.position}
+            if not self.feeds.stopping:
+                await feed.wait(min(CACHED_SECONDS, max(0.0, silent_at - now())))
+        closing = {"stream": self.ready.stream.name, "reason": reason, "resume_after": self.position}
         await write(b"retry: 1000\n" + frame("stream.closing", closing), more=False)
 
 

@@ -125,7 +125,8 @@ def _paths() -> dict[str, Any]:
                         "schema": {
                             "type": "string",
                             "description": "`id` is the offset, `event: stream.event`, `data` has stream and event."
-                            " `stream.lost`: retention removed events. `stream.closing`: the service ends.",
+                            " `stream.lost`: retention removed events. `stream.rewound`: an older state was restored."
+                            " `stream.closing`: the service ends, or the key did.",
                         }
                     }
                 },
