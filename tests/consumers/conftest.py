@@ -28,6 +28,13 @@ async def client(redis_url: str) -> AsyncIterator[Any]:
         yield opened
 
 
+@pytest_asyncio.fixture
+async def cluster(shared_server: Callable[[str], servers.Server]) -> AsyncIterator[weft.RedisCluster]:
+    with shared_server("redis-cluster").database() as url:
+        async with weft.RedisCluster.from_url(url.partition("?")[0]) as opened:
+            yield opened
+
+
 @pytest.fixture
 def single_url(shared_server: Callable[[str], servers.Server]) -> Iterator[str]:
     with shared_server("redis").database() as url:

@@ -1,0 +1,195 @@
+"""A server that is restarted, and replies that are lost on their way."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import pytest_asyncio
+
+import servers
+import weft
+from consumers.numbered import drained, fill, numbers
+
+
+@pytest.fixture
+def own_server(need_server: Callable[[str], None]) -> Iterator[servers.Server]:
+    need_server("redis")
+    server = servers.KINDS["redis"]()
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.mark.parametrize("member", [{}, {"group": "g", "consumer": "a"}], ids=["alone", "group"])
+async def test_killed_and_started_again(own_server: servers.Server, member: dict[str, str]) -> None:
+    async with (
+        weft.Redis.from_url(own_server.url()) as client,
+        client.xconsumer(streams=["s"], timeout=60_000, buffer_size=3, **member) as consumer,
+    ):
+        found = []
+        for number in range(20):
+            await client.xadd("s", {"n": number})
+            waiting = asyncio.create_task(consumer.get_entry())
+            if number % 7 == 3:
+                own_server.kill()
+                await asyncio.to_thread(own_server.start)
+            found.append(await waiting)
+        # What is acknowledged on the disk is there, so nothing is missed; a member may be given some again.
+        assert sorted(set(numbers(found))) == list(range(20))
+        if not member:
+            assert numbers(found) == list(range(20))
+
+
+async def test_restarted_without_its_data(own_server: servers.Server) -> None:
+    async with (
+        weft.Redis.from_url(own_server.url()) as client,
+        client.xconsumer(streams=["s"], group="g", consumer="a", timeout=60_000) as consumer,
+    ):
+        await fill(client, 3)
+        assert numbers([await consumer.get_entry() for _ in range(3)]) == [0, 1, 2]
+        own_server.kill()
+        shutil.rmtree(own_server.data / "appendonlydir")
+        await asyncio.to_thread(own_server.start)
+        async with weft.Redis.from_url(own_server.url()) as other:
+            await other.xadd("s", {"n": 7})
+        assert numbers([await consumer.get_entry()]) == [7]
+        assert consumer.recovered == 1
+
+
+async def test_a_node_of_a_cluster_killed(need_server: Callable[[str], None]) -> None:
+    need_server("redis-cluster")
+    own: Any = servers.KINDS["redis-cluster"]()
+    own.start()
+    streams = ["one", "two", "three"]
+    try:
+        async with weft.RedisCluster("127.0.0.1", own.nodes[0].port) as client:
+            await fill(client, 10, *streams)
+            async with client.xconsumer(
+                streams=streams, group="g", consumer="a", timeout=60_000, buffer_size=2
+            ) as consumer:
+                found = [await consumer.get_entry() for _ in range(4)]
+                own.nodes[1].kill()
+                waiting = asyncio.create_task(consumer.get_batch())
+                await asyncio.to_thread(own.start)
+                found += await waiting
+                while len({(stream, entry.identifier) for stream, entry in found}) < 30:
+                    found += await consumer.get_batch()
+    finally:
+        own.kill()
+
+
+@pytest_asyncio.fixture
+async def cutter(single_url: str) -> AsyncIterator[Cutter]:
+    async with Cutter(single_url) as running:
+        yield running
+
+
+class Cutter:
+    """A way to the server that can be told to carry a command there and never bring the reply."""
+
+    def __init__(self, url: str) -> None:
+        self.to = urlsplit(url)
+        self.cut = b""
+        """Commands that hold this are carried out, and the connection ends before the reply."""
+        self.cuts = 0
+        self._ends: list[asyncio.StreamWriter] = []
+
+    async def __aenter__(self) -> Cutter:
+        self._server = await asyncio.start_server(self._carry, "127.0.0.1", 0)
+        port = self._server.sockets[0].getsockname()[1]
+        self.url = f"redis://127.0.0.1:{port}{self.to.path}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        for end in self._ends:
+            end.close()
+        await asyncio.gather(*(end.wait_closed() for end in self._ends), return_exceptions=True)
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there_reader, there = await asyncio.open_connection(self.to.hostname, self.to.port)
+
+        self._ends += [writer, there]
+
+        async def back() -> None:
+            while data := await there_reader.read(1 << 16):
+                writer.write(data)
+            writer.close()
+
+        answering = asyncio.create_task(back())
+        while data := await reader.read(1 << 16):
+            if self.cut and self.cut in data:
+                answering.cancel()
+                self.cuts, self.cut = self.cuts + 1, b""
+                there.write(data)
+                await there_reader.read(1)  # it was carried out
+                writer.transport.abort()
+                break
+            there.write(data)
+        there.close()
+
+
+async def test_the_reply_with_new_entries_is_lost(cutter: Cutter, single: weft.Redis) -> None:
+    """They are pending under this member's name, and a client that just asks again never sees them."""
+    await fill(single, 10)
+    async with (
+        weft.Redis.from_url(cutter.url) as client,
+        client.xconsumer(streams=["s"], group="g", consumer="a", buffer_size=2) as consumer,
+    ):
+        first = await consumer.get_batch()
+        cutter.cut = b"XREADGROUP"
+        rest = await drained(consumer)
+        assert cutter.cuts == 1
+        assert numbers(first + rest) == list(range(10))
+
+
+async def test_the_first_reply_is_lost(cutter: Cutter, single: weft.Redis) -> None:
+    """What the member left in an earlier life stays as it was: nobody asked for its backlog."""
+    await fill(single, 2)
+    await single.xgroup_create("s", "g", "0")
+    await single.xreadgroup("g", "a", {"s": ">"})
+    await fill(single, 3)
+    async with (
+        weft.Redis.from_url(cutter.url) as client,
+        client.xconsumer(streams=["s"], group="g", consumer="a", buffer_size=1) as consumer,
+    ):
+        cutter.cut = b"XREADGROUP"
+        assert numbers(await drained(consumer)) == [0, 1, 2]
+        assert cutter.cuts == 1
+    assert (await single.xpending("s", "g")).pending == 5
+
+
+async def test_the_reply_with_entries_given_back_is_lost(cutter: Cutter, single: weft.Redis) -> None:
+    await fill(single, 4)
+    async with single.xconsumer(streams=["s"], group="g", consumer="b", buffer_size=9) as other:
+        await other.ack(await other.get_entry())
+    async with (
+        weft.Redis.from_url(cutter.url) as client,
+        client.xconsumer(streams=["s"], group="g", consumer="a", buffer_size=9) as consumer,
+    ):
+        cutter.cut = b"EVAL"
+        assert numbers(await drained(consumer)) == [1, 2, 3]
+        assert cutter.cuts == 1
+
+
+async def test_nobody_is_there() -> None:
+    async with weft.Redis("127.0.0.1", servers.free_port(), password="hunter2") as client:
+        consumer = client.xconsumer(streams=["s"])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("weft.consumers.redis_reader.PATIENCE_SECONDS", 0.0)
+            with pytest.raises(weft.ConnectionFailedError, match="does not answer") as raised:
+                await consumer.get_entry()
+        assert "hunter2" not in str(raised.value)
+
+
+async def test_a_wrong_password_is_not_tried_again(own_server: servers.Server) -> None:
+    async with weft.Redis.from_url(own_server.url()) as admin:
+        await admin.config_set("requirepass", "right")
+    async with weft.Redis.from_url(own_server.url(), password="wrong") as client:
+        with pytest.raises(weft.ConnectionFailedError):
+            await client.xconsumer(streams=["s"]).get_entry()

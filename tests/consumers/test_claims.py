@@ -1,0 +1,136 @@
+"""What members left behind is delivered to others, and given up on after so many deliveries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import weft
+from consumers.numbered import drained, fill, numbers, until_idle
+
+
+def member(client: Any, name: str, **options: Any) -> Any:
+    return client.xconsumer(streams=["s"], group="g", consumer=name, **options)
+
+
+async def hold(client: Any, name: str) -> None:
+    """Be given all that there is, and vanish as a killed process does."""
+    await client.xreadgroup("g", name, {"s": ">"})
+
+
+async def test_nobody_claims_by_itself(client: Any) -> None:
+    await fill(client, 3)
+    await client.xgroup_create("s", "g", "0")
+    await hold(client, "dead")
+    async with member(client, "b") as consumer:
+        assert await drained(consumer) == []
+
+
+async def test_idle_entries_are_claimed(client: Any) -> None:
+    await fill(client, 25)
+    await client.xgroup_create("s", "g", "0")
+    await hold(client, "dead")
+    await fill(client, 2)
+    await until_idle(client, "s", 50)
+    async with member(client, "b", claim_idle=50, buffer_size=3) as consumer:
+        found = []
+        while batch := await consumer.get_batch():
+            found += batch
+            await consumer.ack(batch)
+    assert sorted(numbers(found)) == sorted([*range(25), 0, 1])
+    assert sorted(entry.deliveries for _, entry in found) == [1, 1] + [2] * 25
+    assert (await client.xpending("s", "g")).pending == 0
+
+
+async def test_what_is_held_for_less_is_not_claimed(client: Any) -> None:
+    await fill(client, 3)
+    await client.xgroup_create("s", "g", "0")
+    await hold(client, "alive")
+    async with member(client, "b", claim_idle=3_600_000) as consumer:
+        assert await drained(consumer) == []
+
+
+async def test_idle_entries_behind_many_that_are_not(client: Any) -> None:
+    """A request of the server looks at a part of what is pending; a consumer looks at all of it."""
+    await fill(client, 60)
+    await client.xgroup_create("s", "g", "0")
+    await hold(client, "alive")
+    last = (await client.xrevrange("s", count=1))[0].identifier
+    await client.xclaim("s", "g", "dead", 0, [last], idle=7_200_000)
+    async with member(client, "b", claim_idle=3_600_000) as consumer:
+        assert numbers(await drained(consumer)) == [59]
+
+
+async def test_deleted_entries_are_not_claimed(client: Any) -> None:
+    await fill(client, 4)
+    await client.xgroup_create("s", "g", "0")
+    await hold(client, "dead")
+    ids = [entry.identifier for entry in await client.xrange("s")]
+    await client.xdel("s", ids[0], ids[2])
+    await until_idle(client, "s", 10)
+    async with member(client, "b", claim_idle=10, buffer_size=9) as consumer:
+        assert numbers(await consumer.get_batch()) == [1, 3]
+        assert consumer.skipped == 2
+
+
+async def test_given_back_entries_come_again(client: Any) -> None:
+    await fill(client, 3)
+    async with member(client, "a", buffer_size=9) as first, member(client, "b", buffer_size=9) as second:
+        batch = await first.get_batch()
+        assert await first.nack(batch[1:]) == 2
+        again = await second.get_batch()
+        assert numbers(again) == [1, 2]
+        assert [entry.deliveries for _, entry in again] == [2, 2]
+        assert await second.nack(again[0]) == 1
+        assert numbers(await second.get_batch()) == [1]
+
+
+async def test_a_deleted_entry_that_was_given_back(client: Any) -> None:
+    await fill(client, 2)
+    async with member(client, "a", buffer_size=9) as consumer:
+        batch = await consumer.get_batch()
+        await consumer.nack(batch)
+        await client.xdel("s", batch[0][1].identifier)
+        assert numbers(await consumer.get_batch()) == [1]
+        assert consumer.skipped == 1
+
+
+@pytest.mark.parametrize("named", [None, "{s}graves"])
+async def test_dead_letters(client: Any, named: str | None) -> None:
+    is_cluster = isinstance(client, weft.RedisCluster)
+    place = named or ("{s}__dead_letter" if is_cluster else "s__dead_letter")
+    values = {b"n": b"\xff\r\n", b"_id": b"mine"}
+    identifier = await client.xadd("s", values)
+    async with member(client, "a", max_deliveries=3, dead_letter=named) as consumer:
+        seen = []
+        async for _, entry in consumer:
+            seen.append(entry.deliveries)
+            await consumer.nack(entry)
+        assert seen == [1, 2, 3]
+    assert (await client.xpending("s", "g")).pending == 0
+    ((_, buried),) = await client.execute_command("XRANGE", place, "-", "+")
+    # As a dict it has the second of two fields of one name.
+    assert buried == {b"_stream": b"s", b"_group": b"g", b"_deliveries": b"3", **values}
+    assert await client.xrange("s") == [(identifier, values)]
+
+
+async def test_the_backlog_is_given_up_on_too(client: Any) -> None:
+    await fill(client, 3)
+    for deliveries in (1, 2):
+        async with member(client, "a", max_deliveries=2, start_from_backlog=True) as consumer:
+            found = await drained(consumer)
+            assert [(each, entry.deliveries) for each, (_, entry) in zip(numbers(found), found, strict=True)] == [
+                (number, deliveries) for number in range(3)
+            ]
+            await consumer.ack(found[0] if deliveries == 2 else [])
+    async with member(client, "a", max_deliveries=2, start_from_backlog=True) as consumer:
+        assert await drained(consumer) == []
+    place = "{s}__dead_letter" if isinstance(client, weft.RedisCluster) else "s__dead_letter"
+    assert [entry.field_values[b"n"] for entry in await client.xrange(place)] == [b"1", b"2"]
+    assert (await client.xpending("s", "g")).pending == 0
+
+
+async def test_dead_letters_in_another_slot_are_refused(cluster: weft.RedisCluster) -> None:
+    with pytest.raises(weft.SettingsError, match="different slots"):
+        await member(cluster, "a", max_deliveries=3, dead_letter="elsewhere").get_entry()
