@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from weft.dataframes.iterating import iter_stream_async as iter_stream_async
     from weft.dataframes.reading import ack_entries as ack_entries
     from weft.dataframes.reading import read_stream as read_stream
+    from weft.dataframes.scanning import read_streams as read_streams
+    from weft.dataframes.scanning import scan_stream as scan_stream
+    from weft.dataframes.scanning import scan_streams as scan_streams
     from weft.engine.frames import read as read
     from weft.engine.load import LoadResult as LoadResult
     from weft.engine.load import load as load
@@ -94,6 +97,7 @@ _NAMES_OF_MODULES = {
     "weft.dataframes.hashes": ("write_hashes",),
     "weft.dataframes.iterating": ("iter_stream", "iter_stream_async"),
     "weft.dataframes.reading": ("ack_entries", "read_stream"),
+    "weft.dataframes.scanning": ("read_streams", "scan_stream", "scan_streams"),
     "weft.engine.frames": ("read",),
     "weft.engine.load": ("LoadResult", "load", "load_async"),
     "weft.engine.session": ("spark",),

@@ -85,21 +85,15 @@ def open_feed(
         raise SettingsError(f"Frames of streams need Redis; {connection.label} is {connection.kind}.")
     # Here, so that the other systems need no package of Redis.
     from weft.dataframes.redis_feed import GroupFeed, RangeFeed
+    from weft.systems.redis.wire import Wire
 
     key = stream_key(stream)
+    wire = Wire(connection, key, stopped)
     if group is None:
-        return RangeFeed(connection, key, layout, start_id, end_id, stopped)
+        return RangeFeed(wire, key, layout, start_id, end_id)
     assert consumer is not None
     return GroupFeed(
-        connection,
-        key,
-        layout,
-        group,
-        consumer,
-        start=start_id,
-        create_group=create_group,
-        claim_idle=claim_idle,
-        stopped=stopped,
+        wire, key, layout, group, consumer, start=start_id, create_group=create_group, claim_idle=claim_idle
     )
 
 

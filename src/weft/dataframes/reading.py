@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from typing import Any
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from weft.dataframes.feed import Feed
 from weft.dataframes.frames import To, check_to, frame_of
-from weft.dataframes.layout import Layout, OnError, join
+from weft.dataframes.layout import OnError, join
 from weft.dataframes.opening import find_redis, layout_of, open_feed, stream_key, wait_of, whole_number
 from weft.streams.declare import Stream
 from weft.systems.base import Connection
@@ -79,7 +79,7 @@ def read_stream(
         claim_idle=claim_idle,
     )
     with closing(feed):
-        frame = frame_of(read_table(feed, layout, count, wait_seconds), to, layout)
+        frame = frame_of(join(list(batches_of(feed, count, wait_seconds)), layout), to, layout)
         # Not before: what cannot be made into a frame must be delivered again.
         if auto_ack:
             feed.confirm()
@@ -87,21 +87,20 @@ def read_stream(
     return frame
 
 
-def read_table(feed: Feed, layout: Layout, count: int | None = None, wait_seconds: float | None = 0) -> pa.Table:
+def batches_of(feed: Feed, count: int | None = None, wait_seconds: float | None = 0) -> Iterator[pa.RecordBatch]:
     """What is there, up to so many rows."""
-    batches, left = [], count
+    left = count
     feed.begin()
     while left is None or left > 0:
         limit = feed.page_size if left is None else min(feed.page_size, left)
         batch = feed.fetch(limit, wait_seconds, left is None or left > limit)
         if batch is None:
-            break
-        batches.append(batch)
+            return
         left = None if left is None else left - len(batch)
         wait_seconds = 0
+        yield batch
         if feed.drained:
-            break
-    return join(batches, layout)
+            return
 
 
 def ack_entries(url: str | Connection, stream: str | Stream, group: str, entry_ids: Iterable[str]) -> int:

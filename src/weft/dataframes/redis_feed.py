@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pyarrow as pa
 
@@ -38,9 +38,8 @@ def check_range(start: str, end: str) -> None:
 
 
 class _RedisFeed:
-    def __init__(self, connection: RedisConnection, stream: str, layout: Layout, stopped: Callable[[], bool]) -> None:
-        self.stream, self.layout = stream, layout
-        self.wire = Wire(connection, stream, stopped)
+    def __init__(self, wire: Wire, stream: str, layout: Layout) -> None:
+        self.wire, self.stream, self.layout = wire, stream, layout
         self._quarantine: Wire | None = None
         self._heading = b"*1\r\n*2\r\n" + encode(stream).partition(b"\r\n")[2]
         self.finished = False
@@ -54,6 +53,10 @@ class _RedisFeed:
 
     def close(self) -> None:
         self.wire.close()
+        self.close_quarantine()
+
+    def close_quarantine(self) -> None:
+        """Let go of the connection to the quarantine, if there is one."""
         if self._quarantine is not None:
             self._quarantine.close()
 
@@ -105,15 +108,14 @@ class RangeFeed(_RedisFeed):
 
     def __init__(
         self,
-        connection: RedisConnection,
+        wire: Wire,
         stream: str,
         layout: Layout,
         start: str = "-",
         end: str = "+",
-        stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         check_range(start, end)
-        super().__init__(connection, stream, layout, stopped)
+        super().__init__(wire, stream, layout)
         self._start, self._end = start, end
         self._expected: tuple[str, int] | None = None
         """The page that was asked for already: where it begins, and how many entries it may have."""
@@ -194,7 +196,7 @@ class GroupFeed(_RedisFeed):
 
     def __init__(
         self,
-        connection: RedisConnection,
+        wire: Wire,
         stream: str,
         layout: Layout,
         group: str,
@@ -203,10 +205,9 @@ class GroupFeed(_RedisFeed):
         start: str = "-",
         create_group: bool = True,
         claim_idle: int | None = None,
-        stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         check_range(start, "+")
-        super().__init__(connection, stream, layout, stopped)
+        super().__init__(wire, stream, layout)
         self.group, self.consumer = group, consumer
         self._group_start = "$" if start in ("$", "+") else _before(start)
         self._create_group = create_group
@@ -334,6 +335,62 @@ class GroupFeed(_RedisFeed):
         found = parse(self._command("XPENDING", self.stream, self.group, ids[0], ids[-1], 2**31 - 1, self.consumer))
         times = {entry[0].decode(): entry[3] for entry in found}
         return [times.get(each, 1) for each in ids]
+
+
+class ManyFeed:
+    """One stream after the other, over one connection: where a cluster has them on several nodes, it moves."""
+
+    drained = finished = False
+
+    def __init__(self, wire: Wire, streams: Sequence[str], layout: Layout, start: str, end: str) -> None:
+        check_range(start, end)
+        self.wire = wire
+        self._feeds = [RangeFeed(wire, stream, layout, start, end) for stream in streams]
+
+    @property
+    def page_size(self) -> int:
+        return self._feeds[0].page_size if self._feeds else _FIRST_PAGE
+
+    def begin(self) -> None:
+        """Nothing: each stream begins when it is its turn."""
+
+    def fetch(self, limit: int, wait_seconds: float | None, more: bool = True) -> pa.RecordBatch | None:
+        while self._feeds:
+            feed = self._feeds[0]
+            batch = feed.fetch(limit, 0, more)
+            if batch is None or feed.drained:
+                del self._feeds[0]
+                feed.close_quarantine()
+            if batch is not None:
+                return batch
+        self.drained = self.finished = True
+        return None
+
+    def confirm(self) -> None:
+        """Nothing to acknowledge."""
+
+    def settle(self) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        self.wire.close()
+        for feed in self._feeds:
+            feed.close_quarantine()
+
+
+def find_streams(connection: RedisConnection, pattern: str) -> list[str]:
+    """The keys that match the pattern and are streams, in order; not the quarantine of one of them."""
+    from weft.systems.redis.client import ERRORS, explain, open_client
+
+    try:
+        client = open_client(connection)
+        try:
+            found = {key.decode() for key in client.scan_iter(match=pattern, count=1000, _type="stream")}
+        finally:
+            client.close()
+    except ERRORS as error:
+        raise explain(connection, error) from None
+    return sorted(key for key in found if not key.endswith(QUARANTINE) or key.removesuffix(QUARANTINE) not in found)
 
 
 def acknowledge(connection: RedisConnection, stream: str, group: str, ids: Sequence[str]) -> int:

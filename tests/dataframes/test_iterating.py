@@ -1,0 +1,204 @@
+"""`iter_stream` and `iter_stream_async`: every entry once, until told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import polars as pl
+import pytest
+
+import weft
+from weft.errors import SchemaError, SettingsError
+
+Add = Callable[..., list[str]]
+Later = Callable[..., None]
+
+
+def connections(client: Any) -> int:
+    return len(client.client_list())
+
+
+def test_batches_up_to_an_end(url: str, add: Add) -> None:
+    ids = add("events", *({"n": i} for i in range(250)))
+    frames = list(weft.iter_stream(url, "events", batch_size=100, end_id=ids[-1], schema={"n": pl.Int64}))
+    assert [len(each) for each in frames] == [100, 100, 50]
+    assert pl.concat(frames)["_id"].to_list() == ids
+
+
+def test_a_count_ends_it(url: str, add: Add) -> None:
+    ids = add("events", *({"n": i} for i in range(250)))
+    frames = list(weft.iter_stream(url, "events", batch_size=100, count=150))
+    assert [len(each) for each in frames] == [100, 50]
+    assert pl.concat(frames)["_id"].to_list() == ids[:150]
+    assert list(weft.iter_stream(url, "events", count=0)) == []
+
+
+@pytest.mark.parametrize("group", [None, "analytics"])
+def test_what_comes_later(url: str, add: Add, later: Later, group: str | None) -> None:
+    ids = add("events", {"n": 1})
+    member = {"group": group, "consumer": "c", "auto_ack": True} if group else {}
+    seen: list[str] = []
+    for frame in weft.iter_stream(url, "events", block_ms=10, **member):
+        seen += frame["_id"].to_list()
+        if len(seen) == 3:
+            break
+        later(lambda: ids.extend(add("events", {"n": 2})))
+    assert seen == ids
+
+
+def test_only_what_is_new(url: str, add: Add) -> None:
+    add("events", {"n": "old"})
+    with weft.iter_stream(url, "events", start_id="$", block_ms=20, yield_on_idle=True) as batches:
+        assert len(next(batches)) == 0
+        add("events", {"n": "new"})
+        assert next(batches)["n"].to_list() == ["new"]
+
+
+def test_idle_frames_have_types(url: str) -> None:
+    schema = {"n": pl.Int64}
+    for frame in weft.iter_stream(url, "events", block_ms=10, yield_on_idle=True, schema=schema):
+        assert frame.schema == {"_id": pl.String, "_ts": pl.Int64, "n": pl.Int64}
+        break
+
+
+def test_stopped_by_an_event(url: str, add: Add, later: Later) -> None:
+    add("events", {"n": 1})
+    event = threading.Event()
+    later(event.set)
+    assert len(list(weft.iter_stream(url, "events", block_ms=0, stop=event))) == 1
+
+
+def test_stopped_by_a_function(url: str, add: Add) -> None:
+    add("events", *({"n": i} for i in range(10)))
+    seen: list[Any] = []
+    for frame in weft.iter_stream(url, "events", batch_size=1, stop=lambda: len(seen) == 4):
+        seen.append(frame)
+    assert len(seen) == 4
+
+
+@pytest.mark.parametrize("stop", [signal.SIGUSR1, (signal.SIGTERM, signal.SIGUSR1)])
+def test_stopped_by_a_signal(url: str, later: Later, stop: Any) -> None:
+    before = signal.getsignal(signal.SIGUSR1)
+    later(os.kill, os.getpid(), signal.SIGUSR1)
+    assert list(weft.iter_stream(url, "events", block_ms=0, stop=stop)) == []
+    assert signal.getsignal(signal.SIGUSR1) is before
+
+
+@pytest.mark.parametrize("stop", [5, "SIGTERM", []])
+def test_what_cannot_stop(url: str, stop: Any) -> None:
+    with pytest.raises(SettingsError, match="stop"):
+        weft.iter_stream(url, "events", stop=stop)
+
+
+def test_leaving_the_context_lets_go(url: str, add: Add, client: Any) -> None:
+    add("events", {"n": 1})
+    before = connections(client)
+    with weft.iter_stream(url, "events") as batches:
+        next(batches)
+        assert connections(client) == before + 1
+    assert list(batches) == []
+    for _ in weft.iter_stream(url, "events"):
+        break
+    gc.collect()
+    assert [each["cmd"] for each in client.client_list()].count("echo") == 0
+
+
+@pytest.mark.parametrize("options", [{"batch_size": 0}, {"block_ms": -1}, {"count": -1}, {"to": "nothing"}])
+def test_options_that_cannot_be(url: str, options: Any) -> None:
+    with pytest.raises(SettingsError):
+        weft.iter_stream(url, "events", **options)
+
+
+def test_auto_ack_acknowledges_what_was_handed_over(url: str, add: Add, client: Any) -> None:
+    add("events", *({"n": i} for i in range(30)))
+    member = {"group": "analytics", "consumer": "c"}
+    with weft.iter_stream(url, "events", batch_size=10, auto_ack=True, **member) as batches:
+        next(batches)
+        next(batches)
+    found = client.xinfo_groups("events")[0]
+    assert (found["pending"], found["lag"]) == (0, 10)
+
+
+def test_a_batch_that_cannot_be_made_is_not_acknowledged(url: str, add: Add, client: Any) -> None:
+    add("events", {"n": 1}, {"n": 2}, {"n": "three"})
+    options: dict[str, Any] = {"schema": {"n": pl.Int64}, "on_error": "raise", "auto_ack": True}
+    batches = weft.iter_stream(url, "events", batch_size=2, group="analytics", consumer="c", **options)
+    assert next(batches)["n"].to_list() == [1, 2]
+    with pytest.raises(SchemaError, match="three"):
+        next(batches)
+    assert list(batches) == []
+    assert client.xpending("events", "analytics")["pending"] == 1
+
+
+def test_entries_of_a_member_that_is_gone_come_while_it_iterates(url: str, add: Add) -> None:
+    ids = add("events", {"n": 1}, {"n": 2})
+    weft.read_stream(url, "events", group="analytics", consumer="gone")
+    batches = weft.iter_stream(url, "events", group="analytics", consumer="c", claim_idle=300, block_ms=10)
+    with batches:
+        assert next(batches)["_id"].to_list() == ids
+
+
+def test_members_at_once_share_all_entries(url: str, add: Add, client: Any) -> None:
+    ids = add("events", *({"n": i} for i in range(20_000)))
+    seen: dict[str, list[str]] = {"a": [], "b": []}
+
+    def work(consumer: str) -> None:
+        options: dict[str, Any] = {"batch_size": 100, "block_ms": 50, "yield_on_idle": True, "auto_ack": True}
+        for frame in weft.iter_stream(url, "events", group="g", consumer=consumer, **options):
+            if len(frame) == 0:
+                break
+            seen[consumer] += frame["_id"].to_list()
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in seen]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(seen["a"] + seen["b"]) == sorted(ids)
+    assert client.xpending("events", "g")["pending"] == 0
+
+
+async def test_async(url: str, add: Add, later: Later) -> None:
+    ids = add("events", *({"n": i} for i in range(250)))
+    later(lambda: ids.extend(add("events", {"n": 250})))
+    seen: list[str] = []
+    async for frame in weft.iter_stream_async(url, "events", batch_size=100, batch_timeout_ms=1000):
+        seen += frame["_id"].to_list()
+        if len(seen) == 251:
+            break
+    assert seen == ids
+
+
+async def test_async_stops(url: str, add: Add) -> None:
+    add("events", {"n": 1})
+    event = asyncio.Event()
+    frames = []
+    async for frame in weft.iter_stream_async(url, "events", stop=event):
+        frames.append(frame)
+        event.set()
+    assert len(frames) == 1
+    async with weft.iter_stream_async(url, "events", block_ms=0) as batches:
+        assert len(await anext(batches)) == 1
+    with pytest.raises(StopAsyncIteration):
+        await anext(batches)
+
+
+async def test_a_cancelled_wait_loses_nothing(url: str, add: Add, client: Any) -> None:
+    options: dict[str, Any] = {"group": "g", "consumer": "c", "auto_ack": True, "block_ms": 0}
+    async with weft.iter_stream_async(url, "events", **options) as batches:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(batches), 0.3)
+        ids = add("events", {"n": 1})
+        assert (await anext(batches))["_id"].to_list() == ids
+    assert client.xpending("events", "g")["pending"] == 0
+
+
+async def test_async_refuses_unknown_options(url: str) -> None:
+    with pytest.raises(TypeError, match="batchsize"):
+        weft.iter_stream_async(url, "events", batchsize=5)
