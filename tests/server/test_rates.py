@@ -100,15 +100,17 @@ time.sleep(600)
 """
 
 
-def test_a_killed_process_leaves_no_bucket_locked(buckets: Buckets, tmp_path: Path) -> None:
+def test_a_process_that_holds_a_bucket_holds_up_nobody(buckets: Buckets, tmp_path: Path) -> None:
+    """One that was stopped at the wrong moment. Its lock ends with it."""
     command = [sys.executable, "-c", HOLD, str(tmp_path / "buckets")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holding, ThreadPoolExecutor(1) as thread:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holding:
         assert holding.stdout is not None
         assert holding.stdout.readline() == "held\n"
-        taking = thread.submit(subprocess.check_output, [sys.executable, "-c", TAKE, str(tmp_path / "buckets")])
-        assert not taking.done()
+        holding.send_signal(signal.SIGSTOP)
+        assert [buckets.take("a", SLOW) > 0 for _ in range(100)] == [False] * 3 + [True] * 97
         holding.send_signal(signal.SIGKILL)
-        assert taking.result(60) == b"100\n"
+    taken = [buckets._lock(0), buckets.take("b", SLOW)]
+    assert taken == [True, 0]
 
 
 STREAMS = """

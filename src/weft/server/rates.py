@@ -22,6 +22,11 @@ _PLACE = struct.Struct("=16sd")
 _PLACES = 8
 _ROW_BYTES = _PLACES * _PLACE.size
 _SMALLEST_WAIT = 1e-9
+# To take one takes 4 µs, and milliseconds where a process is out of its turn while it holds the lock. Who waits here
+# holds up its event loop: a lock whose holder was stopped is soon done without, and for a while not waited for again.
+_LOCK_SECONDS = 0.5
+_TRY_SECONDS = 0.0001
+_WITHOUT_SECONDS = 10.0
 
 
 class Rate(NamedTuple):
@@ -44,11 +49,12 @@ class Buckets:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         os.ftruncate(self._file, _ROWS * _ROW_BYTES)
         self._places = mmap.mmap(self._file, _ROWS * _ROW_BYTES)
+        self._without_until = 0.0
 
     def take(self, name: str, rate: Rate) -> float:
         """Take one; 0, or in how many seconds there is one to take."""
         mark, row = _place_of(name)
-        fcntl.lockf(self._file, fcntl.LOCK_EX, _ROW_BYTES, row)
+        locked = self._lock(row)
         try:
             at, full = self._find(mark, row)
             wait, after = _wait(full, _now(), rate)
@@ -56,7 +62,25 @@ class Buckets:
                 _PLACE.pack_into(self._places, at, mark, after)
             return wait
         finally:
-            fcntl.lockf(self._file, fcntl.LOCK_UN, _ROW_BYTES, row)
+            if locked:
+                fcntl.lockf(self._file, fcntl.LOCK_UN, _ROW_BYTES, row)
+
+    def _lock(self, row: int) -> bool:
+        """Whether it was given. Without it two may take the same one: a limit is then less exact, and nobody hangs."""
+        deadline = None
+        while True:
+            try:
+                fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, _ROW_BYTES, row)
+                return True
+            except (BlockingIOError, PermissionError):  # whichever POSIX lets the system choose
+                now = _now()
+            if deadline is None:
+                deadline = now + _LOCK_SECONDS
+            if now >= deadline or now < self._without_until:
+                if now >= self._without_until:
+                    self._without_until = now + _WITHOUT_SECONDS
+                return False
+            time.sleep(_TRY_SECONDS)
 
     def wait(self, name: str, rate: Rate) -> float:
         """In how many seconds there is one to take. Without the lock: whoever only looks may be a moment early."""
