@@ -15,6 +15,7 @@ from typing import Any, Self
 from weft.consumers.entries import StreamEntry
 from weft.consumers.reader import GroupReader, Membership, Part, Reader
 from weft.errors import LeaseLostError, SettingsError, WeftError, nearest
+from weft.project import current
 from weft.systems.base import Connection
 
 _log = logging.getLogger("weft.consumers")
@@ -143,13 +144,20 @@ class Consumer:
             await reader.close()
 
     def _open(self) -> Reader:
-        if isinstance(self.client, Connection) and self.client.kind != "redis":
+        if self._reads_logs():
             from weft.consumers.logs import LogReader
 
             return LogReader(self.client)
         from weft.consumers.redis_reader import RedisReader
 
         return RedisReader(self.client)
+
+    def _reads_logs(self) -> bool:
+        """Whether the streams are declared ones. Other names, on a connection to Redis, are keys."""
+        if not isinstance(self.client, Connection):
+            return False
+        declared = current().streams
+        return self.client.kind != "redis" or any(_text(stream) in declared for stream in self.streams)
 
     async def _begin(self) -> None:
         if len(self._begun) == len(self.streams):
@@ -311,7 +319,7 @@ class GroupConsumer(Consumer):
             await self._forget()
 
     def _open(self) -> Reader:
-        if isinstance(self.client, Connection) and self.client.kind != "redis":
+        if self._reads_logs():
             from weft.consumers.logs import LogGroupReader
 
             return LogGroupReader(self.client, self._membership)

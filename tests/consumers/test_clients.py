@@ -1,0 +1,74 @@
+"""Clients are redis-py's, with names for what streams hold."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+import redis.asyncio
+
+import weft
+from consumers.numbered import drained, fill, numbers
+
+
+async def test_they_are_redis_pys(client: Any) -> None:
+    assert isinstance(client, redis.asyncio.Redis | redis.asyncio.RedisCluster)
+    await client.set("key", "value")
+    assert await client.get("key") == b"value"
+
+
+def test_where_they_lead() -> None:
+    client = weft.Redis("cache", 6380, 2, password="hunter2")
+    wanted = {"host": "cache", "port": 6380, "db": 2, "password": "hunter2"}
+    assert client.get_connection_kwargs().items() >= wanted.items()
+    assert weft.Redis.from_url("redis://:hunter2@cache:6380/2").get_connection_kwargs().items() >= wanted.items()
+    assert "hunter2" not in repr(client)
+    with pytest.raises(TypeError, match="colour"):
+        weft.Redis(colour="red")
+
+
+async def test_entries_have_names(client: Any) -> None:
+    await fill(client, 2)
+    (entry, last) = await client.xrange("s")
+    assert entry.field_values == entry[1] == {b"n": b"0"}
+    identifier, values = entry
+    assert (identifier, values) == (entry.identifier, entry.field_values) == entry
+    assert [each.identifier for each in await client.xrevrange("s")] == [last.identifier, identifier]
+    assert pickle.loads(pickle.dumps(entry)) == entry
+    await client.xgroup_create("s", "g", "0")
+    ((stream, (read,)),) = await client.xread({"s": "0"}, count=1)
+    assert (stream, read.identifier) == (b"s", identifier)
+    ((stream, (read,)),) = await client.xreadgroup("g", "a", {"s": ">"}, count=1)
+    assert (stream, read.field_values) == (b"s", values)
+    (claimed,) = await client.xclaim("s", "g", "b", 0, [identifier])
+    assert claimed.identifier == identifier
+    assert await client.xclaim("s", "g", "b", 0, [identifier], justid=True) == [identifier]
+    _, (claimed,), *_ = await client.xautoclaim("s", "g", "a", 0)
+    assert claimed.identifier == identifier
+
+
+async def test_keys_through_a_connection(redis_url: str, client: Any) -> None:
+    connection = weft.connect(url=redis_url)
+    await fill(client, 3)
+    async with connection.xconsumer(streams=["s"], s={"identifier": "0"}) as consumer:
+        assert numbers(await drained(consumer)) == [0, 1, 2]
+    async with weft.GroupConsumer(connection, ["s"], "g", "a", auto_acknowledge=True) as consumer:
+        assert numbers(await drained(consumer)) == [0, 1, 2]
+    assert (await client.xpending("s", "g")).pending == 0
+
+
+async def test_acks_of_lists(client: Any) -> None:
+    await fill(client, 6)
+    await client.xgroup_create("s", "g", "0")
+    await client.xreadgroup("g", "a", {"s": ">"}, count=5)
+    await client.xreadgroup("g", "b", {"s": ">"})
+    ids = [entry.identifier for entry in await client.xrange("s")]
+    pending = await client.xpending("s", "g")
+    assert pending == (6, ids[0], ids[5], {b"a": 5, b"b": 1})
+    assert (pending.minimum_identifier, pending.maximum_identifier) == (ids[0], ids[5])
+    assert await client.xack("s", "g", [ids[0], ids[1]]) == 2
+    assert await client.xack("s", "g", ids[1], ids[2].decode()) == 1
+    assert await client.xack("s", "g", []) == await client.xack("s", "g") == 0
+    assert await client.xack("s", "g", iter(ids)) == 3
+    assert (await client.xpending("s", "g")).consumers == {}
