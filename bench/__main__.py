@@ -25,6 +25,7 @@ MODULES = tuple(
         "pipelines_start",
         "pipelines_loads",
         "server",
+        "redis_consumers",
     )
 )
 

@@ -20,12 +20,15 @@ Job = Callable[[], int]
 _started: list[subprocess.Popen[str]] = []
 
 
-def in_processes(function: str, arguments: Sequence[Sequence[object]], preload: str | None = None) -> Job:
-    """Processes that are ready to run a job each, and the job that runs all of theirs."""
+def in_processes(
+    function: str, arguments: Sequence[Sequence[object]], preload: str | None = None, python: str = sys.executable
+) -> Job:
+    """Processes that are ready to run a job each, and the job that runs all of theirs. `python` may be that of another
+    environment."""
     environment = {**os.environ, "LD_PRELOAD": preload} if preload else None
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "bench.processes", function, json.dumps(each)],
+            [python, "-m", "bench.processes", function, json.dumps(each)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
