@@ -312,6 +312,7 @@ _BUILT_IN = {
             kind="redis",
             connection="weft.systems.redis.connection:RedisConnection",
             schemes=("redis", "rediss"),
+            log="weft.systems.redis.store:RedisStore",
             extra="redis",
             describes="Redis: one server, a cluster, or one behind Sentinels",
         ),

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from weft.errors import DeclarationError
 from weft.systems.base import Connection
+from weft.systems.declare import declare
 from weft.systems.log import EXTRA, META_TYPES, PUBLISH_ID, PUBLISHED_AT, ROWID, Appended, Batch
 from weft.systems.sql.driver import Role, Session, SqlDriver, readable
 from weft.systems.sql.log import SqlLog
-from weft.types import FieldType, comparable
+from weft.types import FieldType
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -122,7 +123,7 @@ class SqlStore(SqlDriver):
                 log = self._open(schema, name, fields)
                 self._logs[schema, name] = log
             if not log.declared.items() >= fields.items():
-                self._declare(log, fields)
+                declare(log, fields)
             return log
 
     def _open(self, schema: str, name: str, fields: dict[str, FieldType]) -> SqlLog:
@@ -146,29 +147,6 @@ class SqlStore(SqlDriver):
         if ROWID not in log.types(fresh=True):
             raise _not_a_stream(full)
         return log
-
-    def _declare(self, log: SqlLog, fields: dict[str, FieldType]) -> None:
-        present = log.fields(fresh=True)
-        spelled = {comparable(name): name for name in present}
-        for name in fields:
-            stored_as = spelled.get(comparable(name), name)
-            if stored_as != name:
-                raise DeclarationError(
-                    f"Field {name!r} of stream {log.schema}.{log.name} is stored as {stored_as!r}.",
-                    hint="Databases take names that differ in case or accents for one: keep the stored name.",
-                )
-        missing = {name: kind for name, kind in fields.items() if name not in present}
-        if missing:
-            log.add_fields(missing)
-            present = log.fields(fresh=True)
-        for name, kind in fields.items():
-            stored = present[name]
-            if (stored.base, stored.precision, stored.scale) != (kind.base, kind.precision, kind.scale):
-                raise DeclarationError(
-                    f"Field {name!r} of stream {log.schema}.{log.name} is declared {kind}, but stored as {stored}.",
-                    hint="Stored data is never converted: keep the stored type, or give the field another name.",
-                )
-        log.declared.update(fields)
 
     def _number(self, full: str) -> int | None:
         with self.session("read") as session:

@@ -1,0 +1,79 @@
+"""Offsets and entries' ids, and the names of a stream's keys.
+
+An entry's id is `ms-seq`. Its offset is `ms << 20 | seq`, which fits 63 bits until the year 2248, with a million
+entries a millisecond.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.errors import SchemaError
+
+_BITS = 20
+_SEQUENCES = 1 << _BITS
+_MILLISECONDS = 1 << (63 - _BITS)
+# Streams of this schema have their own name as their key, as those of other tools have.
+_DEFAULT_SCHEMA = "events"
+CATALOGUE = "weft::streams"
+
+
+def to_id(offset: int) -> str:
+    """The id of an offset."""
+    return f"{offset >> _BITS}-{offset & (_SEQUENCES - 1)}"
+
+
+def to_offset(entry_id: bytes | str, stream: str) -> int:
+    """The offset of an id; `stream` is named where it has none."""
+    text = entry_id if isinstance(entry_id, str) else entry_id.decode()
+    ms, _, seq = text.partition("-")
+    milliseconds, sequence = int(ms), int(seq)
+    if milliseconds >= _MILLISECONDS or sequence >= _SEQUENCES:
+        raise SchemaError(
+            f"Entry {text} of the Redis stream {stream!r} has no offset: an id may have {_MILLISECONDS - 1} before the "
+            f"dash and {_SEQUENCES - 1} after it, at most.",
+            hint="Somebody chose that id. Let Redis choose: XADD stream * …. Delete the entry (XDEL) to go on.",
+        )
+    return milliseconds << _BITS | sequence
+
+
+def first_of(milliseconds: int) -> int:
+    """The first offset that an entry of this millisecond can have."""
+    return milliseconds << _BITS
+
+
+def milliseconds_of(offset: int) -> int:
+    """When an entry was added."""
+    return offset >> _BITS
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys of one stream. All have the same hash tag, so that a cluster has them in one slot."""
+
+    stream: str
+
+    @staticmethod
+    def of(schema: str, name: str) -> Keys:
+        """Those of a stream by its schema and name."""
+        return Keys(name if schema == _DEFAULT_SCHEMA else f"{schema}:{name}")
+
+    @property
+    def meta(self) -> str:
+        """A hash: what retention removed, and each consumer's counters."""
+        return f"weft:{{{self.stream}}}"
+
+    @property
+    def fields(self) -> str:
+        """A hash: the stream's fields, each with its number and type."""
+        return f"{self.meta}:fields"
+
+    @property
+    def seen(self) -> str:
+        """A sorted set: idempotency keys by when they were seen."""
+        return f"{self.meta}:keys"
+
+    def books(self, consumer: str) -> list[str]:
+        """A consumer's bookkeeping, in the order of the scripts' `books`."""
+        kinds = ("held", "leases", "ends", "returned", "reasons")
+        return [f"{self.meta}:{kind}:{consumer}" for kind in kinds]

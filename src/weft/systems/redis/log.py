@@ -1,0 +1,289 @@
+"""One stream in Redis: an ordinary stream of Redis, whose consumers are its consumer groups."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from weft.errors import unknown
+from weft.systems.log import META_TYPES, ROWID, Group, Leased, Member, Page, Refused, Span
+from weft.systems.redis import ids, values
+from weft.types import FieldType, comparable, dump_json
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from weft.systems.redis.store import RedisStore
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+# Retention tells consumers of so many events a step, so that nobody waits for long behind it.
+_TRIM_STEP = 1000
+# Entries of one reply of a range read.
+_ARROW_PAGE = 10_000
+_PAGE = 5000
+
+
+class RedisLog:
+    """A stream and its bookkeeping keys. See `weft.systems.log.Log`."""
+
+    def __init__(self, store: RedisStore, schema: str, name: str) -> None:
+        self.store = store
+        self.schema = schema
+        self.name = name
+        self.keys = ids.Keys.of(schema, name)
+        self.declared: dict[str, FieldType] = {}
+        self._fields: dict[str, FieldType] | None = None
+
+    # ----------------------------------------------------------------------------------------------------------- fields
+
+    def fields(self, *, fresh: bool = False) -> dict[str, FieldType]:
+        """The fields, in the order in which they were added."""
+        if fresh or self._fields is None:
+            found = []
+            for name, text in self.store.command("HGETALL", self.keys.fields).items():
+                number, _, kind = text.decode().partition(" ")
+                found.append((int(number), name.decode(), FieldType.parse(kind)))
+            self._fields = {name: kind for _, name, kind in sorted(found, key=lambda each: each[0])}
+        return self._fields
+
+    def add_fields(self, fields: dict[str, FieldType]) -> None:
+        """Add fields; one that is there already, in whatever spelling, stays as it is."""
+        while True:
+            present = self.fields(fresh=True)
+            taken = set(map(comparable, present))
+            missing = {name: kind for name, kind in fields.items() if comparable(name) not in taken}
+            words = [word for name, kind in missing.items() for word in (name, str(kind))]
+            if not missing or self.store.script("add_fields", [self.keys.fields], len(present), *words):
+                self.fields(fresh=True)
+                return
+
+    @property
+    def forbidden(self) -> str:
+        """Redis holds every text."""
+        return ""
+
+    # ---------------------------------------------------------------------------------------------------------- reading
+
+    def _offset(self, entry_id: bytes) -> int:
+        return ids.to_offset(entry_id, self.keys.stream)
+
+    def _state(self) -> tuple[int, int, int]:
+        last, floor, length = self.store.script("state", [self.keys.stream, self.keys.meta])
+        return self._offset(last), self._offset(floor), int(length)
+
+    def head(self) -> int:
+        """The last offset; a server runs one command after the other, so that nothing appears below it later."""
+        return self._state()[0]
+
+    def floor(self) -> int:
+        """The last offset that retention removed."""
+        return self._state()[1]
+
+    def count(self) -> int:
+        """How many events are stored."""
+        return self._state()[2]
+
+    def nth_last(self, n: int) -> int | None:
+        """The offset of the n-th event from the end."""
+        found = self.store.script("nth_last", [self.keys.stream], n)
+        return None if found is None else self._offset(found)
+
+    def first_since(self, moment: datetime) -> int:
+        """The first offset at or after a moment; one past the head if there is none."""
+        milliseconds = math.ceil((moment - _EPOCH) / timedelta(milliseconds=1))
+        found = self._range(max(ids.first_of(milliseconds), 1), None, 1)
+        return self._offset(found[0][0]) if found else self.head() + 1
+
+    def _range(self, first: int, last: int | None, limit: int) -> list[values.Entry]:
+        upto = "+" if last is None else ids.to_id(last)
+        found: list[values.Entry] = self.store.command(
+            "XRANGE", self.keys.stream, ids.to_id(first), upto, "COUNT", limit
+        )
+        return found
+
+    def read(self, after: int, upto: int, limit: int) -> Page:
+        """Up to `limit` events of a range, in order."""
+        entries: list[values.Entry] = []
+        first = max(after + 1, 1)
+        while first <= upto and len(entries) < limit:
+            count = min(limit - len(entries), _PAGE)
+            found = self._range(first, upto, count)
+            entries += found
+            if len(found) < count:
+                break
+            first = self._offset(found[-1][0]) + 1
+        return self._page(entries)
+
+    def _page(self, entries: list[values.Entry]) -> Page:
+        fields = self.fields()
+        own = {name.decode(errors="replace") for entry in entries for name in entry[1][::2]} if entries else set()
+        if not own <= fields.keys() | META_TYPES.keys():
+            fields = self.fields(fresh=True)  # another process may have added some
+        return values.page_of(entries, fields, self.keys.stream)
+
+    def read_arrow(self, after: int, upto: int, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """A range as Arrow record batches, a page of entries each."""
+        types = {**self.fields(fresh=True), **META_TYPES}
+        for name in columns or ():
+            if name not in types:
+                raise unknown(f"column in stream {self.name!r}", name, types)
+        wanted = {name: types[name] for name in (columns if columns is not None else types)}
+        head, floor, _ = self._state()
+        return self._batches(max(after, floor), min(upto, head), wanted)
+
+    def _batches(self, after: int, upto: int, wanted: dict[str, FieldType]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        schema = pa.schema([(name, kind.arrow) for name, kind in wanted.items()])
+        while after < upto:
+            page = self.read(after, upto, _ARROW_PAGE)
+            found = dict(zip(page.names, page.columns, strict=True))
+            offsets = found[ROWID]
+            if not offsets:
+                return
+            arrays = [
+                pa.array(_texts(found[name], kind), kind.arrow) if name in found else pa.nulls(len(offsets), kind.arrow)
+                for name, kind in wanted.items()
+            ]
+            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+            after = offsets[-1]
+
+    # -------------------------------------------------------------------------------------------------------- consumers
+
+    def _keys_of(self, consumer: str) -> list[str]:
+        return [self.keys.stream, self.keys.meta, *self.keys.books(consumer)]
+
+    def lease(
+        self, consumer: str, member: str, limit: int, seconds: float, *, max_deliveries: int | None = None
+    ) -> Leased:
+        """Lease events to a member of a consumer."""
+        token = secrets.token_hex(8)
+        lost, epoch, spans, exhausted = self.store.script(
+            "lease",
+            self._keys_of(consumer),
+            *(consumer, member, limit, int(seconds * 1e6), max_deliveries or 0, token),
+        )
+        return Leased(token, self._spans(spans), self._spans(exhausted), int(lost), int(epoch))
+
+    def _spans(self, found: list[Any]) -> list[Span]:
+        return [
+            Span(self._offset(first), self._offset(last), int(events), int(deliveries), reason and reason.decode())
+            for first, last, events, deliveries, reason in found
+        ]
+
+    def ack(self, consumer: str, rowids: Sequence[int], *, token: str | None, member: str | None) -> int | Refused:
+        """Acknowledge offsets, all or none."""
+        return self._settle(consumer, rowids, token, member, "ack", 0, None, undelivered=False)
+
+    def nack(
+        self,
+        consumer: str,
+        rowids: Sequence[int],
+        *,
+        token: str | None,
+        member: str | None,
+        delay: float,
+        reason: str | None,
+        undelivered: bool = False,
+    ) -> int | Refused:
+        """Give offsets back, all or none."""
+        action = "nack"
+        if isinstance(rowids, range):
+            # A leased span that turned out empty: most offsets inside it are nobody's.
+            action, rowids = "empty", [rowids[0], rowids[-1]]
+        return self._settle(consumer, rowids, token, member, action, delay, reason, undelivered=undelivered)
+
+    def _settle(
+        self,
+        consumer: str,
+        rowids: Sequence[int],
+        token: str | None,
+        member: str | None,
+        action: str,
+        delay: float,
+        reason: str | None,
+        *,
+        undelivered: bool,
+    ) -> int | Refused:
+        if not rowids:
+            return 0
+        wanted = rowids if action == "empty" else sorted(set(rowids))
+        found = self.store.script(
+            "settle",
+            self._keys_of(consumer),
+            *(consumer, token or "", member or "", action, int(delay * 1e6)),
+            *(int(reason is not None), reason or "", int(undelivered), *map(ids.to_id, wanted)),
+        )
+        if isinstance(found, int):
+            return found
+        why, detail, refused = found[0].decode(), found[1].decode(), [self._offset(each) for each in found[2]]
+        if why == "late":
+            return Refused(refused, f"their lease ran out {float(detail):.1f} seconds ago", late=True)
+        return Refused(refused or list(wanted), _WHY[why].format(detail), late=why in ("other", "returned", "gone"))
+
+    def reset(self, consumer: str, position: int) -> None:
+        """Let a consumer go on after a position."""
+        self.store.script("reset", self._keys_of(consumer), consumer, ids.to_id(position))
+
+    def groups(self) -> list[Group]:
+        """Every consumer group of this stream, also those that others made."""
+        found = self.store.script("groups", [self.keys.stream, self.keys.meta], f"{self.keys.meta}:")
+        return sorted(
+            (
+                Group(
+                    name.decode(errors="backslashreplace"),
+                    self._offset(position),
+                    int(lag),
+                    int(pending),
+                    int(lost),
+                    sorted(map(_member, members), key=lambda member: member.member),
+                )
+                for name, position, lag, pending, lost, members in found
+            ),
+            key=lambda group: group.consumer,
+        )
+
+    # -------------------------------------------------------------------------------------------------------- retention
+
+    def trim(self, upto: int) -> int:
+        """Remove the events up to an offset; consumers that had not seen them are told how many they lost."""
+        removed = 0
+        upto = min(upto, self.head())
+        while True:
+            count, more = self.store.script("trim", [self.keys.stream, self.keys.meta], ids.to_id(upto), _TRIM_STEP)
+            removed += int(count)
+            if not more:
+                return removed
+
+    def trim_keys(self, before: float) -> None:
+        """Forget idempotency keys seen before a moment."""
+        self.store.command("ZREMRANGEBYSCORE", self.keys.seen, "-inf", f"({int(before * 1e6)}")
+
+
+def _member(found: list[Any]) -> Member:
+    name, pending, expires, deliveries = found
+    return Member(
+        name.decode(errors="backslashreplace"),
+        int(pending),
+        _EPOCH + timedelta(microseconds=int(expires)),
+        int(deliveries),
+    )
+
+
+def _texts(column: Sequence[Any], kind: FieldType) -> Sequence[Any]:
+    """As Arrow takes a column: JSON and UUIDs as texts."""
+    if kind.base == "json":
+        return [None if value is None else dump_json(value) for value in column]
+    return [None if value is None else str(value) for value in column] if kind.base == "uuid" else column
+
+
+_WHY = {
+    "never": "nothing was ever delivered to this consumer",
+    "returned": "they were given back and wait to be delivered again",
+    "other": "they were delivered again, and member {!r} holds them now",
+    "unread": "they were not delivered to this consumer yet",
+    "gone": "their lease is gone: another member acknowledged them, or the consumer was reset",
+}

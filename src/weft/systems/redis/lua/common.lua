@@ -1,0 +1,104 @@
+-- What the scripts share; put before each of them. A stream's keys have one hash tag, so that a cluster keeps them
+-- together. Offsets are entries' ids here, "ms-seq"; moments are microseconds.
+
+local call = redis.call
+-- Lua can pass this many arguments at once, with room to spare.
+local CHUNK = 5000
+-- Holds what was given back until somebody takes it.
+local NOBODY = 'weft:given-back'
+
+local function now_micros()
+  local time = call('TIME')
+  return time[1] * 1000000 + time[2]
+end
+
+-- RESP2 gives maps as lists.
+local function map_of(flat)
+  local found = {}
+  for i = 1, #flat, 2 do found[flat[i]] = flat[i + 1] end
+  return found
+end
+
+local function parts(id)
+  local ms, seq = string.match(id, '^(%d+)-(%d+)$')
+  return tonumber(ms), tonumber(seq)
+end
+
+local function is_before(a, b)
+  local a_ms, a_seq = parts(a)
+  local b_ms, b_seq = parts(b)
+  return a_ms < b_ms or (a_ms == b_ms and a_seq < b_seq)
+end
+
+-- XINFO STREAM, or nil where there is no such key.
+local function stream_of(key)
+  if call('EXISTS', key) == 0 then return nil end
+  return map_of(call('XINFO', 'STREAM', key))
+end
+
+local function group_of(key, name)
+  if call('EXISTS', key) == 0 then return nil end
+  for _, flat in ipairs(call('XINFO', 'GROUPS', key)) do
+    local group = map_of(flat)
+    if group['name'] == name then return group end
+  end
+  return nil
+end
+
+-- A command with a long list of arguments at its end, in as many calls as it takes; `each` gets the replies.
+local function in_chunks(words, list, each)
+  for start = 1, #list, CHUNK do
+    local command = {unpack(words)}
+    for i = start, math.min(start + CHUNK - 1, #list) do command[#command + 1] = list[i] end
+    local reply = call(unpack(command))
+    if each then each(reply, start) end
+  end
+end
+
+-- Create a group that goes on after `position`. With how many entries it counts as read, Redis knows its lag.
+local function create_group(key, name, position)
+  local stream = stream_of(key)
+  local words = {'XGROUP', 'CREATE', key, name, position, 'MKSTREAM'}
+  local first = stream and stream['first-entry']
+  local last = stream and stream['last-generated-id']
+  if stream and (not first or is_before(position, first[1])) then
+    words[7], words[8] = 'ENTRIESREAD', stream['entries-added'] - stream['length']
+  elseif stream and not is_before(position, last) then
+    words[7], words[8] = 'ENTRIESREAD', stream['entries-added']
+  end
+  call(unpack(words))
+end
+
+-- What one consumer's bookkeeping is in; KEYS begin with stream and meta, then these.
+local function books(from)
+  return {
+    held = KEYS[from], -- hash: id -> "token expires"
+    leases = KEYS[from + 1], -- hash: token -> "left first last member"
+    ends = KEYS[from + 2], -- sorted set: token by expires
+    returned = KEYS[from + 3], -- sorted set: id by when it can be had again
+    reasons = KEYS[from + 4], -- hash: id -> why it was given back
+  }
+end
+
+local function forget(book)
+  call('DEL', book.held, book.leases, book.ends, book.returned, book.reasons)
+end
+
+-- So many events of a token were settled or taken over; without any left the lease is gone.
+local function release(book, token, count)
+  local lease = call('HGET', book.leases, token)
+  if not lease then return end
+  local left, rest = string.match(lease, '^(%d+) (.*)$')
+  left = tonumber(left) - count
+  if left > 0 then
+    call('HSET', book.leases, token, left .. ' ' .. rest)
+  else
+    call('HDEL', book.leases, token)
+    call('ZREM', book.ends, token)
+  end
+end
+
+local function holder_of(book, token)
+  local lease = call('HGET', book.leases, token)
+  return lease and string.match(lease, '^%d+ %S+ %S+ (.*)$')
+end

@@ -1,0 +1,44 @@
+-- Remove the entries up to an id, or the first so many of them; groups that had not seen them are told.
+-- KEYS: stream, meta. ARGV: the id, how many at most where somebody has to be told. Gives how many went, and 1 where
+-- there may be more.
+local stream, meta, upto, step = KEYS[1], KEYS[2], ARGV[1], tonumber(ARGV[2])
+if call('EXISTS', stream) == 0 then return {0, 0} end
+local first = call('XRANGE', stream, '-', upto, 'COUNT', 1)[1]
+if not first then return {0, 0} end
+
+local behind = {}
+for _, flat in ipairs(call('XINFO', 'GROUPS', stream)) do
+  local group = map_of(flat)
+  if is_before(group['last-delivered-id'], upto) then behind[#behind + 1] = group end
+end
+local cut, more = upto, 0
+if #behind > 0 then
+  local page = call('XRANGE', stream, '-', upto, 'COUNT', step)
+  if #page == step then cut, more = page[#page][1], 1 end
+  for _, group in ipairs(behind) do
+    local lost = 0
+    for i = #page, 1, -1 do
+      if not is_before(group['last-delivered-id'], page[i][1]) then break end
+      lost = lost + 1
+    end
+    if lost > 0 then
+      call('HINCRBY', meta, 'lost:' .. group['name'], lost)
+      call('HINCRBY', meta, 'untold:' .. group['name'], lost)
+    end
+  end
+else
+  cut = call('XREVRANGE', stream, upto, '-', 'COUNT', 1)[1][1]
+end
+
+local ms, seq = parts(cut)
+local removed = call('XTRIM', stream, 'MINID', '=', string.format('%d-%d', ms, seq + 1))
+local state = stream_of(stream)
+for _, group in ipairs(behind) do
+  if is_before(group['last-delivered-id'], cut) then
+    local read = state['entries-added'] - state['length']
+    call('XGROUP', 'SETID', stream, group['name'], cut, 'ENTRIESREAD', read)
+  end
+end
+local floor = call('HGET', meta, 'floor') or '0-0'
+if is_before(floor, cut) then call('HSET', meta, 'floor', cut) end
+return {removed, more}

@@ -1,0 +1,28 @@
+"""The Lua scripts that run inside the server: each is one step that nobody sees half done."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from redis.exceptions import NoScriptError
+
+from weft.systems.redis.client import Client
+
+
+@cache
+def _source(name: str) -> tuple[str, str]:
+    folder = files("weft.systems.redis") / "lua"
+    text = "\n".join((folder / f"{part}.lua").read_text(encoding="utf-8") for part in ("common", name))
+    return text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+
+def run(client: Client, name: str, keys: list[str], *arguments: Any) -> Any:
+    """Run a script; the server is given its text once."""
+    text, digest = _source(name)
+    try:
+        return client.evalsha(digest, len(keys), *keys, *arguments)
+    except NoScriptError:
+        return client.eval(text, len(keys), *keys, *arguments)

@@ -1,0 +1,262 @@
+"""Streams on Redis: a group of publishes is one script, so that all of it is there or nothing."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import groupby
+from typing import Any
+
+import msgspec
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from weft.errors import ConnectionFailedError, DeclarationError, WeftError
+from weft.systems.base import Connection
+from weft.systems.declare import declare
+from weft.systems.log import Appended, Batch
+from weft.systems.redis import client, durability, ids, scripts, values
+from weft.systems.redis.log import RedisLog
+from weft.types import FieldType
+
+_log = logging.getLogger("weft.streams")
+# A server that does not answer for so long is taken for gone.
+_ANSWER_SECONDS = 60.0
+# A wait ends this often, because a stream that was opened meanwhile is not waited for yet.
+_WAIT_SECONDS = 0.25
+# On a cluster nobody can wait for streams of several nodes at once: they are looked at this often.
+_POLL_SECONDS = 0.02
+
+
+class RedisStore:
+    """A Redis server, or a cluster, as one process sees it. See `weft.systems.log.Store`."""
+
+    def __init__(self, connection: Connection, clock: Callable[[], float] = time.time) -> None:
+        self.connection = connection.resolved()
+        self._lock = threading.RLock()
+        self._logs: dict[tuple[str, str], RedisLog] = {}
+        self._client: client.Client | None = None
+        self._watcher: client.Client | None = None
+        self._watching = threading.Lock()
+        self._closed = False
+
+    # --------------------------------------------------------------------------------------------------------- commands
+
+    def _open_client(self) -> client.Client:
+        if self._closed:
+            raise ConnectionFailedError(
+                f"Nothing was done: {self.connection.label} was closed.", hint="The next use of the stream opens it."
+            )
+        # Never tried again by itself: a script that appended before its answer was lost would append once more.
+        opened = client.open_client(self.connection, retry=Retry(NoBackoff(), 0), socket_timeout=_ANSWER_SECONDS)
+        for name in ("XRANGE", "XINFO STREAM"):
+            opened.set_response_callback(name, lambda reply, **_: reply)  # as it came: columns are made of it
+        return opened
+
+    def _connected(self) -> client.Client:
+        if self._client is None:
+            with self._lock:
+                if self._client is None:
+                    opened = self._open_client()
+                    warning = durability.warning(opened)
+                    if warning is not None:
+                        _log.warning("%s: %s", self.connection.label, warning)
+                    self._client = opened
+        return self._client
+
+    def command(self, *words: Any) -> Any:
+        """Run one command; every error leaves as one of ours."""
+        try:
+            return self._connected().execute_command(*words)
+        except client.ERRORS as error:
+            raise self._explain(error) from None
+
+    def script(self, name: str, keys: list[str], *arguments: Any) -> Any:
+        """Run one of the scripts."""
+        try:
+            return scripts.run(self._connected(), name, keys, *arguments)
+        except client.ERRORS as error:
+            raise self._explain(error) from None
+
+    def _explain(self, error: BaseException) -> BaseException:
+        if isinstance(error, WeftError):
+            return error
+        if self._closed:
+            return ConnectionFailedError(f"{self.connection.label} was closed.")
+        return client.explain(self.connection, error)
+
+    # -------------------------------------------------------------------------------------------------------- catalogue
+
+    def open(self, schema: str, name: str, fields: dict[str, FieldType]) -> RedisLog:
+        """The stream's log. A stream that others made becomes one of ours as it is."""
+        with self._lock:
+            log = self._logs.get((schema, name))
+            if log is None:
+                log = RedisLog(self, schema, name)
+                kind = self.command("TYPE", log.keys.stream).decode()
+                if kind not in ("none", "stream"):
+                    raise DeclarationError(
+                        f"{log.keys.stream} is a {kind} in this Redis database, not a stream.",
+                        hint="Give the stream another name or schema.",
+                    )
+                self.command("SADD", ids.CATALOGUE, f"{schema}.{name}")
+                self._logs[schema, name] = log
+            if not log.declared.items() >= fields.items():
+                declare(log, fields)
+            return log
+
+    def names(self) -> list[tuple[str, str]]:
+        """(schema, name) of every stream stored here."""
+        found = sorted(full.decode() for full in self.command("SMEMBERS", ids.CATALOGUE))
+        return [(full.partition(".")[0], full.partition(".")[2]) for full in found]
+
+    # ----------------------------------------------------------------------------------------------------------- append
+
+    def append(self, batches: Sequence[Batch]) -> list[list[Appended]]:
+        """Store batches in one script. On a cluster it is one for each slot: see `weft.systems.redis.ids.Keys`."""
+        results: list[list[Appended]] = []
+        order = sorted(range(len(batches)), key=lambda i: self._slot(batches[i]))
+        by_index: dict[int, list[Appended]] = {}
+        for _, group in groupby(order, key=lambda i: self._slot(batches[i])):
+            members = list(group)
+            try:
+                found = self._append([batches[i] for i in members])
+            except WeftError as error:
+                if by_index and not isinstance(error, ConnectionFailedError):
+                    # As if the connection had failed: nobody may try all of it again as though nothing were stored.
+                    raise ConnectionFailedError(
+                        error.what, hint="A part of these events is stored: their streams are on several nodes."
+                    ) from None
+                raise
+            by_index.update(zip(members, found, strict=True))
+        results = [by_index[i] for i in range(len(batches))]
+        return results
+
+    def _slot(self, batch: Batch) -> int:
+        opened = self._connected()
+        return opened.keyslot(_log_of(batch).keys.stream) if isinstance(opened, redis.RedisCluster) else 0
+
+    def _append(self, batches: Sequence[Batch]) -> list[list[Appended]]:
+        keys = [key for batch in batches for key in (_log_of(batch).keys.stream, _log_of(batch).keys.seen)]
+        replies = self.script("append", keys, *map(_packed, batches))
+        return [
+            [
+                Appended(
+                    first and ids.to_offset(first, _log_of(batch).keys.stream),
+                    last and ids.to_offset(last, _log_of(batch).keys.stream),
+                    stored,
+                    given - stored,
+                )
+                for (first, last, stored), (_, given) in zip(reply, batch.publishes, strict=True)
+            ]
+            for batch, reply in zip(batches, replies, strict=True)
+        ]
+
+    def appended(self) -> None:
+        """Nothing to do: readers of other processes wait in the server."""
+
+    # ---------------------------------------------------------------------------------------------------------- waiting
+
+    def changed(self, seen: object, timeout: float) -> object:
+        """Wait in the server for entries after the last ids that were seen. One thread calls this."""
+        deadline = time.monotonic() + min(timeout, _WAIT_SECONDS)
+        with self._watching:
+            streams = sorted({log.keys.stream for log in list(self._logs.values())})
+            try:
+                if self._watcher is None:
+                    self._watcher = self._open_client()
+                while True:
+                    state = self._last_ids(self._watcher, streams)
+                    left = deadline - time.monotonic()
+                    if state != seen or left <= 0:
+                        return state
+                    self._wait(self._watcher, state, left)
+            except client.ERRORS as error:
+                self._drop_watcher()
+                raise self._explain(error) from None
+
+    def _last_ids(self, opened: client.Client, streams: list[str]) -> dict[str, bytes]:
+        found = {}
+        for stream in streams:
+            keys = ids.Keys(stream)
+            found[stream] = scripts.run(opened, "state", [keys.stream, keys.meta])[0]
+        return found
+
+    def _wait(self, opened: client.Client, state: dict[str, bytes], seconds: float) -> None:
+        if isinstance(opened, redis.RedisCluster) or not state:
+            time.sleep(min(seconds, _POLL_SECONDS))
+        else:
+            streams: dict[Any, Any] = dict(state)
+            opened.xread(streams, count=1, block=max(1, int(seconds * 1000)))
+
+    def _drop_watcher(self) -> None:
+        watcher, self._watcher = self._watcher, None
+        if watcher is not None:
+            with suppress(*client.ERRORS):
+                watcher.close()
+
+    def unwatch(self) -> None:
+        """Close the connection that `changed` waits on."""
+        with self._watching:
+            self._drop_watcher()
+
+    def now(self) -> float:
+        """The server's clock."""
+        if isinstance(self._connected(), redis.RedisCluster):
+            seconds, micros = self._of_any_node("TIME")
+        else:
+            seconds, micros = self.command("TIME")
+        return int(seconds) + int(micros) / 1e6
+
+    def _of_any_node(self, *words: Any) -> Any:
+        opened = self._connected()
+        assert isinstance(opened, redis.RedisCluster)
+        try:
+            return opened.execute_command(*words, target_nodes=opened.get_random_primary_node())
+        except client.ERRORS as error:
+            raise self._explain(error) from None
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._closed = True
+        self.unwatch()
+        opened, self._client = self._client, None
+        if opened is not None:
+            with suppress(*client.ERRORS):
+                opened.close()
+
+
+def _log_of(batch: Batch) -> RedisLog:
+    assert isinstance(batch.log, RedisLog)
+    return batch.log
+
+
+_pack = msgspec.msgpack.Encoder().encode
+
+
+def _column(column: list[Any], kind: FieldType) -> list[Any]:
+    return _raw(column) if kind.base == "bytes" else values.to_texts(column, kind)
+
+
+def _raw(column: Sequence[bytes | None]) -> list[Any]:
+    """Bytes as the texts of MessagePack: Redis does not know its type for bytes."""
+    return [None if v is None else msgspec.Raw(b"\xdb" + len(v).to_bytes(4, "big") + v) for v in column]
+
+
+def _packed(batch: Batch) -> bytes:
+    fields = _log_of(batch).fields()
+    return _pack(
+        (
+            batch.columns,
+            [_column(column, fields[name]) for name, column in zip(batch.columns, batch.values, strict=True)],
+            [publish_id for publish_id, _ in batch.publishes],
+            [count for _, count in batch.publishes],
+            batch.extra,
+            None if batch.keys is None else _raw(batch.keys),
+            int(batch.key_horizon * 1e6),
+        )
+    )

@@ -1,0 +1,156 @@
+"""Values as the texts of entries, and back.
+
+What Weft wrote reads back the same. What others wrote is read as the declared types say, and what does not fit goes to
+`_weft_extra` as the text it is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from functools import lru_cache
+from typing import Any
+from uuid import UUID
+
+from weft.systems.log import EXTRA, PUBLISH_ID, PUBLISHED_AT, ROWID, Page
+from weft.systems.redis import ids
+from weft.types import FieldType, check_value
+
+Entry = tuple[bytes, list[bytes]]
+"""An id, and names and values in turn."""
+
+_OWN = {PUBLISH_ID.encode(), EXTRA.encode()}
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+# From the canonical value to text. Texts, JSON and bytes are themselves.
+_TO_TEXT: dict[str, Callable[[Any], str]] = {
+    "bool": lambda value: "true" if value else "false",
+    "int32": str,
+    "int64": str,
+    "float32": repr,
+    "float64": repr,
+    "decimal": lambda value: format(value, "f"),
+    "date": date.isoformat,
+    "timestamp": datetime.isoformat,
+    "uuid": str,
+}
+
+
+def to_texts(values: list[Any], kind: FieldType) -> list[Any]:
+    """A column of canonical values as what entries hold; a null has no field there."""
+    write = _TO_TEXT.get(kind.base)
+    if write is None:
+        return values
+    return list(map(write, values)) if None not in values else [None if v is None else write(v) for v in values]
+
+
+# From a text that Weft wrote.
+_FROM_TEXT: dict[str, Callable[[bytes], Any]] = {
+    "string": bytes.decode,
+    "bool": {b"true": True, b"false": False}.__getitem__,
+    "int32": int,
+    "int64": int,
+    "float32": float,
+    "float64": float,
+    "decimal": lambda raw: Decimal(raw.decode()),
+    "date": lambda raw: date.fromisoformat(raw.decode()),
+    "timestamp": lru_cache(maxsize=4096)(lambda raw: datetime.fromisoformat(raw.decode())),
+    "json": json.loads,
+    "bytes": lambda raw: raw,
+    "uuid": lambda raw: UUID(raw.decode()),
+}
+
+_INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
+_FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_TRUE, _FALSE = ("true", "1", "yes", "t"), ("false", "0", "no", "f")
+
+
+def read_foreign(raw: bytes, kind: FieldType) -> Any:
+    """A text that anybody wrote as a value of a type; `ValueError` where it is none."""
+    if kind.base == "bytes":
+        return raw
+    text = raw.decode()
+    value: Any = text
+    if kind.base == "bool":
+        if text.lower() not in _TRUE + _FALSE:
+            raise ValueError("it is not a bool")
+        value = text.lower() in _TRUE
+    elif kind.base in ("int32", "int64") and _INTEGER.fullmatch(text):
+        value = int(text)
+    elif kind.base in ("float32", "float64") and _FLOAT.fullmatch(text):
+        value = float(text)
+    elif kind.base == "json":
+        value = json.loads(text)
+        check_value(value, kind)
+        return value
+    return check_value(value, kind)
+
+
+def page_of(entries: Sequence[Entry], fields: dict[str, FieldType], stream: str) -> Page:
+    """Entries as columns: the fields, then what Weft adds."""
+    offsets = [ids.to_offset(entry[0], stream) for entry in entries]
+    published: dict[int, datetime] = {}
+    for ms in {ids.milliseconds_of(offset) for offset in offsets}:
+        published[ms] = _EPOCH + timedelta(milliseconds=ms)
+    columns: dict[str, list[Any]] = {name: [None] * len(entries) for name in (*fields, PUBLISH_ID, EXTRA)}
+    shapes: dict[tuple[bytes, ...], list[int]] = {}
+    for row, entry in enumerate(entries):
+        shapes.setdefault(tuple(entry[1][::2]), []).append(row)
+    for names, rows in shapes.items():
+        values = list(zip(*(entries[row][1][1::2] for row in rows), strict=True))
+        is_own = PUBLISH_ID.encode() in names
+        for raw_name, column in zip(names, values, strict=True):
+            _place(raw_name, column, rows, is_own, fields, columns)
+    return Page(
+        (*fields, ROWID, PUBLISHED_AT, PUBLISH_ID, EXTRA),
+        [
+            *(columns[name] for name in fields),
+            offsets,
+            [published[ids.milliseconds_of(offset)] for offset in offsets],
+            columns[PUBLISH_ID],
+            columns[EXTRA],
+        ],
+    )
+
+
+def _place(
+    raw_name: bytes,
+    values: tuple[bytes, ...],
+    rows: list[int],
+    is_own: bool,
+    fields: dict[str, FieldType],
+    columns: dict[str, list[Any]],
+) -> None:
+    name = raw_name.decode(errors="backslashreplace")
+    kind = fields.get(name)
+    if raw_name in _OWN and is_own:
+        read = bytes.decode if name == PUBLISH_ID else json.loads
+        for row, raw in zip(rows, values, strict=True):
+            if name == EXTRA and columns[EXTRA][row]:
+                columns[EXTRA][row].update(read(raw))
+            else:
+                columns[name][row] = read(raw)
+        return
+    if is_own and kind is not None:
+        try:
+            found = list(map(_FROM_TEXT[kind.base], values))
+        except (ValueError, KeyError, ArithmeticError):
+            pass  # somebody else's entry after all
+        else:
+            if len(rows) == len(columns[name]):
+                columns[name] = found
+            else:
+                for row, value in zip(rows, found, strict=True):
+                    columns[name][row] = value
+            return
+    for row, raw in zip(rows, values, strict=True):
+        try:
+            if kind is None:
+                raise ValueError("no such field")
+            columns[name][row] = read_foreign(raw, kind)
+        except ValueError:
+            extra = columns[EXTRA][row] or {}
+            columns[EXTRA][row] = {**extra, name: raw.decode(errors="backslashreplace")}
