@@ -19,6 +19,9 @@ STREAMS = """
 
     @weft.stream(fields={"x": "float64", "s": "string", "n": "int64?"}, validate_schema=True)
     def strict(): ...
+
+    @weft.stream(fields={"b": "bytes", "o": "bytes?"}, validate_schema=True)
+    def blobs(): ...
 """
 ORDERS = "/api/v1/streams/orders"
 JSON = {"content-type": "application/json"}
@@ -131,6 +134,35 @@ def test_numbers_at_the_edge(service):
     assert found.status_code in (400, 422)
     values = [event["x"] for event in service.events("strict")]
     assert all(json.dumps(value) not in ("NaN", "Infinity") for value in values)
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "index", "field"),
+    [
+        (b'{"n": 1e400}', "json", 0, "n"),
+        (b' [{"n": 1}, {"n": 2, "x": {"deep": [1e400]}}, {"n": 1e400}]', "json", 1, "x"),
+        (b'[{"n": 1}, 1e400]', "json", 1, None),
+        (b'{"n": 1}\n\n{"n": ' + b"9" * 10_000 + b"}\n", "x-ndjson", 1, "n"),
+    ],
+)
+def test_numbers_out_of_range(service, body, kind, index, field):
+    answer = service.client.post(ORDERS, content=body, headers={"content-type": f"application/{kind}"})
+    found = answer.json()
+    assert (answer.status_code, found["type"]) == (422, "urn:weft:problem:event")
+    assert (found["index"], found["field"]) == (index, field)
+
+
+def test_bytes_are_base64_as_they_are_read(service):
+    blobs = "/api/v1/streams/blobs"
+    assert service.client.post(blobs, json=[{"b": "aGk=", "o": None}, {"b": "", "o": "AA=="}]).status_code == 202
+    events = service.events("blobs")
+    assert [(event["b"], event["o"]) for event in events] == [("aGk=", None), ("", "AA==")]
+    assert service.client.post(blobs, json=[{"b": event["b"]} for event in events]).status_code == 202
+    for wrong in ("aGk", "a-_=", "é", 7):
+        refused = service.client.post(blobs, json=[{"b": "aGk="}, {"b": wrong}])
+        assert refused.status_code == 422
+        assert (refused.json()["index"], refused.json()["field"]) == (1, "b")
+    assert len(service.events("blobs")) == 4
 
 
 def test_too_large(service):

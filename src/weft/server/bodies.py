@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -174,7 +175,14 @@ def events(body: bytes, headers: Mapping[str, str], most: int) -> Any:
     nested = most * _NESTED
     if len(body) > nested and body.count(b"{") + body.count(b"[") > nested:
         raise _too_many(most)
-    found = parse(body, _decoder.decode_lines if kind in _LINES else _decoder.decode, kind)
+    try:
+        found = _decoded(body, _decoder.decode_lines if kind in _LINES else _decoder.decode)
+    except msgspec.ValidationError as error:  # a number that no type of ours holds
+        index, field = _culprit(body, kind in _LINES)
+        text = (
+            f"Event {index}{'' if field is None else f', field {field!r}'}: {str(error).partition(' - at')[0].lower()}."
+        )
+        raise Problem(422, "event", "An event does not fit", text, index=index, field=field) from None
     if isinstance(found, list) and len(found) > most:
         raise _too_many(most)
     return found
@@ -194,20 +202,47 @@ def require_json(kind: str, wanted: tuple[str, ...] = _JSON) -> None:
         raise Problem(415, "media-type", "Unknown content type", text, headers={"accept-post": ", ".join(wanted)})
 
 
-def parse(body: bytes, decode: Any, kind: str = "JSON") -> Any:
-    """Parse, and say where it fails."""
+def parse(body: bytes, decode: Any) -> Any:
+    """Parse parameters, and say where it fails."""
+    try:
+        return _decoded(body, decode)
+    except msgspec.ValidationError as error:
+        raise Problem(422, "parameter", "A parameter does not fit", f"{error}.") from None
+
+
+def _decoded(body: bytes, decode: Any) -> Any:
     try:
         return decode(body)
     except RecursionError:
         raise Problem(400, "malformed", "Malformed JSON", "The body is nested too deeply.") from None
     except UnicodeDecodeError:
         raise _malformed(body, "it is not UTF-8", _not_utf8(body)) from None
-    except msgspec.ValidationError as error:
-        raise Problem(422, "parameter", "A parameter does not fit", f"{error}.") from None
+    except msgspec.ValidationError:
+        raise
     except msgspec.DecodeError as error:
         found = _BYTE.search(str(error))
         why = str(error).removeprefix("JSON is malformed: ").partition(" (byte")[0]
         raise _malformed(body, why[:1].lower() + why[1:], int(found[1]) if found else len(body)) from None
+
+
+def _culprit(body: bytes, lines: bool) -> tuple[int, str | None]:
+    """The event that cannot be decoded, and its field."""
+    if lines:
+        parts: list[Any] = _raw_event.decode_lines(body)
+    else:
+        parts = _raw_events.decode(body) if body.lstrip().startswith(b"[") else [body]
+    index = next(index for index, part in enumerate(parts) if _fails(part))
+    with suppress(msgspec.ValidationError):  # no object at all
+        return index, next((name for name, value in _raw_fields.decode(parts[index]).items() if _fails(value)), None)
+    return index, None
+
+
+def _fails(part: Any) -> bool:
+    try:
+        _decoder.decode(part)
+    except msgspec.ValidationError:
+        return True
+    return False
 
 
 def _not_utf8(body: bytes) -> int:
@@ -226,5 +261,9 @@ def _malformed(body: bytes, why: str, byte: int) -> Problem:
 
 
 _decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
+# Not parsed yet, to find the part that fails.
+_raw_event = msgspec.json.Decoder(msgspec.Raw)
+_raw_events = msgspec.json.Decoder(list[msgspec.Raw])
+_raw_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 encode = msgspec.json.Encoder(enc_hook=to_json).encode
 """JSON, also of times, decimals and bytes."""

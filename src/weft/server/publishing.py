@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from typing import Any
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -10,6 +13,8 @@ from weft.server.access import webhook_id
 from weft.server.problems import Problem
 from weft.server.service import json_response, service_of
 from weft.streams.publishing import KEY_CHARACTERS, publish_to
+from weft.systems.log import Log
+from weft.types import from_json
 
 
 async def publish(request: Request) -> Response:
@@ -30,6 +35,18 @@ async def publish(request: Request) -> Response:
     unpacked = bodies.unpack(body, headers, service.limits.body_bytes)
     with service.room(ready.stream, len(unpacked)):
         events = bodies.events(unpacked, headers, service.limits.body_events)
+        _decode_bytes(events, ready.log)
         done = await publish_to(ready, events, key)
         request.app.state.metrics.published(done, len(unpacked))
         return json_response(done, 202)
+
+
+def _decode_bytes(events: Any, log: Log) -> None:
+    """Texts of fields that hold bytes are base64, as they are read. What is not stays text, and the stream refuses it."""
+    binary = [(name, kind) for name, kind in log.fields().items() if kind.base == "bytes"]
+    if binary:
+        for event in events if isinstance(events, list) else [events]:
+            for name, kind in binary:
+                if isinstance(event, dict) and name in event:
+                    with suppress(ValueError):
+                        event[name] = from_json(event[name], kind)
