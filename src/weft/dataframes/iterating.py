@@ -17,7 +17,7 @@ from weft.dataframes.feed import Feed
 from weft.dataframes.frames import To, check_to, frame_of
 from weft.dataframes.layout import Layout, OnError, join
 from weft.dataframes.opening import layout_of, open_feed, wait_of, whole_number
-from weft.errors import SettingsError
+from weft.errors import ConnectionFailedError, SettingsError
 from weft.streams.declare import Stream
 from weft.systems.base import Connection
 
@@ -96,7 +96,12 @@ class StreamBatches:
         deadline = None if wait is None else time.monotonic() + wait
         while not self.stopped():
             left = _LOOK_SECONDS if deadline is None else max(0.0, deadline - time.monotonic())
-            batch = self._feed.fetch(limit, min(left, _LOOK_SECONDS), self._left is None or self._left > limit)
+            try:
+                batch = self._feed.fetch(limit, min(left, _LOOK_SECONDS), self._left is None or self._left > limit)
+            except ConnectionFailedError:
+                if self.stopped():
+                    break
+                raise
             if batch is not None:
                 self._left = None if self._left is None else self._left - len(batch)
                 return join([batch], self._layout)

@@ -111,7 +111,8 @@ class Layout:
         if self._has(self.id_column):
             arrays[self.id_column] = page.ids
         if self._has(self.timestamp_column) or self._has(self.sequence_column):
-            for name, numbers in zip((self.timestamp_column, self.sequence_column), id_parts(page.ids), strict=True):
+            parts = page.parts or id_parts(page.ids)
+            for name, numbers in zip((self.timestamp_column, self.sequence_column), parts, strict=True):
                 if self._has(name):
                     arrays[name] = _cast(numbers, pa.int64(), name, faults)
         if self._has(self.delivery_column):
@@ -152,7 +153,9 @@ class Layout:
 
 
 def _text_or_bytes(values: pa.Array) -> pa.Array:
-    """Texts, if all of them are UTF-8."""
+    """Texts, if all of them are UTF-8. What has a type already keeps it."""
+    if not (pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type)):
+        return values
     try:
         return values.cast(pa.large_string() if pa.types.is_large_binary(values.type) else pa.string())
     except pa.ArrowInvalid:
@@ -160,7 +163,14 @@ def _text_or_bytes(values: pa.Array) -> pa.Array:
 
 
 def _parse(values: pa.Array, kind: pa.DataType, name: str, faults: list[tuple[int, str, str]]) -> pa.Array:
-    if pa.types.is_binary(kind):
+    if values.type == kind:
+        return values
+    if not (pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type)):
+        try:
+            return _cast(values, kind, name, faults)
+        except pa.ArrowNotImplementedError:  # by its text then
+            pass
+    elif pa.types.is_binary(kind):
         return values.cast(kind)
     texts = _cast(values, pa.string(), name, faults)
     return texts if pa.types.is_string(kind) else _cast(texts, kind, name, faults)

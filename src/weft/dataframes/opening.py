@@ -81,8 +81,19 @@ def open_feed(
             raise SettingsError("A group has no end_id: it is given what no other member has.", hint="Leave one out.")
         if claim_idle is not None:
             whole_number("claim_idle", claim_idle)
-    if not isinstance(connection, RedisConnection):
-        raise SettingsError(f"Frames of streams need Redis; {connection.label} is {connection.kind}.")
+    if is_declared(connection, stream):
+        from weft.dataframes.log_feed import LogGroupFeed, LogRangeFeed
+
+        if group is None:
+            return LogRangeFeed(connection, stream, layout, start_id, end_id)
+        if start_id != "-" or not create_group:
+            raise SettingsError(
+                "start_id and create_group are for groups of Redis: one of a declared stream is there when it is used.",
+                hint="weft.reset_sync(stream, group, …) moves it.",
+            )
+        assert consumer is not None
+        return LogGroupFeed(connection, stream, layout, group, consumer, claim_idle)
+    assert isinstance(connection, RedisConnection)
     # Here, so that the other systems need no package of Redis.
     from weft.dataframes.redis_feed import GroupFeed, RangeFeed
     from weft.systems.redis.wire import Wire
@@ -95,6 +106,11 @@ def open_feed(
     return GroupFeed(
         wire, key, layout, group, consumer, start=start_id, create_group=create_group, claim_idle=claim_idle
     )
+
+
+def is_declared(connection: Connection, stream: object) -> bool:
+    """Whether this is a declared stream. Other names, on a connection to Redis, are keys."""
+    return connection.kind != "redis" or isinstance(stream, Stream) or stream in current().streams
 
 
 def stream_key(stream: object) -> str:

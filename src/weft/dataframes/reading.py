@@ -11,7 +11,16 @@ import pyarrow as pa
 from weft.dataframes.feed import Feed
 from weft.dataframes.frames import To, check_to, frame_of
 from weft.dataframes.layout import OnError, join
-from weft.dataframes.opening import find_redis, layout_of, open_feed, stream_key, wait_of, whole_number
+from weft.dataframes.opening import (
+    find_connection,
+    find_redis,
+    is_declared,
+    layout_of,
+    open_feed,
+    stream_key,
+    wait_of,
+    whole_number,
+)
 from weft.streams.declare import Stream
 from weft.systems.base import Connection
 
@@ -105,7 +114,12 @@ def batches_of(feed: Feed, count: int | None = None, wait_seconds: float | None 
 
 def ack_entries(url: str | Connection, stream: str | Stream, group: str, entry_ids: Iterable[str]) -> int:
     """Acknowledge entries by their ids, as a frame's `_id` has them; how many were not acknowledged yet."""
-    from weft.dataframes.redis_feed import acknowledge
-
     ids = [str(each) for each in (entry_ids.to_pylist() if hasattr(entry_ids, "to_pylist") else entry_ids)]
-    return acknowledge(find_redis(url, "ack_entries"), stream_key(stream), group, ids)
+    connection = find_connection(url)
+    if is_declared(connection, stream):
+        from weft.dataframes import log_feed
+
+        return log_feed.acknowledge(connection, stream, group, ids)
+    from weft.dataframes import redis_feed
+
+    return redis_feed.acknowledge(find_redis(connection, "ack_entries"), stream_key(stream), group, ids)

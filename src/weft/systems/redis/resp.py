@@ -30,10 +30,12 @@ _LAST_ENTRY = re.compile(rb".*\r\n\*2\r\n\$\d+\r\n(\d+-\d+)\r\n\*", re.DOTALL)
 
 @dataclass(slots=True)
 class Page:
-    """Entries as columns: their ids as strings, the values of each field as binary, null where an entry has none."""
+    """Entries as columns: their ids as strings, the values of each field, null where an entry has none."""
 
     ids: pa.Array
     fields: dict[str, pa.Array] = field(default_factory=dict)
+    parts: tuple[pa.Array, pa.Array] | None = None
+    """Milliseconds and sequence numbers, where the ids do not say them."""
 
     def __len__(self) -> int:
         return len(self.ids)

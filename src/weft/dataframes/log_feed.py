@@ -1,0 +1,225 @@
+"""Declared streams, on whatever system holds them, read as batches of Arrow. An entry's id is its `_weft_rowid`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from weft.dataframes.layout import Layout
+from weft.errors import SettingsError
+from weft.streams import ack_sync, consume_sync
+from weft.streams.declare import Stream
+from weft.streams.runtime import Opened, open_stream
+from weft.systems.base import Connection
+from weft.systems.log import EXTRA, META_TYPES, PUBLISHED_AT, ROWID
+from weft.systems.redis.resp import Page, name_columns
+from weft.types import FieldType, to_json
+
+_EVENTS_A_PAGE = 50_000
+_EVENTS_A_LEASE = 100_000
+_LEASE_SECONDS = 60.0
+
+
+class _LogFeed:
+    drained = finished = False
+
+    def __init__(self, connection: Connection, stream: str | Stream, layout: Layout) -> None:
+        if layout.on_error == "quarantine":
+            raise SettingsError(
+                'on_error="quarantine" is for keys of Redis. A declared stream checks its events when they come.',
+                hint='Declare it with on_schema_drift="quarantine".',
+            )
+        self.opened: Opened = open_stream(stream, connection)
+        self.layout = layout
+
+    @property
+    def name(self) -> str:
+        return self.opened.stream.name
+
+    def begin(self) -> None:
+        """Nothing: a stream is there once it is opened."""
+
+    def confirm(self) -> None:
+        """Nothing: without a group there is nothing to acknowledge."""
+
+    def settle(self) -> None:
+        """Nothing: acknowledgements are waited for."""
+
+    def close(self) -> None:
+        """Nothing: the process keeps its connections."""
+
+    def _convert(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        rowids, published, extra = (columns.pop(name, None) for name in (ROWID, PUBLISHED_AT, EXTRA))
+        fields = {name: array for name, array in columns.items() if name not in META_TYPES}
+        for name, texts in _of_extra(extra, self.layout).items():
+            # A value that fits no column is there too, under a name that has one.
+            fields[name] = pc.coalesce(fields[name].cast(pa.string()), texts) if name in fields else texts
+        names = name_columns([name.encode() for name in fields], self.layout.taken)
+        milliseconds = pc.divide(published.cast(pa.int64()), 1000)
+        page = Page(
+            rowids.cast(pa.string()),
+            dict(zip(names, fields.values(), strict=True)),
+            (milliseconds, pa.repeat(pa.scalar(0), len(batch))),
+        )
+        return self.layout.convert(page, self.name)[0]
+
+
+def _of_extra(extra: pa.Array | None, layout: Layout) -> dict[str, pa.Array]:
+    """The fields that have no column of their own, as texts."""
+    columns: dict[str, list[str | None]] = {}
+    if extra is not None and extra.null_count < len(extra):
+        for row, text in enumerate(extra.to_pylist()):
+            for name, value in (json.loads(text) if text else {}).items():
+                if layout.fields is None or name in layout.fields:
+                    column = columns.setdefault(name, [None] * len(extra))
+                    column[row] = value if isinstance(value, str) or value is None else json.dumps(value)
+    return {name: pa.array(values, pa.string()) for name, values in columns.items()}
+
+
+class LogRangeFeed(_LogFeed):
+    """The events between two offsets; those that come later too, where the end is open."""
+
+    page_size = _EVENTS_A_PAGE
+
+    def __init__(self, connection: Connection, stream: str | Stream, layout: Layout, start: str, end: str) -> None:
+        after, upto = _offset("start_id", start, before=True), _offset("end_id", end, before=False)
+        super().__init__(connection, stream, layout)
+        self._after, self._upto = after, upto
+        self._batches: Iterator[pa.RecordBatch] = iter(())
+        self._rest: pa.RecordBatch | None = None
+
+    def begin(self) -> None:
+        """Fix where `$` is: after what is there now."""
+        if self._after is None:
+            self._after = self.opened.log.head()
+
+    def fetch(self, limit: int, wait_seconds: float | None, more: bool = True) -> pa.RecordBatch | None:
+        """The next rows."""
+        self.begin()
+        watch = self.opened.hub.watch
+        version = watch.version
+        batch = self._next()
+        if batch is None and self._upto is not None:
+            self.finished = True
+        elif batch is None and wait_seconds != 0:
+            watch.wait(version, wait_seconds if wait_seconds is not None else _LEASE_SECONDS)
+            batch = self._next()
+        if batch is None:
+            return None
+        taken, rest = batch[:limit], batch[limit:]
+        converted = self._convert(taken)
+        self._rest = rest if len(rest) > 0 else None
+        self._after = taken[ROWID][-1].as_py()
+        return converted
+
+    def _next(self) -> pa.RecordBatch | None:
+        if self._rest is not None:
+            return self._rest
+        found = next(self._batches, None)
+        if found is None:
+            log, after = self.opened.log, self._after or 0
+            upto = log.head() if self._upto is None else min(self._upto, log.head())
+            if upto > after:
+                self._batches = log.read_arrow(after, upto, self._columns())
+                found = next(self._batches, None)
+        return found
+
+    def _columns(self) -> list[str]:
+        stored, wanted = self.opened.log.fields(fresh=True), self.layout.fields
+        fields = [name for name in stored if wanted is None or name in wanted or name in self.layout.taken]
+        return [*fields, ROWID, PUBLISHED_AT, EXTRA]
+
+
+def _offset(name: str, value: str, *, before: bool) -> int | None:
+    """The offset after which, or up to which, to read; `None` is `$` or an open end."""
+    words = {"-": 0, "$": None} if before else {"+": None}
+    if value in words:
+        return words[value]
+    match = re.fullmatch(r"(\(?)(\d{1,19})", value) if isinstance(value, str) else None
+    if match is None:
+        listed = ", ".join(repr(word) for word in words)
+        raise SettingsError(
+            f"{name} is {value!r}, which is no id of an event: a number, as in `_id`.",
+            hint=f"Such as '17', or {listed}.",
+        )
+    number, excluded = int(match[2]), bool(match[1])
+    return number - (not excluded) if before else number - excluded
+
+
+class LogGroupFeed(_LogFeed):
+    """The events that a member of a group is given: its own that it has not acknowledged, then those that others let go
+    of, then new ones."""
+
+    page_size = _EVENTS_A_LEASE
+    # To ask again before an ack would bring the same events again.
+    drained = True
+
+    def __init__(
+        self,
+        connection: Connection,
+        stream: str | Stream,
+        layout: Layout,
+        group: str,
+        consumer: str,
+        claim_idle: int | None,
+    ) -> None:
+        if layout.delivery_column is not None:
+            raise SettingsError("include_delivery is for keys of Redis: declared streams count deliveries by range.")
+        super().__init__(connection, stream, layout)
+        self._group, self._consumer = group, consumer
+        self._lease = _LEASE_SECONDS if claim_idle is None else max(claim_idle / 1000, 0.001)
+        self._unconfirmed: list[dict[str, Any]] = []
+
+    def fetch(self, limit: int, wait_seconds: float | None, more: bool = True) -> pa.RecordBatch | None:
+        """The next rows."""
+        events = consume_sync(
+            self.opened.stream,
+            self._group,
+            min(limit, _EVENTS_A_LEASE),
+            self.opened.hub.connection,
+            member=self._consumer,
+            lease=self._lease,
+            wait=_LEASE_SECONDS if wait_seconds is None else wait_seconds,
+        )
+        if not events:
+            return None
+        types = {**self.opened.log.fields(), **META_TYPES}
+        names = dict.fromkeys(name for event in events for name in event)
+        columns = {name: _array([event.get(name) for event in events], types.get(name)) for name in names}
+        batch = self._convert(pa.RecordBatch.from_arrays(list(columns.values()), list(columns)))
+        self._unconfirmed = events
+        return batch
+
+    def confirm(self) -> None:
+        """Acknowledge what was fetched."""
+        events, self._unconfirmed = self._unconfirmed, []
+        if events:
+            ack_sync(self.opened.stream, self._group, events, connection=self.opened.hub.connection)
+
+
+def _array(values: Sequence[Any], kind: FieldType | None) -> pa.Array:
+    if kind is not None and kind.base not in ("json", "uuid"):
+        try:
+            return pa.array(values, kind.arrow)
+        except (pa.ArrowInvalid, pa.ArrowTypeError):  # what did not fit the column when it was published
+            pass
+    return pa.array([None if value is None else _text(value) for value in values], pa.string())
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=to_json).strip('"')
+
+
+def acknowledge(connection: Connection, stream: str | Stream, group: str, ids: Sequence[str]) -> int:
+    """Acknowledge events by their ids; how many were not acknowledged yet."""
+    try:
+        events = [{ROWID: int(each)} for each in ids]
+    except ValueError as error:
+        raise SettingsError(f"An id of an event is a number: {error}.") from None
+    return ack_sync(stream, group, events, connection=connection) if events else 0

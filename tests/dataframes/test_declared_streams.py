@@ -1,0 +1,126 @@
+"""Frames of declared streams, on every system that holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+import polars as pl
+import pytest
+
+import weft
+from weft.errors import LeaseLostError, NotFoundError, SettingsError
+from weft.streams import Stream
+
+FIELDS = {"user_id": "string", "amount": "decimal(10,2)", "n": "int64", "at": "timestamp?", "more": "json?"}
+
+
+@pytest.fixture
+def sales(streams: Any) -> Stream:
+    @weft.stream(fields=FIELDS)
+    def sales():
+        pass
+
+    assert isinstance(sales, Stream)
+    return sales
+
+
+def publish(stream: Stream, numbers: range) -> None:
+    at = datetime(2026, 1, 2, 3, 4, 5, 678000, tzinfo=UTC)
+    events = [{"user_id": f"u{n}", "amount": n, "n": n, "at": at, "more": {"k": [n]}} for n in numbers]
+    weft.publish_sync(stream, events)
+
+
+def test_a_range(sales: Stream) -> None:
+    before = datetime.now(UTC).timestamp() * 1000 - 60_000
+    publish(sales, range(100))
+    frame = weft.read_stream("default", "sales", include_sequence=True)
+    assert frame.columns == ["_id", "_ts", "_seq", *FIELDS]
+    assert frame["n"].to_list() == list(range(100))
+    assert frame["amount"][7] == Decimal("7.00")
+    assert frame["at"][0] == datetime(2026, 1, 2, 3, 4, 5, 678000, tzinfo=UTC)
+    assert frame["more"][7].replace(" ", "") == '{"k":[7]}'
+    assert frame["_id"].dtype == pl.String
+    assert before < frame["_ts"].min() < before + 120_000  # type: ignore[operator]
+    ids = frame["_id"].to_list()
+    part = weft.read_stream("default", sales, start_id=ids[10], end_id=ids[12], schema={"n": "string", "x": "int64"})
+    assert part.drop("_ts").rows() == [(ids[i], str(i), None) for i in (10, 11, 12)]
+    assert weft.read_stream("default", "sales", count=3)["n"].to_list() == [0, 1, 2]
+    assert len(weft.read_stream("default", "sales", start_id="$")) == 0
+    assert weft.read_stream("default", "sales", start_id=f"({ids[97]}")["n"].to_list() == [98, 99]
+
+
+def test_what_has_no_column(streams: Any) -> None:
+    @weft.stream(fields={"n": "int64"}, on_schema_drift="evolve")
+    def events():
+        pass
+
+    weft.publish_sync("events", [{"n": 1}, {"n": 2, "nested": {"a": 1}}, {"n": "three"}])
+    frame = weft.read_stream("default", "events", include_timestamp=False, include_id=False)
+    assert frame["n"].cast(pl.String).to_list() == ["1", "2", "three"]
+    assert [each and each.replace(" ", "") for each in frame["nested"].to_list()] == [None, '{"a":1}', None]
+
+
+def test_a_scan(sales: Stream) -> None:
+    publish(sales, range(50))
+    lazy = weft.scan_stream("default", "sales", schema={"n": pl.Int64, "user_id": pl.String})
+    assert lazy.filter(pl.col("n") > 47).select("user_id").collect().rows() == [("u48",), ("u49",)]
+
+
+def test_iterating(sales: Stream, later: Callable[..., None]) -> None:
+    publish(sales, range(25))
+    seen: list[int] = []
+    with weft.iter_stream("default", "sales", batch_size=10) as batches:
+        for frame in batches:
+            assert len(frame) <= 10
+            seen += frame["n"].to_list()
+            if len(seen) == 25:
+                later(publish, sales, range(25, 30))
+            if len(seen) == 30:
+                break
+    assert seen == list(range(30))
+
+
+def test_a_group(sales: Stream) -> None:
+    publish(sales, range(25))
+    one: dict[str, Any] = {"group": "g", "consumer": "one"}
+    first = weft.read_stream("default", "sales", count=10, **one)
+    assert first["n"].to_list() == list(range(10))
+    assert first["amount"].to_list()[:2] == [Decimal("0.00"), Decimal("1.00")]
+    again = weft.read_stream("default", "sales", count=10, **one)
+    assert again["_id"].to_list() == first["_id"].to_list()  # not acknowledged yet
+    two = weft.read_stream("default", "sales", group="g", consumer="two", count=10, auto_ack=True)
+    assert two["n"].to_list() == list(range(10, 20))
+    assert weft.ack_entries("default", "sales", "g", first["_id"].to_list()) == 10
+    assert weft.ack_entries("default", "sales", "g", []) == 0
+    assert weft.read_stream("default", "sales", auto_ack=True, **one)["n"].to_list() == list(range(20, 25))
+    (group,) = weft.groups_sync(sales)
+    assert (group["lag"], group["pending"]) == (0, 0)
+    with pytest.raises(LeaseLostError):
+        weft.ack_entries("default", "sales", "g", [str(int(first["_id"][-1]) + 1_000_000)])
+
+
+def test_iterating_as_a_group(sales: Stream) -> None:
+    publish(sales, range(25))
+    seen: list[int] = []
+    options: dict[str, Any] = {"group": "g", "consumer": "c", "batch_size": 10, "block_ms": 50, "yield_on_idle": True}
+    for frame in weft.iter_stream("default", "sales", auto_ack=True, schema={"n": pl.Int64}, **options):
+        if len(frame) == 0:
+            break
+        seen += frame["n"].to_list()
+    assert seen == list(range(25))
+
+
+def test_what_only_redis_has(sales: Stream) -> None:
+    one: dict[str, Any] = {"group": "g", "consumer": "one"}
+    for options in ({"on_error": "quarantine"}, {"include_delivery": True, **one}, {"start_id": "$", **one}):
+        with pytest.raises(SettingsError):
+            weft.read_stream("default", "sales", **options)
+    with pytest.raises(SettingsError, match="'1-1'"):
+        weft.read_stream("default", "sales", start_id="1-1")
+    with pytest.raises(NotFoundError, match=r"(?s)'sale'.*'sales'"):
+        weft.read_stream(weft.connect(url="sqlite:///other.db"), "sale")
+    with pytest.raises(SettingsError, match="needs Redis"):
+        weft.read_streams(weft.connect(url="sqlite:///other.db"), "sal*")

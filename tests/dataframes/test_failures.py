@@ -1,0 +1,279 @@
+"""Servers that die, forget, move; users, TLS and clusters: no entry is missed, and none is acknowledged unseen."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+import servers
+import weft
+from weft.errors import ConnectionFailedError
+
+GROUP: dict[str, Any] = {"group": "g", "consumer": "c"}
+
+
+@pytest.fixture
+def own_server(need_server: Callable[[str], None]) -> Iterator[servers.RedisServer]:
+    """A server that may be killed."""
+    need_server("redis")
+    server = servers.RedisServer()
+    server.start()
+    yield server
+    server.kill()
+
+
+def fill(client: Any, numbers: range, stream: str = "events") -> list[str]:
+    pipeline = client.pipeline(transaction=False)
+    for n in numbers:
+        pipeline.xadd(stream, {"n": n})
+    return [each.decode() for each in pipeline.execute()]
+
+
+@pytest.mark.parametrize("member", [{}, {**GROUP, "auto_ack": True}], ids=["range", "group"])
+def test_a_server_that_is_killed_and_comes_back(own_server: servers.RedisServer, member: dict[str, Any]) -> None:
+    with closing(own_server.connect()) as client:
+        fill(client, range(500))
+    seen: list[int] = []
+    with weft.iter_stream(own_server.url(), "events", batch_size=100, schema={"n": pl.Int64}, **member) as batches:
+        for frame in batches:
+            seen += frame["n"].to_list()
+            if len(seen) == 300:
+                own_server.kill()
+                back = threading.Timer(0.5, own_server.start)
+                back.start()
+            if len(seen) == 500:
+                with closing(own_server.connect()) as client:
+                    fill(client, range(500, 600))
+            if len(seen) == 600:
+                break
+    back.join()
+    assert seen == list(range(600))
+    if member:
+        with closing(own_server.connect()) as client:
+            assert client.xpending("events", "g")["pending"] == 0
+
+
+def test_a_reply_that_is_lost_is_delivered_again(url: str, client: Any) -> None:
+    """The connection breaks after Redis has noted that the entries are this consumer's."""
+    ids = fill(client, range(20))
+    seen: list[str] = []
+    with weft.iter_stream(url, "events", batch_size=5, **GROUP) as batches:
+        seen += next(batches)["_id"].to_list()
+        wire = batches._feed.wire  # type: ignore[attr-defined]
+        wire.send("XREADGROUP", "GROUP", "g", "c", "COUNT", 5, "STREAMS", "events", ">")
+        servers.wait_until(lambda: client.xpending("events", "g")["pending"] == 10, "the entries to be delivered")
+        wire._sent = None
+        wire._link._get_socket().close()
+        while len(seen) < 20:
+            seen += next(batches)["_id"].to_list()
+    assert seen == ids
+
+
+def test_acknowledgements_that_were_lost_are_sent_again(url: str, client: Any) -> None:
+    ids = fill(client, range(20))
+    with weft.iter_stream(url, "events", batch_size=10, auto_ack=True, **GROUP) as batches:
+        next(batches)
+        client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        assert next(batches)["_id"].to_list() == ids[10:]
+    assert client.xpending("events", "g")["pending"] == 0
+
+
+@pytest.mark.parametrize("how", ["delete", "flush", "destroy"])
+def test_a_group_that_vanishes(url: str, client: Any, how: str) -> None:
+    fill(client, range(10))
+    with weft.iter_stream(url, "events", batch_size=10, block_ms=10, auto_ack=True, **GROUP) as batches:
+        assert len(next(batches)) == 10
+        {"delete": lambda: client.delete("events"), "flush": client.flushdb}.get(
+            how, lambda: client.xgroup_destroy("events", "g")
+        )()
+        if how == "destroy":
+            assert len(next(batches)) == 10  # it starts again where it was told to
+        new = fill(client, range(5))
+        assert next(batches)["_id"].to_list() == new
+
+
+def test_a_group_that_vanishes_while_it_waits(url: str, client: Any, later: Callable[..., None]) -> None:
+    fill(client, range(10))
+
+    def replace() -> None:
+        client.delete("events")
+        fill(client, range(10, 13))
+
+    with weft.iter_stream(url, "events", block_ms=0, schema={"n": pl.Int64}, **GROUP) as batches:
+        next(batches)
+        later(replace)
+        seen: list[int] = []
+        while len(seen) < 3:
+            seen += next(batches)["n"].to_list()
+        assert seen == [10, 11, 12]
+
+
+def test_a_server_that_stays_away(own_server: servers.RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    from weft.systems.redis import wire
+
+    monkeypatch.setattr(wire, "PATIENCE_SECONDS", 0.3)
+    with closing(own_server.connect()) as client:
+        fill(client, range(10))
+    batches = weft.iter_stream(own_server.url(), "events")
+    next(batches)
+    own_server.kill()
+    with pytest.raises(ConnectionFailedError):
+        next(batches)
+
+
+def test_told_to_stop_while_the_server_is_away(own_server: servers.RedisServer) -> None:
+    with closing(own_server.connect()) as client:
+        fill(client, range(10))
+    stop = threading.Event()
+    batches = weft.iter_stream(own_server.url(), "events", stop=stop)
+    next(batches)
+    own_server.kill()
+    timer = threading.Timer(0.3, stop.set)
+    timer.start()
+    assert list(batches) == []
+    timer.join()
+
+
+def test_users_and_passwords(url: str, client: Any) -> None:
+    fill(client, range(3))
+    client.execute_command("ACL", "SETUSER", "reader", "on", ">p%40ss/word", "~*", "+@all")
+    try:
+        host = url.partition("://")[2]
+        frame = weft.read_stream(f"redis://reader:p%2540ss%2Fword@{host}", "events")
+        assert len(frame) == 3
+        with pytest.raises(ConnectionFailedError) as refused:
+            weft.read_stream(f"redis://reader:wrong-secret@{host}", "events")
+        assert "wrong-secret" not in str(refused.value)
+    finally:
+        client.execute_command("ACL", "DELUSER", "reader")
+
+
+def test_tls(need_server: Callable[[str], None], tmp_path: Path) -> None:
+    need_server("redis")
+    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-keyout", str(key)]
+    subprocess.run([*make, "-out", str(cert), *subject], check=True, capture_output=True)
+    for path in (tmp_path, key, cert):
+        path.chmod(0o755)
+    for parent in tmp_path.parents[:3]:
+        parent.chmod(0o755)
+    tls_port = servers.free_port()
+
+    class WithTls(servers.RedisServer):
+        def settings(self) -> dict[str, str]:
+            files = {"--tls-cert-file": str(cert), "--tls-key-file": str(key), "--tls-ca-cert-file": str(cert)}
+            return super().settings() | files | {"--tls-port": str(tls_port), "--tls-auth-clients": "no"}
+
+    server = WithTls()
+    server.start()
+    try:
+        with closing(server.connect()) as client:
+            ids = fill(client, range(30_000))
+        url = f"rediss://127.0.0.1:{tls_port}/?tls_ca={cert}"
+        assert weft.read_stream(url, "events")["_id"].to_list() == ids
+        with weft.iter_stream(url, "events", batch_size=10_000, auto_ack=True, **GROUP) as batches:
+            assert [len(next(batches)) for _ in range(3)] == [10_000] * 3
+        with pytest.raises(ConnectionFailedError):
+            weft.read_stream(f"rediss://127.0.0.1:{tls_port}", "events")
+    finally:
+        server.kill()
+
+
+# ------------------------------------------------------------------------------------------------------------- cluster
+
+
+def test_streams_on_every_node_of_a_cluster(cluster: str, shared_server: Callable[[str], Any]) -> None:
+    with closing(shared_server("redis-cluster").connect()) as client:
+        names = [f"events:{i}" for i in range(12)]
+        assert len({client.get_node_from_key(name).name for name in names}) == 3
+        ids = {name: [client.xadd(name, {"n": i}).decode() for i in range(20)] for name in names}
+        for name in names:
+            assert weft.read_stream(cluster, name)["_id"].to_list() == ids[name]
+            with weft.iter_stream(cluster, name, batch_size=10, auto_ack=True, **GROUP) as batches:
+                assert [len(next(batches)) for _ in range(2)] == [10, 10]
+            assert client.xpending(name, "g")["pending"] == 0
+        frame = weft.read_streams(cluster, "events:*")
+        assert sorted(frame["_id"].to_list()) == sorted(each for found in ids.values() for each in found)
+        assert set(frame["_stream"].to_list()) == set(names)
+        assert weft.write_hashes(cluster, frame, key_column="_id") == 240
+
+
+def test_a_bad_entry_of_a_cluster(cluster: str, shared_server: Callable[[str], Any]) -> None:
+    with closing(shared_server("redis-cluster").connect()) as client:
+        for i in range(12):
+            client.xadd(f"events:{i}", {"n": "x"})
+        frame = weft.read_streams(cluster, "events:*", schema={"n": pl.Int64}, on_error="quarantine")
+        assert len(frame) == 0
+        assert [client.xlen(f"events:{i}__quarantine") for i in range(12)] == [1] * 12
+
+
+def test_a_slot_that_moves_while_it_is_read(cluster: str, shared_server: Callable[[str], Any]) -> None:
+    """MOVED and ASK, as a cluster says while and after it gives a slot to another node."""
+    server = shared_server("redis-cluster")
+    with closing(server.connect()) as client:
+        slot = client.keyslot("events")
+        home = client.get_node_from_key("events").port
+        old = next(node for node in server.nodes if node.port == home)
+        new = next(node for node in server.nodes if node.port != home)
+        ids = fill_one_by_one(client, range(40))
+    seen: list[str] = []
+    with closing(old.connect()) as at_old, closing(new.connect()) as at_new:
+        old_id, new_id = (each.execute_command("CLUSTER", "MYID").decode() for each in (at_old, at_new))
+
+        def hand_over(source: Any, target: Any, source_id: str, target_id: str, target_port: int) -> Iterator[None]:
+            target.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", source_id)
+            source.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", target_id)
+            source.execute_command("MIGRATE", "127.0.0.1", target_port, "events", 0, 5000)
+            yield  # between: ASK
+            for each in (target, source):
+                each.execute_command("CLUSTER", "SETSLOT", slot, "NODE", target_id)
+            yield  # after: MOVED
+
+        try:
+            with weft.iter_stream(cluster, "events", batch_size=10, auto_ack=True, **GROUP) as batches:
+                seen += next(batches)["_id"].to_list()
+                for _ in hand_over(at_old, at_new, old_id, new_id, new.port):
+                    seen += next(batches)["_id"].to_list()
+                    assert len(weft.read_stream(cluster, "events")) == 40
+                seen += next(batches)["_id"].to_list()
+            assert at_new.xpending("events", "g")["pending"] == 0
+        finally:
+            for _ in hand_over(at_new, at_old, new_id, old_id, old.port):
+                pass
+    assert seen == ids
+
+
+def fill_one_by_one(client: Any, numbers: range) -> list[str]:
+    return [client.xadd("events", {"n": n}).decode() for n in numbers]
+
+
+# ------------------------------------------------------------------------------------------- consumers that are killed
+
+KILLED = """
+import os, sys, weft
+frame = weft.read_stream(sys.argv[1], "events", group="g", consumer=sys.argv[2], count=10, claim_idle=0)
+print(len(frame), flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_what_killed_consumers_had_is_claimed(url: str, client: Any, count: Callable[[int], int]) -> None:
+    ids = fill(client, range(300))
+    for number in range(count(20)):
+        done = subprocess.run(
+            [sys.executable, "-c", KILLED, url, f"worker-{number}"], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == -9, done.stderr
+        assert done.stdout == "10\n"
+    frame = weft.read_stream(url, "events", group="g", consumer="last", claim_idle=0, auto_ack=True)
+    assert sorted(frame["_id"].to_list()) == sorted(ids)
+    assert client.xpending("events", "g")["pending"] == 0
