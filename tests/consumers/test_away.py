@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -81,6 +82,49 @@ async def test_a_node_of_a_cluster_killed(need_server: Callable[[str], None]) ->
                     found += await consumer.get_batch()
     finally:
         own.kill()
+
+
+async def test_failed_over(need_server: Callable[[str], None]) -> None:
+    """A replica takes the place of the server that a member reads from."""
+    need_server("redis-cluster")
+    own: Any = servers.KINDS["redis-cluster"]()
+    own.start()
+    replica = servers.RedisNode()
+    replica.start()
+    try:
+        async with weft.RedisCluster("127.0.0.1", own.nodes[0].port) as client:
+            await client.initialize()
+            port = client.get_node_from_key("s").port
+            master = next(each for each in own.nodes if each.port == port)
+            await asyncio.to_thread(follow, replica, master)
+            async with client.xconsumer(streams=["s"], group="g", consumer="a", timeout=60_000) as consumer:
+                found = []
+                for number in range(10):
+                    waiting = asyncio.create_task(consumer.get_entry())
+                    if number == 5:
+                        await asyncio.to_thread(take_over, replica)
+                        await asyncio.to_thread(master.kill)
+                    await client.xadd("s", {"n": number})
+                    found.append(await waiting)
+            assert numbers(found) == list(range(10))
+    finally:
+        replica.kill()
+        own.kill()
+
+
+def follow(replica: Any, master: Any) -> None:
+    with contextlib.closing(master.connect()) as there, contextlib.closing(replica.connect()) as here:
+        name = there.execute_command("CLUSTER", "MYID").decode()
+        here.execute_command("CLUSTER", "MEET", "127.0.0.1", master.port, master.bus_port)
+        servers.wait_until(lambda: name in str(here.execute_command("CLUSTER", "NODES")), "the nodes to meet")
+        here.execute_command("CLUSTER", "REPLICATE", name)
+        servers.wait_until(lambda: here.info("replication").get("master_link_status") == "up", "the replica")
+
+
+def take_over(replica: Any) -> None:
+    with contextlib.closing(replica.connect()) as here:
+        here.execute_command("CLUSTER", "FAILOVER")
+        servers.wait_until(lambda: here.info("replication")["role"] == "master", "the replica to take over")
 
 
 @pytest_asyncio.fixture
@@ -164,17 +208,40 @@ async def test_the_first_reply_is_lost(cutter: Cutter, single: weft.Redis) -> No
     assert (await single.xpending("s", "g")).pending == 5
 
 
-async def test_the_reply_with_entries_given_back_is_lost(cutter: Cutter, single: weft.Redis) -> None:
-    await fill(single, 4)
-    async with single.xconsumer(streams=["s"], group="g", consumer="b", buffer_size=9) as other:
+@pytest.mark.parametrize("cut", [b"XPENDING", b"#ids", b"counts"], ids=["look", "take", "count"])
+async def test_a_reply_about_entries_given_back_is_lost(cutter: Cutter, single: weft.Redis, cut: bytes) -> None:
+    await fill(single, 4, "s", "t")
+    async with single.xconsumer(streams=["s", "t"], group="g", consumer="b", buffer_size=9) as other:
         await other.ack(await other.get_entry())
     async with (
         weft.Redis.from_url(cutter.url) as client,
-        client.xconsumer(streams=["s"], group="g", consumer="a", buffer_size=9) as consumer,
+        client.xconsumer(streams=["s", "t"], group="g", consumer="a", buffer_size=9) as consumer,
     ):
-        cutter.cut = b"EVAL"
-        assert numbers(await drained(consumer)) == [1, 2, 3]
+        cutter.cut = cut
+        assert sorted(numbers(await drained(consumer))) == [0, 1, 1, 2, 2, 3, 3]
         assert cutter.cuts == 1
+
+
+async def test_a_reply_about_the_backlog_is_lost(cutter: Cutter, single: weft.Redis) -> None:
+    await fill(single, 4, "s", "t")
+    for stream in ("s", "t"):
+        await single.xgroup_create(stream, "g", "0")
+    await single.xreadgroup("g", "a", {"s": ">", "t": ">"})
+    async with (
+        weft.Redis.from_url(cutter.url) as client,
+        client.xconsumer(
+            streams=["s", "t"], group="g", consumer="a", buffer_size=1, start_from_backlog=True
+        ) as consumer,
+    ):
+        found = []
+        for cut in (b"XREADGROUP", b"counts", b""):
+            cutter.cut = cut
+            while batch := await consumer.get_batch():
+                found += batch
+                if cut:
+                    break
+        assert cutter.cuts == 2
+        assert sorted(numbers(found)) == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
 async def test_nobody_is_there() -> None:

@@ -65,6 +65,17 @@ async def test_a_stream_with_lower_identifiers(client: Any) -> None:
         assert numbers(await drained(consumer)) == [2]
 
 
+async def test_a_group_that_was_there_before(client: Any) -> None:
+    """Where it begins again is known from when this member began: not the end by the time it is missed."""
+    await fill(client, 3)
+    await client.xgroup_create("s", "g", "0")
+    async with client.xconsumer(streams=["s"], group="g", consumer="a", group_start="$") as consumer:
+        assert numbers(await drained(consumer)) == [0, 1, 2]
+        await destroy(client)
+        await client.xadd("s", {"n": 7})
+        assert numbers(await drained(consumer)) == [7]
+
+
 async def test_two_members_recover_at_once(client: Any) -> None:
     await fill(client, 4)
     members = [client.xconsumer(streams=["s"], group="g", consumer=name) for name in "ab"]

@@ -98,7 +98,11 @@ class Consumer:
         return self._hand_out()
 
     async def __aenter__(self) -> Self:
-        await self._begin()
+        try:
+            await self._begin()
+        except BaseException:
+            await self.aclose()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -122,10 +126,14 @@ class Consumer:
         """Read this stream too, as one that was named at first; whether it is new here."""
         if _text(stream) in map(_text, self.streams):
             return False
-        self.streams = _distinct([*self.streams, stream])
+        before, self.streams = self.streams, _distinct([*self.streams, stream])
         if identifier is not None:
             self._identifiers[_text(stream)] = identifier
-        await self._begin()
+        try:
+            await self._begin()
+        except BaseException:
+            self.streams = before
+            raise
         return True
 
     async def aclose(self) -> None:
@@ -304,11 +312,12 @@ class GroupConsumer(Consumer):
         """Stop. What was fetched and not handed out goes back to the group, as if it had not been delivered."""
         if self._reads:
             await asyncio.wait(self._reads.values())
+        for read in self._reads.values():
+            if not read.cancelled() and read.exception() is None:
+                self._buffer.extend(read.result()[1])
         try:
-            if self._reader is not None:
-                self._collect()
-                await self._acknowledge_handed_out()
-                await self._give_back_buffer()
+            await self._acknowledge_handed_out()
+            await self._give_back_buffer()
         except WeftError as error:
             # They are pending still: claim_idle and start_from_backlog find them.
             _log.warning("%r leaves %d entries that nobody saw to be claimed: %s", self, len(self._buffer), error)
@@ -349,21 +358,30 @@ class GroupConsumer(Consumer):
             self._handed_out.append(entry)
         return entry.stream, entry
 
-    async def _give_back_buffer(self) -> None:
-        if self._buffer:
-            assert self._reader is not None
-            await self._reader.give_back(list(self._buffer), undelivered=True)
-            self._buffer.clear()
-        self._stale_at = math.inf
+    # Both take what they work on away first: another task may ask for entries meanwhile.
 
-    async def _acknowledge_handed_out(self) -> None:
-        if self._handed_out:
+    async def _give_back_buffer(self) -> None:
+        entries, self._buffer, self._stale_at = self._buffer, deque(), math.inf
+        if entries:
             assert self._reader is not None
             try:
-                await self._reader.ack(self._handed_out)
+                await self._reader.give_back(list(entries), undelivered=True)
+            except BaseException:
+                self._buffer.extendleft(reversed(entries))
+                self._stale_at = -math.inf
+                raise
+
+    async def _acknowledge_handed_out(self) -> None:
+        entries, self._handed_out = self._handed_out, []
+        if entries:
+            assert self._reader is not None
+            try:
+                await self._reader.ack(entries)
             except LeaseLostError as error:
                 _log.warning("%r handed out entries that are delivered again: %s", self, error)
-            self._handed_out = []
+            except BaseException:
+                self._handed_out = entries + self._handed_out
+                raise
 
 
 def xconsumer(

@@ -6,7 +6,7 @@ is put there under a name that no member has, where every member looks for more.
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -94,10 +94,14 @@ class RedisGroupReader(RedisReader):
         """The pending entries of this member after these are to be read before anything else."""
         self._taking: dict[Key, list[Any]] = {}
         self._claim_from: dict[Key, Any] = {}
+        # What was delivered again stays here until it is handed on: a request that fails after it must not hide it.
+        self._given: defaultdict[Part, deque[tuple[Any, list[Any]]]] = defaultdict(deque)
+        self._counted: defaultdict[Part, list[StreamEntry]] = defaultdict(list)
 
     async def begin(self, stream: Key, identifier: Any) -> None:
         """Join the group, or create it."""
         self._same_slot(stream)
+        await self.patiently(lambda: self._start_of(stream))
         await self.patiently(lambda: self._join(stream))
         if identifier is not None and text_of(identifier) != ">":
             self._backlogs[stream] = check_identifier(identifier)
@@ -173,7 +177,7 @@ class RedisGroupReader(RedisReader):
                 )
 
     async def _read(self, part: Part, count: int, wait: float) -> list[StreamEntry]:
-        found = await self._backlog(part, count)
+        found = await self._delivered_again(part) or await self._backlog(part, count)
         looked = not found and self.looks(part)
         if looked:
             found = await self._claim(part, count)
@@ -206,10 +210,11 @@ class RedisGroupReader(RedisReader):
                 if not entries:
                     del self._backlogs[key]
                     continue
-                found += await self._delivered_again(stream, entries)
+                self._given[part].append((stream, entries))
                 self._backlogs[key] = text_of(entries[-1][0])
                 # A reply that was lost had these: the next one that is lost has others.
                 self._positions[key] = max(self._positions[key], self._backlogs[key], key=order_of)
+            found = await self._delivered_again(part)
         return found
 
     async def _request(self, streams: Sequence[Key], count: int, after: list[str], block: tuple[Any, ...]) -> Any:
@@ -218,16 +223,17 @@ class RedisGroupReader(RedisReader):
 
     async def _claim(self, part: Part, count: int) -> list[StreamEntry]:
         """What was given back, and what any member has held for too long."""
-        found: list[StreamEntry] = []
         for stream in part:
-            found += await self._take_given_back(stream, min(count, _MAX_CLAIMED))
+            given = self._given[part].append
+            given((self._as_given(stream), await self._take_given_back(stream, min(count, _MAX_CLAIMED))))
             if self._member.claim_idle is not None:
-                found += await self._claim_idle(stream, min(count, _MAX_CLAIMED))
+                given((self._as_given(stream), await self._claim_idle(stream, min(count, _MAX_CLAIMED))))
+        found = await self._delivered_again(part)
         if found:
             self.look_soon()  # there may be more
         return found
 
-    async def _take_given_back(self, stream: Key, count: int) -> list[StreamEntry]:
+    async def _take_given_back(self, stream: Key, count: int) -> list[Any]:
         member = self._member
         if stream not in self._taking:
             pending = await self.client.xpending_range(stream, member.group, "-", "+", count, GIVEN_BACK)
@@ -238,9 +244,9 @@ class RedisGroupReader(RedisReader):
         taken, entries = await self._script(_TAKE, stream, member.group, member.consumer, *ids)
         del self._taking[stream]
         self.skipped += taken - len(entries)
-        return await self._delivered_again(self._as_given(stream), entries)
+        return list(entries)
 
-    async def _claim_idle(self, stream: Key, count: int) -> list[StreamEntry]:
+    async def _claim_idle(self, stream: Key, count: int) -> list[Any]:
         member = self._member
         idle, begin = member.claim_idle or 0, self._claim_from.get(stream, BEGINNING)
         entries: list[Any] = []
@@ -252,44 +258,46 @@ class RedisGroupReader(RedisReader):
             self._claim_from[stream] = begin
             if text_of(begin) == BEGINNING:
                 break
-        return await self._delivered_again(self._as_given(stream), entries)
+        return entries
 
-    async def _delivered_again(self, stream: Any, entries: Sequence[Any]) -> list[StreamEntry]:
-        """Entries with how often they were delivered, without those that are deleted, which have no fields, and those
-        to be buried."""
+    async def _delivered_again(self, part: Part) -> list[StreamEntry]:
+        """What was given, with how often it was delivered."""
+        given = self._given[part]
+        while given:
+            self._counted[part] += await self._count(*given[0])
+            given.popleft()
+        return self._counted.pop(part, [])
+
+    async def _count(self, stream: Any, entries: Sequence[Any]) -> list[StreamEntry]:
+        """Entries with their deliveries, without those that are deleted, which have no fields, and those to be
+        buried."""
+        member, left = self._member, [each for each in entries if each[1]]
         gone = [each[0] for each in entries if not each[1]]
         if gone:
-            self.skipped += await self.client.xack(stream, self._member.group, *gone)
-        left = [each for each in entries if each[1]]
+            self.skipped += await self.client.xack(stream, member.group, *gone)
         if not left:
             return []
-        member = self._member
         counts = await self._script(_DELIVERIES, stream, member.group, member.consumer, *(each[0] for each in left))
         found = []
-        for each, deliveries in zip(left, counts, strict=True):
+        for (identifier, fields), deliveries in zip(left, counts, strict=True):
             if member.max_deliveries is not None and deliveries > member.max_deliveries:
-                await self._script(
-                    _BURY,
-                    stream,
-                    member.group,
-                    member.consumer,
-                    each[0],
-                    deliveries - 1,
-                    to=self._dead_letter_of(self.name(stream)),
-                )
-            else:
-                found.append(entry_of(stream, each[0], each[1], deliveries))
+                await self._bury(stream, identifier, deliveries - 1)
+            elif deliveries:  # else it is not this member's any more
+                found.append(entry_of(stream, identifier, fields, deliveries))
         return found
 
-    async def _script(self, text: str, stream: Any, *arguments: Any, to: Key | None = None) -> Any:
-        keys = [stream] if to is None else [stream, to]
-        return await self.client.eval(text, len(keys), *keys, *arguments)
+    async def _script(self, text: str, stream: Any, *arguments: Any) -> Any:
+        return await self.client.eval(text, 1, stream, *arguments)
 
     def _as_given(self, stream: Key) -> Any:
         """The name as replies of this client have it."""
         return self.client.get_encoder().decode(stream)
 
     # ----------------------------------------------------------------------------------------------------- dead letters
+
+    async def _bury(self, stream: Any, identifier: Any, deliveries: int) -> None:
+        member, place = self._member, self._dead_letter_of(self.name(stream))
+        await self.client.eval(_BURY, 2, stream, place, member.group, member.consumer, identifier, deliveries)
 
     def _dead_letter_of(self, stream: Key) -> Key:
         if self._member.dead_letter is not None:
