@@ -101,6 +101,11 @@ class Feed:
         self._mean = float(_FIRST_MEAN)
         """Bytes of an event, in the last page that was read."""
 
+    def is_closed(self) -> bool:
+        """Whether what it reads was closed in this process, by whoever mounted the service. Another is opened for those
+        who come back."""
+        return self.ready.hub.watch.closed
+
     def enter(self) -> None:
         """Somebody follows."""
         self.followers += 1
@@ -155,7 +160,7 @@ class Feed:
 
     async def _run(self) -> None:
         watch, log = self.ready.hub.watch, self.ready.log
-        while not watch.closed:
+        while not self.is_closed():
             version = watch.version
             try:
                 if self._before is None:
@@ -171,6 +176,8 @@ class Feed:
                 self.wake()
                 continue
             except Exception as error:  # without a feed its followers would wait for ever
+                if self.is_closed():
+                    break
                 cause = None if isinstance(error, WeftError) else error
                 name = self.ready.stream.name
                 logger.warning("the events of %s cannot be read, and are tried again: %s", name, error, exc_info=cause)
@@ -188,6 +195,8 @@ class Feed:
                 self._before = self._offsets.popleft()
                 self._bytes -= len(self._events.popleft()[1])
             self.wake()
+        logger.warning("%s was closed, and its subscribers are told to come back", self.ready.stream.name)
+        self.wake()
 
 
 def read(ready: Opened, after: int, limit: int) -> list[tuple[Event, bytes]]:
@@ -261,6 +270,9 @@ class EventStream:
         await write(b": subscribed\nid: %d\n\n" % self.position)
         ask_at, reason = now() + _ASK_SECONDS, "the service ends"
         while not self.feeds.stopping:
+            if feed.is_closed():
+                reason = "the stream was closed here"
+                break
             if now() >= silent_at:
                 await write(b": keep-alive\nid: %d\n\n" % self.position)
             try:
