@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime
 from typing import Annotated, Any, TypeVar
 
@@ -14,12 +15,12 @@ from starlette.responses import Response
 from weft.errors import EventsLostError
 from weft.server import bodies
 from weft.server.access import opened_by, unauthorized
+from weft.server.answers import Page
 from weft.server.problems import Problem
 from weft.server.service import json_response, service_of
 from weft.streams import consuming
-from weft.streams.events import Event, Lease, to_dicts
+from weft.streams.events import Event, Lease, in_rounds
 from weft.streams.runtime import Opened
-from weft.systems.log import ROWID
 
 _NAME = Annotated[str, Meta(min_length=1, max_length=200)]
 _ROWIDS = list[dict[str, Any]]
@@ -82,30 +83,43 @@ async def consume(request: Request) -> Response:
     service = service_of(request)
     ready = await service.open(request, "read")
     asked = await _body(request, Consume)
+    member = asked.member or consuming.default_member()
     deadline = time.monotonic() + min(asked.wait, service.limits.wait_seconds)
-    with service.room(ready.stream):
-        while True:
-            left = deadline - time.monotonic()
-            events = await consuming.consume(
-                ready.stream,
-                asked.consumer,
-                min(asked.batch_size, service.limits.page_events),
-                member=asked.member,
-                lease=asked.lease,
-                # In turns: a client that left is found out, and a service that ends does not wait for events.
-                wait=max(0.0, min(left, _TURN_SECONDS)),
-            )
-            if events or left <= _TURN_SECONDS or service.feeds.stopping or await request.is_disconnected():
-                break
-            ended = await service.access.ended(opened_by(request))
-            if ended is not None:
-                raise unauthorized(ended)
+    page = Page(service.limits.page_bytes)
+    service.answers.require_room()
+    room: AbstractContextManager[None] | None = service.room(ready.stream)
+    events: list[dict[str, Any]] = []
+    while True:
+        version = ready.hub.watch.version
+        if room is not None:
+            # Only as long as the database is asked: those who wait for events are no load.
+            with room:
+                events = await consuming.consume_now(
+                    ready,
+                    asked.consumer,
+                    min(asked.batch_size, service.limits.page_events),
+                    member=member,
+                    lease=asked.lease,
+                    has_room=page.add,
+                )
+        left = deadline - time.monotonic()
+        if events or left <= 0 or service.feeds.stopping or await request.is_disconnected():
+            break
+        ended = await service.access.ended(opened_by(request))
+        if ended is not None:
+            raise unauthorized(ended)
+        # In turns: a client that left is found out, and a service that ends does not wait for events.
+        await ready.hub.watch.wait_async(version, min(left, _TURN_SECONDS))
+        # One event wakes all of them. Those for whom there is no room now have another turn.
+        room = None
+        with suppress(Problem):
+            room = service.room(ready.stream)
     token = events[0].lease.token if events else None  # type: ignore[attr-defined]
-    return json_response(
+    return service.answers.json(
         {
             "stream": ready.stream.name,
             "consumer": asked.consumer,
-            "events": events,
+            "events": page.events,
             "count": len(events),
             "token": token,
         }
@@ -179,12 +193,18 @@ async def events(request: Request) -> Response:
     after = whole(given["after"], "after", 0) if "after" in given else None
     limit = whole(given["limit"], "limit", 1) if "limit" in given else 100
     limit = min(limit, service.limits.page_events)
+    page = Page(service.limits.page_bytes)
+    service.answers.require_room()
     with service.room(ready.stream):
-        page, following = await ready.hub.in_thread(_page, ready, after, limit)
-    return json_response({"stream": ready.stream.name, "events": page, "count": len(page), "next": following})
+        start = await ready.hub.in_thread(_fill, page, ready, after, limit)
+    following = start if page.last is None else page.last
+    return service.answers.json(
+        {"stream": ready.stream.name, "events": page.events, "count": len(page.events), "next": following}
+    )
 
 
-def _page(ready: Opened, after: int | None, limit: int) -> tuple[list[dict[str, Any]], int]:
+def _fill(page: Page, ready: Opened, after: int | None, limit: int) -> int:
+    """Fill a page; the offset that it begins after."""
     log = ready.log
     floor = log.floor()
     if after is not None and after < floor:
@@ -193,9 +213,15 @@ def _page(ready: Opened, after: int | None, limit: int) -> tuple[list[dict[str, 
             lost=floor - after,
             hint=f"Go on with after={floor}.",
         )
-    start = floor if after is None else after
-    found = to_dicts(log.read(start, log.head(), limit))
-    return found, found[-1][ROWID] if found else start
+    start, head = floor if after is None else after, log.head()
+    if start > head:
+        text = f"The stream {ready.stream.name!r} ends at {head}, before after={start}: an older state was restored."
+        hint = f"Go on with after={head}."
+        raise Problem(422, "parameter", "A parameter does not fit", text, hint=hint, field="after")
+    for event in in_rounds(log, start, head, limit):
+        if not page.add(event):
+            break
+    return start
 
 
 def query(request: Request, *known: str) -> dict[str, str]:

@@ -27,6 +27,7 @@ from weft.errors import (
 from weft.project import current
 from weft.server import bodies
 from weft.server.access import Access
+from weft.server.answers import Answers
 from weft.server.bodies import Bodies
 from weft.server.keys import Scope
 from weft.server.live import Feeds
@@ -62,9 +63,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     wait_seconds: float = 60.0
     """The longest long poll."""
     page_events: int = 10_000
-    """Of one answer."""
+    page_bytes: int = 16 * 1024 * 1024
+    """Of the events of one answer; it has at least one event."""
+    answering_bytes: int = 256 * 1024 * 1024
+    """Of all such answers, until they are taken. More requests are told to come again: memory has an end."""
     send_seconds: float = 30.0
-    """In which a subscriber must take what is sent to it."""
+    """In which a client must take what is sent to it."""
     keep_alive_seconds: float = 15.0
     """After which a subscriber without events gets a comment."""
 
@@ -118,6 +122,7 @@ class Service:
         self.runtime = Path(runtime)
         self.bodies = Bodies(self.limits.body_bytes, self.limits.body_seconds, self.limits.arriving_bytes)
         self.access = Access(self.runtime, self.bodies)
+        self.answers = Answers(self.limits.answering_bytes, self.limits.send_seconds)
         self.feeds = Feeds(self.limits)
         self._waiting: dict[str, _Waiting] = {}
 

@@ -62,6 +62,8 @@ class Connection(HttpToolsProtocol):
     """Bytes since then."""
     _latest = 0
     """Bytes of the last packet: a request that begins does so in it."""
+    _unread: asyncio.TimerHandle | None = None
+    """Runs while more is to be sent than the client takes."""
     _oversized = False
     _is_surplus = False
     _told_at = -_TOLD_SECONDS
@@ -76,7 +78,35 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._headers_ended()
+        self._taken()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._await_taking()
+
+    def resume_writing(self) -> None:
+        self._taken()
+        super().resume_writing()
+
+    def _await_taking(self) -> None:
+        limits = self.config.app.state.service.limits  # type: ignore[union-attr]
+        self._unread = self.loop.call_later(
+            limits.send_seconds, self._not_taken, self.transport.get_write_buffer_size()
+        )
+
+    def _taken(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
+    def _not_taken(self, before: int) -> None:
+        """Cut off a client that took nothing for so long. To close would wait until it took all."""
+        if self.transport.get_write_buffer_size() < before:
+            self._await_taking()
+        else:
+            logger.warning("a client was cut off: it did not take its answer")
+            self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()

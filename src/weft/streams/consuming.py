@@ -10,10 +10,10 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
 from itertools import count
 from typing import Any
@@ -23,7 +23,7 @@ from weft.errors import EventsLostError, LeaseLostError, SchemaError, SettingsEr
 from weft.project import current
 from weft.streams import retention
 from weft.streams.declare import Stream
-from weft.streams.events import Event, Lease, to_events
+from weft.streams.events import Event, Lease, in_rounds, to_events
 from weft.streams.publishing import publish_once
 from weft.streams.retention import aware
 from weft.streams.runtime import Opened, hub_of, open_beside, open_stream, opened
@@ -36,6 +36,9 @@ _YEAR_SECONDS = 365 * 86_400
 # While a call waits for events it also looks this often for leases that ran out and delays that ended: nobody announces
 # those.
 _LOOK_SECONDS = 0.5
+
+HasRoom = Callable[[dict[str, Any]], bool]
+"""Whether a batch has room for one more event. It must have some for the first."""
 
 
 def consume_sync(
@@ -81,26 +84,42 @@ async def consume(
     deadline = time.monotonic() + wait
     while True:
         version = ready.hub.watch.version
-        future = ready.hub.submit(_take, ready, consumer, member, batch_size, lease)
-        try:
-            events = await asyncio.wrap_future(future)
-        except asyncio.CancelledError:
-            # The thread goes on, and leases to a task that is gone.
-            future.add_done_callback(lambda done: _give_back(ready, consumer, done))
-            raise
+        events = await consume_now(ready, consumer, batch_size, member=member, lease=lease)
         left = deadline - time.monotonic()
         if events or left <= 0:
             return events
         await ready.hub.watch.wait_async(version, min(left, _LOOK_SECONDS))
 
 
+async def consume_now(
+    ready: Opened,
+    consumer: str,
+    batch_size: int,
+    *,
+    member: str | None,
+    lease: float,
+    has_room: HasRoom | None = None,
+) -> list[dict[str, Any]]:
+    """The same without waiting. The batch ends before the first event that there is no room for."""
+    member = _checked(consumer, batch_size, member, lease, 0)
+    future = ready.hub.submit(_take, ready, consumer, member, batch_size, lease, has_room)
+    try:
+        return await asyncio.wrap_future(future)
+    except asyncio.CancelledError:
+        # The thread goes on, and leases to a task that is gone.
+        future.add_done_callback(lambda done: _give_back(ready, consumer, done))
+        raise
+
+
 def _give_back(ready: Opened, consumer: str, done: Future[list[dict[str, Any]]]) -> None:
+    if not done.cancelled() and done.exception() is None and done.result():
+        events = done.result()
+        lease: Lease = events[0].lease  # type: ignore[attr-defined]
+        _return_unseen(ready, consumer, [event[ROWID] for event in events], lease.token)
+
+
+def _return_unseen(ready: Opened, consumer: str, rowids: Sequence[int], token: str) -> None:
     """Return events that nobody received, as if they had not been delivered."""
-    if done.cancelled() or done.exception() is not None or not done.result():
-        return
-    events = done.result()
-    rowids = [event[ROWID] for event in events]
-    token = events[0].lease.token  # type: ignore[attr-defined]
     with suppress(WeftError):  # else they come back when the lease ends
         ready.log.nack(consumer, rowids, token=token, member=None, delay=0, reason=None, undelivered=True)
 
@@ -146,7 +165,9 @@ def default_member() -> str:
     return name
 
 
-def _take(ready: Opened, consumer: str, member: str, limit: int, seconds: float) -> list[dict[str, Any]]:
+def _take(
+    ready: Opened, consumer: str, member: str, limit: int, seconds: float, has_room: HasRoom | None = None
+) -> list[dict[str, Any]]:
     log, stream = ready.log, ready.stream
     while True:
         leased = log.lease(consumer, member, limit, seconds, max_deliveries=stream.max_deliveries)
@@ -161,7 +182,7 @@ def _take(ready: Opened, consumer: str, member: str, limit: int, seconds: float)
             _bury(ready, consumer, member, leased)
         if leased.spans:
             lease = Lease(stream.name, consumer, leased.token)  # one for all spans: their ack is one transaction
-            events = [event for span in leased.spans for event in _read(ready, consumer, span, lease)]
+            events = _read_all(ready, consumer, leased.spans, lease, has_room)
             if events:
                 retention.look_soon(ready)
                 return events
@@ -169,14 +190,42 @@ def _take(ready: Opened, consumer: str, member: str, limit: int, seconds: float)
             return []
 
 
+def _read_all(
+    ready: Opened, consumer: str, spans: list[Span], lease: Lease, has_room: HasRoom | None
+) -> list[dict[str, Any]]:
+    if has_room is None:
+        return [event for span in spans for event in _read(ready, consumer, span, lease)]
+    events: list[dict[str, Any]] = []
+    for at, span in enumerate(spans):
+        before = len(events)
+        for event in in_rounds(ready.log, span.first - 1, span.last, span.events, lambda page: to_events(page, lease)):
+            if not has_room(event):
+                left = [replace(span, first=event[ROWID]), *spans[at + 1 :]]
+                _return_unseen(ready, consumer, [rowid for each in left for rowid in _rowids(ready, each)], lease.token)
+                return events
+            events.append(event)
+        if len(events) == before:
+            _give_up(ready, consumer, span, lease)
+    return events
+
+
 def _read(ready: Opened, consumer: str, span: Span, lease: Lease) -> list[dict[str, Any]]:
-    """The events of a leased span. One that is empty is given up, else it would be leased again for ever: somebody
-    deleted its rows by hand, or retention did after the lease."""
     events = to_events(ready.log.read(span.first - 1, span.last, span.events), lease)
     if not events:
-        emptied = range(span.first, span.last + 1)
-        ready.log.nack(consumer, emptied, token=lease.token, member=None, delay=0, reason=None)
+        _give_up(ready, consumer, span, lease)
     return events
+
+
+def _give_up(ready: Opened, consumer: str, span: Span, lease: Lease) -> None:
+    """A leased span that is empty would be leased again for ever: somebody deleted its rows by hand, or retention did
+    after the lease."""
+    emptied = range(span.first, span.last + 1)
+    ready.log.nack(consumer, emptied, token=lease.token, member=None, delay=0, reason=None)
+
+
+def _rowids(ready: Opened, span: Span) -> Iterator[int]:
+    for batch in ready.log.read_arrow(span.first - 1, span.last, [ROWID]):
+        yield from batch.column(0).to_pylist()
 
 
 def _bury(ready: Opened, consumer: str, member: str, leased: Leased) -> None:

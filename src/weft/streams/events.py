@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from weft.systems.log import EXTRA, Page
+from weft.systems.log import EXTRA, ROWID, Log, Page
+
+_FIRST_ROUND, _LAST_ROUND = 16, 512
 
 
 @dataclass(eq=False, slots=True)
@@ -61,6 +64,25 @@ def to_events(page: Page, lease: Lease) -> list[dict[str, Any]]:
         event.lease = lease
         events.append(event)
     return _merge(events, extra)
+
+
+def in_rounds(
+    log: Log,
+    after: int,
+    upto: int,
+    limit: int,
+    convert: Callable[[Page], list[dict[str, Any]]] = to_dicts,
+) -> Iterator[dict[str, Any]]:
+    """Up to `limit` events of a range, one by one. They are read in rounds that grow: whoever stops, because they are
+    large, has not much more of them in memory than it took."""
+    count = _FIRST_ROUND
+    while limit > 0:
+        wanted = min(count, limit)
+        events = convert(log.read(after, upto, wanted))
+        yield from events
+        if len(events) < wanted:
+            return
+        after, limit, count = events[-1][ROWID], limit - wanted, min(2 * count, _LAST_ROUND)
 
 
 def _split(page: Page) -> tuple[list[str], list[Any], Any]:

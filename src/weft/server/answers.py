@@ -1,0 +1,84 @@
+"""Large answers: bounded by bytes, sent in parts, and of all that are being sent no more than memory has room for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from starlette.responses import Response
+
+from weft.server import bodies
+from weft.server.problems import later
+from weft.systems.log import ROWID
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+logger = logging.getLogger("weft.server")
+
+_PART = 256 * 1024
+
+
+class Page:
+    """The events of one answer, encoded as they come: at most so many bytes of them, and at least one."""
+
+    def __init__(self, most: int) -> None:
+        self.events: list[msgspec.Raw] = []
+        self.last: int | None = None
+        """The offset of the last of them."""
+        self._left = most
+
+    def add(self, event: dict[str, Any]) -> bool:
+        """Take an event, if there is room for it."""
+        encoded = bodies.encode(event)
+        if self.events and len(encoded) > self._left:
+            return False
+        self._left -= len(encoded)
+        self.last = event[ROWID]
+        self.events.append(msgspec.Raw(encoded))
+        return True
+
+
+class Answers:
+    """The large answers of one process: those that are being sent have at most about `memory` bytes, and each part of
+    one must be taken within so many seconds."""
+
+    def __init__(self, memory: int, seconds: float) -> None:
+        self._memory = memory
+        self._seconds = seconds
+        self._held = 0
+
+    def require_room(self) -> None:
+        """Refuse to read for another one while those that nobody takes fill the memory."""
+        if self._held >= self._memory:
+            text = "The answers that are being sent take all the memory that they may."
+            raise later(503, "overloaded", "Too much at once", text, 1.0)
+
+    def json(self, value: object) -> Response:
+        """An answer of it."""
+        return _InParts(self, bodies.encode(value), media_type="application/json")
+
+    async def send(self, body: bytes, send: Send) -> None:
+        """Send a body. One that is not taken is cut."""
+        self._held += len(body)
+        try:
+            for at in range(0, len(body), _PART):
+                part, more = body[at : at + _PART], at + _PART < len(body)
+                async with asyncio.timeout(self._seconds):
+                    await send({"type": "http.response.body", "body": part, "more_body": more})
+        except TimeoutError:
+            logger.warning("an answer was cut off: nobody took it")
+        finally:
+            self._held -= len(body)
+
+
+class _InParts(Response):
+    def __init__(self, answers: Answers, body: bytes, media_type: str) -> None:
+        super().__init__(body, media_type=media_type)
+        self._answers = answers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await self._answers.send(bytes(self.body), send)
