@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeGuard, get_args
@@ -154,7 +154,7 @@ class Layout:
 
 def _text_or_bytes(values: pa.Array) -> pa.Array:
     """Texts, if all of them are UTF-8. What has a type already keeps it."""
-    if not (pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type)):
+    if not _is_bytes(values.type):
         return values
     try:
         return values.cast(pa.large_string() if pa.types.is_large_binary(values.type) else pa.string())
@@ -162,15 +162,19 @@ def _text_or_bytes(values: pa.Array) -> pa.Array:
         return values
 
 
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
 def _parse(values: pa.Array, kind: pa.DataType, name: str, faults: list[tuple[int, str, str]]) -> pa.Array:
     if values.type == kind:
         return values
-    if not (pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type)):
+    if not _is_bytes(values.type):
         try:
             return _cast(values, kind, name, faults)
         except pa.ArrowNotImplementedError:  # by its text then
             pass
-    elif pa.types.is_binary(kind):
+    elif _is_bytes(kind):
         return values.cast(kind)
     texts = _cast(values, pa.string(), name, faults)
     return texts if pa.types.is_string(kind) else _cast(texts, kind, name, faults)
@@ -211,15 +215,20 @@ def join(batches: list[pa.RecordBatch], layout: Layout) -> pa.Table:
     is binary."""
     if layout.arrow_schema is not None:
         return pa.Table.from_batches(batches, layout.arrow_schema)
-    kinds: dict[str, pa.DataType] = {each.name: each.type for each in layout.own_schema}
-    for batch in batches:
-        for each in batch.schema:
-            known = kinds.get(each.name, each.type)
-            kinds[each.name] = known if known == each.type else _wider(known, each.type)
-    schema = pa.schema(list(kinds.items()))
+    schema = pa.schema(list(kinds_of((batch.schema for batch in batches), layout).items()))
     if all(batch.schema.equals(schema) for batch in batches):
         return pa.Table.from_batches(batches, schema)
     return pa.Table.from_batches([_widened(batch, schema) for batch in batches], schema)
+
+
+def kinds_of(schemas: Iterable[pa.Schema], layout: Layout) -> dict[str, pa.DataType]:
+    """All columns of any of these, each in a type that holds them all."""
+    kinds: dict[str, pa.DataType] = {each.name: each.type for each in layout.own_schema}
+    for schema in schemas:
+        for each in schema:
+            known = kinds.get(each.name, each.type)
+            kinds[each.name] = known if known == each.type else _wider(known, each.type)
+    return kinds
 
 
 def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType:

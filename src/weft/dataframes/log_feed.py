@@ -88,7 +88,7 @@ class LogRangeFeed(_LogFeed):
     page_size = _EVENTS_A_PAGE
 
     def __init__(self, connection: Connection, stream: str | Stream, layout: Layout, start: str, end: str) -> None:
-        after, upto = _offset("start_id", start, before=True), _offset("end_id", end, before=False)
+        after, upto = offsets(start, end)
         super().__init__(connection, stream, layout)
         self._after, self._upto = after, upto
         self._batches: Iterator[pa.RecordBatch] = iter(())
@@ -136,8 +136,12 @@ class LogRangeFeed(_LogFeed):
         return [*fields, ROWID, PUBLISHED_AT, EXTRA]
 
 
+def offsets(start: str, end: str) -> tuple[int | None, int | None]:
+    """The offset after which to read, `None` for the end of what is there, and the last one, `None` for an open end."""
+    return _offset("start_id", start, before=True), _offset("end_id", end, before=False)
+
+
 def _offset(name: str, value: str, *, before: bool) -> int | None:
-    """The offset after which, or up to which, to read; `None` is `$` or an open end."""
     words = {"-": 0, "$": None} if before else {"+": None}
     if value in words:
         return words[value]

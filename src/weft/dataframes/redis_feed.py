@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 import pyarrow as pa
 
@@ -25,6 +27,19 @@ _FIRST_PAGE, _LARGEST_PAGE, _PAGE_BYTES = 500, 20_000, 2_000_000
 _ACKS_A_COMMAND = 5_000
 # To look more often than this for entries that idle members left costs more than it gives.
 _LEAST_CLAIM_SECONDS = 0.1
+
+
+LARGEST = 2**64 - 1
+
+
+@dataclass(frozen=True)
+class Window:
+    """The milliseconds between which ids are wanted. The second pair holds for ids of 13 digits alone."""
+
+    least_ms: int = 0
+    most_ms: int = LARGEST
+    least_of_13_digits: int = 0
+    most_of_13_digits: int = LARGEST
 
 
 def check_range(start: str, end: str) -> None:
@@ -188,7 +203,7 @@ def _before(start: str) -> str:
     ms, _, sequence = start.partition("-")
     if int(sequence or 0) > 0:
         return f"{ms}-{int(sequence) - 1}"
-    return f"{int(ms) - 1}-{2**64 - 1}" if int(ms) > 0 else _FIRST_ID
+    return f"{int(ms) - 1}-{LARGEST}" if int(ms) > 0 else _FIRST_ID
 
 
 class GroupFeed(_RedisFeed):
@@ -376,6 +391,31 @@ class ManyFeed:
         self.wire.close()
         for feed in self._feeds:
             feed.close_quarantine()
+
+
+def ranges(wire: Wire, stream: str, start: str, end: str, wanted: int, window: Window) -> list[tuple[str, str]]:
+    """Up to so many ranges of ids, of about the same time, that hold what is there now and in the window."""
+    try:
+        first = wire.run("XRANGE", stream, start, end, "COUNT", 1)
+        last = wire.run("XREVRANGE", stream, end, start, "COUNT", 1)
+    except ReplyError as error:
+        raise wire.explained(error) from None
+    if not first or not last:
+        return []
+    (first_id, _), (last_id, _) = first[0], last[0]
+    first_ms, last_ms = (int(each.partition(b"-")[0]) for each in (first_id, last_id))
+    least, most = max(first_ms, window.least_ms), min(last_ms, window.most_ms)
+    if len(str(first_ms)) == len(str(last_ms)) == 13:
+        least, most = max(least, window.least_of_13_digits), min(most, window.most_of_13_digits)
+    parts = min(wanted, most - least + 1)
+    edges = [least + number * (most - least + 1) // max(parts, 1) for number in range(parts + 1)]
+    return [
+        (
+            first_id.decode() if begin == first_ms else f"{begin}-0",
+            last_id.decode() if following == last_ms + 1 else f"{following - 1}-{LARGEST}",
+        )
+        for begin, following in pairwise(edges)
+    ]
 
 
 def find_streams(connection: RedisConnection, pattern: str) -> list[str]:

@@ -11,7 +11,15 @@ from typing import Any, Literal
 from weft.dataframes.feed import Feed
 from weft.dataframes.frames import To, check_to, frame_of, polars
 from weft.dataframes.layout import Layout, OnError, join
-from weft.dataframes.opening import find_redis, layout_of, open_feed, whole_number
+from weft.dataframes.opening import (
+    find_connection,
+    find_redis,
+    is_declared,
+    layout_of,
+    open_feed,
+    stream_key,
+    whole_number,
+)
 from weft.dataframes.reading import batches_of
 from weft.errors import SettingsError
 from weft.streams.declare import Stream
@@ -32,11 +40,15 @@ def scan_stream(
     timestamp_column: str = "_ts",
     include_sequence: bool = False,
     sequence_column: str = "_seq",
-    to: Literal["polars"] = "polars",
+    to: Literal["polars", "spark"] = "polars",
     on_error: OnError = "null",
 ) -> Any:
     """A LazyFrame of what `read_stream` reads, read when it is collected: only the columns that the query needs, page
-    by page. Without a schema the first look at its columns reads the whole stream, once."""
+    by page. Without a schema the first look at its columns reads the whole stream, once.
+
+    With `to="spark"` it is a Spark DataFrame, whose tasks read ranges of ids at the same time; filters of the id and
+    the timestamp make less of the stream be read.
+    """
     layout = layout_of(
         schema,
         include_id=include_id,
@@ -47,6 +59,9 @@ def scan_stream(
         sequence_column=sequence_column,
         on_error=on_error,
     )
+
+    if to == "spark":
+        return _scan_with_spark(url, stream, layout, start_id, end_id, count)
 
     def open_it(layout: Layout) -> Feed:
         return open_feed(url, stream, layout, start_id=start_id, end_id=end_id)
@@ -125,6 +140,29 @@ def scan_streams(
     return _scan(lambda layout: _open_many(url, pattern, layout, start_id, end_id), layout, count, to)
 
 
+def _scan_with_spark(
+    url: str | Connection, stream: str | Stream, layout: Layout, start_id: str, end_id: str, count: int | None
+) -> Any:
+    if count is not None or start_id == "$":
+        raise SettingsError(
+            f"A DataFrame of Spark has no {'count' if count is not None else 'end to wait at'}.",
+            hint="frame.limit(…) takes so many rows; read_stream waits for new ones.",
+        )
+    connection = find_connection(url)
+    from weft.dataframes import spark
+
+    if is_declared(connection, stream):
+        return spark.scan_log(connection, stream, layout, start_id, end_id)
+    from weft.dataframes.redis_feed import check_range
+    from weft.engine import session
+
+    check_range(start_id, end_id)
+
+    parts = session.spark().sparkContext.defaultParallelism
+    redis = find_redis(connection, "A key").resolved()
+    return spark.scan_keys(spark.KeyScan(redis, stream_key(stream), layout, start_id, end_id, parts))
+
+
 def _open_many(url: str | Connection, pattern: str, layout: Layout, start_id: str, end_id: str) -> Feed:
     connection = find_redis(url, "A pattern of keys")
     from weft.dataframes.redis_feed import ManyFeed, find_streams
@@ -137,7 +175,7 @@ def _open_many(url: str | Connection, pattern: str, layout: Layout, start_id: st
 def _scan(open_it: Callable[[Layout], Feed], layout: Layout, count: int | None, to: str) -> Any:
     if to != "polars":
         check_to(to)
-        raise SettingsError(f"A scan is a LazyFrame of polars, not of {to!r}.", hint="read_stream takes every to=.")
+        raise SettingsError(f"A scan of this is a LazyFrame of polars, not of {to!r}.", hint="A read takes every to=.")
     if count is not None:
         whole_number("count", count)
     polars()
