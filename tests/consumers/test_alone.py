@@ -179,7 +179,7 @@ def test_what_is_refused() -> None:
         ({"streams": [3]}, "has a name"),
         ({}, "needs the streams"),
         ({"streams": ["s"], "bufer_size": 3}, "'buffer_size'"),
-        ({"streams": ["s"], "buffer_size": -1}, "from 0 to 100,000"),
+        ({"streams": ["s"], "buffer_size": -1}, "from 0 to 99,999"),
         ({"streams": ["s"], "timeout": "1"}, "timeout must be"),
         ({"streams": ["s"], "claim_idle": 5}, "group and consumer"),
         ({"streams": ["s"], "group": "g"}, "go together"),

@@ -131,6 +131,26 @@ async def test_the_backlog_is_given_up_on_too(client: Any) -> None:
     assert (await client.xpending("s", "g")).pending == 0
 
 
+@pytest.mark.parametrize("options", [{"decode_responses": True}, {"protocol": 2}], ids=str)
+async def test_other_clients(single_url: str, options: dict[str, Any]) -> None:
+    """Backlogs, returns, claims and dead letters, where replies have other shapes."""
+    async with weft.Redis.from_url(single_url, **options) as client:
+        await fill(client, 4)
+        await client.xgroup_create("s", "g", "0")
+        await hold(client, "dead")
+        await client.xdel("s", (await client.xrange("s"))[3].identifier)
+        await until_idle(client, "s", 10)
+        async with member(client, "a", claim_idle=10, buffer_size=9) as consumer:
+            batch = await consumer.get_batch()
+            assert [entry.deliveries for _, entry in batch] == [2, 2, 2]
+            assert consumer.skipped == 1
+            assert await consumer.nack(batch[0]) == 1
+        for expected in ([3, 3, 3], []):
+            async with member(client, "a", start_from_backlog=True, max_deliveries=3) as consumer:
+                assert [entry.deliveries for _, entry in await drained(consumer)] == expected
+        assert await client.xlen("s__dead_letter") == 3
+
+
 async def test_dead_letters_in_another_slot_are_refused(cluster: weft.RedisCluster) -> None:
     with pytest.raises(weft.SettingsError, match="different slots"):
         await member(cluster, "a", max_deliveries=3, dead_letter="elsewhere").get_entry()

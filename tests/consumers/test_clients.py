@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -72,3 +74,19 @@ async def test_acks_of_lists(client: Any) -> None:
     assert await client.xack("s", "g", []) == await client.xack("s", "g") == 0
     assert await client.xack("s", "g", iter(ids)) == 3
     assert (await client.xpending("s", "g")).consumers == {}
+
+
+def test_without_redis_py() -> None:
+    """It is asked for by name, and only where it is needed."""
+    program = """
+import sys
+sys.modules["redis"] = None
+import weft
+weft.SQLiteConnection(path="x.db").xconsumer(streams=["s"])
+try:
+    weft.Redis
+except weft.MissingExtraError as error:
+    print(error.hint)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "weft[redis]" in done.stdout, done.stderr

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, overload
 
 from weft.consumers.consumer import Consumer, GroupConsumer, xconsumer
 from weft.consumers.entries import StreamEntry, StreamPending
@@ -19,6 +19,12 @@ _ENTRY_COMMANDS = ("XRANGE", "XREVRANGE", "XREAD", "XREADGROUP", "XCLAIM", "XAUT
 class _Streams:
     """What both clients add to redis-py's."""
 
+    @overload
+    def xconsumer(
+        self, *given: Any, streams: Iterable[Any] | None = None, group: Any, consumer: Any, **options: Any
+    ) -> GroupConsumer: ...
+    @overload
+    def xconsumer(self, *given: Any, streams: Iterable[Any] | None = None, **options: Any) -> Consumer: ...
     def xconsumer(
         self, *given: Any, streams: Iterable[Any] | None = None, group: Any = None, consumer: Any = None, **options: Any
     ) -> Consumer | GroupConsumer:

@@ -19,7 +19,8 @@ from weft.project import current
 from weft.systems.base import Connection
 
 _log = logging.getLogger("weft.consumers")
-_MAX_BUFFER = 100_000
+# With the one that is asked for, as many as a request to a database may have.
+_MAX_BUFFER = 99_999
 _OPTIONS = ("buffer_size", "timeout")
 _GROUP_OPTIONS = (
     "group",

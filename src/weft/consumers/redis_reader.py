@@ -208,4 +208,4 @@ def order_of(identifier: str) -> tuple[int, int]:
 
 def text_of(given: Any) -> str:
     """What a reply says in bytes, or in a text where the client decodes."""
-    return given.decode() if isinstance(given, bytes) else str(given)
+    return given.decode(errors="backslashreplace") if isinstance(given, bytes) else str(given)
