@@ -229,13 +229,33 @@ def test_codings_and_types(service):
         b"POST /x HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
         b"POST /x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: localhost\r\nA\x00b: c\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: example.com\r\n\r\n",
     ],
-    ids=["tls", "no-version", "version", "length", "smuggling", "nul"],
+    ids=["tls", "no-version", "version", "length", "smuggling", "nul", "hosts"],
 )
 def test_what_is_not_http(service, request_bytes):
-    answer = service.raw(request_bytes)
-    assert answer.startswith(b"HTTP/1.1 400 "), answer[:200]
-    assert b"application/problem+json" in answer
+    head, _, body = service.raw(request_bytes).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 "), head
+    assert b"application/problem+json" in head
+    # The log has it under the id that the answer has.
+    request_id = json.loads(body)["request_id"]
+    assert f"x-request-id: {request_id}".encode() in head
+    (line,) = [line for line in service.log if line.get("request_id") == request_id]
+    assert (line["status"], line["client"]) == (400, "127.0.0.1")
+    assert json.loads(body)["detail"] in line["message"]
+
+
+def test_transfer_codings(service):
+    head = f"POST {ORDERS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    body = "8\r\n" + '{"n": 1}' + "\r\n0\r\n\r\n"
+    for coding, status in (
+        ("chunked", 202),
+        ("Chunked", 202),
+        ("gzip, chunked", 501),
+        ("gzip\r\nTransfer-Encoding: chunked", 501),
+    ):
+        answer = service.raw(f"{head}Transfer-Encoding: {coding}\r\n\r\n{body}".encode())
+        assert answer.startswith(f"HTTP/1.1 {status} ".encode()), answer
 
 
 def test_header_floods(service):
@@ -299,6 +319,8 @@ def test_parameters(service):
     assert get("after=99999999999999999999") == get("limit=%D9%A1") == 422
     assert get("limt=1") == get("after=1&after=2") == 422
     assert get("after=0&limit=1") == 200
+    for query in ("where=n=1&where=n=2&bogus=1", "where=n=1&where=n=2&since=1&since=2", "where=n=1&bogus=1"):
+        assert service.client.get(f"{ORDERS}/subscribe?{query}").status_code == 422
     assert service.client.get(f"{ORDERS}/subscribe?since=yesterday").status_code == 422
 
     def post(action: str, body: object) -> int:
@@ -332,6 +354,14 @@ def test_methods(service):
     assert answer.headers["content-type"] == "application/problem+json"
     assert service.client.put("/api/v1/streams").status_code == 405
     assert service.client.get("/nothing/here").status_code == 404
+    slash = service.client.get("/api/v1/streams/", headers={"host": "localhost"})
+    assert (slash.status_code, slash.headers["content-type"]) == (404, "application/problem+json")
+
+
+def test_heads_have_an_end(service):
+    for path in ("/healthz", "/api/v1/streams", ORDERS, f"{ORDERS}/subscribe"):
+        answer = service.raw(f"HEAD {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode() + LAST)
+        assert answer.count(b"HTTP/1.1 200 ") == 2, answer
 
 
 def test_slow_body(server):

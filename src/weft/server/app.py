@@ -85,6 +85,7 @@ def app(
         exception_handlers={HTTPException: _http_error},
         lifespan=lifespan,
     )
+    made.router.redirect_slashes = False  # it would name whatever host the client names
     made.state.service = service
     made.state.overview = overview.Overview()
     made.state.health = health.Health()
@@ -156,12 +157,12 @@ async def subscribe(request: Request) -> ASGIApp:
     service = service_of(request)
     ready = await service.open(request, "read", ticket=request.query_params.get("ticket"))
     wheres = request.query_params.getlist("where")
-    given = (
-        query(request, "since", "where", "ticket") if len(wheres) < 2 else {"since": request.query_params.get("since")}
-    )
+    given = query(request, "since", "where", "ticket", repeated="where")
     # What a browser sends when it comes back is newer than the address that it began with.
     since = request.headers.get("last-event-id") or given.get("since")
     position = await ready.hub.in_thread(_position, ready, since)
+    if request.method == "HEAD":  # its answer has an end
+        return Response(media_type="text/event-stream")
     ended = partial(service.access.ended, opened_by(request))
     answer = EventStream(service.feeds, ready, position, _filter(wheres), ended)
     counted: metrics.Metrics = request.app.state.metrics

@@ -224,14 +224,14 @@ def _fill(page: Page, ready: Opened, after: int | None, limit: int) -> int:
     return start
 
 
-def query(request: Request, *known: str) -> dict[str, str]:
-    """The parameters of a query, each at most once; unknown ones are refused."""
+def query(request: Request, *known: str, repeated: str | None = None) -> dict[str, str]:
+    """The parameters of a query, each but `repeated` at most once; unknown ones are refused."""
     given: dict[str, str] = {}
     for name, value in request.query_params.multi_items():
         if name not in known:
             text = f"There is no parameter {name[:60]!r} here; there are {', '.join(known)}."
             raise Problem(422, "parameter", "Unknown parameter", text, field=name[:60])
-        if name in given:
+        if name in given and name != repeated:
             raise Problem(422, "parameter", "Repeated parameter", f"{name} was given twice.", field=name)
         given[name] = value
     return given

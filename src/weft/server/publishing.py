@@ -33,7 +33,7 @@ async def publish(request: Request) -> Response:
         raise Problem(400, "idempotency-key", "Malformed header", text)
     body = await service.bodies.read(request)
     unpacked = bodies.unpack(body, headers, service.limits.body_bytes)
-    with service.room(ready.stream, len(unpacked)):
+    with service.room(ready.stream, len(unpacked), publishing=True):
         events = bodies.events(unpacked, headers, service.limits.body_events)
         _decode_bytes(events, ready.log)
         done = await publish_to(ready, events, key)
@@ -42,7 +42,7 @@ async def publish(request: Request) -> Response:
 
 
 def _decode_bytes(events: Any, log: Log) -> None:
-    """Texts of fields that hold bytes are base64, as they are read. What is not stays text, and the stream refuses it."""
+    """Texts of fields that hold bytes are base64, as they are read. Another text stays, and the stream refuses it."""
     binary = [(name, kind) for name, kind in log.fields().items() if kind.base == "bytes"]
     if binary:
         for event in events if isinstance(events, list) else [events]:

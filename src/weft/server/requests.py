@@ -100,12 +100,17 @@ class QuickRequest(Request):
         return self._known
 
 
+def new_id() -> str:
+    """Of a request."""
+    return f"{_PROCESS}{next(_numbers):08x}"
+
+
 def _id_of(scope: Scope) -> str:
     """The id that a proxy gave the request, where it has a sane form; else a new one."""
     for name, value in scope["headers"]:
         if name == b"x-request-id" and _SANE_ID.fullmatch(value):
             return bytes(value).decode()
-    return f"{_PROCESS}{next(_numbers):08x}"
+    return new_id()
 
 
 def _require_local(scope: Scope) -> None:

@@ -133,7 +133,7 @@ class _Workers:
         host, port, *_ = self.listening.getsockname()
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         streams = len(current().streams)
-        logger.info("serving %d streams with %d workers", streams, count, extra={"url": url})
+        logger.info("serving; streams: %d, workers: %d", streams, count, extra={"url": url})
 
     async def _keep(self, number: int) -> None:
         pause = 0.0

@@ -124,7 +124,7 @@ class Service:
         self.access = Access(self.runtime, self.bodies)
         self.answers = Answers(self.limits.answering_bytes, self.limits.send_seconds)
         self.feeds = Feeds(self.limits)
-        self._waiting: dict[str, _Waiting] = {}
+        self._waiting: dict[tuple[str, bool], _Waiting] = {}
 
     async def open(self, request: Request, scope: Scope, *, ticket: str | None = None) -> Opened:
         """The stream that a request names, if it may use it."""
@@ -152,11 +152,13 @@ class Service:
                 raise _broken(f"There is no such stream among those that could be loaded; {names} failed.") from None
             raise
 
-    def room(self, stream: Stream, size: int = 0) -> _Room:
-        """A place among those who wait for a stream's database, as long as it is entered; or a refusal."""
-        waiting = self._waiting.get(stream.name)
+    def room(self, stream: Stream, size: int = 0, *, publishing: bool = False) -> _Room:
+        """A place among those who wait for a stream's database, as long as it is entered; or a refusal. Those who
+        publish have places of their own: who only reads cannot keep them out."""
+        who = stream.name, publishing
+        waiting = self._waiting.get(who)
         if waiting is None:
-            waiting = self._waiting[stream.name] = _Waiting()
+            waiting = self._waiting[who] = _Waiting()
         limits = self.limits
         if waiting.requests >= limits.waiting_requests or (
             waiting.requests and waiting.size + size > limits.waiting_bytes

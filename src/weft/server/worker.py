@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import os
 import resource
 import socket
 import sys
@@ -23,6 +22,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from weft.server.logs import Format, configure
 from weft.server.problems import Problem, later
+from weft.server.requests import new_id
 
 logger = logging.getLogger("weft.server")
 
@@ -30,9 +30,8 @@ logger = logging.getLogger("weft.server")
 _HEADER_BYTES = 32 * 1024
 _HEADER_SECONDS = 10.0
 _IDLE_SECONDS = 75
-# How long a connection too many may take to say something that it can be refused for, and how often the log tells.
+# How long a connection too many may take to say something that it can be refused for.
 _SURPLUS_SECONDS = 1.0
-_TOLD_SECONDS = 10.0
 _GARBAGE = 20_000
 # Requests that are not finished so long after the signal are cut. A client may hang.
 STOP_SECONDS = 7
@@ -64,10 +63,9 @@ class Connection(HttpToolsProtocol):
     """Bytes of the last packet: a request that begins does so in it."""
     _unread: asyncio.TimerHandle | None = None
     """Runs while more is to be sent than the client takes."""
-    _oversized = False
+    _refusal: Problem | None = None
+    """What is wrong with the headers of a request."""
     _is_surplus = False
-    _told_at = -_TOLD_SECONDS
-    """When the log was last told of connections too many."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -113,13 +111,12 @@ class Connection(HttpToolsProtocol):
         self._received += len(data)
         self._latest = len(data)
         if self._is_surplus:
-            self._refuse(self._too_many())
+            self._refuse(_too_many())
             return
         try:
             self._parse(data)
-        except httptools.HttpParserError:
-            malformed = Problem(400, "http", "Malformed request", "This is not HTTP/1.1.")
-            self._refuse(_too_large() if self._oversized else malformed)
+        except httptools.HttpParserError as error:
+            self._refuse(self._refusal or _malformed(error))
         if self._timer is not None and self._received > _HEADER_BYTES:
             self._refuse(_too_large())
 
@@ -144,17 +141,28 @@ class Connection(HttpToolsProtocol):
             self._await_headers()
 
     def on_headers_complete(self) -> None:
-        if self.parser.should_upgrade():
-            if self.parser.get_method() == b"CONNECT":
-                raise httptools.HttpParserError("this is no proxy")
+        upgrades = self.parser.should_upgrade()
+        if upgrades and self.parser.get_method() != b"CONNECT":
             return
         self._headers_ended()
+        self._refusal = _connect() if upgrades else self._wrong_headers()
+        if self._refusal is not None:
+            raise httptools.HttpParserError("refused")
+        super().on_headers_complete()
+
+    def _wrong_headers(self) -> Problem | None:
         if self._received > _HEADER_BYTES:  # which may be its body
             size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
             if size > _HEADER_BYTES:
-                self._oversized = True
-                raise httptools.HttpParserError("headers too large")
-        super().on_headers_complete()
+                return _too_large()
+        names = [name for name, _ in self.headers]
+        if names.count(b"host") > 1:
+            return Problem(400, "http", "Malformed request", "There is more than one header Host.")
+        if b"transfer-encoding" in names:
+            coding = b", ".join(value for name, value in self.headers if name == b"transfer-encoding")
+            if coding.strip().lower() != b"chunked":
+                return Problem(501, "coding", "Unknown coding", "Of transfer codings chunked alone is understood.")
+        return None
 
     def on_message_complete(self) -> None:
         if not self.parser.should_upgrade():
@@ -182,17 +190,29 @@ class Connection(HttpToolsProtocol):
         self._headers_ended()
         if self.transport.is_closing():
             return
-        answer = problem.response(os.urandom(8).hex())
+        request_id = new_id()
+        answer = problem.response(request_id)
         head = f"HTTP/1.1 {problem.status} {problem.body['title']}\r\n".encode()
-        headers = [*answer.raw_headers, (b"connection", b"close")]
+        headers = [*answer.raw_headers, (b"x-request-id", request_id.encode()), (b"connection", b"close")]
         self.transport.write(head + b"".join(b"%s: %s\r\n" % each for each in headers) + b"\r\n" + bytes(answer.body))
         self.transport.close()
+        extra = {"request_id": request_id, "client": self.client and self.client[0], "status": problem.status}
+        logger.info("request refused: %s", problem, extra=extra)
 
-    def _too_many(self) -> Problem:
-        if self.loop.time() - Connection._told_at >= _TOLD_SECONDS:
-            Connection._told_at = self.loop.time()
-            logger.warning("there are %d connections, and more are refused", len(self.connections))
-        return later(503, "connections", "Too much at once", "There are too many connections now.", 1.0)
+
+def _too_many() -> Problem:
+    return later(503, "connections", "Too much at once", "There are too many connections now.", 1.0)
+
+
+def _malformed(error: httptools.HttpParserError) -> Problem:
+    why = "This is not HTTP/1.1."
+    if not isinstance(error, httptools.HttpParserCallbackError):  # which tells of our own code
+        why = f"This cannot be parsed as HTTP/1.1: {str(error)[:1].lower()}{str(error)[1:]}."
+    return Problem(400, "http", "Malformed request", why)
+
+
+def _connect() -> Problem:
+    return Problem(400, "http", "Malformed request", "This is no proxy.")
 
 
 def _too_large() -> Problem:
