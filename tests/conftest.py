@@ -19,6 +19,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -131,16 +132,29 @@ class System:
         return weft.connect(url=self.url)
 
 
+@pytest.fixture
+def open_system(
+    tmp_path: Path, shared_server: Callable[[str], servers.Server]
+) -> Callable[[str], AbstractContextManager[System]]:
+    """`open_system("redis")` is a fresh, empty database on that system."""
+
+    @contextmanager
+    def opened(kind: str) -> Iterator[System]:
+        if kind == "sqlite":
+            yield System(kind, f"sqlite:///{tmp_path / 'test.db'}")
+            return
+        with shared_server(kind).database() as url:
+            yield System(kind, url)
+
+    return opened
+
+
 @pytest.fixture(params=SYSTEMS)
 def system(
-    request: pytest.FixtureRequest, tmp_path: Path, shared_server: Callable[[str], servers.Server]
+    request: pytest.FixtureRequest, open_system: Callable[[str], AbstractContextManager[System]]
 ) -> Iterator[System]:
-    kind = request.param
-    if kind == "sqlite":
-        yield System(kind, f"sqlite:///{tmp_path / 'test.db'}")
-        return
-    with shared_server(kind).database() as url:
-        yield System(kind, url)
+    with open_system(request.param) as found:
+        yield found
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import closing
 from typing import Any
 
 import weft
@@ -62,9 +63,13 @@ def test_no_connection_is_left(streams: Project, system: Any, shared_server: Any
             links = (f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd"))
             return sum(os.path.lexists(link) and os.readlink(link).startswith(path) for link in links)
 
-    else:
-        from contextlib import closing
+    elif system.kind == "redis":
 
+        def connections() -> int:
+            with closing(shared_server("redis").connect()) as client:
+                return sum(each["db"] == system.url.rsplit("/", 1)[1] for each in client.client_list())
+
+    else:
         query = {
             "postgres": "SELECT count(*) FROM pg_stat_activity WHERE datname = '{}' AND state IS NOT NULL",
             "mysql": "SELECT count(*) FROM information_schema.processlist WHERE db = '{}'",

@@ -19,7 +19,7 @@ from weft.project import Project
 from weft.streams import commit
 from weft.streams.runtime import open_stream
 from weft.systems.log import Appended, Batch
-from workers import declare, drain, execute
+from workers import declare, drain, execute, on_tables
 
 MEGABYTE = 1024 * 1024
 
@@ -249,6 +249,7 @@ async def test_an_event_too_long_for_a_statement_fails_alone(streams: Project) -
 # ----------------------------------------------------------------------------------------------------- altered by hand
 
 
+@on_tables
 def test_a_column_that_was_dropped_by_hand_is_made_again(streams: Project, system: Any) -> None:
     declare(max_deliveries=3)
     weft.publish_sync("orders", {"n": 1, "note": "a"})
@@ -259,6 +260,7 @@ def test_a_column_that_was_dropped_by_hand_is_made_again(streams: Project, syste
     assert [(event["n"], event["note"]) for event in drain("orders")] == [(1, None), (2, "b"), (3, "c")]
 
 
+@on_tables
 async def test_a_column_that_was_dropped_by_hand_beside_others(streams: Project, system: Any) -> None:
     """Who has nothing to do with it shares the commit, and is stored once."""
     declare(on_schema_drift="reject", fields={"n": "int64", "note": "string"})

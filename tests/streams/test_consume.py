@@ -9,7 +9,7 @@ import pytest
 import weft
 from weft import NotFoundError, SettingsError, WeftError
 from weft.project import Project
-from workers import declare, execute, log_of, plain, rowids, wait_until_expired
+from workers import declare, execute, log_of, on_tables, plain, rowids, wait_until_expired
 
 
 def publish(*numbers: int) -> list[int]:
@@ -188,6 +188,7 @@ def test_unknown_stream(streams: Project) -> None:
         weft.consume_sync("order", "worker")
 
 
+@on_tables
 def test_errors_are_raised(streams: Project, system: Any) -> None:
     """A database that fails is never an empty list."""
     declare()
@@ -201,6 +202,7 @@ def test_errors_are_raised(streams: Project, system: Any) -> None:
             weft.consume_sync("orders", "other")
 
 
+@on_tables
 async def test_errors_are_raised_async(streams: Project, system: Any) -> None:
     declare()
     publish(0)
@@ -214,6 +216,7 @@ def test_unreachable(project: Any, streams: Project, system: Any, monkeypatch: p
         "sqlite": f"sqlite:///{project}/a-file/x.db",
         "postgres": "postgresql://nobody:secret@127.0.0.1:1/x",
         "mysql": "mysql://nobody:secret@127.0.0.1:1/x",
+        "redis": "redis://nobody:secret@127.0.0.1:1/0",
     }[system.kind]
     (project / "a-file").write_text("not a folder")
     monkeypatch.setenv("WEFT_DSN", nowhere)

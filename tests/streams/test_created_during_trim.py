@@ -13,7 +13,7 @@ from weft import EventsLostError
 from weft.project import Project
 from weft.systems.sql import leases
 from weft.systems.sql.log import SqlLog
-from workers import declare
+from workers import declare, on_tables
 
 TOTAL = 20
 
@@ -44,6 +44,7 @@ def consume() -> tuple[list[dict[str, Any]], int]:
             lost += error.lost
 
 
+@on_tables
 @pytest.mark.parametrize("held_up", ["trim", "consume"])
 @pytest.mark.parametrize("others", [0, 1])
 def test_nothing_is_missing_untold(

@@ -12,7 +12,7 @@ import pytest
 import weft
 from weft import WeftError
 from weft.project import Project
-from workers import declare, drain, execute, log_of, plain, rowids, started, wait_until_expired
+from workers import declare, drain, execute, log_of, on_tables, plain, rowids, started, wait_until_expired
 
 
 def publish(many: int) -> None:
@@ -132,7 +132,7 @@ def test_no_event_stops_the_consumer(streams: Project, event: dict[str, Any]) ->
     records = dead()
     assert len(records) == 2
     assert records[1]["event"] == {"n": 1, **{key: None for key in records[1]["event"] if key != "n"}}
-    assert records[0]["rowid"] + 1 == records[1]["rowid"]
+    assert records[0]["rowid"] < records[1]["rowid"]
     for key, value in event.items():
         kept = records[0]["event"].get(key) == value or isinstance(value, bytes)
         assert kept or f"{key!r}" in records[0]["reason"]
@@ -260,6 +260,7 @@ def test_a_declared_stream_for_several(streams: Project) -> None:
     assert [record["event"] for record in records] == [{"n": 1}, {"n": 1}]
 
 
+@on_tables
 def test_once_when_two_steps_are_torn_apart(streams: Project, system: Any) -> None:
     """Stored among the dead letters, then a crash before the acknowledgement: the second try stores nothing twice."""
     declare(max_deliveries=1)

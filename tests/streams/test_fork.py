@@ -242,7 +242,7 @@ def test_arrow_on_both_sides(streams: Project) -> None:
         stream = declare(fields={"n": "int64"})
         weft.publish_sync(stream, [{"n": n} for n in range(5)])
         def read():
-            return [n for batch in log_of(stream).read_arrow(0, 100, ["n"]) for n in batch.column(0).to_pylist()]
+            return [n for batch in log_of(stream).read_arrow(0, 2**62, ["n"]) for n in batch.column(0).to_pylist()]
         first = read()
         def work(pause):
             gc.collect()

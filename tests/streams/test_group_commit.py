@@ -11,7 +11,7 @@ import pytest
 import weft
 from weft import SchemaError, WeftError
 from weft.project import Project
-from workers import declare, drain, execute, log_of
+from workers import declare, drain, execute, log_of, on_tables
 
 MANY = 64
 
@@ -92,6 +92,7 @@ async def test_one_that_does_not_fit(streams: Project) -> None:
     assert [event["n"] for event in drain("orders")] == [-1, *(n for n in range(MANY) if n % 4)]
 
 
+@on_tables
 async def test_one_that_the_database_refuses(streams: Project, system) -> None:
     """A rule of the user's own in the database: only the publish that breaks it fails."""
     declare(fields={"n": "int64"})

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import weft
 from weft import SettingsError
 from weft.project import Project
-from workers import declare, execute, log_of
+from workers import declare, execute, log_of, on_tables
 
 NAMES = [
     "a",
@@ -175,6 +175,7 @@ def test_stream_names(streams: Project) -> None:
     assert len(weft.consume_sync(longest, "worker")) == 1
 
 
+@on_tables
 def test_a_users_own_table_is_not_taken_for_a_stream(streams: Project, system: Any) -> None:
     declare("first")
     weft.publish_sync("first", {"n": 1})

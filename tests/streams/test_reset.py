@@ -133,7 +133,7 @@ def test_after_retention(offsets: list[int]) -> None:
     take(batch_size=1)
     weft.trim_sync("orders", before=offsets[3])
     for to in ("start", 0, 1, offsets[1], datetime(2000, 1, 1)):
-        assert weft.reset_sync("orders", "worker", to=to) == offsets[2]
+        assert offsets[2] <= weft.reset_sync("orders", "worker", to=to) < offsets[3]
         assert take() == [3, 4, 5]
     weft.trim_sync("orders", max_rows=0)
     for to in ("start", "end", 0, offsets[1], offsets[5]):

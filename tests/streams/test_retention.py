@@ -15,7 +15,7 @@ from servers import wait_until
 from weft import DeclarationError, EventsLostError, LeaseLostError, SettingsError
 from weft.project import Project
 from weft.testing import Clock
-from workers import declare, drain, execute, log_of, rowids, wait_until_expired
+from workers import declare, drain, execute, log_of, on_tables, rowids, wait_until_expired
 
 NUMBER = {"n": "int64"}
 OLD = datetime(2020, 1, 1, tzinfo=UTC)
@@ -71,6 +71,7 @@ def test_max_rows(streams: Project) -> None:
     assert weft.trim_sync("orders") == 0
 
 
+@on_tables
 def test_max_age(streams: Project, system: Any) -> None:
     declare(fields=NUMBER, retention={"max_age_days": 30})
     publish(*range(5))
@@ -100,6 +101,7 @@ def test_max_age_by_the_clock(streams: Project) -> None:
     assert stored() == [2, 3]
 
 
+@on_tables
 def test_both(streams: Project, system: Any) -> None:
     """Either is enough."""
     declare(fields=NUMBER, retention={"max_age_days": 30, "max_rows": 3})
@@ -118,6 +120,7 @@ def test_beside_publishes(streams: Project) -> None:
     wait_until(lambda: stored() == [7, 8, 9], "retention to be enforced")
 
 
+@on_tables
 def test_age_beside_publishes(streams: Project, system: Any) -> None:
     declare(fields=NUMBER)
     publish(*range(4))
@@ -346,6 +349,7 @@ def test_a_reset_consumer_is_told_nothing(streams: Project) -> None:
     assert numbers(consume()) == [3, 4]
 
 
+@on_tables
 def test_a_rolled_back_publish_is_no_loss(streams: Project, system: Any) -> None:
     """Offsets that no event has are not counted."""
     declare(fields=NUMBER)

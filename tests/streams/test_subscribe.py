@@ -283,7 +283,7 @@ async def test_many_readers(streams: Project) -> None:
 # ------------------------------------------------------------------------------------------------------------ retention
 
 
-async def test_a_slow_reader_holds_little(streams: Project) -> None:
+async def test_a_slow_reader_holds_little(streams: Project, system: Any) -> None:
     """The backlog waits in the log: once it is removed there, hardly more than a page is left with the reader."""
     declare(fields=NUMBER)
     await publish(*range(4000))
@@ -296,7 +296,10 @@ async def test_a_slow_reader_holds_little(streams: Project) -> None:
             seen += await some(live, 1)
     assert seen == list(range(len(seen)))
     assert len(seen) <= 1000
-    assert caught.value.lost == 3999 - len(seen)
+    if system.kind == "redis":  # which does not know how many of those that it removed at once the reader had seen
+        assert 3999 - len(seen) <= caught.value.lost <= 3999
+    else:
+        assert caught.value.lost == 3999 - len(seen)
     assert await some(live, 1) == [3999]
 
 

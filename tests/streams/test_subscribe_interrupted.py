@@ -191,6 +191,14 @@ def cut_connections(system: Any) -> None:
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
                 "WHERE datname = current_database() AND pid <> pg_backend_pid()"
             )
+    elif system.kind == "redis":
+        from weft.systems.redis.client import open_client
+
+        with contextlib.closing(open_client(system.connection)) as client:
+            number = system.url.rsplit("/", 1)[1]
+            for each in client.client_list():
+                if each["db"] == number and int(each["id"]) != client.client_id():
+                    client.client_kill_filter(_id=each["id"])
     else:
         import pymysql
 

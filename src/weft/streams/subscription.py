@@ -118,11 +118,11 @@ class Subscription:
                     hint=f"Subscribe again with since={self.position} to go on.",
                 )
             version, after = watch.version, self._seen
-            page, floor = await self._ready.hub.in_thread(self._read, after)
+            page, floor, lost = await self._ready.hub.in_thread(self._read, after)
             if self._page or self._seen != after:
                 continue  # another task that uses this subscription was faster
             if floor > after:
-                self._lose(floor)
+                self._lose(floor, lost)
             if page:
                 self._page.extend(page)
             else:
@@ -134,25 +134,25 @@ class Subscription:
         self.position = self._seen
         return batch[0] if self._batch_size == 1 else batch
 
-    def _read(self, after: int) -> tuple[list[dict[str, Any]], int]:
-        """The events after an offset, or none and a later offset up to which retention removed them.
+    def _read(self, after: int) -> tuple[list[dict[str, Any]], int, int]:
+        """The events after an offset, or none, a later offset up to which retention removed them, and at most how many.
 
         Nothing is noted here: the task that waits for this may be gone when it is done.
         """
         log = self._ready.log
         head = log.head()
         if head <= after:
-            return [], 0
+            return [], 0, 0
         events = to_dicts(log.read(after, head, _PAGE_EVENTS))
         first = events[0][ROWID] if events else head + 1
         if first > after + 1:
             floor = log.floor()
             if floor > after:
-                return [], floor
-        return events, 0
+                return [], floor, log.removed_after(after)
+        return events, 0, 0
 
-    def _lose(self, floor: int) -> None:
-        lost, self._seen = floor - self._seen, floor
+    def _lose(self, floor: int, lost: int) -> None:
+        self._seen = floor
         if not self._batch:
             self.position = floor
         raise EventsLostError(

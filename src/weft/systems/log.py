@@ -149,6 +149,9 @@ class Log(Protocol):
     def floor(self) -> int:
         """The last offset that retention removed; 0 when nothing was."""
 
+    def removed_after(self, offset: int) -> int:
+        """At most how many events after an offset retention removed."""
+
     def count(self) -> int:
         """How many events are stored and visible."""
 

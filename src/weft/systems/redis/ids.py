@@ -73,6 +73,11 @@ class Keys:
         """A sorted set: idempotency keys by when they were seen."""
         return f"{self.meta}:keys"
 
+    @property
+    def trims(self) -> str:
+        """A sorted set: up to which ids retention removed entries, by how many it had removed then."""
+        return f"{self.meta}:trims"
+
     def books(self, consumer: str) -> list[str]:
         """A consumer's bookkeeping, in the order of the scripts' `books`."""
         kinds = ("held", "leases", "ends", "returned", "reasons")

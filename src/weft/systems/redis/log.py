@@ -6,6 +6,7 @@ import math
 import secrets
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from weft.errors import unknown
@@ -82,6 +83,10 @@ class RedisLog:
         """The last offset that retention removed."""
         return self._state()[1]
 
+    def removed_after(self, offset: int) -> int:
+        """At most how many events retention removed after an offset, as far back as it remembers its cuts."""
+        return int(self.store.script("removed", [self.keys.meta, self.keys.trims], ids.to_id(offset)))
+
     def count(self) -> int:
         """How many events are stored."""
         return self._state()[2]
@@ -99,10 +104,10 @@ class RedisLog:
 
     def _range(self, first: int, last: int | None, limit: int) -> list[values.Entry]:
         upto = "+" if last is None else ids.to_id(last)
-        found: list[values.Entry] = self.store.command(
-            "XRANGE", self.keys.stream, ids.to_id(first), upto, "COUNT", limit
-        )
-        return found
+        found = self.store.command("XRANGE", self.keys.stream, ids.to_id(first), upto, "COUNT", limit)
+        if found and isinstance(found[0][1], dict):  # the nodes of a cluster have clients of their own, which parse
+            return [(entry_id, list(chain.from_iterable(fields.items()))) for entry_id, fields in found]
+        return list(found)
 
     def read(self, after: int, upto: int, limit: int) -> Page:
         """Up to `limit` events of a range, in order."""
@@ -119,8 +124,8 @@ class RedisLog:
 
     def _page(self, entries: list[values.Entry]) -> Page:
         fields = self.fields()
-        own = {name.decode(errors="replace") for entry in entries for name in entry[1][::2]} if entries else set()
-        if not own <= fields.keys() | META_TYPES.keys():
+        names = {name.decode(errors="replace") for entry in entries for name in entry[1][::2]}
+        if not names <= fields.keys() | META_TYPES.keys():
             fields = self.fields(fresh=True)  # another process may have added some
         return values.page_of(entries, fields, self.keys.stream)
 
@@ -253,7 +258,8 @@ class RedisLog:
         removed = 0
         upto = min(upto, self.head())
         while True:
-            count, more = self.store.script("trim", [self.keys.stream, self.keys.meta], ids.to_id(upto), _TRIM_STEP)
+            keys = [self.keys.stream, self.keys.meta, self.keys.trims]
+            count, more = self.store.script("trim", keys, ids.to_id(upto), _TRIM_STEP)
             removed += int(count)
             if not more:
                 return removed

@@ -53,8 +53,7 @@ class RedisStore:
             )
         # Never tried again by itself: a script that appended before its answer was lost would append once more.
         opened = client.open_client(self.connection, retry=Retry(NoBackoff(), 0), socket_timeout=_ANSWER_SECONDS)
-        for name in ("XRANGE", "XINFO STREAM"):
-            opened.set_response_callback(name, lambda reply, **_: reply)  # as it came: columns are made of it
+        opened.set_response_callback("XRANGE", lambda reply, **_: reply)  # as it came: columns are made of it
         return opened
 
     def _connected(self) -> client.Client:
@@ -71,7 +70,8 @@ class RedisStore:
     def command(self, *words: Any) -> Any:
         """Run one command; every error leaves as one of ours."""
         try:
-            return self._connected().execute_command(*words)
+            opened: Any = self._connected()
+            return opened.execute_command(*words)
         except client.ERRORS as error:
             raise self._explain(error) from None
 
@@ -117,8 +117,7 @@ class RedisStore:
     # ----------------------------------------------------------------------------------------------------------- append
 
     def append(self, batches: Sequence[Batch]) -> list[list[Appended]]:
-        """Store batches in one script. On a cluster it is one for each slot: see `weft.systems.redis.ids.Keys`."""
-        results: list[list[Appended]] = []
+        """Store batches in one script; on a cluster in one for each slot, which is as far as its transactions go."""
         order = sorted(range(len(batches)), key=lambda i: self._slot(batches[i]))
         by_index: dict[int, list[Appended]] = {}
         for _, group in groupby(order, key=lambda i: self._slot(batches[i])):
@@ -126,15 +125,14 @@ class RedisStore:
             try:
                 found = self._append([batches[i] for i in members])
             except WeftError as error:
-                if by_index and not isinstance(error, ConnectionFailedError):
+                if by_index:
                     # As if the connection had failed: nobody may try all of it again as though nothing were stored.
                     raise ConnectionFailedError(
                         error.what, hint="A part of these events is stored: their streams are on several nodes."
                     ) from None
                 raise
             by_index.update(zip(members, found, strict=True))
-        results = [by_index[i] for i in range(len(batches))]
-        return results
+        return [by_index[i] for i in range(len(batches))]
 
     def _slot(self, batch: Batch) -> int:
         opened = self._connected()

@@ -72,6 +72,10 @@ class SqlLog:
         """The last offset that retention removed."""
         return int(self._one(f"SELECT floor FROM {self.store.streams} WHERE id = ?", (self.number,)) or 0)
 
+    def removed_after(self, offset: int) -> int:
+        """As many as there are offsets up to the floor, if each of them had an event."""
+        return max(self.floor() - offset, 0)
+
     def count(self) -> int:
         """How many events are stored and visible."""
         with self.store.session("read") as session:

@@ -1,5 +1,5 @@
 -- Remove the entries up to an id, or the first so many of them; groups that had not seen them are told.
--- KEYS: stream, meta. ARGV: the id, how many at most where somebody has to be told. Gives how many went, and 1 where
+-- KEYS: stream, meta, trims. ARGV: the id, how many at most where somebody has to be told. Gives how many went, and 1 where
 -- there may be more.
 local stream, meta, upto, step = KEYS[1], KEYS[2], ARGV[1], tonumber(ARGV[2])
 if call('EXISTS', stream) == 0 then return {0, 0} end
@@ -14,7 +14,7 @@ end
 local cut, more = upto, 0
 if #behind > 0 then
   local page = call('XRANGE', stream, '-', upto, 'COUNT', step)
-  if #page == step then cut, more = page[#page][1], 1 end
+  cut, more = page[#page][1], #page == step and 1 or 0
   for _, group in ipairs(behind) do
     local lost = 0
     for i = #page, 1, -1 do
@@ -41,4 +41,7 @@ for _, group in ipairs(behind) do
 end
 local floor = call('HGET', meta, 'floor') or '0-0'
 if is_before(floor, cut) then call('HSET', meta, 'floor', cut) end
+-- Subscribers have no group: how many went up to where tells them how many they can have lost.
+call('ZADD', KEYS[3], call('HINCRBY', meta, 'removed', removed), cut)
+call('ZREMRANGEBYRANK', KEYS[3], 0, -1001)
 return {removed, more}

@@ -1,0 +1,203 @@
+"""A connection is taken apart into what the client needs, and tells what is wrong with it."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import servers
+import weft
+from weft import ConnectionFailedError, DeclarationError, RedisConnection, SettingsError
+from weft.systems.redis.client import open_client
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("redis://", {}),
+        ("redis://h:1/2", {"host": "h", "port": 1, "database": 2}),
+        ("redis://me:p%40w@h", {"host": "h", "username": "me", "password": "p@w"}),
+        ("redis://:pw@h", {"host": "h", "password": "pw"}),
+        ("rediss://h", {"host": "h", "tls": True}),
+        ("redis://[::1]:7/", {"host": "::1", "port": 7}),
+        ("redis://h/?cluster=true", {"host": "h", "cluster": True}),
+        (
+            "rediss://h?tls_ca=/ca.pem&tls_verify=no",
+            {"host": "h", "tls": True, "tls_ca": "/ca.pem", "tls_verify": False},
+        ),
+        ("redis:///1?sentinels=a:1,b:2&service=m", {"sentinels": "a:1,b:2", "service": "m", "database": 1}),
+    ],
+)
+def test_options(url: str, expected: dict[str, object]) -> None:
+    assert RedisConnection(url).options() == expected
+
+
+def test_a_password_of_the_environment_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOP_PASSWORD", "s3cr@t/?#:")
+    for made in (
+        RedisConnection("redis://app:${SHOP_PASSWORD}@host/1"),
+        RedisConnection(host="host", username="app", password="${SHOP_PASSWORD}", database=1),
+    ):
+        found = made.resolved().options()
+        assert found == {"host": "host", "username": "app", "password": "s3cr@t/?#:", "database": 1}
+        assert "s3cr" not in repr(made.resolved())
+        assert "s3cr@t/?#:" in made.secrets()
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "message"),
+    [
+        (
+            {"url": "redis://h?clutser=true"},
+            SettingsError,
+            r"unknown parameter 'clutser'[\s\S]*Did you mean 'cluster'\?",
+        ),
+        ({"url": "redis://h?cluster=perhaps"}, SettingsError, "invalid value of 'cluster'"),
+        ({"url": "redis://me:hunter2@h:port"}, SettingsError, "cannot be read"),
+        ({"url": "redis://me:hunter2@h/shop"}, SettingsError, "Databases of Redis have numbers"),
+        ({"url": "redis://h", "port": 1}, DeclarationError, "port is part of the URL"),
+        ({"url": "redis://h/3?cluster=true"}, DeclarationError, "has no database 3"),
+        ({"sentinels": "a:1"}, DeclarationError, "both sentinels and service"),
+        ({"host": "h", "sentinels": "a:1", "service": "m"}, DeclarationError, "a host and sentinels"),
+        ({"host": "h", "tls_key": "k"}, DeclarationError, "needs a tls_cert"),
+        ({"hots": "h"}, DeclarationError, r"no field 'hots'[\s\S]*Did you mean 'host'\?"),
+        ({"url": "mysql://h"}, DeclarationError, "needs redis:// or rediss://"),
+    ],
+)
+def test_refused(fields: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message) as caught:
+        RedisConnection(**fields)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_check(own_server: servers.Server) -> None:
+    found = RedisConnection(own_server.url()).check()
+    assert found["server"].startswith("Redis 7")
+    assert found.keys() == {"server", "database", "latency_ms"}
+    with contextlib.closing(own_server.connect()) as client:
+        client.config_set("appendonly", "no")
+        assert "no append-only file" in RedisConnection(own_server.url()).check()["warning"]
+        client.execute_command("ACL", "SETUSER", "default", "resetpass", ">hunter2")
+    assert RedisConnection(host="127.0.0.1", port=own_server.port, password="hunter2").check()["server"]
+    for password in ("wrong-one", None):
+        with pytest.raises(ConnectionFailedError) as caught:
+            RedisConnection(host="127.0.0.1", port=own_server.port, password=password).check()
+        assert "wrong-one" not in str(caught.value)
+
+
+class TlsServer(servers.RedisServer):
+    """Talks TLS alone, and wants to know who comes."""
+
+    def initialise(self) -> None:
+        super().initialise()
+        make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+        files = ["-keyout", str(self.folder / "key.pem"), "-out", str(self.folder / "cert.pem")]
+        subprocess.run([*make, *files, "-addext", "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True)
+        (self.folder / "key.pem").chmod(0o644)
+
+    def settings(self) -> dict[str, str]:
+        cert, key = str(self.folder / "cert.pem"), str(self.folder / "key.pem")
+        tls = {"--tls-port": str(self.port), "--tls-cert-file": cert, "--tls-key-file": key, "--tls-ca-cert-file": cert}
+        return super().settings() | {"--port": "0"} | tls
+
+    def fields(self) -> dict[str, Any]:
+        cert, key = str(self.folder / "cert.pem"), str(self.folder / "key.pem")
+        return {"host": "127.0.0.1", "port": self.port, "tls_ca": cert, "tls_cert": cert, "tls_key": key}
+
+    def connect(self, database: str | None = None) -> Any:
+        client = open_client(RedisConnection(**self.fields()))
+        client.ping()
+        return client
+
+
+@pytest.fixture
+def tls_server(need_server: Any) -> Iterator[TlsServer]:
+    need_server("redis")
+    server = TlsServer()
+    server.start()
+    yield server
+    server.kill()
+
+
+def test_tls(tls_server: TlsServer) -> None:
+    fields = tls_server.fields()
+    assert RedisConnection(**fields).check()["server"]
+    with pytest.raises(ConnectionFailedError):  # nobody's certificate is known without its authority
+        RedisConnection(**{**fields, "tls_ca": None}).check()
+    assert RedisConnection(**{**fields, "tls_ca": None}, tls_verify=False).check()["server"]
+    connection = weft.connect(kind="redis", **fields)
+
+    @weft.stream(connection=connection)
+    def over_tls() -> None: ...
+
+    weft.publish_sync(over_tls, {"n": 1})
+    assert [event["n"] for event in weft.consume_sync(over_tls, "worker")] == [1]
+    weft.streams.close()
+
+
+class Sentinel(servers.RedisServer):
+    """Watches over one server."""
+
+    def watch(self, server: servers.Server) -> Sentinel:
+        config = self.folder / "sentinel.conf"
+        config.write_text(
+            f"port {self.port}\nbind 127.0.0.1\ndir {self.data}\nsentinel monitor mymaster 127.0.0.1 {server.port} 1\n"
+        )
+        config.chmod(0o666)
+        return self
+
+    def command(self) -> list[str]:
+        return [self.program, str(self.folder / "sentinel.conf"), "--sentinel"]
+
+
+def test_sentinels_name_the_server(own_server: servers.Server) -> None:
+    sentinel = Sentinel().watch(own_server)
+    sentinel.start()
+    try:
+        made = RedisConnection(sentinels=f"127.0.0.1:{sentinel.port}", service="mymaster")
+        assert made.check()["server"].startswith("Redis 7")
+        with pytest.raises(ConnectionFailedError, match="mynobody"):
+            RedisConnection(sentinels=f"127.0.0.1:{sentinel.port}", service="mynobody").check()
+        with pytest.raises(DeclarationError, match="no host:port"):
+            RedisConnection(sentinels="a:b", service="mymaster").check()
+    finally:
+        sentinel.kill()
+
+
+def test_acknowledged_events_survive_a_kill(own_server: servers.Server, project: Path) -> None:
+    connection = weft.connect(url=own_server.url())
+
+    @weft.stream(fields={"n": "int64"}, connection=connection)
+    def numbers() -> None: ...
+
+    stored = []
+    for n in range(5):
+        with contextlib.suppress(ConnectionFailedError):
+            weft.publish_sync(numbers, {"n": n})
+            stored.append(n)
+        assert own_server.process is not None
+        own_server.process.send_signal(signal.SIGKILL)
+        own_server.restart()
+    assert stored
+    found = [event["n"] for event in weft.consume_sync(numbers, "worker")]
+    assert [n for n in found if n in stored] == stored
+    assert len(found) == len(set(found))
+    weft.streams.close()
+
+
+def test_a_server_that_keeps_nothing_is_warned_of(own_server: servers.Server, caplog: pytest.LogCaptureFixture) -> None:
+    with contextlib.closing(own_server.connect()) as client:
+        client.config_set("appendonly", "no")
+
+    @weft.stream(connection=weft.connect(url=own_server.url()))
+    def forgotten() -> None: ...
+
+    weft.publish_sync(forgotten, {"n": 1})
+    assert "no append-only file" in caplog.text
+    weft.streams.close()

@@ -1,0 +1,187 @@
+"""Streams that other tools write and read too."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+import weft
+from weft import DeclarationError, SchemaError
+from weft.project import Project
+from workers import declare, drain, log_of
+
+FIELDS = {
+    "n": "int32",
+    "amount": "float64",
+    "price": "decimal(10,2)",
+    "ok": "bool",
+    "day": "date",
+    "at": "timestamp",
+    "body": "json",
+    "raw": "bytes",
+    "note": "string",
+}
+FITS = {
+    "n": ("7", 7),
+    "amount": ("1.5", 1.5),
+    "price": ("1.5", Decimal("1.50")),
+    "ok": ("1", True),
+    "at": ("2026-01-31T12:00:00Z", datetime(2026, 1, 31, 12, tzinfo=UTC)),
+    "body": ('{"a": [1]}', {"a": [1]}),
+    "raw": (b"\x00\xff\r\n", b"\x00\xff\r\n"),
+    "note": ("é\r\n", "é\r\n"),
+}
+MISFITS = {
+    "n": "3000000000",
+    "amount": "nan",
+    "price": "1.234",
+    "ok": "perhaps",
+    "day": "tomorrow",
+    "at": "1769860800",
+    "body": "{",
+    "other": "text",
+}
+
+
+def test_entries_of_others(streams: Project, client: Any) -> None:
+    declare(fields=FIELDS)
+    client.xadd("orders", {name: text for name, (text, _) in FITS.items()})
+    client.xadd("orders", MISFITS)
+    client.xadd("orders", {"n": "1_000", "note": b"\xff"})
+    first, second, third = weft.consume_sync("orders", "worker")
+    for name, (_, value) in FITS.items():
+        assert first[name] == value, name
+    assert first["day"] is None
+    assert first["_weft_publish_id"] is None
+    assert abs(first["_weft_published_at"] - datetime.now(UTC)) < timedelta(minutes=5)
+    assert {name: second[name] for name in MISFITS} == MISFITS
+    assert (third["n"], third["note"]) == ("1_000", "\\xff")
+    assert weft.ack_sync("orders", "worker", [first, second, third]) == 3
+
+
+def test_ours_are_read_by_others(streams: Project, client: Any) -> None:
+    declare(fields={"n": "int64", "ok": "bool"})
+    declare("clicks", schema="web")
+    given = weft.publish_sync("orders", [{"n": 1, "ok": True}, {"n": None, "more": [1]}])
+    weft.publish_sync("clicks", {"page": "/"})
+    (first, one), (_, two) = client.execute_command("XRANGE", "orders", "-", "+")
+    assert (
+        (one[b"n"], one[b"ok"]) == (b"1", b"true") if isinstance(one, dict) else one[:4] == [b"n", b"1", b"ok", b"true"]
+    )
+    ms, seq = map(int, first.split(b"-"))
+    assert given["first_rowid"] == ms << 20 | seq
+    assert b"n" not in two
+    assert client.xlen("web:clicks") == 1
+    assert log_of("orders").store.names() == [("events", "orders"), ("web", "clicks")]
+
+
+def test_subscribers_see_entries_of_others(streams: Project, client: Any) -> None:
+    declare(fields={"n": "int64"})
+
+    async def listen() -> Any:
+        async with weft.subscribe("orders") as live:
+            task = asyncio.ensure_future(anext(live))
+            await asyncio.sleep(0)
+            await asyncio.to_thread(client.xadd, "orders", {"n": 5})
+            return await asyncio.wait_for(task, 30)
+
+    assert asyncio.run(listen())["n"] == 5
+
+
+def test_an_id_without_an_offset_is_named(streams: Project, client: Any) -> None:
+    declare(fields={"n": "int64"})
+    client.xadd("orders", {"n": 1}, id="5-1048576")
+    with pytest.raises(SchemaError, match="5-1048576"):
+        drain("orders")
+    client.xdel("orders", "5-1048576")
+    client.xadd("orders", {"n": 2})
+    assert [event["n"] for event in drain("orders", "other")] == [2]
+
+
+def test_a_full_millisecond_goes_over_into_the_next(streams: Project, client: Any) -> None:
+    declare(fields={"n": "int64"})
+    ahead = 1000 * (client.time()[0] + 3600)
+    client.xadd("orders", {"n": -1}, id=f"{ahead}-{2**20 - 3}")
+    weft.publish_sync("orders", [{"n": n} for n in range(5)])
+    assert [entry[0] for entry in client.xrange("orders")] == [
+        b"%d-%d" % (ahead, 2**20 - 3),
+        b"%d-%d" % (ahead, 2**20 - 2),
+        b"%d-%d" % (ahead, 2**20 - 1),
+        *(b"%d-%d" % (ahead + 1, n) for n in range(3)),
+    ]
+    assert [event["n"] for event in drain("orders")] == [-1, *range(5)]
+
+
+def test_a_key_that_is_no_stream(streams: Project, client: Any) -> None:
+    client.set("orders", "x")
+    declare()
+    for _ in range(2):
+        with pytest.raises(DeclarationError, match="orders is a string"):
+            weft.publish_sync("orders", {"n": 1})
+    declare("refunds")
+    weft.publish_sync("refunds", {"n": 1})
+    client.delete("refunds")
+    client.set("refunds", "x")
+    with pytest.raises(weft.WeftError, match="not a stream"):
+        weft.publish_sync("refunds", {"n": 2})
+
+
+def test_old_entries_are_removed_by_their_age(streams: Project, client: Any) -> None:
+    declare(fields={"n": "int64"}, retention={"max_age_days": 30})
+    for days in (100, 40, 20, 0):
+        client.xadd("orders", {"n": days}, id=f"{1000 * (client.time()[0] - days * 86_400)}-1")
+    assert weft.trim_sync("orders") == 2
+    assert [event["n"] for event in drain("orders")] == [20, 0]
+
+
+# --------------------------------------------------------------------------------------------------------------- groups
+
+
+def test_pending_entries_are_those_of_redis(streams: Project, client: Any) -> None:
+    declare(fields={"n": "int64"})
+    weft.publish_sync("orders", [{"n": n} for n in range(5)])
+    events = weft.consume_sync("orders", "worker", 3, member="a")
+    assert client.xpending("orders", "worker")["consumers"] == [{"name": b"a", "pending": 3}]
+    (group,) = client.xinfo_groups("orders")
+    assert (group["name"], group["pending"], group["lag"]) == (b"worker", 3, 2)
+    weft.ack_sync("orders", "worker", events[:1])
+    weft.nack_sync("orders", "worker", events[1:2], delay=60)
+    (found,) = weft.groups_sync("orders")
+    assert (found["pending"], found["lag"], [m["pending"] for m in found["members"]]) == (2, 2, [1])
+    client.xack(
+        "orders", "worker", *(entry["message_id"] for entry in client.xpending_range("orders", "worker", "-", "+", 9))
+    )
+    assert [event["n"] for event in weft.consume_sync("orders", "worker", member="a")] == [3, 4]
+
+
+def test_what_a_plain_client_left_is_taken_over(streams: Project, client: Any) -> None:
+    """Once it is idle for as long as the lease that is asked for; before that it is that client's."""
+    declare(fields={"n": "int64"})
+    weft.publish_sync("orders", [{"n": n} for n in range(3)])
+    client.xgroup_create("orders", "worker", "0")
+    client.xreadgroup("worker", "plain", {"orders": ">"}, count=2)
+    assert [event["n"] for event in weft.consume_sync("orders", "worker", member="a", lease=3600)] == [2]
+    held = client.xpending_range("orders", "worker", "-", "+", 9, "plain")
+    client.execute_command(
+        "XCLAIM", "orders", "worker", "plain", 0, *(e["message_id"] for e in held), "IDLE", 7_200_000
+    )
+    assert [event["n"] for event in weft.consume_sync("orders", "worker", member="b", lease=3600)] == [0, 1]
+    with pytest.raises(weft.LeaseLostError, match="'b' holds them"):
+        weft.ack_sync("orders", "worker", {"_weft_rowid": log_of("orders").read(0, 2**62, 1).columns[1][0]}, member="a")
+
+
+def test_a_group_that_vanished_begins_anew(streams: Project, client: Any) -> None:
+    declare(fields={"n": "int64"})
+    weft.publish_sync("orders", {"n": 0})
+    events = weft.consume_sync("orders", "worker", member="a")
+    client.flushdb()
+    with pytest.raises(weft.LeaseLostError):
+        weft.ack_sync("orders", "worker", events)
+    weft.publish_sync("orders", {"n": 1})
+    assert [event["n"] for event in weft.consume_sync("orders", "worker", member="a")] == [1]
+    client.xgroup_destroy("orders", "worker")
+    assert [event["n"] for event in weft.consume_sync("orders", "worker", member="b")] == [1]
