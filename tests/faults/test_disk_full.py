@@ -21,6 +21,7 @@ import pytest
 
 import servers
 from faults.actors import actor, declared, said
+from served import PREFIX, start
 from weft.errors import ConnectionFailedError, StorageError
 from weft.project import Project, connect, use
 from weft.streams import ack_sync, consume_sync, publish_sync
@@ -143,6 +144,40 @@ def test_sqlite_on_a_full_disk(tmp_path: Path) -> None:
             fill_and_free(publisher, lambda: disk.fill(leave=MB // 2), disk.free, 4)
         finally:
             close(project)
+
+
+def test_the_service_on_a_full_disk(tmp_path: Path) -> None:
+    """Which is also that of its temporary files. It answers, and its worker lives."""
+    url = f"{PREFIX}/{STREAM}"
+    with mounted(tmp_path / "disk", 16) as disk:
+        temporary = disk.folder / "tmp"
+        temporary.mkdir()
+        # Its log is elsewhere: to log to a full disk fails, too.
+        toml = f'[connections.default]\nurl = "sqlite:///{disk.folder / "test.db"}"\n'
+        code = f'@weft.stream(rate_limit={{"requests_per_second": 1e6}})\ndef {STREAM}(): ...'
+        served = start(tmp_path / "served", code, toml=toml, env={"TMPDIR": str(temporary)})
+        try:
+            served.publish(STREAM, {"n": -1})
+            workers, acknowledged = served.workers(), [-1]
+            disk.fill(leave=MB)
+            answer = served.client.get("/healthz")
+            for n in range(1000):
+                answer = served.client.post(url, json={"n": n, "writer": PAYLOAD * 10})
+                if answer.status_code != 202:
+                    break
+                acknowledged.append(n)
+            assert (answer.status_code, answer.json()["type"]) == (503, "urn:weft:problem:storage")
+            assert answer.headers["retry-after"] == "30"
+            for path in ("/healthz", "/metrics", url, f"{url}/events?limit=1"):
+                for _ in range(20):
+                    assert served.client.get(path).status_code == 200, path
+            disk.free()
+            assert served.client.post(url, json={"n": 1000}).status_code == 202
+            assert [event["n"] for event in served.events(STREAM)] == [*acknowledged, 1000]
+            assert served.workers() == workers
+        finally:
+            code_of_exit = served.stop()
+    assert code_of_exit == 0
 
 
 def test_sqlite_file_of_limited_size(tmp_path: Path) -> None:

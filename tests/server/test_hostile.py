@@ -185,6 +185,11 @@ def test_too_many_events(service, lines):
     nested = b'{"n": 1, "deep": [' + b",".join([b"[]"] * 3_000_000) + b"]}"
     assert service.client.post(ORDERS, content=nested, headers=kind).status_code == 413
     assert _memory(service) - before < 64 * 1024 * 1024
+    values = b'{"n": 1, "deep": [' + b",".join([b"1"] * 5_000_000) + b"]}"
+    assert service.client.post(ORDERS, content=values, headers=kind).status_code == 413
+    many = b"\n".join([b"{}", b"{" + b",".join(b'"k%d":1' % n for n in range(1_000_000)) + b"}"])
+    answer = service.client.post(ORDERS, content=many, headers={"content-type": "application/x-ndjson"})
+    assert (answer.status_code, answer.json()["index"]) == (422, 1)
     few = b"[" + b",".join([b'{"n": 1}'] * 100_001) + b"]"
     assert service.client.post(ORDERS, content=few, headers=JSON).status_code == 413
 

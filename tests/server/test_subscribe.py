@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 from served import PREFIX, frames, subscribe
@@ -27,6 +28,11 @@ STREAMS = """
 
     @weft.stream(fields={"text": "string"})
     def large(): ...
+
+    @weft.stream(
+        fields={"t": "timestamp?", "f": "float64?", "yes": "bool?", "j": "json?", "d": "date?", "m": "decimal(9,2)?"}
+    )
+    def kinds(): ...
 
     @weft.stream(fields={"n": "int64"})
     def trimmed(): ...
@@ -61,6 +67,19 @@ def test_filter(service):
     with service.subscribe("orders", where=["kind=b", "n=3"], since="start") as found:
         next(found)
         assert next(found)[1]["event"]["n"] == 3
+
+
+def test_filter_by_what_is_shown(service):
+    """Whatever the type of a field: a value is written as its readers see it."""
+    event = {"t": "2026-01-31T12:00:00Z", "f": 1.0, "yes": True, "j": {"a": [1, None]}, "d": "2026-01-31", "m": "1.50"}
+    service.publish("kinds", [event, {}])
+    shown = service.events("kinds")[0]
+    with service.new_client() as client:
+        for name, value in shown.items():
+            where = f"{name}={value if isinstance(value, str) else json.dumps(value, separators=(',', ':'))}"
+            with subscribe(client, f"{PREFIX}/kinds/subscribe", where=where, since="start") as found:
+                next(found)
+                assert next(found)[1]["event"] == shown, where
 
 
 def test_since(service):
@@ -168,6 +187,26 @@ def test_a_subscriber_that_does_not_read_takes_no_memory(service):
         events = frames(line.rstrip("\r\n") for line in slow.makefile() if not _is_chunk_size(line))
         ids = [next(events)[1]["id"] for _ in range(2200)]
     assert ids == list(range(ids[0], ids[0] + 2200))
+
+
+def test_many_that_do_not_read_take_little_memory(server):
+    """Each of them far behind: what they have not taken stays in the log."""
+    served = server(STREAMS, toml="[server]\nsend_seconds = 600\n")
+    for _ in range(15):
+        served.publish("large", [{"text": "x" * 50_000} for _ in range(40)])  # 30 MB in all
+    with ExitStack() as stack:
+        for number in range(150):
+            if number == 50:  # what the first take is taken once, by caches
+                before = _memory(served)
+            slow = stack.enter_context(socket.socket())
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            slow.settimeout(60)
+            slow.connect(("127.0.0.1", served.port))
+            slow.sendall(f"GET {PREFIX}/large/subscribe?since=start HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            _until(slow, b"stream.event")
+        with served.subscribe("large", since="start") as found:  # others get theirs meanwhile
+            assert [next(found)[0] for _ in range(601)] == [":"] + ["stream.event"] * 600
+        assert _memory(served) - before < 60 * 1024 * 1024
 
 
 def _is_chunk_size(line: str) -> bool:

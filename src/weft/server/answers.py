@@ -60,18 +60,22 @@ class Answers:
         """An answer of it."""
         return _InParts(self, bodies.encode(value), media_type="application/json")
 
-    async def send(self, body: bytes, send: Send) -> None:
-        """Send a body. One that is not taken is cut."""
+    async def send(self, body: bytes, send: Send, *, more: bool = False) -> None:
+        """Send a body, or a piece of one; `TimeoutError` where it is not taken."""
         self._held += len(body)
         try:
             for at in range(0, len(body), _PART):
-                part, more = body[at : at + _PART], at + _PART < len(body)
-                async with asyncio.timeout(self._seconds):
-                    await send({"type": "http.response.body", "body": part, "more_body": more})
-        except TimeoutError:
-            logger.warning("an answer was cut off: nobody took it")
+                await self._send(body[at : at + _PART], send, more=more or at + _PART < len(body))
         finally:
             self._held -= len(body)
+
+    async def taken(self, send: Send) -> None:
+        """Until most of what was sent before is taken; `TimeoutError` where it is not."""
+        await self._send(b"", send, more=True)
+
+    async def _send(self, part: bytes, send: Send, *, more: bool) -> None:
+        async with asyncio.timeout(self._seconds):
+            await send({"type": "http.response.body", "body": part, "more_body": more})
 
 
 class _InParts(Response):
@@ -81,4 +85,7 @@ class _InParts(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        await self._answers.send(bytes(self.body), send)
+        try:
+            await self._answers.send(bytes(self.body), send)
+        except TimeoutError:
+            logger.warning("an answer was cut off: nobody took it", extra={"path": scope["path"]})

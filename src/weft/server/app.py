@@ -9,13 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from weft.server import consuming, health, metrics, openapi, overview, pages
+from weft.server import bodies, consuming, health, metrics, openapi, overview, pages
 from weft.server.access import opened_by
 from weft.server.consuming import moment, query, whole
 from weft.server.live import EventStream, Filter
@@ -204,11 +205,11 @@ def _filter(wheres: list[str]) -> Filter | None:
 
 
 def _text(value: object) -> str | None:
+    """A value as its readers see it: in JSON, a text without its quotes."""
     if value is None or isinstance(value, str):
         return value
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(value)
+    encoded = bodies.encode(value)
+    return str(msgspec.json.decode(encoded)) if encoded.startswith(b'"') else encoded.decode()
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -22,7 +22,8 @@ _JSON = ("application/json",)
 _LINES = ("application/x-ndjson", "application/ndjson", "application/jsonl", "application/x-jsonlines")
 _CODINGS = {"gzip": "gzip", "x-gzip": "gzip", "zstd": "zstd"}
 _CHUNK = 1 << 16
-_NESTED = 5
+# For each event that a body may have, so many objects and arrays, and so many values. And keys of one event.
+_NESTED, _VALUES, _KEYS = 5, 20, 10_000
 # Where a request's scope has the body that another reader wants too, and how much of the memory it took.
 _HELD, _TAKEN = "weft.body", "weft.body_taken"
 _BYTE = re.compile(r"\(byte (\d+)\)")
@@ -68,6 +69,9 @@ class Bodies:
             self._arriving.pop(task, None)
             self._late.discard(task)
         if length is not None and length.isdecimal() and int(length) != len(body):
+            raise _cut_off()
+        # Servers that know of no other protocol drop the body of a request that asks for one.
+        if not body and "upgrade" in request.headers and "transfer-encoding" in request.headers:
             raise _cut_off()
         return body
 
@@ -138,7 +142,8 @@ def too_large(most: int) -> Problem:
 
 def _too_many(most: int) -> Problem:
     text = (
-        f"A body may have {most:,} events, and {_NESTED} times as many objects and arrays. Send several smaller ones."
+        f"A body may have {most:,} events, {most * _NESTED:,} objects and arrays, and {most * _VALUES:,} values, "
+        "counted by their braces, brackets and commas. Send several smaller ones."
     )
     return Problem(413, "too-many", "Too many events", text, limit=most)
 
@@ -172,8 +177,10 @@ def events(body: bytes, headers: Mapping[str, str], most: int) -> Any:
     if kind not in _LINES:
         require_json(kind, (*_JSON, _LINES[0]))
     # Before they are parsed, which holds up everybody: of 16 MiB there may be millions.
-    nested = most * _NESTED
-    if len(body) > nested and body.count(b"{") + body.count(b"[") > nested:
+    if len(body) > most * _NESTED and (
+        body.count(b"{") + body.count(b"[") > most * _NESTED
+        or body.count(b",") + (body.count(b"\n") if kind in _LINES else 0) > most * _VALUES
+    ):
         raise _too_many(most)
     try:
         found = _decoded(body, _decoder.decode_lines if kind in _LINES else _decoder.decode)
@@ -185,6 +192,11 @@ def events(body: bytes, headers: Mapping[str, str], most: int) -> Any:
         raise Problem(422, "event", "An event does not fit", text, index=index, field=field) from None
     if isinstance(found, list) and len(found) > most:
         raise _too_many(most)
+    if len(body) > _KEYS:  # else it cannot have so many
+        for index, event in enumerate(found if isinstance(found, list) else [found]):
+            if isinstance(event, dict) and len(event) > _KEYS:
+                text = f"Event {index} has {len(event):,} fields. It may have {_KEYS:,}."
+                raise Problem(422, "event", "An event does not fit", text, index=index, field=None)
     return found
 
 

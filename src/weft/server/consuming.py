@@ -210,7 +210,7 @@ def _fill(page: Page, ready: Opened, after: int | None, limit: int) -> int:
     if after is not None and after < floor:
         raise EventsLostError(
             f"Events of stream {ready.stream.name!r} up to {floor} were removed by its retention.",
-            lost=floor - after,
+            lost=log.removed_after(after),
             hint=f"Go on with after={floor}.",
         )
     start, head = floor if after is None else after, log.head()

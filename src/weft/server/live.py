@@ -24,6 +24,7 @@ from weft.systems.log import ROWID
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
+    from weft.server.answers import Answers
     from weft.server.service import Limits
 
 logger = logging.getLogger("weft.server")
@@ -36,9 +37,10 @@ Ended = Callable[[], Awaitable[str | None]]
 # The newest events that a feed keeps for those who are up to date.
 _KEPT_EVENTS = 2_000
 _KEPT_BYTES = 4 * 1024 * 1024
-# What is read at once. A subscriber that fell behind holds so many in memory.
-_PAGE_EVENTS = 500
-_PAGE_BYTES = 1024 * 1024
+# What a feed reads at once, and what a subscriber is sent at once: about what a socket takes. Many may be slow.
+_READ_EVENTS = 500
+_READ_BYTES = 1024 * 1024
+_SENT_BYTES = 64 * 1024
 # How large the first event is nobody knows: the first page has a few of them.
 _FIRST_MEAN = 64 * 1024
 # A feed that nobody wakes looks by itself: the database may be away, and no watch says so.
@@ -51,16 +53,18 @@ _ASK_SECONDS = 1.0
 class Moved(Exception):
     """The log does not go on at a position: retention removed what follows, or an older state was restored."""
 
-    def __init__(self, to: int) -> None:
+    def __init__(self, to: int, lost: int = 0) -> None:
         super().__init__(to)
         self.to = to
+        self.lost = lost
 
 
 class Feeds:
     """The feeds of one process."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, answers: Answers) -> None:
         self.limits = limits
+        self.answers = answers
         self._feeds: dict[int, Feed] = {}
         self.stopping = False
 
@@ -136,24 +140,33 @@ class Feed:
         # Not wait_for: it would cancel the future that everybody waits for.
         await asyncio.wait([self._changed], timeout=seconds)
 
+    def is_behind(self, position: int) -> bool:
+        """Whether what follows a position must be read from the log."""
+        return self._before is not None and position < self._before
+
     async def after(self, position: int) -> list[tuple[Event, bytes]]:
         """What follows a position, a page of it at most; nothing where there is nothing yet."""
         if self._before is None:
             return []
         if position < self._before:
-            return await self.ready.hub.in_thread(self._read, position)
+            return await self.ready.hub.in_thread(self._read, position, _SENT_BYTES)
         if position >= self._last:
             if position > self._last:  # of events that this feed has yet to read, or that are no more
                 head = await self.ready.hub.in_thread(self.ready.log.head)
                 if position > head:
                     raise Moved(head)
             return []
-        at = bisect_right(self._offsets, position)
-        return [self._events[index] for index in range(at, min(at + _PAGE_EVENTS, len(self._events)))]
+        page, left = [], _SENT_BYTES
+        for index in range(bisect_right(self._offsets, position), len(self._events)):
+            page.append(self._events[index])
+            left -= len(page[-1][1])
+            if left <= 0:
+                break
+        return page
 
-    def _read(self, after: int) -> list[tuple[Event, bytes]]:
+    def _read(self, after: int, size: int) -> list[tuple[Event, bytes]]:
         """A page of about so many bytes, whatever an event has."""
-        page = read(self.ready, after, max(1, min(_PAGE_EVENTS, int(_PAGE_BYTES / self._mean))))
+        page = read(self.ready, after, max(1, min(_READ_EVENTS, int(size / self._mean))))
         if page:
             self._mean = sum([len(frame) for _, frame in page]) / len(page)
         return page
@@ -166,7 +179,7 @@ class Feed:
                 if self._before is None:
                     self._before = self._last = await self.ready.hub.in_thread(log.head)
                     self.wake()
-                page = await self.ready.hub.in_thread(self._read, self._last)
+                page = await self.ready.hub.in_thread(self._read, self._last, _READ_BYTES)
             except Moved as moved:
                 # Its followers find out by themselves: they are before what is kept, or after it.
                 self._before = self._last = moved.to
@@ -212,7 +225,7 @@ def read(ready: Opened, after: int, limit: int) -> list[tuple[Event, bytes]]:
     if (events[0][ROWID] if events else head + 1) > after + 1:
         floor = log.floor()
         if floor > after:
-            raise Moved(floor)
+            raise Moved(floor, log.removed_after(after))
     name = ready.stream.name
     return [(event, frame("stream.event", {"stream": name, "event": event}, event[ROWID])) for event in events]
 
@@ -252,17 +265,18 @@ class EventStream:
             for task in (gone, sending):
                 task.cancel()
             _, sent = await asyncio.gather(gone, sending, return_exceptions=True)
-            if isinstance(sent, Exception) and not isinstance(sent, TimeoutError):  # that one was too slow
+            if isinstance(sent, TimeoutError):
+                logger.warning("a subscriber of %s was cut off: it does not read", self.ready.stream.name)
+            elif isinstance(sent, Exception):
                 logger.error("a subscriber of %s was cut off", self.ready.stream.name, exc_info=sent)
 
     async def _send(self, feed: Feed, send: Send) -> None:
-        limits, now = self.feeds.limits, asyncio.get_running_loop().time
+        limits, answers, now = self.feeds.limits, self.feeds.answers, asyncio.get_running_loop().time
         silent_at = 0.0
 
         async def write(body: bytes, *, more: bool = True) -> None:
             nonlocal silent_at
-            async with asyncio.timeout(limits.send_seconds):
-                await send({"type": "http.response.body", "body": body, "more_body": more})
+            await answers.send(body, send, more=more)
             silent_at = now() + limits.keep_alive_seconds
 
         # At once, so that a client knows that it is subscribed: what is published from now on is sent. A browser
@@ -282,29 +296,41 @@ class EventStream:
                         reason = ended
                         break
                     ask_at = now() + _ASK_SECONDS
-                page = await feed.after(self.position)
+                if feed.is_behind(self.position):
+                    # Nothing is read for one who did not take what it has yet, nor while others fill the memory.
+                    await answers.taken(send)
+                    answers.require_room()
+                body = await self._next(feed)
             except Moved as moved:
-                count, self.position = moved.to - self.position, moved.to
                 told = {"stream": self.ready.stream.name, "resumed_after": moved.to}
-                kind, told = ("stream.lost", {**told, "lost": count}) if count > 0 else ("stream.rewound", told)
+                is_lost, self.position = moved.to > self.position, moved.to
+                kind, told = ("stream.lost", {**told, "lost": moved.lost}) if is_lost else ("stream.rewound", told)
                 await write(frame(kind, told, moved.to))
                 continue
             except (ConnectionFailedError, StorageError, Problem):
-                # The log or the keys cannot be read: nobody knows what to send, or whether it may be.
+                # The log or the keys cannot be read, so that nobody knows what to send or whether it may be; or there
+                # is no room for it now.
                 await asyncio.sleep(_PAUSE_SECONDS)
                 continue
-            if page:
-                self.position = page[-1][0][ROWID]
-                accepts = self.accepts
-                body = b"".join([frame for event, frame in page if accepts is None or accepts(event)])
+            if body is not None:
                 if body:
                     await write(body)
+                del body  # not held until there is more
                 continue
             # It may have begun to stop while the log was read: nobody would wake this one.
             if not self.feeds.stopping:
                 await feed.wait(min(CACHED_SECONDS, max(0.0, silent_at - now())))
         closing = {"stream": self.ready.stream.name, "reason": reason, "resume_after": self.position}
         await write(b"retry: 1000\n" + frame("stream.closing", closing), more=False)
+
+    async def _next(self, feed: Feed) -> bytes | None:
+        """What to send next; nothing where there is nothing yet, no bytes where the filter lets none of it pass."""
+        page = await feed.after(self.position)
+        if not page:
+            return None
+        self.position = page[-1][0][ROWID]
+        accepts = self.accepts
+        return b"".join([frame for event, frame in page if accepts is None or accepts(event)])
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -47,7 +47,8 @@ class Buckets:
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        os.ftruncate(self._file, _ROWS * _ROW_BYTES)
+        # With blocks of its own: to write to a mapped file that the disk has no block for kills the process.
+        os.posix_fallocate(self._file, 0, _ROWS * _ROW_BYTES)
         self._places = mmap.mmap(self._file, _ROWS * _ROW_BYTES)
         self._without_until = 0.0
 

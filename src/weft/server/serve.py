@@ -20,7 +20,7 @@ from weft.project import current
 from weft.server import logs
 from weft.server.access import open_streams
 from weft.server.metrics import FOLDER as METRICS_FOLDER
-from weft.server.service import Limits, load_modules
+from weft.server.service import Limits, in_memory, load_modules
 from weft.server.worker import STOP_SECONDS, Task
 
 logger = logging.getLogger("weft.server")
@@ -60,7 +60,10 @@ def serve(
             f"{host} is an address that others reach, and these streams need no credentials: {shown}.",
             hint="Make a key with `weft apikey create`, or give each of them auth=…, or allow it with --insecure.",
         )
-    with _listen(addresses[0], host, port) as listening, tempfile.TemporaryDirectory(prefix="weft-serve-") as runtime:
+    with (
+        _listen(addresses[0], host, port) as listening,
+        tempfile.TemporaryDirectory(prefix="weft-serve-", dir=in_memory()) as runtime,
+    ):
         os.mkdir(os.path.join(runtime, _METRICS))
         task = Task(
             listening=listening.fileno(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import shutil
 import tempfile
 import weakref
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("weft.server")
 _BROKEN_SECONDS = 30.0
+_RUNTIME_BYTES = 16 * 1024 * 1024
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -106,6 +108,16 @@ def load_modules(modules: Iterable[str]) -> dict[str, str]:
     return broken
 
 
+def in_memory() -> str | None:
+    """A folder for files that are mapped into memory, where the system has one that is no disk. To write to such a file
+    on a disk that is full kills the process; and a disk is full when a database has filled it."""
+    folder = "/dev/shm"
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return None
+    found = os.statvfs(folder)
+    return folder if found.f_bavail * found.f_frsize >= _RUNTIME_BYTES else None
+
+
 class Service:
     """The state of the service in one process. What its processes share is in files of the folder `runtime`; a service
     of one process makes its own."""
@@ -117,7 +129,7 @@ class Service:
         self.broken = tuple(broken)
         """Modules that could not be imported."""
         if runtime is None:
-            runtime = tempfile.mkdtemp(prefix="weft-serve-")
+            runtime = tempfile.mkdtemp(prefix="weft-serve-", dir=in_memory())
             weakref.finalize(self, shutil.rmtree, runtime, ignore_errors=True)
         self.runtime = Path(runtime)
         self.bodies = Bodies(self.limits.body_bytes, self.limits.body_seconds, self.limits.arriving_bytes)

@@ -103,7 +103,8 @@ class Connection(HttpToolsProtocol):
         if self.transport.get_write_buffer_size() < before:
             self._await_taking()
         else:
-            logger.warning("a client was cut off: it did not take its answer")
+            extra = {"path": self.scope.get("path"), "client": self.client and self.client[0]}
+            logger.warning("a client was cut off: it did not take its answer", extra=extra)
             self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
