@@ -135,7 +135,7 @@ class Service:
         self.bodies = Bodies(self.limits.body_bytes, self.limits.body_seconds, self.limits.arriving_bytes)
         self.access = Access(self.runtime, self.bodies)
         self.answers = Answers(self.limits.answering_bytes, self.limits.send_seconds)
-        self.feeds = Feeds(self.limits)
+        self.feeds = Feeds(self.limits, self.answers)
         self._waiting: dict[tuple[str, bool], _Waiting] = {}
 
     async def open(self, request: Request, scope: Scope, *, ticket: str | None = None) -> Opened:
