@@ -209,6 +209,44 @@ def test_a_key_is_asked_for_and_a_ticket_opens_the_tail(
     another = open_page(served.url, allowed="401")
     expect(another.locator("#key-dialog")).to_be_visible()
     expect(another.locator("#streams tr")).to_have_count(0)
+    # The other page asks in the same way, and forgets.
+    page.get_by_role("link", name="API").click()
+    expect(page.locator("details.operation").first).to_be_visible()
+    page.get_by_role("button", name="Key").click()
+    expect(page.locator("#key-text")).to_have_text("A key is in use in this tab.")
+    page.get_by_role("button", name="Forget it").click()
+    expect(page.locator("#key-text")).to_contain_text("This needs a key")
+    assert page.evaluate("sessionStorage.length") == 0
+    expect(page.get_by_role("button", name="Forget it")).to_be_hidden()
+    page.keyboard.press("Escape")
+    expect(page.locator("#key-dialog")).to_be_hidden()
+
+
+def test_a_browser_that_had_no_event_yet_misses_none(
+    server: Callable[..., Any], open_page: Callable[..., Page]
+) -> None:
+    """It remembers where it began, and how far a filter took it."""
+    port = str(free_port())
+    served = server(STREAMS, "--port", port, toml="[server]\nkeep_alive_seconds = 0.2\n")
+    served.publish("quiet", {"n": 1})
+    page = open_page(served.url, allowed="ERR_")
+    page.evaluate(
+        """() => {
+            window.got = [];
+            for (const query of ["", "?where=n=3"]) {
+                const source = new EventSource("api/v1/streams/quiet/subscribe" + query);
+                source.addEventListener("stream.event", (event) => window.got.push(query + event.lastEventId));
+                source.onopen = () => (window.opened = (window.opened || 0) + 1);
+            }
+        }"""
+    )
+    wait_until(lambda: page.evaluate("window.opened") == 2, "it to subscribe")
+    served.stop()
+    code = "import weft, served_streams; weft.publish_sync('quiet', [{'n': 2}, {'n': 3}])"
+    subprocess.run([sys.executable, "-c", code], cwd=served.folder, check=True)
+    server(STREAMS, "--port", port, folder=served.folder)
+    wait_until(lambda: page.evaluate("window.got.length") >= 3, "what was published meanwhile")
+    assert sorted(page.evaluate("window.got")) == ["2", "3", "?where=n=33"]
 
 
 def test_everything_can_be_reached_by_keyboard(service: Any, open_page: Callable[..., Page]) -> None:

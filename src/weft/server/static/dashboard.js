@@ -1,8 +1,9 @@
 // The first page: asks for the overview every two seconds and shows it in place, so that focus and selection stay.
 
-import { Refused, askJson, keyDialog } from "./api.js";
+import { Refused, askJson } from "./api.js";
 import { Series, lineChart, sparkline, sum } from "./chart.js";
 import { ago, count, duration, find, make, plural, rate, say } from "./dom.js";
+import { keyDialog } from "./key.js";
 import { Tail } from "./tail.js";
 
 const EVERY = 2000;

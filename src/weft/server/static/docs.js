@@ -1,7 +1,8 @@
 // Reads openapi.json and makes a form of every operation.
 
-import { Refused, address, ask, askJson, key, keyDialog } from "./api.js";
+import { Refused, address, ask, askJson, key } from "./api.js";
 import { duration, find, make, say } from "./dom.js";
+import { keyDialog } from "./key.js";
 
 const METHODS = ["get", "post", "put", "patch", "delete"];
 const SHOWN = 100_000; // characters of an answer
