@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -124,10 +125,14 @@ def test_a_client_that_leaves_its_long_poll_gets_no_events(server):
 def test_workers_end_with_their_parent(server):
     served = server(ORDERS, "--workers", "2")
     workers = served.workers()
+    task = json.loads(Path(f"/proc/{workers[0]}/cmdline").read_text().split("\0")[-2])
+    assert os.path.exists(task["runtime"])
     served.process.kill()
     served.process.wait()
     served.code = 0
     wait_until(lambda: not any(os.path.exists(f"/proc/{worker}") for worker in workers), "the workers to end")
+    # What they shared is in memory, and nobody else would remove it.
+    assert not os.path.exists(task["runtime"])
 
 
 def test_two_workers_share_a_stream(server):

@@ -10,6 +10,7 @@ import asyncio
 import gc
 import logging
 import resource
+import shutil
 import socket
 import sys
 from types import FrameType
@@ -244,6 +245,7 @@ class Server(uvicorn.Server):
         )
         self.service = app.state.service
         self.parent = parent
+        self.is_orphan = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -255,7 +257,7 @@ class Server(uvicorn.Server):
 
     def _orphaned(self) -> None:
         asyncio.get_running_loop().remove_reader(self.parent)
-        self.should_exit = True
+        self.should_exit = self.is_orphan = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         # Not remembered: uvicorn would raise the signal again in the end, and the exit code would be another.
@@ -276,7 +278,10 @@ def main() -> None:
     made = app(task.modules, runtime=task.runtime, guarded=task.guarded)
     listening, parent = socket.socket(fileno=task.listening), socket.socket(fileno=task.parent)
     with listening, parent:
-        Server(made, parent, task.connections).run(sockets=[listening])
+        server = Server(made, parent, task.connections)
+        server.run(sockets=[listening])
+    if server.is_orphan:  # the parent was killed, and its files would stay in memory
+        shutil.rmtree(task.runtime, ignore_errors=True)
 
 
 def _allow_connections() -> None:
