@@ -93,6 +93,27 @@ async def test_more_streams_meanwhile(client: Any) -> None:
         assert (stream, entry.field_values) == (b"t", {b"n": b"3"})
 
 
+async def test_streams_join_one_that_is_read(client: Any) -> None:
+    async with client.xconsumer(streams=["s0"], timeout=60_000, buffer_size=3) as consumer:
+        found: list[Any] = []
+
+        async def read() -> None:
+            while len(found) < 60:
+                found.extend(await consumer.get_batch())
+
+        reading = [asyncio.create_task(read())]
+        for number in range(60):
+            if number % 20 == 10:
+                await consumer.add_stream(f"s{number // 20 + 1}")
+                reading.append(asyncio.create_task(read()))
+                await asyncio.sleep(0)
+            await client.xadd(f"s{number % len(consumer.streams)}", {"n": number})
+        await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
+        for task in reading:
+            task.cancel()
+    assert sorted(numbers(found)) == list(range(60))
+
+
 async def test_who_stops_waiting_loses_nothing(client: Any) -> None:
     async with client.xconsumer(streams=["s", "t"], timeout=60_000, buffer_size=10) as consumer:
         found = []

@@ -65,6 +65,22 @@ async def test_cancelled_while_it_waits(client: Any) -> None:
     assert sorted(numbers(found)) == list(range(20))
 
 
+@pytest.mark.parametrize("seconds", [0, 0.002, 0.01, 0.2])
+@pytest.mark.parametrize("member", [{}, {"group": "g", "consumer": "a"}], ids=["alone", "group"])
+async def test_closed_while_somebody_waits(client: Any, member: dict[str, str], seconds: float) -> None:
+    """Who waits is told that there is nothing; what comes in that moment goes back."""
+    consumer = client.xconsumer(streams=["s", "t"], timeout=60_000, **member)
+    waiting = [asyncio.create_task(consumer.get_entry()) for _ in range(3)]
+    await asyncio.sleep(seconds)
+    closing = asyncio.create_task(consumer.aclose())
+    await asyncio.sleep(0)
+    await fill(client, 3)
+    await closing
+    assert await asyncio.gather(*waiting) == [(None, None)] * 3
+    async with client.xconsumer(streams=["s"], group="g", consumer="b") as other:
+        assert sorted(numbers(await drained(other))) == [0, 1, 2]
+
+
 async def test_members_of_others_find_them_idle(client: Any) -> None:
     await fill(client, 5)
     async with client.xconsumer(streams=["s"], group="g", consumer="a", buffer_size=9) as consumer:

@@ -70,6 +70,8 @@ class Consumer:
         self._parts: list[Part] = []
         self._reads: dict[Part, asyncio.Task[tuple[float, list[StreamEntry]]]] = {}
         self._buffer: deque[StreamEntry] = deque()
+        self._closed = 0
+        """How many times. Who waits meanwhile is told that there is nothing, and begins nothing anew."""
 
     def _check_parameters(self, given: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         names = [_text(stream) for stream in self.streams]
@@ -138,7 +140,13 @@ class Consumer:
         return True
 
     async def aclose(self) -> None:
-        """Stop. What was fetched and not handed out is forgotten; entering again begins anew."""
+        """Stop. What was fetched and not handed out is forgotten, or goes back to the group as if it had not been
+        delivered. Entering again begins anew."""
+        self._closed += 1
+        async with self._beginning:
+            await self._leave()
+
+    async def _leave(self) -> None:
         for read in self._reads.values():
             read.cancel()
         await asyncio.gather(*self._reads.values(), return_exceptions=True)
@@ -168,31 +176,37 @@ class Consumer:
         declared = current().streams
         return self.client.kind != "redis" or any(_text(stream) in declared for stream in self.streams)
 
-    async def _begin(self) -> None:
+    async def _begin(self, closed: int | None = None) -> None:
+        """Begin what has not begun, unless the consumer was closed since it had been so many times."""
         if len(self._begun) == len(self.streams):
             return
+        closed = self._closed if closed is None else closed
         async with self._beginning:
+            if self._closed != closed:
+                return
             if self._reader is None:
                 self._reader = self._open()
-            for stream in self.streams:
-                if stream not in self._begun:
-                    await self._reader.begin(self._reader.name(stream), self._identifiers.get(_text(stream)))
-                    self._begun.add(stream)
+            new = [stream for stream in self.streams if stream not in self._begun]
+            for stream in new:
+                await self._reader.begin(self._reader.name(stream), self._identifiers.get(_text(stream)))
             # A part that gains a stream must not be read beside a request for what it was before.
-            if self._reads:
+            if new and self._reads:
                 await asyncio.wait(self._reads.values())
                 self._collect()
             self._parts = self._reader.parts([self._reader.name(stream) for stream in self.streams])
+            self._begun.update(new)
 
     async def _ready(self) -> bool:
         """Whether there is something to hand out, after waiting for it where that is asked for."""
         return bool(self._buffer) or await self._fill()
 
     async def _fill(self) -> bool:
-        await self._begin()
-        ends = monotonic() + (self._timeout or 0) / 1000
+        ends, closed = monotonic() + (self._timeout or 0) / 1000, self._closed
         empty: set[Part] = set()
         while not self._buffer:
+            await self._begin(closed)  # also while somebody adds a stream
+            if self._closed != closed:
+                return False
             left = max(0.0, ends - monotonic())
             if not left and empty.issuperset(self._parts):
                 return False
@@ -202,6 +216,8 @@ class Consumer:
             # Not cancelled with whoever waits here: a group's entries would be delivered to nobody. The next call finds
             # them.
             await asyncio.wait(self._reads.values(), return_when=asyncio.FIRST_COMPLETED)
+            if self._closed != closed:
+                return False
             empty |= self._collect()
         return True
 
@@ -309,8 +325,7 @@ class GroupConsumer(Consumer):
         assert self._reader is not None
         return await self._reader.give_back(_entries(entries), undelivered=False)
 
-    async def aclose(self) -> None:
-        """Stop. What was fetched and not handed out goes back to the group, as if it had not been delivered."""
+    async def _leave(self) -> None:
         if self._reads:
             await asyncio.wait(self._reads.values())
         for read in self._reads.values():
