@@ -19,11 +19,12 @@ from starlette.routing import Route
 from weft.server import bodies, consuming, health, metrics, openapi, overview, pages
 from weft.server.access import opened_by
 from weft.server.consuming import moment, query, whole
+from weft.server.limits import Limits
 from weft.server.live import EventStream, Filter
 from weft.server.problems import Problem
 from weft.server.publishing import publish
 from weft.server.requests import QuickRequest, Requests
-from weft.server.service import Limits, Service, json_response, load_modules, service_of
+from weft.server.service import Service, json_response, load_modules, service_of
 from weft.server.tickets import SECONDS as TICKET_SECONDS
 from weft.streams.declare import Stream
 from weft.streams.runtime import Opened

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from weft.errors import ConnectionFailedError, StorageError, WeftError
 from weft.server import bodies
+from weft.server.answers import Answers
 from weft.server.keys import CACHED_SECONDS
+from weft.server.limits import Limits
 from weft.server.problems import Problem
 from weft.streams.events import to_dicts
 from weft.streams.runtime import Opened
@@ -24,8 +26,6 @@ from weft.systems.log import ROWID
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-    from weft.server.answers import Answers
-    from weft.server.service import Limits
 
 logger = logging.getLogger("weft.server")
 

@@ -19,8 +19,9 @@ from weft.errors import ConnectionFailedError, SettingsError
 from weft.project import current
 from weft.server import logs
 from weft.server.access import open_streams
+from weft.server.limits import Limits
 from weft.server.metrics import FOLDER as METRICS_FOLDER
-from weft.server.service import Limits, in_memory, load_modules
+from weft.server.service import in_memory, load_modules
 from weft.server.worker import STOP_SECONDS, Task
 
 logger = logging.getLogger("weft.server")
