@@ -14,7 +14,7 @@ from weft.consumers.entries import StreamEntry
 from weft.consumers.reader import Membership, Part
 from weft.errors import EventsLostError, NotFoundError, SettingsError
 from weft.streams import Stream, ack, consume, groups, nack
-from weft.streams.events import Event, to_dicts
+from weft.streams.events import Event, read_after
 from weft.streams.runtime import Opened, find, open_beside
 from weft.systems.base import Connection
 from weft.systems.log import ROWID, Refused
@@ -59,9 +59,9 @@ class LogReader:
         ready, ends = await self._opened(stream), monotonic() + wait / 1000
         while True:
             version = ready.hub.watch.version
-            events, floor = await ready.hub.in_thread(_page, ready, self._positions[stream], count)
+            events, floor, lost = await ready.hub.in_thread(read_after, ready.log, self._positions[stream], count)
             if floor:
-                lost, self._positions[stream] = floor - self._positions[stream], floor
+                self._positions[stream] = floor
                 raise EventsLostError(
                     f"A consumer of stream {stream!r} lost up to {lost:,} events: retention removed them before they "
                     "were read.",
@@ -81,15 +81,6 @@ class LogReader:
 
     async def _opened(self, stream: str) -> Opened:
         return await open_beside(self._streams[stream], self._connection)
-
-
-def _page(ready: Opened, after: int, count: int) -> tuple[list[dict[str, Any]], int]:
-    """The events after an offset, or none and the offset up to which retention removed them."""
-    log = ready.log
-    head = log.head()
-    events = to_dicts(log.read(after, head, count)) if head > after else []
-    floor = log.floor() if head > after and (not events or events[0][ROWID] > after + 1) else 0
-    return ([], floor) if floor > after else (events, 0)
 
 
 class LogGroupReader(LogReader):

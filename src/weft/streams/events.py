@@ -66,6 +66,20 @@ def to_events(page: Page, lease: Lease) -> list[dict[str, Any]]:
     return _merge(events, extra)
 
 
+def read_after(log: Log, after: int, limit: int) -> tuple[list[dict[str, Any]], int, int]:
+    """The events after an offset; or none, a later offset up to which retention removed them, and at most how many."""
+    head = log.head()
+    if head <= after:
+        return [], 0, 0
+    events = to_dicts(log.read(after, head, limit))
+    first = events[0][ROWID] if events else head + 1
+    if first > after + 1:
+        floor = log.floor()
+        if floor > after:
+            return [], floor, log.removed_after(after)
+    return events, 0, 0
+
+
 def in_rounds(
     log: Log,
     after: int,

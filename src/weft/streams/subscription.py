@@ -10,7 +10,7 @@ from typing import Any
 
 from weft.errors import ConnectionFailedError, EventsLostError, SettingsError
 from weft.streams.declare import Stream
-from weft.streams.events import to_dicts
+from weft.streams.events import read_after
 from weft.streams.retention import aware
 from weft.streams.runtime import Opened, open_stream
 from weft.systems.base import Connection
@@ -118,7 +118,7 @@ class Subscription:
                     hint=f"Subscribe again with since={self.position} to go on.",
                 )
             version, after = watch.version, self._seen
-            page, floor, lost = await self._ready.hub.in_thread(self._read, after)
+            page, floor, lost = await self._ready.hub.in_thread(read_after, self._ready.log, after, _PAGE_EVENTS)
             if self._page or self._seen != after:
                 continue  # another task that uses this subscription was faster
             if floor > after:
@@ -133,23 +133,6 @@ class Subscription:
         batch, self._batch = self._batch, []
         self.position = self._seen
         return batch[0] if self._batch_size == 1 else batch
-
-    def _read(self, after: int) -> tuple[list[dict[str, Any]], int, int]:
-        """The events after an offset, or none, a later offset up to which retention removed them, and at most how many.
-
-        Nothing is noted here: the task that waits for this may be gone when it is done.
-        """
-        log = self._ready.log
-        head = log.head()
-        if head <= after:
-            return [], 0, 0
-        events = to_dicts(log.read(after, head, _PAGE_EVENTS))
-        first = events[0][ROWID] if events else head + 1
-        if first > after + 1:
-            floor = log.floor()
-            if floor > after:
-                return [], floor, log.removed_after(after)
-        return events, 0, 0
 
     def _lose(self, floor: int, lost: int) -> None:
         self._seen = floor
