@@ -62,7 +62,8 @@ async def test_restarted_without_its_data(own_server: servers.Server) -> None:
         assert consumer.recovered == 1
 
 
-async def test_a_node_of_a_cluster_killed(need_server: Callable[[str], None]) -> None:
+@pytest.mark.parametrize("killed", [1, 3], ids=["one", "all"])
+async def test_nodes_of_a_cluster_killed(need_server: Callable[[str], None], killed: int) -> None:
     need_server("redis-cluster")
     own: Any = servers.KINDS["redis-cluster"]()
     own.start()
@@ -74,7 +75,8 @@ async def test_a_node_of_a_cluster_killed(need_server: Callable[[str], None]) ->
                 streams=streams, group="g", consumer="a", timeout=60_000, buffer_size=2
             ) as consumer:
                 found = [await consumer.get_entry() for _ in range(4)]
-                own.nodes[1].kill()
+                for node in own.nodes[-killed:]:
+                    node.kill()
                 waiting = asyncio.create_task(consumer.get_batch())
                 await asyncio.to_thread(own.start)
                 found += await waiting
@@ -246,17 +248,33 @@ async def test_a_reply_about_the_backlog_is_lost(cutter: Cutter, single: weft.Re
 
 async def test_nobody_is_there() -> None:
     async with weft.Redis("127.0.0.1", servers.free_port(), password="hunter2") as client:
-        consumer = client.xconsumer(streams=["s"])
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("weft.consumers.redis_reader.PATIENCE_SECONDS", 0.0)
-            with pytest.raises(weft.ConnectionFailedError, match="does not answer") as raised:
-                await consumer.get_entry()
+        with pytest.raises(weft.ConnectionFailedError, match="Check host and port") as raised:
+            await client.xconsumer(streams=["s"]).get_entry()
         assert "hunter2" not in str(raised.value)
+    with pytest.raises(weft.ConnectionFailedError, match="Check host and port"):
+        async with weft.connect(url=f"redis://127.0.0.1:{servers.free_port()}/?cluster=true").xconsumer(streams=["s"]):
+            pass
+
+
+async def test_it_stays_away(own_server: servers.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then it is said, and asking again goes on."""
+    monkeypatch.setattr("weft.consumers.redis_reader.PATIENCE_SECONDS", 0.1)
+    async with weft.Redis.from_url(own_server.url()) as client:
+        await fill(client, 3)
+        async with client.xconsumer(streams=["s"], group="g", consumer="a", timeout=60_000) as consumer:
+            found = [await consumer.get_entry()]
+            own_server.kill()
+            with pytest.raises(weft.ConnectionFailedError, match="Ask for the next entry again"):
+                await consumer.get_entry()
+            await asyncio.to_thread(own_server.start)
+            found += [await consumer.get_entry() for _ in range(2)]
+        assert numbers(found) == [0, 1, 2]
 
 
 async def test_a_wrong_password_is_not_tried_again(own_server: servers.Server) -> None:
     async with weft.Redis.from_url(own_server.url()) as admin:
         await admin.config_set("requirepass", "right")
     async with weft.Redis.from_url(own_server.url(), password="wrong") as client:
-        with pytest.raises(weft.ConnectionFailedError):
+        with pytest.raises(weft.ConnectionFailedError, match="refuses the consumer") as raised:
             await client.xconsumer(streams=["s"]).get_entry()
+        assert "wrong" not in str(raised.value).replace("WRONGPASS", "")

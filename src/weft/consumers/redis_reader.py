@@ -33,7 +33,7 @@ AWAY = (
     exceptions.ReadOnlyError,
     exceptions.MasterDownError,
     exceptions.ClusterDownError,
-    exceptions.SlotNotCoveredError,
+    exceptions.RedisClusterException,
     exceptions.TryAgainError,
     OSError,
 )
@@ -54,6 +54,7 @@ class RedisReader:
             )
         self.is_cluster = isinstance(self.client, RedisCluster)
         self._longest_wait = _longest_wait(self.client)
+        self._answered = False
         self._positions: dict[Key, str] = {}
         self._look_at: dict[Part, float] = {}
 
@@ -154,16 +155,25 @@ class RedisReader:
             await pool.release(link)
 
     async def patiently(self, request: Callable[[], Awaitable[T]]) -> T:
-        """Make a request until the server answers it, for as long as a restart may take."""
+        """Make a request until the server answers it, for as long as a restart may take. One that never answered is not
+        waited for."""
         ends, pause = monotonic() + PATIENCE_SECONDS, _FIRST_PAUSE
         while True:
             try:
-                return await request()
+                reply = await request()
+                self._answered = True
+                return reply
             except AWAY as error:
-                if monotonic() > ends or isinstance(error, REFUSED):
+                said = str(error) or type(error).__name__
+                if isinstance(error, REFUSED):
                     raise ConnectionFailedError(
-                        f"Redis does not answer: {error or type(error).__name__}",
-                        hint="Nothing is lost. Ask for the next entry again to go on where this stopped.",
+                        f"Redis refuses the consumer: {said}", hint="Check username and password."
+                    ) from error
+                if not self._answered or monotonic() > ends:
+                    hint = "Nothing is lost. Ask for the next entry again to go on where this stopped."
+                    raise ConnectionFailedError(
+                        f"Redis does not answer: {said}",
+                        hint=hint if self._answered else "Check host and port, and that the server runs.",
                     ) from error
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
