@@ -352,6 +352,7 @@ class RedisServer(Server):
         return ["redis-server"]
 
     def initialise(self) -> None:
+        self.indexes: dict[str, int] = {}
         self.data.mkdir()
         if os.geteuid() == 0:
             os.chown(self.data, pwd.getpwnam(self.user).pw_uid, pwd.getpwnam(self.user).pw_gid)
@@ -386,13 +387,13 @@ class RedisServer(Server):
 
     # A database of Redis has a number, and is there when the server is.
 
-    @contextlib.contextmanager
-    def database(self) -> Iterator[str]:
-        number = next(self.numbers) % 1023 + 1
-        self._flush(number)
-        yield self.url(str(number))
-        self.start()
-        self._flush(number)
+    def create_database(self, name: str) -> str:
+        self.indexes[name] = len(self.indexes) % 1023 + 1
+        self._flush(self.indexes[name])
+        return self.url(str(self.indexes[name]))
+
+    def drop_database(self, name: str) -> None:
+        self._flush(self.indexes[name])
 
     def _flush(self, number: int) -> None:
         with contextlib.closing(self.connect(str(number))) as client:
@@ -423,6 +424,7 @@ class RedisCluster(RedisServer):
     name = "Redis cluster"
 
     def initialise(self) -> None:
+        self.indexes = {}
         self.nodes = [RedisNode() for _ in range(3)]
         self.formed = False
 

@@ -24,12 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import weft
-
-# For what somebody does to the tables behind a stream.
-on_tables = pytest.mark.parametrize("system", ["sqlite", "postgres", "mysql"], indirect=True)
 
 PATIENCE = 60
 _PATH = list(filter(None, [os.environ.get("PYTHONPATH")]))

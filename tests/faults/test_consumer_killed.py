@@ -10,6 +10,7 @@ from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
 from faults.actors import actor, declared, last_words, said
+from marks import on_logs
 from weft.project import connect
 from weft.streams import ack_sync, consume_sync, groups_sync, publish_sync
 
@@ -62,6 +63,7 @@ class Ledger:
             self.acked.update(rowids)
 
 
+@on_logs
 def test_only_what_was_in_flight_comes_again(system: Any, count: Callable[[int], int]) -> None:
     choose = random.Random(5)
     stream, connection = declared(STREAM), system.connection

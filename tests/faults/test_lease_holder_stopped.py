@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from faults.actors import actor, declared, said
+from marks import on_logs
 from weft.errors import LeaseLostError
 from weft.project import connect
 from weft.streams import ack_sync, consume_sync, groups_sync, nack_sync, publish_sync
@@ -36,6 +37,7 @@ def consume_and_ack_when_told(pipe: Pipe, url: str) -> None:
             pipe.send(("refused", list(error.rowids), error.what))
 
 
+@on_logs
 @pytest.mark.parametrize("taken_over", ["taken over", "taken over and acknowledged", "taken over by nobody"])
 def test_its_ack_is_refused(system: Any, count: Callable[[int], int], taken_over: str) -> None:
     choose = random.Random(taken_over)

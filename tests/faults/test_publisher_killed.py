@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
 from faults.actors import actor, declared, last_words, opened, said
+from marks import on_logs
 from servers import wait_until
 from weft.project import connect
 from weft.streams import publish_sync
@@ -42,6 +43,7 @@ def publish_until_killed(pipe: Pipe, url: str, life: int) -> None:
         threading.Thread(target=publish, args=(number,)).start()
 
 
+@on_logs
 def test_acknowledged_events_are_there_once(system: Any, count: Callable[[int], int]) -> None:
     choose = random.Random(3)
     begun: dict[tuple[str, int], int] = {}

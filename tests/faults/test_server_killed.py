@@ -32,7 +32,7 @@ PUBLISHERS = 3
 CONSUMERS = 2
 
 
-@pytest.fixture(params=["postgres", "mysql"])
+@pytest.fixture(params=["postgres", "mysql", "redis"])
 def server(request: pytest.FixtureRequest, need_server: Callable[[str], None]) -> Iterator[servers.Server]:
     """A server for this test alone."""
     need_server(request.param)
@@ -236,6 +236,7 @@ def test_a_restart_while_nothing_is_going_on_is_not_noticed(server: servers.Serv
         close(project)
 
 
+@pytest.mark.parametrize("server", ["postgres", "mysql"], indirect=True)
 def test_offsets_of_readers_stay_valid(server: servers.Server) -> None:
     """A server that crashes forgets the offsets that rolled back publishes took, and gives them out again.
 

@@ -16,6 +16,7 @@ import pytest
 import weft
 import weft.streams
 import weft.testing
+from marks import on_tables
 from servers import wait_until
 from weft import ConnectionFailedError
 from weft.project import Project, use
@@ -23,7 +24,7 @@ from weft.streams.runtime import open_stream
 from weft.streams.watch import Watch
 from weft.systems.log import Batch
 from weft.systems.sqlite.store import SqliteStore
-from workers import declare, drain, on_tables
+from workers import declare, drain
 
 
 def numbers() -> list[int]:

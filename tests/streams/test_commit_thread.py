@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 
 import weft
+from marks import on_tables
 from servers import wait_until
 from weft import SchemaError
 from weft.project import Project
 from weft.streams import commit
 from weft.streams.runtime import open_stream
 from weft.systems.log import Appended, Batch
-from workers import declare, drain, execute, on_tables
+from workers import declare, drain, execute
 
 MEGABYTE = 1024 * 1024
 

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 import weft
+from marks import on_tables
 from weft import NotFoundError, SettingsError, WeftError
 from weft.project import Project
-from workers import declare, execute, log_of, on_tables, plain, rowids, wait_until_expired
+from workers import declare, execute, log_of, plain, rowids, wait_until_expired
 
 
 def publish(*numbers: int) -> list[int]:

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 import weft
+from marks import on_tables
 from weft import EventsLostError
 from weft.project import Project
 from weft.systems.sql import leases
 from weft.systems.sql.log import SqlLog
-from workers import declare, on_tables
+from workers import declare
 
 TOTAL = 20
 

@@ -10,9 +10,10 @@ from uuid import UUID
 import pytest
 
 import weft
+from marks import on_tables
 from weft import WeftError
 from weft.project import Project
-from workers import declare, drain, execute, log_of, on_tables, plain, rowids, started, wait_until_expired
+from workers import declare, drain, execute, log_of, plain, rowids, started, wait_until_expired
 
 
 def publish(many: int) -> None:

@@ -9,9 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import weft
+from marks import on_tables
 from weft import SchemaError, WeftError
 from weft.project import Project
-from workers import declare, drain, execute, log_of, on_tables
+from workers import declare, drain, execute, log_of
 
 MANY = 64
 

@@ -10,9 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import weft
+from marks import on_tables
 from weft import SettingsError
 from weft.project import Project
-from workers import declare, execute, log_of, on_tables
+from workers import declare, execute, log_of
 
 NAMES = [
     "a",

@@ -13,12 +13,13 @@ import pytest
 
 import weft
 import weft.streams
+from marks import on_tables
 from servers import wait_until
 from weft import SchemaError, WeftError
 from weft.project import Project
 from weft.systems.redis.client import open_client
 from weft.testing import Clock
-from workers import declare, drain, execute, log_of, on_tables, plain, rowids, started
+from workers import declare, drain, execute, log_of, plain, rowids, started
 
 KEYED = {"fields": {"id": "int64", "n": "int64"}, "idempotency_key": "id"}
 

@@ -11,11 +11,12 @@ import pytest
 
 import weft
 import weft.streams
+from marks import on_tables
 from servers import wait_until
 from weft import DeclarationError, EventsLostError, LeaseLostError, SettingsError
 from weft.project import Project
 from weft.testing import Clock
-from workers import declare, drain, execute, log_of, on_tables, rowids, wait_until_expired
+from workers import declare, drain, execute, log_of, rowids, wait_until_expired
 
 NUMBER = {"n": "int64"}
 OLD = datetime(2020, 1, 1, tzinfo=UTC)

@@ -14,6 +14,18 @@ local function count_after(id)
   end
 end
 
+local state = stream_of(stream)
+
+local function lag_of(name, position)
+  local read, upto = string.match(call('HGET', meta, 'read:' .. name) or '', '^(%d+) (.*)$')
+  -- Not where another client read on, or somebody deleted entries that are still to be read.
+  if upto ~= position or is_before(position, state['max-deleted-entry-id']) then
+    read = state['entries-added'] - count_after(position)
+    note_read(meta, name, read, position)
+  end
+  return state['entries-added'] - read
+end
+
 local results = {}
 for _, flat in ipairs(call('XINFO', 'GROUPS', stream)) do
   local group = map_of(flat)
@@ -42,8 +54,7 @@ for _, flat in ipairs(call('XINFO', 'GROUPS', stream)) do
     if holder and ends[lease] then holder[3] = math.max(holder[3], tonumber(ends[lease])) end
   end
   for _, holder in ipairs(order) do holder[3] = string.format('%d', holder[3]) end
-  -- Redis does not know the lag where entries were deleted one by one, or after a reset into the middle.
-  local lag = group['lag'] or count_after(group['last-delivered-id'])
+  local lag = lag_of(name, group['last-delivered-id'])
   local lost = tonumber(call('HGET', meta, 'lost:' .. name) or 0)
   results[#results + 1] = {name, group['last-delivered-id'], lag, group['pending'], lost, order}
 end

@@ -12,7 +12,7 @@ local floor = call('HGET', meta, 'floor') or '0-0'
 local state = group_of(stream, group)
 if not state then
   forget(book)
-  create_group(stream, group, floor)
+  create_group(stream, meta, group, floor)
   state = group_of(stream, group)
 end
 local epoch = tonumber(call('HGET', meta, 'epoch:' .. group) or 0)
@@ -203,7 +203,10 @@ if room > 0 and #exhausted == 0 then
   if reply then
     local entries = reply[1][2]
     for _, entry in ipairs(entries) do taken[#taken + 1] = entry[1] end
-    spans[#spans + 1] = {entries[1][1], entries[#entries][1], #entries, 1, false}
+    local last = entries[#entries][1]
+    spans[#spans + 1] = {entries[1][1], last, #entries, 1, false}
+    local read, position = string.match(call('HGET', meta, 'read:' .. group) or '', '^(%d+) (.*)$')
+    if position == state['last-delivered-id'] then note_read(meta, group, read + #entries, last) end
   end
 end
 

@@ -35,8 +35,8 @@ local removed = call('XTRIM', stream, 'MINID', '=', string.format('%d-%d', ms, s
 local state = stream_of(stream)
 for _, group in ipairs(behind) do
   if is_before(group['last-delivered-id'], cut) then
-    local read = state['entries-added'] - state['length']
-    call('XGROUP', 'SETID', stream, group['name'], cut, 'ENTRIESREAD', read)
+    call('XGROUP', 'SETID', stream, group['name'], cut)
+    note_read(meta, group['name'], state['entries-added'] - state['length'], cut)
   end
 end
 local floor = call('HGET', meta, 'floor') or '0-0'
