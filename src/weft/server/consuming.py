@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime
@@ -83,7 +84,8 @@ async def consume(request: Request) -> Response:
     service = service_of(request)
     ready = await service.open(request, "read")
     asked = await _body(request, Consume)
-    member = asked.member or consuming.default_member()
+    # One that tells readers nothing of this machine.
+    member = asked.member or f"http:{secrets.token_hex(8)}"
     deadline = time.monotonic() + min(asked.wait, service.limits.wait_seconds)
     page = Page(service.limits.page_bytes)
     service.answers.require_room()

@@ -46,8 +46,9 @@ _FIRST_MEAN = 64 * 1024
 # A feed that nobody wakes looks by itself: the database may be away, and no watch says so.
 _LOOK_SECONDS = 2.0
 _PAUSE_SECONDS = 1.0
-# How often a subscriber that is sent something is asked whether it still may be.
+# How often a subscriber is asked whether it still may follow: one that is sent something, and one that is not.
 _ASK_SECONDS = 1.0
+_IDLE_SECONDS = CACHED_SECONDS / 2
 
 
 class Moved(Exception):
@@ -319,7 +320,7 @@ class EventStream:
                 continue
             # It may have begun to stop while the log was read: nobody would wake this one.
             if not self.feeds.stopping:
-                await feed.wait(min(CACHED_SECONDS, max(0.0, silent_at - now())))
+                await feed.wait(min(_IDLE_SECONDS, max(0.0, silent_at - now())))
         closing = {"stream": self.ready.stream.name, "reason": reason, "resume_after": self.position}
         await write(b"retry: 1000\n" + frame("stream.closing", closing), more=False)
 
