@@ -152,6 +152,13 @@ def test_numbers_out_of_range(service, body, kind, index, field):
     assert (found["index"], found["field"]) == (index, field)
 
 
+@pytest.mark.parametrize(("body", "index"), [("null", 0), ("1", 0), ('"x"', 0), ("[{}, [{}]]", 1), ("[null]", 0)])
+def test_what_is_no_event(service, body, index):
+    answer = service.client.post(ORDERS, content=body, headers=JSON)
+    assert (answer.status_code, answer.json()["index"]) == (422, index)
+    assert answer.json()["detail"] == f"Event {index}: it is not a JSON object."
+
+
 def test_bytes_are_base64_as_they_are_read(service):
     blobs = "/api/v1/streams/blobs"
     assert service.client.post(blobs, json=[{"b": "aGk=", "o": None}, {"b": "", "o": "AA=="}]).status_code == 202

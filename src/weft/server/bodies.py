@@ -140,6 +140,11 @@ def too_large(most: int) -> Problem:
     )
 
 
+def _misfit(index: int, field: str | None, why: str) -> Problem:
+    where = f"Event {index}" if field is None else f"Event {index}, field {field!r}"
+    return Problem(422, "event", "An event does not fit", f"{where}: {why}.", index=index, field=field)
+
+
 def _too_many(most: int) -> Problem:
     text = (
         f"A body may have {most:,} events, {most * _NESTED:,} objects and arrays, and {most * _VALUES:,} values, "
@@ -186,17 +191,15 @@ def events(body: bytes, headers: Mapping[str, str], most: int) -> Any:
         found = _decoded(body, _decoder.decode_lines if kind in _LINES else _decoder.decode)
     except msgspec.ValidationError as error:  # a number that no type of ours holds
         index, field = _culprit(body, kind in _LINES)
-        text = (
-            f"Event {index}{'' if field is None else f', field {field!r}'}: {str(error).partition(' - at')[0].lower()}."
-        )
-        raise Problem(422, "event", "An event does not fit", text, index=index, field=field) from None
-    if isinstance(found, list) and len(found) > most:
+        raise _misfit(index, field, str(error).partition(" - at")[0].lower()) from None
+    several = found if isinstance(found, list) else [found]
+    if len(several) > most:
         raise _too_many(most)
-    if len(body) > _KEYS:  # else it cannot have so many
-        for index, event in enumerate(found if isinstance(found, list) else [found]):
-            if isinstance(event, dict) and len(event) > _KEYS:
-                text = f"Event {index} has {len(event):,} fields. It may have {_KEYS:,}."
-                raise Problem(422, "event", "An event does not fit", text, index=index, field=None)
+    for index, event in enumerate(several):
+        if type(event) is not dict:
+            raise _misfit(index, None, "it is not a JSON object")
+        if len(event) > _KEYS:
+            raise _misfit(index, None, f"it has {len(event):,} fields, of {_KEYS:,} that it may have")
     return found
 
 
