@@ -115,6 +115,16 @@ async def test_dead_letters(client: Any, named: str | None) -> None:
     assert await client.xrange("s") == [(identifier, values)]
 
 
+async def test_an_entry_of_very_many_fields_finds_its_grave(client: Any) -> None:
+    await client.xadd("s", {f"field {number}": number for number in range(5000)})
+    async with member(client, "a", max_deliveries=1, dead_letter="{s}graves") as consumer:
+        async for pair in consumer:
+            assert await consumer.nack(pair) == 1
+    ((_, buried),) = await client.xrange("{s}graves")
+    assert len(buried) == 4 + 3500
+    assert len((await client.xrange("s"))[0].field_values) == 5000
+
+
 async def test_the_backlog_is_given_up_on_too(client: Any) -> None:
     await fill(client, 3)
     for deliveries in (1, 2):
@@ -149,6 +159,15 @@ async def test_other_clients(single_url: str, options: dict[str, Any]) -> None:
             async with member(client, "a", start_from_backlog=True, max_deliveries=3) as consumer:
                 assert [entry.deliveries for _, entry in await drained(consumer)] == expected
         assert await client.xlen("s__dead_letter") == 3
+
+
+@pytest.mark.parametrize("stream, place", [("{a}s", "{a}s__dead_letter"), ("a{s", "{a{s}__dead_letter")])
+async def test_dead_letters_of_names_with_braces(cluster: weft.RedisCluster, stream: str, place: str) -> None:
+    await fill(cluster, 1, stream)
+    async with cluster.xconsumer(streams=[stream], group="g", consumer="a", max_deliveries=1) as consumer:
+        async for pair in consumer:
+            await consumer.nack(pair)
+    assert await cluster.xlen(place) == 1
 
 
 async def test_dead_letters_in_another_slot_are_refused(cluster: weft.RedisCluster) -> None:

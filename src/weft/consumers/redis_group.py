@@ -66,12 +66,13 @@ for i = 3, #ARGV do
 end
 return counts
 """
+# The stack of a script has room for so many names and values; the entry itself stays where it is, whole.
 _BURY = """
 if not redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[3], ARGV[3], 1, ARGV[2])[1] then return end
 local entry = redis.call('XRANGE', KEYS[1], ARGV[3], ARGV[3])[1]
 if entry then
   redis.call('XADD', KEYS[2], '*', '_stream', KEYS[1], '_group', ARGV[1], '_id', ARGV[3], '_deliveries', ARGV[4],
-    unpack(entry[2]))
+    unpack(entry[2], 1, math.min(#entry[2], 7000)))
 end
 redis.call('XACK', KEYS[1], ARGV[1], ARGV[3])
 """
@@ -303,8 +304,9 @@ class RedisGroupReader(RedisReader):
         if self._member.dead_letter is not None:
             return self.name(self._member.dead_letter)
         # On a cluster both must be in one slot: what is between braces decides.
-        tagged = not self.is_cluster or (b"{" in stream and b"}" in stream)
-        return (stream if tagged else b"{" + stream + b"}") + DEAD_LETTER_SUFFIX.encode()
+        suffix = DEAD_LETTER_SUFFIX.encode()
+        tagged = b"{" in stream and len(self.parts([stream, stream + suffix])) == 1
+        return (stream if tagged or not self.is_cluster else b"{" + stream + b"}") + suffix
 
     def _same_slot(self, stream: Key) -> None:
         if self._member.max_deliveries is None or not self.is_cluster:
