@@ -26,6 +26,7 @@ MODULES = tuple(
         "pipelines_loads",
         "server",
         "redis_consumers",
+        "redis_frames",
         "redis_streams",
     )
 )

@@ -23,7 +23,7 @@ SOURCE_FIELD = "_weft_entry"
 _ID = re.compile(r"\d{1,20}(-\d{1,20})?")
 _FIRST_ID = "0-0"
 # A page is as many entries as make about so many bytes; the first shows how large they are.
-_FIRST_PAGE, _LARGEST_PAGE, _PAGE_BYTES = 500, 20_000, 2_000_000
+_FIRST_PAGE, _LARGEST_PAGE, _PAGE_BYTES = 512, 16_384, 1_500_000
 _ACKS_A_COMMAND = 5_000
 # To look more often than this for entries that idle members left costs more than it gives.
 _LEAST_CLAIM_SECONDS = 0.1
@@ -64,7 +64,9 @@ class _RedisFeed:
     @property
     def page_size(self) -> int:
         """How many entries make a page of a reasonable size."""
-        return max(1, min(_LARGEST_PAGE, int(_PAGE_BYTES / self._bytes_a_row)))
+        fitting = max(1, min(_LARGEST_PAGE, int(_PAGE_BYTES / self._bytes_a_row)))
+        # A power of two, so that it seldom changes: the page that was asked for ahead must be as large as this one.
+        return 1 << (fitting.bit_length() - 1)
 
     def close(self) -> None:
         self.wire.close()
@@ -157,24 +159,24 @@ class RangeFeed(_RedisFeed):
         return batch
 
     def _range(self, limit: int, more: bool) -> Page:
-        asked = (self._start, limit)
-        if self._expected != asked:
-            self._send(asked)
+        if self._expected is None or self._expected[0] != self._start or self._expected[1] > limit:
+            self._send(self._start, limit)
         try:
             reply = self.wire.receive()
         except ReplyError as error:
             raise self.wire.explained(error) from None
+        assert self._expected is not None
+        self.drained = count_of(reply) < self._expected[1]
         self._expected = None
         # Redis works on the next page while this one is taken apart.
-        self.drained = count_of(reply) < limit
         guess = guess_last_id(reply) if more and not self.drained else None
         if guess is not None:
-            self._send((f"({guess}", limit))
+            self._send(f"({guess}", limit)
         return self._page(reply)
 
-    def _send(self, asked: tuple[str, int]) -> None:
-        self._expected = asked
-        self.wire.send("XRANGE", self.stream, asked[0], self._end, "COUNT", asked[1])
+    def _send(self, start: str, limit: int) -> None:
+        self._expected = (start, limit)
+        self.wire.send("XRANGE", self.stream, start, self._end, "COUNT", limit)
 
     def _wait(self, limit: int, seconds: float | None) -> Page:
         after = _before(self._start)

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 Bytes = npt.NDArray[np.uint8]
-Numbers = npt.NDArray[np.int64]
+Numbers = npt.NDArray[np.signedinteger[Any]]
 
 _NEWLINE, _DASH, _ZERO = b"\n-0"
 # Where the dash of an id stands from the year 2001 to 2286.
@@ -137,15 +137,16 @@ def _by_lines(reply: Bytes, taken: Container[str], wanted: Container[str] | None
     lines_a_row = 4 + 4 * len(names)
     if len(ends) != rows * lines_a_row:
         return None
-    lines = ends.reshape(rows, lines_a_row)
-    ids_begin, ids_end = lines[:, 1] + 1, lines[:, 2] - 1
+    # The ends of the first lines of all rows, of the second ones, and so on.
+    lines = ends.astype(np.int32).reshape(rows, lines_a_row).T
+    ids_begin, ids_end = lines[1] + 1, lines[2] - 1
     columns, end, between = {}, ids_end, b"\r\n*%d" % (2 * len(names))
     for number, (name, column) in enumerate(zip(names, name_columns(names, taken), strict=True)):
         between += b"\r\n$%d\r\n%b\r\n$" % (len(name), name)
         if not _all_at(body, end, between):
             return None
-        length_begins, length_ends = end + len(between), lines[:, 6 + 4 * number] - 1
-        begin, end = length_ends + 2, lines[:, 7 + 4 * number] - 1
+        length_begins, length_ends = end + len(between), lines[6 + 4 * number] - 1
+        begin, end = length_ends + 2, lines[7 + 4 * number] - 1
         if not np.array_equal(_digits(body, length_begins, length_ends), end - begin):
             return None
         between = b""
@@ -177,10 +178,10 @@ def _all_at(body: Bytes, places: Numbers, text: bytes) -> bool:
     if windows <= places[-1]:
         return False
     found = np.ndarray((windows,), f"V{len(text)}", body, strides=(1,))[places]
-    return bool((found.view(np.uint8).reshape(len(places), -1) == np.frombuffer(text, np.uint8)).all())
+    return found.tobytes() == text * len(places)
 
 
-def _digits(body: Bytes, begin: Numbers, end: Numbers) -> Numbers:
+def _digits(body: Bytes, begin: Numbers, end: Numbers) -> npt.NDArray[np.uint64]:
     """The numbers whose digits stand in these places."""
     lengths = end - begin
     shortest, longest = int(lengths.min()), int(lengths.max())
@@ -191,7 +192,7 @@ def _digits(body: Bytes, begin: Numbers, end: Numbers) -> Numbers:
         else:
             longer = np.flatnonzero(lengths > place)
             values[longer] = values[longer] * np.uint64(10) + (body[begin[longer] + place] - np.uint8(_ZERO))
-    return values  # type: ignore[return-value]
+    return values
 
 
 def _slices(body: Bytes, begin: Numbers, end: Numbers) -> pa.Array:
@@ -205,7 +206,7 @@ def _slices(body: Bytes, begin: Numbers, end: Numbers) -> pa.Array:
 
 
 def id_parts(ids: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """The milliseconds and the sequence numbers of ids, unsigned."""
+    """The milliseconds and the sequence numbers of ids, which are in order, unsigned."""
     if len(ids) == 0:
         return pa.array([], pa.uint64()), pa.array([], pa.uint64())
     _, offset_buffer, data = ids.buffers()
@@ -214,4 +215,11 @@ def id_parts(ids: pa.Array) -> tuple[pa.Array, pa.Array]:
     dash = begin + _USUAL_DASH
     if not ((end > dash).all() and (text[dash] == _DASH).all()):
         dash = begin + pc.find_substring(ids, "-").to_numpy()
-    return pa.array(_digits(text, begin, dash)), pa.array(_digits(text, dash + 1, end))
+        return pa.array(_digits(text, begin, dash)), pa.array(_digits(text, dash + 1, end))
+    # What the first and the last have in common all between them have, so that few digits are left to read.
+    first, last = (ids[row].as_py()[:_USUAL_DASH] for row in (0, -1))
+    differ = (place for place, (one, other) in enumerate(zip(first, last, strict=True)) if one != other)
+    common = next(differ, _USUAL_DASH)
+    shared = int(first[:common] or 0) * 10 ** (_USUAL_DASH - common)
+    milliseconds = _digits(text, begin + common, dash) + np.uint64(shared)
+    return pa.array(milliseconds), pa.array(_digits(text, dash + 1, end))
