@@ -267,8 +267,8 @@ os.kill(os.getpid(), 9)
 
 
 def test_what_killed_consumers_had_is_claimed(url: str, client: Any, count: Callable[[int], int]) -> None:
-    ids = fill(client, range(300))
-    for number in range(count(20)):
+    ids = fill(client, range(1000))
+    for number in range(count(100)):
         done = subprocess.run(
             [sys.executable, "-c", KILLED, url, f"worker-{number}"], capture_output=True, text=True, check=False
         )
@@ -277,3 +277,83 @@ def test_what_killed_consumers_had_is_claimed(url: str, client: Any, count: Call
     frame = weft.read_stream(url, "events", group="g", consumer="last", claim_idle=0, auto_ack=True)
     assert sorted(frame["_id"].to_list()) == sorted(ids)
     assert client.xpending("events", "g")["pending"] == 0
+
+
+# ------------------------------------------------------------------------------------------------------------ failover
+
+
+class _Sentinel(servers.RedisServer):
+    """Watches over one server, and promotes its replica soon after that is gone."""
+
+    watched: servers.RedisServer
+
+    def command(self) -> list[str]:
+        config = self.folder / "sentinel.conf"
+        config.write_text(
+            f"port {self.port}\nbind 127.0.0.1\ndir {self.data}\n"
+            f"sentinel monitor mymaster 127.0.0.1 {self.watched.port} 1\n"
+            "sentinel down-after-milliseconds mymaster 500\nsentinel failover-timeout mymaster 2000\n"
+        )
+        config.chmod(0o666)
+        return [self.program, str(config), "--sentinel"]
+
+
+def test_a_failover_while_it_iterates(own_server: servers.RedisServer) -> None:
+    replica, sentinel = servers.RedisServer(), _Sentinel()
+    sentinel.watched = own_server
+    try:
+        replica.start()
+        with closing(replica.connect()) as client:
+            client.execute_command("REPLICAOF", "127.0.0.1", own_server.port)
+        sentinel.start()
+        with closing(own_server.connect()) as client:
+            ids = fill(client, range(30))
+            servers.wait_until(lambda: client.execute_command("WAIT", 1, 100) == 1, "the replica to have them")
+        with closing(sentinel.connect()) as client:
+            servers.wait_until(
+                lambda: len(client.execute_command("SENTINEL", "REPLICAS", "mymaster")) == 1, "the replica to be known"
+            )
+        connection = weft.RedisConnection(sentinels=f"127.0.0.1:{sentinel.port}", service="mymaster")
+        seen: list[str] = []
+        with weft.iter_stream(connection, "events", batch_size=10, auto_ack=True, **GROUP) as batches:
+            seen += next(batches)["_id"].to_list()
+            with closing(own_server.connect()) as client:
+                servers.wait_until(lambda: client.execute_command("WAIT", 1, 100) == 1, "the replica to have the acks")
+            own_server.kill()
+            while len(set(seen)) < 30:
+                seen += next(batches)["_id"].to_list()
+        # Replication is asynchronous: what the replica had not heard of may be delivered again, and nothing is missed.
+        assert sorted(set(seen)) == sorted(ids)
+        with closing(replica.connect()) as client:
+            assert client.xpending("events", "g")["pending"] == 0
+    finally:
+        sentinel.kill()
+        replica.kill()
+
+
+# -------------------------------------------------------------------------------------------------------------- memory
+
+ITERATE = """
+import resource, sys, weft
+rows, peak = 0, []
+for frame in weft.iter_stream(sys.argv[1], "events", batch_size=1000, count=int(sys.argv[2]), to="arrow"):
+    rows += len(frame)
+    if rows in (int(sys.argv[2]) // 4, int(sys.argv[2])):
+        peak.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+print(rows, peak[1] - peak[0])
+"""
+
+
+def test_memory_does_not_grow_while_iterating(url: str, client: Any, count: Callable[[int], int]) -> None:
+    entries = count(1_000_000)
+    for first in range(0, entries, 10_000):
+        pipeline = client.pipeline(transaction=False)
+        for n in range(first, first + 10_000):
+            pipeline.xadd("events", {"n": n, "text": "some text that takes a few bytes more"})
+        pipeline.execute()
+    command = [sys.executable, "-c", ITERATE, url, str(entries)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    rows, kilobytes = map(int, done.stdout.split())
+    assert rows == entries
+    # To keep the rows of the last three quarters would take 8 MB and more.
+    assert kilobytes < 4_000

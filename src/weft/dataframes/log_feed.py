@@ -107,8 +107,12 @@ class LogRangeFeed(_LogFeed):
         batch = self._next()
         if batch is None and self._upto is not None:
             self.finished = True
-        elif batch is None and wait_seconds != 0:
-            watch.wait(version, wait_seconds if wait_seconds is not None else _LEASE_SECONDS)
+        elif batch is None and wait_seconds is not None and wait_seconds > 0:
+            watch.wait(version, wait_seconds)
+            batch = self._next()
+        while batch is None and wait_seconds is None and not self.finished:
+            watch.wait(version, _LEASE_SECONDS)
+            version = watch.version
             batch = self._next()
         if batch is None:
             return None
@@ -182,15 +186,9 @@ class LogGroupFeed(_LogFeed):
 
     def fetch(self, limit: int, wait_seconds: float | None, more: bool = True) -> pa.RecordBatch | None:
         """The next rows."""
-        events = consume_sync(
-            self.opened.stream,
-            self._group,
-            min(limit, _EVENTS_A_LEASE),
-            self.opened.hub.connection,
-            member=self._consumer,
-            lease=self._lease,
-            wait=_LEASE_SECONDS if wait_seconds is None else wait_seconds,
-        )
+        events = self._consume(limit, _LEASE_SECONDS if wait_seconds is None else wait_seconds)
+        while not events and wait_seconds is None:
+            events = self._consume(limit, _LEASE_SECONDS)
         if not events:
             return None
         types = {**self.opened.log.fields(), **META_TYPES}
@@ -199,6 +197,17 @@ class LogGroupFeed(_LogFeed):
         batch = self._convert(pa.RecordBatch.from_arrays(list(columns.values()), list(columns)))
         self._unconfirmed = events
         return batch
+
+    def _consume(self, limit: int, wait_seconds: float) -> list[dict[str, Any]]:
+        return consume_sync(
+            self.opened.stream,
+            self._group,
+            min(limit, _EVENTS_A_LEASE),
+            self.opened.hub.connection,
+            member=self._consumer,
+            lease=self._lease,
+            wait=wait_seconds,
+        )
 
     def confirm(self) -> None:
         """Acknowledge what was fetched."""

@@ -10,7 +10,7 @@ from weft.dataframes.layout import Layout, OnError
 from weft.errors import SettingsError
 from weft.project import connect, current
 from weft.streams.declare import Stream
-from weft.systems.base import Connection
+from weft.systems.base import Connection, require
 from weft.systems.redis.connection import RedisConnection
 
 
@@ -24,6 +24,8 @@ def find_redis(url: str | Connection, what: str) -> RedisConnection:
     found = find_connection(url)
     if not isinstance(found, RedisConnection):
         raise SettingsError(f"{what} needs Redis; {found.label} is {found.kind}.")
+    for package in ("redis", "hiredis"):
+        require(package, found.kind)
     return found
 
 
@@ -93,13 +95,13 @@ def open_feed(
             )
         assert consumer is not None
         return LogGroupFeed(connection, stream, layout, group, consumer, claim_idle)
-    assert isinstance(connection, RedisConnection)
+    redis = find_redis(connection, "A key")
     # Here, so that the other systems need no package of Redis.
     from weft.dataframes.redis_feed import GroupFeed, RangeFeed
     from weft.systems.redis.wire import Wire
 
     key = stream_key(stream)
-    wire = Wire(connection, key, stopped)
+    wire = Wire(redis, key, stopped)
     if group is None:
         return RangeFeed(wire, key, layout, start_id, end_id)
     assert consumer is not None
@@ -110,7 +112,8 @@ def open_feed(
 
 def is_declared(connection: Connection, stream: object) -> bool:
     """Whether this is a declared stream. Other names, on a connection to Redis, are keys."""
-    return connection.kind != "redis" or isinstance(stream, Stream) or stream in current().streams
+    named = isinstance(stream, str) and stream in current().streams
+    return named or isinstance(stream, Stream) or connection.kind != "redis"
 
 
 def stream_key(stream: object) -> str:

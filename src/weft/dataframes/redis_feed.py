@@ -276,15 +276,16 @@ class GroupFeed(_RedisFeed):
         """Entries that members, this one too, left unacknowledged for so long."""
         if self._claim_idle is None or time.monotonic() < self._claim_at:
             return None
-        found = self._command(
-            "XAUTOCLAIM", self.stream, self.group, self.consumer, self._claim_idle, self._claim_cursor, "COUNT", limit
-        )
-        cursor, entries = parse(found)[:2]
-        self._claim_cursor = cursor.decode()
-        if self._claim_cursor == _FIRST_ID:
-            self._claim_at = time.monotonic() + max(self._claim_idle / 1000, _LEAST_CLAIM_SECONDS)
-        page = page_of_entries(entries, self.layout.taken, self.layout.fields)
-        return page if len(page) > 0 else None
+        while True:
+            words = (self.stream, self.group, self.consumer, self._claim_idle, self._claim_cursor, "COUNT", limit)
+            cursor, entries = parse(self._command("XAUTOCLAIM", *words))[:2]
+            self._claim_cursor = cursor.decode()
+            at_end = self._claim_cursor == _FIRST_ID
+            if at_end:
+                self._claim_at = time.monotonic() + max(self._claim_idle / 1000, _LEAST_CLAIM_SECONDS)
+            page = page_of_entries(entries, self.layout.taken, self.layout.fields)
+            if len(page) > 0 or at_end:
+                return page if len(page) > 0 else None
 
     def _read(self, limit: int, wait_seconds: float | None) -> tuple[Page, bool] | None:
         """New entries, and whether they were pending already."""

@@ -149,18 +149,18 @@ def _scan_with_spark(
             hint="frame.limit(…) takes so many rows; read_stream waits for new ones.",
         )
     connection = find_connection(url)
-    from weft.dataframes import spark
-
     if is_declared(connection, stream):
-        return spark.scan_log(connection, stream, layout, start_id, end_id)
+        from weft.dataframes.spark_log import scan_log
+
+        return scan_log(connection, stream, layout, start_id, end_id)
+    redis = find_redis(connection, "A key").resolved()
     from weft.dataframes.redis_feed import check_range
+    from weft.dataframes.spark_keys import KeyScan, scan_keys
     from weft.engine import session
 
     check_range(start_id, end_id)
-
     parts = session.spark().sparkContext.defaultParallelism
-    redis = find_redis(connection, "A key").resolved()
-    return spark.scan_keys(spark.KeyScan(redis, stream_key(stream), layout, start_id, end_id, parts))
+    return scan_keys(KeyScan(redis, stream_key(stream), layout, start_id, end_id, parts))
 
 
 def _open_many(url: str | Connection, pattern: str, layout: Layout, start_id: str, end_id: str) -> Feed:
