@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,13 @@ def line():
     print("ready", flush=True)
     return sys.stdin.readline()
 """
+
+
+def next_millisecond() -> None:
+    """Let the clock go on, where the next event must have another time of publication."""
+    begin = time.time_ns()
+    while time.time_ns() - begin < 2_000_000:
+        pass
 
 
 class Run:

@@ -16,7 +16,7 @@ from servers import wait_until
 from weft import DeclarationError, EventsLostError, LeaseLostError, SettingsError
 from weft.project import Project
 from weft.testing import Clock
-from workers import declare, drain, execute, log_of, rowids, wait_until_expired
+from workers import declare, drain, execute, log_of, next_millisecond, rowids, wait_until_expired
 
 NUMBER = {"n": "int64"}
 OLD = datetime(2020, 1, 1, tzinfo=UTC)
@@ -158,6 +158,7 @@ def test_before_a_moment(streams: Project) -> None:
     declare(fields=NUMBER)
     for n in range(4):
         publish(n)
+        next_millisecond()
     moment = consume("look")[2]["_weft_published_at"]
     assert weft.trim_sync("orders", before=moment - timedelta(days=1)) == 0
     assert weft.trim_sync("orders", before=moment.replace(tzinfo=None)) == 2

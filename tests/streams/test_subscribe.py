@@ -13,7 +13,7 @@ import weft
 from streams.subscribers import NUMBER, publish, some, soon, until_it_waits, waiting
 from weft import EventsLostError, SettingsError
 from weft.project import Project
-from workers import declare, plain, start
+from workers import declare, next_millisecond, plain, start
 
 # ---------------------------------------------------------------------------------------------------- where it begins
 
@@ -93,6 +93,7 @@ async def test_since_a_moment_between_events(streams: Project) -> None:
     declare(fields=NUMBER)
     for n in range(4):
         await publish(n)
+        next_millisecond()
     moment = weft.consume_sync("orders", "c")[1]["_weft_published_at"]
     elsewhere = moment.astimezone(timezone(timedelta(hours=-7)))
     for since in (moment, elsewhere, moment.replace(tzinfo=None)):

@@ -185,3 +185,23 @@ def test_a_group_that_vanished_begins_anew(streams: Project, client: Any) -> Non
     assert [event["n"] for event in weft.consume_sync("orders", "worker", member="a")] == [1]
     client.xgroup_destroy("orders", "worker")
     assert [event["n"] for event in weft.consume_sync("orders", "worker", member="b")] == [1]
+
+
+def test_what_a_plain_client_acknowledged_leaves_nothing_behind(streams: Project, client: Any) -> None:
+    declare(fields={"n": "int64"})
+    weft.publish_sync("orders", [{"n": n} for n in range(4)])
+    events = weft.consume_sync("orders", "worker", member="a", lease=0.001)
+    client.xack("orders", "worker", *(entry[0] for entry in client.xrange("orders")))
+    assert weft.consume_sync("orders", "worker", member="b", wait=0.1) == []
+    weft.reset_sync("orders", "worker")
+    events = weft.consume_sync("orders", "worker", member="a")
+    weft.nack_sync("orders", "worker", events, reason="no")
+    client.xack("orders", "worker", *(entry[0] for entry in client.xrange("orders")))
+    weft.publish_sync("orders", {"n": 4})
+    last = weft.consume_sync("orders", "worker", member="b")
+    assert [event["n"] for event in last] == [4]
+    assert weft.ack_sync("orders", "worker", last) == 1
+    weft.publish_sync("orders", {"n": 5})
+    client.xreadgroup("worker", "plain", {"orders": ">"})
+    assert weft.consume_sync("orders", "worker", member="b") == []
+    assert client.keys("weft:{orders}:*:worker") == []

@@ -117,7 +117,7 @@ def explain(connection: Connection, error: BaseException) -> WeftError:
         return BusyError(what, hint="Nothing was stored. The server is busy; try again.")
     if isinstance(error, (exceptions.AuthenticationError, exceptions.NoPermissionError)):
         return ConnectionFailedError(what, hint="Check username and password, and what the user may do (ACL).")
-    if isinstance(error, exceptions.OutOfMemoryError) or said.startswith(_FULL):
+    if isinstance(error, (exceptions.OutOfMemoryError, exceptions.ReadOnlyError)) or said.startswith(_FULL):
         return StorageError(what, hint="Nothing was stored. Free memory or disk, or use a server that can be written.")
     if isinstance(error, exceptions.ResponseError) and not isinstance(error, exceptions.ClusterError):
         return WeftError(what)
@@ -126,4 +126,4 @@ def explain(connection: Connection, error: BaseException) -> WeftError:
     )
 
 
-_FULL = ("OOM", "MISCONF", "READONLY", "NOREPLICAS", "You can't write against a read only", "-READONLY")
+_FULL = ("MISCONF", "NOREPLICAS")

@@ -45,11 +45,19 @@ local function group_of(key, name)
   return nil
 end
 
--- A command with a long list of arguments at its end, in as many calls as it takes; `each` gets the replies.
-local function in_chunks(words, list, each)
+-- A command with a long list of arguments, in as many calls as it takes; `each` gets the replies.
+local function in_chunks(words, list, each, ending)
   for start = 1, #list, CHUNK do
     local command = {unpack(words)}
-    for i = start, math.min(start + CHUNK - 1, #list) do command[#command + 1] = list[i] end
+    local at = #command
+    for i = start, math.min(start + CHUNK - 1, #list) do
+      at = at + 1
+      command[at] = list[i]
+    end
+    for _, word in ipairs(ending or {}) do
+      at = at + 1
+      command[at] = word
+    end
     local reply = call(unpack(command))
     if each then each(reply, start) end
   end
@@ -84,6 +92,18 @@ end
 
 local function forget(book)
   call('DEL', book.held, book.leases, book.ends, book.returned, book.reasons)
+end
+
+-- The tokens that hold some ids, and how many of them each.
+local function tokens_of(book, ids)
+  local counts = {}
+  in_chunks({'HMGET', book.held}, ids, function(reply)
+    for _, held in ipairs(reply) do
+      local token = held and string.match(held, '^%S+')
+      if token then counts[token] = (counts[token] or 0) + 1 end
+    end
+  end)
+  return counts
 end
 
 -- So many events of a token were settled or taken over; without any left the lease is gone.

@@ -89,19 +89,30 @@ if state['pending'] > gone then
         if first then
           pending(first, last, holder, room - before, function(e) return is_held_by(e[1], ended) end, others)
         end
-        if #others == before then -- somebody else acknowledged them
+        if #others == before then -- a client without leases acknowledged them
           call('HDEL', book.leases, ended)
           call('ZREM', book.ends, ended)
+          for id, held in pairs(map_of(call('HGETALL', book.held))) do
+            if string.match(held, '^%S+') == ended then call('HDEL', book.held, id) end
+          end
         end
       end
     end
-    for _, id in ipairs(call('ZRANGEBYSCORE', book.returned, '-inf', now, 'LIMIT', 0, limit)) do
-      local entry = call('XPENDING', stream, group, id, id, 1)[1]
-      if entry then
-        others[#others + 1] = {id = id, consumer = entry[2], deliveries = entry[4]}
-      else
-        call('ZREM', book.returned, id)
-        call('HDEL', book.reasons, id)
+    local due = {}
+    for _, id in ipairs(call('ZRANGEBYSCORE', book.returned, '-inf', now)) do due[id] = true end
+    if next(due) then
+      local before, seen = #others, {}
+      pending('-', '+', NOBODY, room, function(e)
+        seen[e[1]] = true
+        return due[e[1]]
+      end, others)
+      if #others - before < room then -- all were looked at
+        for id in pairs(due) do
+          if not seen[id] then
+            call('ZREM', book.returned, id)
+            call('HDEL', book.reasons, id)
+          end
+        end
       end
     end
     -- What clients without leases were given and left idle for as long as a lease is. Looked through in parts: there may
@@ -131,12 +142,9 @@ if #candidates > 0 then
     table.insert(by_consumer[each.consumer], each.id)
   end
   for consumer, ids in pairs(by_consumer) do
-    for start = 1, #ids, CHUNK do
-      local words = {'XCLAIM', stream, group, consumer, 0}
-      for i = start, math.min(start + CHUNK - 1, #ids) do words[#words + 1] = ids[i] end
-      words[#words + 1] = 'JUSTID'
-      for _, id in ipairs(call(unpack(words))) do there[id] = true end
-    end
+    in_chunks({'XCLAIM', stream, group, consumer, 0}, ids, function(reply)
+      for _, id in ipairs(reply) do there[id] = true end
+    end, {'JUSTID'})
   end
   local left = {}
   for _, each in ipairs(candidates) do
@@ -162,20 +170,22 @@ end
 
 local spans, exhausted = {}, {}
 local taken = {} -- ids
+local claims = {} -- ids by their new number of deliveries
+local has_reasons = call('EXISTS', book.reasons) == 1
 local previous = nil
+local following, at = {}, 1 -- entries after the previous one, a page at a time
 
 local function is_next(id)
-  local after = call('XRANGE', stream, '(' .. previous, id, 'COUNT', 1)[1]
-  return after and after[1] == id
+  if #following == 0 or at > #following or following[at][1] ~= id then
+    following, at = call('XRANGE', stream, '(' .. previous, '+', 'COUNT', 100), 1
+  end
+  at = at + 1
+  return following[at - 1] ~= nil and following[at - 1][1] == id
 end
 
--- Make an entry the member's, as part of the last span where it follows it.
+-- Choose an entry, as part of the last span where it follows it.
 local function take(each, list, deliveries)
-  local reason = call('HGET', book.reasons, each.id)
-  call('XCLAIM', stream, group, member, 0, each.id, 'RETRYCOUNT', deliveries, 'JUSTID')
-  local held = call('HGET', book.held, each.id)
-  if held then release(book, string.match(held, '^%S+'), 1) end
-  call('ZREM', book.returned, each.id)
+  local reason = has_reasons and call('HGET', book.reasons, each.id)
   local span = list[#list]
   if span and span[4] == deliveries and span[5] == reason and is_before(previous, each.id) and is_next(each.id) then
     span[2], span[3] = each.id, span[3] + 1
@@ -184,6 +194,8 @@ local function take(each, list, deliveries)
   end
   previous = each.id
   taken[#taken + 1] = each.id
+  claims[deliveries] = claims[deliveries] or {}
+  table.insert(claims[deliveries], each.id)
 end
 
 local room = limit
@@ -198,12 +210,25 @@ for _, each in ipairs(candidates) do
   room = alone and 0 or room - 1
 end
 
+-- What was chosen becomes the member's.
+local first, last = nil, nil
+for deliveries, ids in pairs(claims) do
+  in_chunks({'XCLAIM', stream, group, member, 0}, ids, nil, {'RETRYCOUNT', deliveries, 'JUSTID'})
+end
+for lease, count in pairs(tokens_of(book, taken)) do release(book, lease, count) end
+in_chunks({'ZREM', book.returned}, taken)
+for _, id in ipairs(taken) do
+  if not first or is_before(id, first) then first = id end
+  if not last or is_before(last, id) then last = id end
+end
+
 if room > 0 and #exhausted == 0 then
   local reply = call('XREADGROUP', 'GROUP', group, member, 'COUNT', room, 'STREAMS', stream, '>')
   if reply then
     local entries = reply[1][2]
-    for _, entry in ipairs(entries) do taken[#taken + 1] = entry[1] end
-    local last = entries[#entries][1]
+    local count = #taken
+    for i = 1, #entries do taken[count + i] = entries[i][1] end
+    first, last = first or entries[1][1], entries[#entries][1]
     spans[#spans + 1] = {entries[1][1], last, #entries, 1, false}
     local read, position = string.match(call('HGET', meta, 'read:' .. group) or '', '^(%d+) (.*)$')
     if position == state['last-delivered-id'] then note_read(meta, group, read + #entries, last) end
@@ -211,14 +236,11 @@ if room > 0 and #exhausted == 0 then
 end
 
 if #taken > 0 then
-  local first, last = taken[1], taken[1]
-  local pairs_of, value = {}, token .. ' ' .. expires
-  for _, id in ipairs(taken) do
-    if is_before(id, first) then first = id end
-    if is_before(last, id) then last = id end
-    pairs_of[#pairs_of + 1], pairs_of[#pairs_of + 2] = id, value
+  local words, value = {}, token .. ' ' .. expires
+  for i = 1, #taken do
+    words[2 * i - 1], words[2 * i] = taken[i], value
   end
-  in_chunks({'HSET', book.held}, pairs_of)
+  in_chunks({'HSET', book.held}, words)
   call('HSET', book.leases, token, #taken .. ' ' .. first .. ' ' .. last .. ' ' .. member)
   call('ZADD', book.ends, expires, token)
 end

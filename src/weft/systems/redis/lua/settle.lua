@@ -68,19 +68,29 @@ if action == 'ack' then
   return #settled
 end
 
+if ARGV[8] == '1' then -- nobody saw them: this delivery does not count
+  for _, id in ipairs(settled) do
+    local entry = call('XPENDING', stream, group, id, id, 1)[1]
+    local deliveries = entry and math.max(entry[4] - 1, 0) or 0
+    call('XCLAIM', stream, group, NOBODY, 0, id, 'RETRYCOUNT', deliveries, 'JUSTID')
+  end
+end
 local due = string.format('%d', now + tonumber(ARGV[5]))
+local kept, scores, reasons = {}, {}, {}
+in_chunks({'XCLAIM', stream, group, NOBODY, 0}, settled, function(reply)
+  for _, id in ipairs(reply) do
+    kept[id] = true
+    scores[#scores + 1], scores[#scores + 2] = due, id
+    reasons[#reasons + 1], reasons[#reasons + 2] = id, ARGV[7]
+  end
+end, {'JUSTID'})
+-- CHUNK is even, so that pairs stay together.
+in_chunks({'ZADD', book.returned}, scores)
+if ARGV[6] == '1' then in_chunks({'HSET', book.reasons}, reasons) end
+-- What was removed meanwhile can be acknowledged, but not delivered again.
 local lost = 0
 for _, id in ipairs(settled) do
-  local words = {'XCLAIM', stream, group, NOBODY, 0, id}
-  if ARGV[8] == '1' then
-    local entry = call('XPENDING', stream, group, id, id, 1)[1]
-    words[7], words[8] = 'RETRYCOUNT', entry and math.max(entry[4] - 1, 0) or 0
-  end
-  words[#words + 1] = 'JUSTID'
-  if #call(unpack(words)) == 1 then
-    call('ZADD', book.returned, due, id)
-    if ARGV[6] == '1' then call('HSET', book.reasons, id, ARGV[7]) end
-  else -- removed meanwhile: it can be acknowledged, but not delivered again
+  if not kept[id] then
     lost = lost + 1
     call('HDEL', book.reasons, id)
   end

@@ -1,0 +1,84 @@
+"""A server that is full, a user who may do little, a server that is restarted under its readers."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import servers
+import weft
+from weft import StorageError, WeftError
+from weft.project import Project, use
+from workers import declare, drain
+
+
+@pytest.fixture
+def on_own_server(own_server: servers.Server, monkeypatch: pytest.MonkeyPatch, project: Path) -> Any:
+    monkeypatch.setenv("WEFT_DSN", own_server.url())
+    with use(Project()) as fresh, contextlib.closing(own_server.connect()) as client:
+        yield client
+        weft.streams.close(fresh)
+
+
+def test_a_full_server_stores_nothing(on_own_server: Any) -> None:
+    declare(fields={"n": "int64"}, idempotency_key="n")
+    weft.publish_sync("orders", {"n": 0})
+    on_own_server.config_set("maxmemory", 1)
+    with pytest.raises(StorageError, match="maxmemory"):
+        weft.publish_sync("orders", [{"n": n} for n in range(1, 100)])
+    on_own_server.config_set("maxmemory", 0)
+    assert on_own_server.xlen("orders") == 1
+    assert weft.publish_sync("orders", [{"n": n} for n in range(1, 100)])["rows_deduplicated"] == 0
+    assert [event["n"] for event in drain("orders")] == list(range(100))
+
+
+def test_a_user_with_the_rights_that_the_guide_names(own_server: servers.Server, on_own_server: Any) -> None:
+    guide = (Path(__file__).parents[3] / "docs" / "redis.md").read_text(encoding="utf-8")
+    rights = guide[guide.index("A user needs `") :].split("`")[1:6:2]
+    words = [word for each in rights for word in each.split()]
+    keys = ["~orders*", "~weft:*"]
+    on_own_server.execute_command("ACL", "SETUSER", "app", "on", ">hunter2", *words, *keys)
+    connection = weft.connect(url=f"redis://app:hunter2@127.0.0.1:{own_server.port}/0")
+    assert connection.check()["server"]
+    stream = declare(fields={"n": "int64"}, idempotency_key="n", max_deliveries=2, connection=connection)
+    weft.publish_sync(stream, [{"n": n} for n in range(5)])
+    events = weft.consume_sync(stream, "worker", 3, wait=1)
+    weft.nack_sync(stream, "worker", events[:1])
+    weft.ack_sync(stream, "worker", events[1:])
+    assert len(drain(stream, "worker")) == 3
+    assert weft.trim_sync(stream, max_rows=1) == 4
+    assert weft.groups_sync(stream)[0]["lag"] == 0
+    on_own_server.execute_command("ACL", "SETUSER", "app", "-@write")
+    with pytest.raises(WeftError) as caught:
+        weft.publish_sync(stream, {"n": 9})
+    assert "hunter2" not in str(caught.value)
+
+
+def test_more_events_than_a_script_passes_at_once(on_own_server: Any) -> None:
+    """Lua takes some thousand arguments in a call; a batch may have a hundred thousand events."""
+    declare(fields={"n": "int64"})
+    count = 30_000
+    weft.publish_sync("orders", [{"n": n} for n in range(count)])
+    first = weft.consume_sync("orders", "worker", count, member="a")
+    assert weft.nack_sync("orders", "worker", first) == count
+    again = weft.consume_sync("orders", "worker", count, member="b")
+    assert [event["n"] for event in again] == list(range(count))
+    assert weft.ack_sync("orders", "worker", again) == count
+    assert on_own_server.keys("weft:{orders}:*:worker") == []
+    (group,) = weft.groups_sync("orders")
+    assert (group["lag"], group["pending"]) == (0, 0)
+
+
+def test_nothing_is_left_of_what_was_settled(on_own_server: Any) -> None:
+    declare(fields={"n": "int64"})
+    weft.publish_sync("orders", [{"n": n} for n in range(10)])
+    for event in weft.consume_sync("orders", "worker"):
+        weft.nack_sync("orders", "worker", event, reason="not yet") if event["n"] % 2 else weft.ack_sync(
+            "orders", "worker", event
+        )
+    for event in weft.consume_sync("orders", "worker"):
+        assert weft.ack_sync("orders", "worker", event) == 1
+    assert on_own_server.keys("weft:{orders}:*:worker") == []
