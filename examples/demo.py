@@ -14,8 +14,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from decimal import Decimal
 from itertools import count
@@ -156,33 +157,39 @@ async def follow() -> None:
 def serve_over_http() -> None:
     step("Serve the streams over HTTP: closed without a key, followed live by Server-Sent Events")
     key = weft_command("apikey", "create", "--scope", "read", "--scope", "write", "--name", "demo").split()[0]
-    service = subprocess.Popen(
-        [sys.executable, "-m", "weft", "serve", "--module", "demo", "--port", "0"],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert service.stderr
-    address = next(json.loads(line)["url"] for line in service.stderr if '"url"' in line)
-    url, opened_by = f"{address}/api/v1/streams/payments", {"Authorization": f"Bearer {key}"}
-    say(f"$ weft serve --module demo    answers at {address}")
-    body = json.dumps({"payment_id": "p_http", "amount": "7.00"}).encode()
-    json_body = {"Content-Type": "application/json"}
-    try:
-        urlopen(Request(url, body, json_body))
-        check(False, "a publish without a key to be refused")
-    except HTTPError as error:
-        check(error.code == 401, f"401 without a key: {json.load(error)['detail']}")
-    with urlopen(Request(f"{url}/subscribe", headers=opened_by), timeout=20) as live:
-        live.readline()  # a comment: it is subscribed
-        with urlopen(Request(url, body, json_body | opened_by)) as answer:
-            check(answer.status == 202, "202 once the event is stored")
-        told = next(line for line in live if line.startswith(b"data:"))
-        say(told.decode().strip())
-        check(b"p_http" in told, "the subscriber has it")
-        service.send_signal(signal.SIGTERM)
-        check(b"event: stream.closing\n" in live.readlines(), "stopped by SIGTERM, it tells its subscribers")
-    check(service.wait(20) == 0, "and ends in order")
+    with serving() as (service, address):
+        url, opened_by = f"{address}/api/v1/streams/payments", {"Authorization": f"Bearer {key}"}
+        say(f"$ weft serve --module demo    answers at {address}")
+        body = json.dumps({"payment_id": "p_http", "amount": "7.00"}).encode()
+        json_body = {"Content-Type": "application/json"}
+        try:
+            urlopen(Request(url, body, json_body))
+            check(False, "a publish without a key to be refused")
+        except HTTPError as error:
+            check(error.code == 401, f"401 without a key: {json.load(error)['detail']}")
+        with urlopen(Request(f"{url}/subscribe", headers=opened_by), timeout=20) as live:
+            live.readline()  # a comment: it is subscribed
+            with urlopen(Request(url, body, json_body | opened_by)) as answer:
+                check(answer.status == 202, "202 once the event is stored")
+            told = next(line for line in live if line.startswith(b"data:"))
+            say(told.decode().strip())
+            check(b"p_http" in told, "the subscriber has it")
+            service.send_signal(signal.SIGTERM)
+            check(b"event: stream.closing\n" in live.readlines(), "stopped by SIGTERM, it tells its subscribers")
+        check(service.wait(20) == 0, "and ends in order")
+
+
+@contextmanager
+def serving() -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """`weft serve` in another process, and where it answers."""
+    command = [sys.executable, "-m", "weft", "serve", "--module", "demo", "--port", "0"]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as service:
+        try:
+            assert service.stderr
+            yield service, next(json.loads(line)["url"] for line in service.stderr if '"url"' in line)
+        finally:
+            service.terminate()
 
 
 def fall_behind() -> None:
