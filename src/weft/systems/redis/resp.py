@@ -24,6 +24,7 @@ _NEWLINE, _DASH, _ZERO = b"\n-0"
 # Where the dash of an id stands from the year 2001 to 2286.
 _USUAL_DASH = 13
 _MAX_OFFSET = 2**31 - 1
+_BINARY = pa.binary()
 _TAIL_BYTES = 65_536
 _LAST_ENTRY = re.compile(rb".*\r\n\*2\r\n\$\d+\r\n(\d+-\d+)\r\n\*", re.DOTALL)
 
@@ -154,7 +155,7 @@ def _by_lines(reply: Bytes, taken: Container[str], wanted: Container[str] | None
             columns[column] = _slices(body, begin, end)
     if not _all_at(body, end[:-1], b"\r\n*2\r\n$"):
         return None
-    return Page(pc.cast(_slices(body, ids_begin, ids_end), pa.string()), columns)
+    return Page(_slices(body, ids_begin, ids_end, pa.string()), columns)
 
 
 def _first_names(body: Bytes) -> list[bytes] | None:
@@ -195,13 +196,13 @@ def _digits(body: Bytes, begin: Numbers, end: Numbers) -> npt.NDArray[np.uint64]
     return values
 
 
-def _slices(body: Bytes, begin: Numbers, end: Numbers) -> pa.Array:
+def _slices(body: Bytes, begin: Numbers, end: Numbers, kind: pa.DataType = _BINARY) -> pa.Array:
     """The texts between these places."""
     # Of an array whose elements are, in turns, a text and what lies between it and the next one, every second.
     offsets = np.empty((len(begin), 2), np.int32)
     offsets[:, 0], offsets[:, 1] = begin, end
     count = 2 * len(begin) - 1
-    texts = pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(body)])
+    texts = pa.Array.from_buffers(kind, count, [None, pa.py_buffer(offsets), pa.py_buffer(body)])
     return texts.take(pa.array(np.arange(0, count, 2, dtype=np.int32)))
 
 
