@@ -253,6 +253,7 @@ def _packed(batch: Batch) -> bytes:
             [_column(column, fields[name]) for name, column in zip(batch.columns, batch.values, strict=True)],
             [publish_id for publish_id, _ in batch.publishes],
             [count for _, count in batch.publishes],
+            all(None not in column for column in batch.values),
             batch.extra,
             None if batch.keys is None else _raw(batch.keys),
             int(batch.key_horizon * 1e6),

@@ -15,6 +15,8 @@ from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
+import msgspec
+
 from weft.systems.log import EXTRA, PUBLISH_ID, PUBLISHED_AT, ROWID, Page
 from weft.systems.redis import ids
 from weft.types import FieldType, check_value
@@ -39,11 +41,17 @@ _TO_TEXT: dict[str, Callable[[Any], str]] = {
 }
 
 
+_NUMBERS = ("int32", "int64", "float32", "float64")
+_numbers = msgspec.json.Encoder().encode
+
+
 def to_texts(values: list[Any], kind: FieldType) -> list[Any]:
     """A column of canonical values as what entries hold; a null has no field there."""
     write = _TO_TEXT.get(kind.base)
-    if write is None:
+    if write is None or not values:
         return values
+    if kind.base in _NUMBERS and None not in values:
+        return _numbers(values).decode()[1:-1].split(",")  # in one piece it takes a tenth of the time
     return list(map(write, values)) if None not in values else [None if v is None else write(v) for v in values]
 
 

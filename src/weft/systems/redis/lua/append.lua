@@ -1,6 +1,7 @@
 -- Append batches to streams, all or nothing.
 -- KEYS: for each batch its stream and its idempotency keys. ARGV: for each batch a MessagePack list of
--- {names, columns, publish ids, their counts, extra or nil, keys or nil, horizon in microseconds}.
+-- {names, columns, publish ids, their counts, whether there are no nulls, extra or nil, keys or nil, horizon in
+-- microseconds}.
 -- Gives for each batch, for each publish: first id, last id, how many were stored.
 
 -- The low 20 bits of an offset hold an id's sequence.
@@ -28,9 +29,10 @@ local now = now_micros()
 local results = {}
 for b = 1, #ARGV do
   local key, seen = KEYS[2 * b - 1], KEYS[2 * b]
-  local names, columns, publishes, counts, extra, keys, horizon = unpack(cmsgpack.unpack(ARGV[b]), 1, 7)
+  local names, columns, publishes, counts, is_full, extra, keys, horizon = unpack(cmsgpack.unpack(ARGV[b]), 1, 8)
   local words = {'XADD', key, '*'}
   local width = #names
+  for c = 1, width do words[2 + 2 * c] = names[c] end
   local room, next_ms = room_of(key)
   local row, answers = 0, {}
   for p = 1, #publishes do
@@ -46,11 +48,16 @@ for b = 1, #ARGV do
       end
       if wanted then
         local at = 3
-        for c = 1, width do
-          local value = columns[c][row]
-          if value then
-            words[at + 1], words[at + 2] = names[c], value
-            at = at + 2
+        if is_full then
+          for c = 1, width do words[3 + 2 * c] = columns[c][row] end
+          at = 3 + 2 * width
+        else
+          for c = 1, width do
+            local value = columns[c][row]
+            if value then
+              words[at + 1], words[at + 2] = names[c], value
+              at = at + 2
+            end
           end
         end
         if extra and extra[row] then
