@@ -22,8 +22,8 @@ SOURCE_FIELD = "_weft_entry"
 
 _ID = re.compile(r"\d{1,20}(-\d{1,20})?")
 _FIRST_ID = "0-0"
-# A page is as many entries as make about so many bytes; the first shows how large they are. On two cores, reads in pages
-# of 1 or 2 MB took twice as long in two of five rounds, as if Redis and we took turns; of 4 MB in one.
+# A page is as many entries as make about so many bytes; the first shows how large they are. On two cores, reads in
+# pages of 1 or 2 MB took twice as long in two of five rounds, as if Redis and we took turns; of 4 MB in one.
 _FIRST_PAGE, _LARGEST_PAGE, _PAGE_BYTES = 512, 32_768, 4_000_000
 _ACKS_A_COMMAND = 5_000
 # To look more often than this for entries that idle members left costs more than it gives.
