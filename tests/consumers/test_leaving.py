@@ -103,3 +103,14 @@ async def test_what_lay_too_long_is_fetched_again(client: Any) -> None:
         assert numbers([first]) + numbers(taken) == [0, 1, 2, 3]
         # What the other holds in its buffer is given back when it leaves, or claimed once it is idle.
         assert not set(numbers(rest)) & set(numbers(taken))
+
+
+async def test_what_was_given_back_is_not_acknowledged_by_itself(client: Any) -> None:
+    await fill(client, 3)
+    options = {"streams": ["s"], "group": "g", "auto_acknowledge": True}
+    async with client.xconsumer(consumer="a", **options) as first:
+        _, entry = await first.get_entry()
+        assert await first.nack(entry) == 1
+    async with client.xconsumer(consumer="b", **options) as second:
+        assert numbers(await drained(second)) == [0, 1, 2]
+    assert (await client.xpending("s", "g")).pending == 0

@@ -137,3 +137,18 @@ def test_a_stream_that_is_not_there_yet(url: str, later: Callable[..., None], ad
 def test_types_of_an_empty_read(url: str) -> None:
     frame = read(url, schema={"n": pl.Int64}, include_delivery=True)
     assert frame.schema == {"_id": pl.String, "_ts": pl.Int64, "_deliveries": pl.Int64, "n": pl.Int64}
+
+
+def test_claiming_does_not_give_what_this_read_was_given(url: str, add: Add) -> None:
+    ids = add("events", *({"n": i} for i in range(60_000)))
+    assert sorted(read(url, claim_idle=0)["_id"].to_list()) == sorted(ids)
+
+
+def test_a_group_at_the_end_that_vanished_begins_where_it_began(url: str, add: Add, client: Any) -> None:
+    add("events", {"n": 0})
+    options = {"group": "analytics", "consumer": "worker-1", "start_id": "$", "block_ms": 100, "yield_on_idle": True}
+    with weft.iter_stream(url, "events", **options) as batches:
+        assert len(next(batches)) == 0
+        client.xgroup_destroy("events", "analytics")
+        ids = add("events", *({"n": i} for i in range(1, 6)))
+        assert next(batches)["_id"].to_list() == ids

@@ -298,3 +298,20 @@ def test_by_connection_and_by_name(url: str, add: Add) -> None:
     connection = weft.connect(url=url, name="cache")
     assert len(weft.read_stream(connection, "events")) == 1
     assert len(weft.read_stream("cache", "events")) == 1
+
+
+def test_putting_aside_between_pages(url: str, add: Add, client: Any) -> None:
+    ids = add("events", *({"n": "bad" if i in (100, 1500) else i} for i in range(2_000)))
+    schema = {"n": pl.Int64}
+    frame = weft.read_stream(url, "events", schema=schema, on_error="quarantine")
+    assert frame["_id"].to_list() == [each for i, each in enumerate(ids) if i not in (100, 1500)]
+    batches = weft.iter_stream(url, "events", schema=schema, on_error="quarantine", batch_size=500, count=1_998)
+    assert sum(len(batch) for batch in batches) == 1_998
+    assert [entry[0].decode() for entry in client.xrange("events__quarantine")] == [ids[100], ids[1500]]
+
+
+def test_a_page_that_ends_in_something_like_an_entry_of_no_id(url: str, add: Add) -> None:
+    fake = b"x\r\n*2\r\n$30\r\n999999999999999999999999999999-0\r\n*"
+    ids = add("events", *({"n": fake if i == 511 else b"y"} for i in range(2_000)))
+    frame = weft.read_stream(url, "events", schema={"n": pl.Binary})
+    assert frame["_id"].to_list() == ids

@@ -317,13 +317,23 @@ class GroupConsumer(Consumer):
         entries, `(stream, entry)` pairs, and what `get_batch` gave."""
         await self._begin()
         assert self._reader is not None
-        return await self._reader.ack(_entries(entries))
+        return await self._reader.ack(self._settled(entries))
 
     async def nack(self, entries: Any) -> int:
         """Give entries back, to be delivered again to any member; how many of them were still this member's."""
         await self._begin()
         assert self._reader is not None
-        return await self._reader.give_back(_entries(entries), undelivered=False)
+        return await self._reader.give_back(self._settled(entries), undelivered=False)
+
+    def _settled(self, given: Any) -> list[StreamEntry]:
+        """The entries, of which nothing is left to acknowledge by itself: one that was given back is another's."""
+        found = _entries(given)
+        if self._handed_out:
+            settled = {(_text(entry.stream), entry.identifier) for entry in found}
+            self._handed_out = [
+                entry for entry in self._handed_out if (_text(entry.stream), entry.identifier) not in settled
+            ]
+        return found
 
     async def _leave(self) -> None:
         if self._reads:

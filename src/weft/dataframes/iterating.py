@@ -294,6 +294,7 @@ def iter_stream(
             auto_ack=auto_ack,
             create_group=create_group,
             claim_idle=claim_idle,
+            claim_again=True,
             stopped=stopped,
         ),
         layout,

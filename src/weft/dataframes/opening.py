@@ -66,6 +66,7 @@ def open_feed(
     auto_ack: bool = False,
     create_group: bool = True,
     claim_idle: int | None = None,
+    claim_again: bool = False,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Feed:
     """The stream, at the place from which it is to be read."""
@@ -106,7 +107,16 @@ def open_feed(
         return RangeFeed(wire, key, layout, start_id, end_id)
     assert consumer is not None
     return GroupFeed(
-        wire, key, layout, group, consumer, start=start_id, create_group=create_group, claim_idle=claim_idle
+        wire,
+        key,
+        layout,
+        group,
+        consumer,
+        start=start_id,
+        create_group=create_group,
+        claim_idle=claim_idle,
+        claim_again=claim_again,
+        confirms=auto_ack,
     )
 
 

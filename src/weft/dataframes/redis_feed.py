@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Sequence
@@ -95,6 +96,16 @@ class _RedisFeed:
         begin = len(self._heading)
         return reply[begin:] if reply[:begin].tobytes() == self._heading else None
 
+    def _last_id(self) -> str:
+        try:
+            about = self.wire.run("XINFO", "STREAM", self.stream)
+        except ReplyError as error:
+            if "no such key" not in str(error):
+                raise self.wire.explained(error) from None
+            return _FIRST_ID
+        found: bytes = about[about.index(b"last-generated-id") + 1]
+        return found.decode()
+
     def _page(self, entries: Bytes) -> Page:
         page = page_of(entries, self.layout.taken, self.layout.fields)
         if len(page) > 0:
@@ -155,6 +166,7 @@ class RangeFeed(_RedisFeed):
             return None
         batch, rejected = self.layout.convert(page, self.stream)
         if rejected:
+            self._expected = None  # the connection is needed for something else, so its reply is let go
             self._put_aside(rejected)
         self._start = f"({page.ids[-1]}"
         return batch
@@ -186,16 +198,6 @@ class RangeFeed(_RedisFeed):
         entries = self._entries(reply)
         return Page(pa.array([], pa.string())) if entries is None else self._page(entries)
 
-    def _last_id(self) -> str:
-        try:
-            about = self.wire.run("XINFO", "STREAM", self.stream)
-        except ReplyError as error:
-            if "no such key" not in str(error):
-                raise self.wire.explained(error) from None
-            return _FIRST_ID
-        found: bytes = about[about.index(b"last-generated-id") + 1]
-        return found.decode()
-
 
 def _before(start: str) -> str:
     """The last id before a range's start."""
@@ -223,6 +225,8 @@ class GroupFeed(_RedisFeed):
         start: str = "-",
         create_group: bool = True,
         claim_idle: int | None = None,
+        claim_again: bool = False,
+        confirms: bool = False,
     ) -> None:
         check_range(start, "+")
         super().__init__(wire, stream, layout)
@@ -230,6 +234,9 @@ class GroupFeed(_RedisFeed):
         self._group_start = "$" if start in ("$", "+") else _before(start)
         self._create_group = create_group
         self._claim_idle = claim_idle
+        self._claim_again = claim_again
+        """Not within one read: it would be given what it has itself, until it is fast enough."""
+        self._confirms = confirms
         self._claim_cursor = _FIRST_ID
         self._claim_at = 0.0
         self._last_new = _FIRST_ID
@@ -240,6 +247,8 @@ class GroupFeed(_RedisFeed):
     def begin(self) -> None:
         """Create the group, if it may be."""
         if self._create_group:
+            if self._group_start == "$":  # now, whenever it must be created again
+                self._group_start = self._last_id()
             self._create()
 
     def fetch(self, limit: int, wait_seconds: float | None, more: bool = True) -> pa.RecordBatch | None:
@@ -257,7 +266,8 @@ class GroupFeed(_RedisFeed):
             # Nobody else can: they are in no frame.
             self._acknowledge(list(aside))
             ids = [each for each in ids if each not in aside]
-        self._unconfirmed.extend(ids)
+        if self._confirms:
+            self._unconfirmed.extend(ids)
         return batch
 
     def confirm(self) -> None:
@@ -283,7 +293,8 @@ class GroupFeed(_RedisFeed):
             self._claim_cursor = cursor.decode()
             at_end = self._claim_cursor == _FIRST_ID
             if at_end:
-                self._claim_at = time.monotonic() + max(self._claim_idle / 1000, _LEAST_CLAIM_SECONDS)
+                pause = max(self._claim_idle / 1000, _LEAST_CLAIM_SECONDS) if self._claim_again else math.inf
+                self._claim_at = time.monotonic() + pause
             page = page_of_entries(entries, self.layout.taken, self.layout.fields)
             if len(page) > 0 or at_end:
                 return page if len(page) > 0 else None

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import weft
-from weft import DeclarationError, SchemaError
+from weft import DeclarationError, SchemaError, WeftError
 from weft.project import Project
 from workers import declare, drain, log_of
 
@@ -205,3 +205,28 @@ def test_what_a_plain_client_acknowledged_leaves_nothing_behind(streams: Project
     client.xreadgroup("worker", "plain", {"orders": ">"})
     assert weft.consume_sync("orders", "worker", member="b") == []
     assert client.keys("weft:{orders}:*:worker") == []
+
+
+def test_an_id_that_leaves_no_room(streams: Project, client: Any) -> None:
+    """Nothing of a publish is stored, and those who publish to other streams at the same time are not disturbed."""
+    declare(fields={"n": "int64"})
+    declare("others", fields={"n": "int64"})
+    client.xadd("orders", {"n": "1"}, id=f"{2**43 - 10}-0")
+
+    async def publish_both() -> list[Any]:
+        publishes = [weft.publish(name, {"n": n}) for n in range(20) for name in ("orders", "others")]
+        return await asyncio.gather(*publishes, return_exceptions=True)
+
+    outcomes = asyncio.run(publish_both())
+    assert all(isinstance(each, WeftError) and "FARID" in str(each) for each in outcomes[::2])
+    assert (client.xlen("orders"), client.xlen("others")) == (1, 20)
+
+
+def test_more_events_in_a_commit_than_a_millisecond_can_have(streams: Project, client: Any) -> None:
+    """A last id whose millisecond is nearly full, ahead of the clock."""
+    declare(fields={"n": "int64"})
+    ahead = int(datetime.now(UTC).timestamp() * 1000) + 3_600_000
+    client.xadd("orders", {"n": "0"}, id=f"{ahead}-{2**20 - 3}")
+    result = weft.publish_sync("orders", [{"n": n} for n in range(1, 6)])
+    assert result["last_rowid"] == (ahead + 1) << 20 | 2
+    assert [event["n"] for event in drain("orders")] == [0, 1, 2, 3, 4, 5]

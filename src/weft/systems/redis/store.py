@@ -15,7 +15,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from weft.errors import ConnectionFailedError, DeclarationError, WeftError
+from weft.errors import ConnectionFailedError, DeclarationError, SchemaError, WeftError
 from weft.systems.base import Connection
 from weft.systems.declare import declare
 from weft.systems.log import Appended, Batch
@@ -26,6 +26,10 @@ from weft.types import FieldType
 _log = logging.getLogger("weft.streams")
 # A server that does not answer for so long is taken for gone.
 _ANSWER_SECONDS = 60.0
+# What the script for publishes says before it writes anything.
+_NOTHING_STORED = ("WRONGTYPE", "FARID", "NOPERM", "NOAUTH")
+# A call in Lua takes no more words than this.
+_MOST_FIELDS = 3_500
 # A wait ends this often, because a stream that was opened meanwhile is not waited for yet.
 _WAIT_SECONDS = 0.25
 # On a cluster nobody can wait for streams of several nodes at once: they are looked at this often.
@@ -140,7 +144,13 @@ class RedisStore:
 
     def _append(self, batches: Sequence[Batch]) -> list[list[Appended]]:
         keys = [key for batch in batches for key in (_log_of(batch).keys.stream, _log_of(batch).keys.seen)]
-        replies = self.script("append", keys, *map(_packed, batches))
+        try:
+            replies = self.script("append", keys, *map(_packed, batches))
+        except WeftError as error:
+            if type(error) is not WeftError or any(mark in error.what for mark in _NOTHING_STORED):
+                raise
+            # It failed at work, and nobody knows how far it came: to try it again could store some of it twice.
+            raise ConnectionFailedError(error.what, hint="Some of these events may be stored.") from None
         return [
             [
                 Appended(
@@ -246,6 +256,8 @@ def _raw(column: Sequence[bytes | None]) -> list[Any]:
 
 
 def _packed(batch: Batch) -> bytes:
+    if len(batch.columns) > _MOST_FIELDS:
+        raise SchemaError(f"An event of a stream on Redis may have {_MOST_FIELDS:,} fields.")
     fields = _log_of(batch).fields()
     return _pack(
         (

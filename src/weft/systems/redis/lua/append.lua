@@ -4,8 +4,21 @@
 -- microseconds}.
 -- Gives for each batch, for each publish: first id, last id, how many were stored.
 
--- The low 20 bits of an offset hold an id's sequence.
-local SEQUENCES = 1048576
+-- The low 20 bits of an offset hold an id's sequence, the others its milliseconds.
+local SEQUENCES, MILLISECONDS = 1048576, 8796093022208
+
+local now = now_micros()
+
+-- The millisecond of the next entries, and how many can have it. One for all of a commit, whatever the clock does
+-- meanwhile; not before the last entry's.
+local function place_in(key)
+  local stream, ms = stream_of(key), math.floor(now / 1000)
+  if stream then
+    local last_ms, last_seq = parts(stream['last-generated-id'])
+    if last_ms >= ms then return last_ms, SEQUENCES - 1 - last_seq end
+  end
+  return ms, SEQUENCES
+end
 
 -- Before anything is written: nothing may fail after that.
 for i = 1, #KEYS, 2 do
@@ -13,27 +26,20 @@ for i = 1, #KEYS, 2 do
   if kind ~= 'none' and kind ~= 'stream' then
     return redis.error_reply('WRONGTYPE ' .. KEYS[i] .. ' is a ' .. kind .. ', not a stream')
   end
+  -- With room for all that one call can bring.
+  if place_in(KEYS[i]) > MILLISECONDS - 1000 then
+    return redis.error_reply('FARID the last id of ' .. KEYS[i] .. ' leaves no offset for another entry')
+  end
 end
 
--- How many entries can still have the millisecond of the last one, and the next one's.
-local function room_of(key)
-  local stream = stream_of(key)
-  local time = math.floor(now_micros() / 1000)
-  if not stream then return SEQUENCES, time + 1 end
-  local ms, seq = parts(stream['last-generated-id'])
-  if ms < time then return SEQUENCES, time + 1 end
-  return SEQUENCES - 1 - seq, ms + 1
-end
-
-local now = now_micros()
 local results = {}
 for b = 1, #ARGV do
   local key, seen = KEYS[2 * b - 1], KEYS[2 * b]
   local names, columns, publishes, counts, is_full, extra, keys, horizon = unpack(cmsgpack.unpack(ARGV[b]), 1, 8)
-  local words = {'XADD', key, '*'}
+  local ms, room = place_in(key)
+  local words = {'XADD', key, string.format('%d-*', ms)}
   local width = #names
   for c = 1, width do words[2 + 2 * c] = names[c] end
-  local room, next_ms = room_of(key)
   local row, answers = 0, {}
   for p = 1, #publishes do
     local first, last, stored = false, false, 0
@@ -65,12 +71,11 @@ for b = 1, #ARGV do
           at = at + 2
         end
         words[at + 1], words[at + 2] = '_weft_publish_id', publishes[p]
-        if room > 0 then
-          room, words[3] = room - 1, '*'
-        else
-          words[3] = string.format('%d-0', next_ms)
-          room, next_ms = SEQUENCES - 1, next_ms + 1
+        if room == 0 then
+          ms, room = ms + 1, SEQUENCES
+          words[3] = string.format('%d-*', ms)
         end
+        room = room - 1
         last = call(unpack(words, 1, at + 2))
         first = first or last
         stored = stored + 1

@@ -191,6 +191,7 @@ local function take(each, list, deliveries)
     span[2], span[3] = each.id, span[3] + 1
   else
     list[#list + 1] = {each.id, each.id, 1, deliveries, reason}
+    following, at = {}, 1 -- what was looked up followed another entry
   end
   previous = each.id
   taken[#taken + 1] = each.id
