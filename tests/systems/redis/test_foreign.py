@@ -230,3 +230,21 @@ def test_more_events_in_a_commit_than_a_millisecond_can_have(streams: Project, c
     result = weft.publish_sync("orders", [{"n": n} for n in range(1, 6)])
     assert result["last_rowid"] == (ahead + 1) << 20 | 2
     assert [event["n"] for event in drain("orders")] == [0, 1, 2, 3, 4, 5]
+
+
+def test_entries_that_pretend_to_be_ours(streams: Project, client: Any) -> None:
+    """They are events like others, and stop nobody."""
+    declare(fields={"n": "int64", "body": "json"})
+    for fields in (
+        {"n": 0, "body": "[" * 100_000},
+        {"n": 1, "_weft_publish_id": b"\xff"},
+        {"n": 2, "_weft_publish_id": "p", "_weft_extra": "{"},
+        {"n": 3, "_weft_publish_id": "p", "_weft_extra": "[1]"},
+        {"n": 4, "_weft_publish_id": "p", "_weft_extra": '{"_weft_rowid": 123}'},
+        {"n": 5, "_weft_rowid": "123", "_weft_published_at": "never"},
+    ):
+        client.xadd("orders", fields)
+    events = weft.consume_sync("orders", "worker")
+    assert [event["n"] for event in events] == list(range(6))
+    assert events[5]["_weft_rowid#2"] == "123"
+    assert weft.ack_sync("orders", "worker", events) == 6

@@ -17,7 +17,7 @@ from uuid import UUID
 
 import msgspec
 
-from weft.systems.log import EXTRA, PUBLISH_ID, PUBLISHED_AT, ROWID, Page
+from weft.systems.log import EXTRA, PUBLISH_ID, PUBLISHED_AT, RESERVED_PREFIX, ROWID, Page
 from weft.systems.redis import ids
 from weft.types import FieldType, check_value
 
@@ -71,6 +71,8 @@ _FROM_TEXT: dict[str, Callable[[bytes], Any]] = {
     "uuid": lambda raw: UUID(raw.decode()),
 }
 
+# What a text raises that is of another type, or nested so deeply that nobody should read it.
+_NOT_OURS = (ValueError, KeyError, ArithmeticError, RecursionError)
 _INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
 _FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _TRUE, _FALSE = ("true", "1", "yes", "t"), ("false", "0", "no", "f")
@@ -135,17 +137,19 @@ def _place(
     name = raw_name.decode(errors="backslashreplace")
     kind = fields.get(name)
     if raw_name in _OWN and is_own:
-        read = bytes.decode if name == PUBLISH_ID else json.loads
         for row, raw in zip(rows, values, strict=True):
-            if name == EXTRA and columns[EXTRA][row]:
-                columns[EXTRA][row].update(read(raw))
-            else:
-                columns[name][row] = read(raw)
+            try:
+                if name == PUBLISH_ID:
+                    columns[PUBLISH_ID][row] = raw.decode()
+                else:
+                    columns[EXTRA][row] = {**_extra(raw), **(columns[EXTRA][row] or {})}
+            except _NOT_OURS:
+                _keep(columns[EXTRA], row, name, raw)
         return
     if is_own and kind is not None:
         try:
             found = list(map(_FROM_TEXT[kind.base], values))
-        except (ValueError, KeyError, ArithmeticError):
+        except _NOT_OURS:
             pass  # somebody else's entry after all
         else:
             if len(rows) == len(columns[name]):
@@ -159,6 +163,18 @@ def _place(
             if kind is None:
                 raise ValueError("no such field")
             columns[name][row] = read_foreign(raw, kind)
-        except ValueError:
-            extra = columns[EXTRA][row] or {}
-            columns[EXTRA][row] = {**extra, name: raw.decode(errors="backslashreplace")}
+        except _NOT_OURS:
+            _keep(columns[EXTRA], row, name, raw)
+
+
+def _extra(raw: bytes) -> dict[str, Any]:
+    found = json.loads(raw)
+    if not isinstance(found, dict) or any(name.startswith(RESERVED_PREFIX) for name in found):
+        raise ValueError("Weft did not write it")
+    return found
+
+
+def _keep(extra: list[Any], row: int, name: str, raw: bytes) -> None:
+    """Keep a text that fits nowhere; under another name where it would take the place of what Weft adds."""
+    name = f"{name}#2" if name.startswith(RESERVED_PREFIX) else name
+    extra[row] = {**(extra[row] or {}), name: raw.decode(errors="backslashreplace")}
