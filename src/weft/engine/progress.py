@@ -94,7 +94,9 @@ def _follow(bar: Progress, task: object, counter: Counter, ended: threading.Even
     """Ask Spark what runs. Stages that are done are not told any more, so they are remembered."""
     stages: dict[int, tuple[int, int]] = {}
     first: tuple[float, int] | None = None
-    while not ended.wait(_INTERVAL):
+    over = False
+    while not over:
+        over = ended.wait(_INTERVAL)  # then all rows are counted, which is shown too
         rows, now = counter.rows(), time.perf_counter()
         if rows:
             # Since the first rows came: Spark may have had to start before.
@@ -102,6 +104,8 @@ def _follow(bar: Progress, task: object, counter: Counter, ended: threading.Even
             rate = (rows - first[1]) / (now - first[0]) if now > first[0] else 0.0
             shown = f"{rows:,} rows" + (f", {rate:,.0f}/s" if rate else "")
             bar.update(task, rows=shown)  # type: ignore[arg-type]
+        if over:
+            return
         with suppress(Exception):  # a session that stops meanwhile: whoever uses it is told, not who looks on
             active = _active_stages()
             for stage, (_, total) in list(stages.items()):
