@@ -250,7 +250,7 @@ class GroupConsumer(Consumer):
 
     `auto_create` creates a group that is missing, at `group_start`: `"0"` gives it all that is in the stream, `"$"`
     what is added from now on, an identifier what comes after it. A group that vanishes meanwhile is created again
-    there. `auto_acknowledge` acknowledges what was handed out when more is asked for, or on leaving.
+    there. `auto_acknowledge` acknowledges what was handed out once the buffer is empty, or on leaving.
     `start_from_backlog` begins with what this member was given before and has not acknowledged. `claim_idle` takes over
     what any member has held for so many milliseconds. What was delivered `max_deliveries` times goes to the stream
     `dead_letter` instead.

@@ -19,7 +19,7 @@ from weft.server.answers import Answers
 from weft.server.keys import CACHED_SECONDS
 from weft.server.limits import Limits
 from weft.server.problems import Problem
-from weft.streams.events import to_dicts
+from weft.streams.events import read_after
 from weft.streams.runtime import Opened
 from weft.systems.log import ROWID
 
@@ -217,16 +217,11 @@ def read(ready: Opened, after: int, limit: int) -> list[tuple[Event, bytes]]:
     """The events after an offset with their frames; `Moved` where retention removed some of them, or the offset is of
     no event any more."""
     log = ready.log
-    head = log.head()
-    if head < after:
+    events, floor, lost = read_after(log, after, limit)
+    if floor:
+        raise Moved(floor, lost)
+    if not events and (head := log.head()) < after:
         raise Moved(head)
-    if head == after:
-        return []
-    events = to_dicts(log.read(after, head, limit))
-    if (events[0][ROWID] if events else head + 1) > after + 1:
-        floor = log.floor()
-        if floor > after:
-            raise Moved(floor, log.removed_after(after))
     name = ready.stream.name
     return [(event, frame("stream.event", {"stream": name, "event": event}, event[ROWID])) for event in events]
 

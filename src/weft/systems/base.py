@@ -10,11 +10,12 @@ import time
 import types
 import typing
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, Self
+from urllib.parse import unquote_plus
 
 from weft import settings
 from weft.errors import (
@@ -254,6 +255,30 @@ class System:
     def _load(self, reference: str) -> Any:
         module, _, name = reference.partition(":")
         return getattr(require(module, self), name)
+
+
+def url_parameters(
+    query: str, known: Mapping[str, Callable[[str], Any]], malformed: Callable[[str, str | None], SettingsError]
+) -> dict[str, Any]:
+    """What follows the `?` of a URL: known names alone, each read by its function."""
+    found: dict[str, Any] = {}
+    for pair in filter(None, query.split("&")):
+        name, _, text = pair.partition("=")
+        if name not in known:
+            if "@" in query:
+                # Not quoted: it may well be the end of a password.
+                raise malformed(
+                    "has an unknown parameter",
+                    "A ? in a user or password must be percent-encoded: %3F for ?, %40 for @.",
+                )
+            close = nearest(name, known)
+            hint = f"Did you mean {close!r}?" if close else f"Known parameters: {', '.join(known)}."
+            raise malformed(f"has an unknown parameter {name!r}", hint)
+        try:
+            found[name] = known[name](unquote_plus(text))
+        except ValueError:
+            raise malformed(f"has an invalid value of {name!r}", None) from None
+    return found
 
 
 def require(module: str, system: System | str) -> types.ModuleType:

@@ -218,7 +218,7 @@ def test_an_id_that_leaves_no_room(streams: Project, client: Any) -> None:
         return await asyncio.gather(*publishes, return_exceptions=True)
 
     outcomes = asyncio.run(publish_both())
-    assert all(isinstance(each, WeftError) and "FARID" in str(each) for each in outcomes[::2])
+    assert all(isinstance(each, WeftError) and "NOTSTORED the last id of orders" in str(each) for each in outcomes[::2])
     assert (client.xlen("orders"), client.xlen("others")) == (1, 20)
 
 
@@ -248,3 +248,18 @@ def test_entries_that_pretend_to_be_ours(streams: Project, client: Any) -> None:
     assert [event["n"] for event in events] == list(range(6))
     assert events[5]["_weft_rowid#2"] == "123"
     assert weft.ack_sync("orders", "worker", events) == 6
+
+
+def test_a_key_of_ours_that_is_something_else(streams: Project, client: Any) -> None:
+    """It is found before anything is written, so that nothing is stored twice by those who try each publish alone."""
+    declare(fields={"n": "int64"})
+    keyed = declare("keyed", fields={"n": "int64"}, idempotency_key="n")
+    client.set(log_of(keyed).keys.seen, "mine")
+
+    async def publish_both() -> list[Any]:
+        publishes = [weft.publish(name, {"n": n}) for n in range(20) for name in ("orders", "keyed")]
+        return await asyncio.gather(*publishes, return_exceptions=True)
+
+    outcomes = asyncio.run(publish_both())
+    assert all(isinstance(each, WeftError) and "is a string, not a zset" in str(each) for each in outcomes[1::2])
+    assert (client.xlen("orders"), client.xlen("keyed")) == (20, 0)

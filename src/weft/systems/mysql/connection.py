@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
-from urllib.parse import unquote, unquote_plus, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from weft import settings
-from weft.errors import SettingsError, nearest
-from weft.systems.base import SIGN_IN_HINT, Connection, measured, require
+from weft.errors import SettingsError
+from weft.systems.base import SIGN_IN_HINT, Connection, measured, require, url_parameters
 
 
 def _flag(text: str) -> bool:
@@ -79,23 +79,7 @@ class MySQLConnection(Connection):
         arguments: dict[str, Any] = {"host": parts.hostname or "localhost", "port": port or 3306, "charset": "utf8mb4"}
         arguments |= {"user": user, "password": password} if user or password else {}
         arguments |= {"database": database} if database else {}
-        for pair in filter(None, parts.query.split("&")):
-            name, _, text = pair.partition("=")
-            if name not in _PARAMETERS:
-                if "@" in parts.query:
-                    # Not quoted: it may well be the end of a password.
-                    raise self._malformed(
-                        "has an unknown parameter",
-                        "A ? in a user or password must be percent-encoded: %3F for ?, %40 for @.",
-                    )
-                close = nearest(name, _PARAMETERS)
-                hint = f"Did you mean {close!r}?" if close else f"Known parameters: {', '.join(_PARAMETERS)}."
-                raise self._malformed(f"has an unknown parameter {name!r}", hint)
-            try:
-                arguments[name] = _PARAMETERS[name](unquote_plus(text))
-            except ValueError:
-                raise self._malformed(f"has an invalid value of {name!r}", None) from None
-        return arguments
+        return arguments | url_parameters(parts.query, _PARAMETERS, self._malformed)
 
     def check(self) -> dict[str, Any]:
         """Connect and ask for the server's version."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
-from urllib.parse import unquote, unquote_plus, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from weft import settings
-from weft.errors import DeclarationError, SettingsError, nearest
-from weft.systems.base import Connection, measured, require
+from weft.errors import DeclarationError, SettingsError
+from weft.systems.base import Connection, measured, require, url_parameters
 
 PORT = 6379
 SENTINEL_PORT = 26379
@@ -122,23 +122,7 @@ class RedisConnection(Connection):
         options = {name: value for name, value in given.items() if value is not None}
         options |= {"database": int(path)} if path else {}
         options |= {"tls": True} if parts.scheme.lower() == "rediss" else {}
-        for pair in filter(None, parts.query.split("&")):
-            name, _, text = pair.partition("=")
-            if name not in _PARAMETERS:
-                if "@" in parts.query:
-                    # Not quoted: it may well be the end of a password.
-                    raise self._malformed(
-                        "has an unknown parameter",
-                        "A ? in a user or password must be percent-encoded: %3F for ?, %40 for @.",
-                    )
-                close = nearest(name, _PARAMETERS)
-                hint = f"Did you mean {close!r}?" if close else f"Known parameters: {', '.join(_PARAMETERS)}."
-                raise self._malformed(f"has an unknown parameter {name!r}", hint)
-            try:
-                options[name] = _PARAMETERS[name](unquote_plus(text))
-            except ValueError:
-                raise self._malformed(f"has an invalid value of {name!r}", None) from None
-        return options
+        return options | url_parameters(parts.query, _PARAMETERS, self._malformed)
 
     def secrets(self) -> set[str]:
         """Also as the URL has the password: a driver's message quotes it decoded."""

@@ -32,7 +32,8 @@ def to_offset(entry_id: bytes | str, stream: str) -> int:
         raise SchemaError(
             f"Entry {text} of the Redis stream {stream!r} has no offset: an id may have {_MILLISECONDS - 1} before the "
             f"dash and {_SEQUENCES - 1} after it, at most.",
-            hint="Somebody chose that id. Let Redis choose: XADD stream * …. Delete the entry (XDEL) to go on.",
+            hint="Somebody chose that id. Let Redis choose: XADD stream * …. To go on, delete the entry (XDEL) and set "
+            "the last id back (XSETID stream ID, of the entry before it).",
         )
     return milliseconds << _BITS | sequence
 

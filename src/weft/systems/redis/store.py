@@ -26,8 +26,8 @@ from weft.types import FieldType
 _log = logging.getLogger("weft.streams")
 # A server that does not answer for so long is taken for gone.
 _ANSWER_SECONDS = 60.0
-# What the script for publishes says before it writes anything.
-_NOTHING_STORED = ("WRONGTYPE", "FARID", "NOPERM", "NOAUTH")
+# What the script for publishes says where it wrote nothing.
+_NOTHING_STORED = "NOTSTORED"
 # A call in Lua takes no more words than this.
 _MOST_FIELDS = 3_500
 # A wait ends this often, because a stream that was opened meanwhile is not waited for yet.
@@ -147,7 +147,7 @@ class RedisStore:
         try:
             replies = self.script("append", keys, *map(_packed, batches))
         except WeftError as error:
-            if type(error) is not WeftError or any(mark in error.what for mark in _NOTHING_STORED):
+            if type(error) is not WeftError or _NOTHING_STORED in error.what:
                 raise
             # It failed at work, and nobody knows how far it came: to try it again could store some of it twice.
             raise ConnectionFailedError(error.what, hint="Some of these events may be stored.") from None

@@ -21,14 +21,15 @@ local function place_in(key)
 end
 
 -- Before anything is written: nothing may fail after that.
-for i = 1, #KEYS, 2 do
-  local kind = call('TYPE', KEYS[i])['ok']
-  if kind ~= 'none' and kind ~= 'stream' then
-    return redis.error_reply('WRONGTYPE ' .. KEYS[i] .. ' is a ' .. kind .. ', not a stream')
+local KINDS = {'stream', 'zset'}
+for i = 1, #KEYS do
+  local kind, wanted = call('TYPE', KEYS[i])['ok'], KINDS[2 - i % 2]
+  if kind ~= 'none' and kind ~= wanted then
+    return redis.error_reply('NOTSTORED ' .. KEYS[i] .. ' is a ' .. kind .. ', not a ' .. wanted)
   end
   -- With room for all that one call can bring.
-  if place_in(KEYS[i]) > MILLISECONDS - 1000 then
-    return redis.error_reply('FARID the last id of ' .. KEYS[i] .. ' leaves no offset for another entry')
+  if i % 2 == 1 and place_in(KEYS[i]) > MILLISECONDS - 1000 then
+    return redis.error_reply('NOTSTORED the last id of ' .. KEYS[i] .. ' leaves no offset for another entry')
   end
 end
 
