@@ -33,6 +33,24 @@ for i = 1, #KEYS do
   end
 end
 
+-- XADD of a row in which nothing is missing, each word an argument of its own: a table of them, unpacked, takes a sixth
+-- longer. For as many columns as a function can hold.
+local function adder(key, names, columns)
+  local width = #names
+  if width > 25 then return end
+  local given, words = {}, {}
+  for c = 1, width do
+    given[2 * c - 1], given[2 * c] = 'n' .. c, 'c' .. c
+    words[c] = 'n' .. c .. ', c' .. c .. '[row]'
+  end
+  local found = {}
+  for c = 1, width do found[2 * c - 1], found[2 * c] = names[c], columns[c] end
+  local source = 'local call, key, ' .. table.concat(given, ', ') .. ' = ...\n'
+    .. 'return function(id, row, publish)\n'
+    .. "return call('XADD', key, id, " .. table.concat(words, ', ') .. ", '_weft_publish_id', publish)\nend"
+  return loadstring(source)(call, key, unpack(found))
+end
+
 local results = {}
 for b = 1, #ARGV do
   local key, seen = KEYS[2 * b - 1], KEYS[2 * b]
@@ -40,7 +58,7 @@ for b = 1, #ARGV do
   local ms, room = place_in(key)
   local words = {'XADD', key, string.format('%d-*', ms)}
   local width = #names
-  for c = 1, width do words[2 + 2 * c] = names[c] end
+  local add = is_full and width > 0 and not extra and adder(key, names, columns)
   local row, answers = 0, {}
   for p = 1, #publishes do
     local first, last, stored = false, false, 0
@@ -54,11 +72,15 @@ for b = 1, #ARGV do
         if wanted then call('ZADD', seen, string.format('%d', now), unique) end
       end
       if wanted then
-        local at = 3
-        if is_full then
-          for c = 1, width do words[3 + 2 * c] = columns[c][row] end
-          at = 3 + 2 * width
+        if room == 0 then
+          ms, room = ms + 1, SEQUENCES
+          words[3] = string.format('%d-*', ms)
+        end
+        room = room - 1
+        if add then
+          last = add(words[3], row, publishes[p])
         else
+          local at = 3
           for c = 1, width do
             local value = columns[c][row]
             if value then
@@ -66,18 +88,13 @@ for b = 1, #ARGV do
               at = at + 2
             end
           end
+          if extra and extra[row] then
+            words[at + 1], words[at + 2] = '_weft_extra', extra[row]
+            at = at + 2
+          end
+          words[at + 1], words[at + 2] = '_weft_publish_id', publishes[p]
+          last = call(unpack(words, 1, at + 2))
         end
-        if extra and extra[row] then
-          words[at + 1], words[at + 2] = '_weft_extra', extra[row]
-          at = at + 2
-        end
-        words[at + 1], words[at + 2] = '_weft_publish_id', publishes[p]
-        if room == 0 then
-          ms, room = ms + 1, SEQUENCES
-          words[3] = string.format('%d-*', ms)
-        end
-        room = room - 1
-        last = call(unpack(words, 1, at + 2))
         first = first or last
         stored = stored + 1
       end
