@@ -443,11 +443,13 @@ def check_column(values: list[Any], kind: FieldType) -> list[Any] | None:
     bounds.
     """
     kinds = set(map(type, values))
-    kinds.discard(_NONE)
+    present = values
+    if _NONE in kinds:
+        kinds.discard(_NONE)
+        present = [v for v in values if v is not None]
     if not kinds:
         return values
     base = kind.base
-    present = values if None not in values else [v for v in values if v is not None]
     if base == "string":
         if kinds == {str}:
             text = "".join(present)

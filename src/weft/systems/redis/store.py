@@ -246,8 +246,8 @@ def _log_of(batch: Batch) -> RedisLog:
 _pack = msgspec.msgpack.Encoder().encode
 
 
-def _column(column: list[Any], kind: FieldType) -> list[Any]:
-    return _raw(column) if kind.base == "bytes" else values.to_texts(column, kind)
+def _column(column: list[Any], kind: FieldType, is_full: bool) -> list[Any]:
+    return _raw(column) if kind.base == "bytes" else values.to_texts(column, kind, is_full=is_full)
 
 
 def _raw(column: Sequence[bytes | None]) -> list[Any]:
@@ -259,13 +259,17 @@ def _packed(batch: Batch) -> bytes:
     if len(batch.columns) > _MOST_FIELDS:
         raise SchemaError(f"An event of a stream on Redis may have {_MOST_FIELDS:,} fields.")
     fields = _log_of(batch).fields()
+    full = [None not in column for column in batch.values]
     return _pack(
         (
             batch.columns,
-            [_column(column, fields[name]) for name, column in zip(batch.columns, batch.values, strict=True)],
+            [
+                _column(column, fields[name], is_full)
+                for name, column, is_full in zip(batch.columns, batch.values, full, strict=True)
+            ],
             [publish_id for publish_id, _ in batch.publishes],
             [count for _, count in batch.publishes],
-            all(None not in column for column in batch.values),
+            all(full),
             batch.extra,
             None if batch.keys is None else _raw(batch.keys),
             int(batch.key_horizon * 1e6),
