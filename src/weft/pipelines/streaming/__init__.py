@@ -1,0 +1,1 @@
+"""Streaming pipelines: what was declared, in Python or in TOML. Opens nothing."""
