@@ -43,23 +43,40 @@ class RedisLog:
     def fields(self, *, fresh: bool = False) -> dict[str, FieldType]:
         """The fields, in the order in which they were added."""
         if fresh or self._fields is None:
-            found = []
-            for name, text in self.store.command("HGETALL", self.keys.fields).items():
-                number, _, kind = text.decode().partition(" ")
-                found.append((int(number), name.decode(), FieldType.parse(kind)))
-            self._fields = {name: kind for _, name, kind in sorted(found, key=lambda each: each[0])}
+            known, found = {**(self._fields or {}), **self.declared}, self._stored_fields()
+            if not found.keys() >= known.keys():
+                # Fields are never removed: the server was flushed, or went back to an earlier state. Without their
+                # types the next event would give them others.
+                self.enlist()
+                found = self._add(known)
+            self._fields = found
         return self._fields
+
+    def _stored_fields(self) -> dict[str, FieldType]:
+        found = []
+        for name, text in self.store.command("HGETALL", self.keys.fields).items():
+            number, _, kind = text.decode().partition(" ")
+            found.append((int(number), name.decode(), FieldType.parse(kind)))
+        return {name: kind for _, name, kind in sorted(found, key=lambda each: each[0])}
 
     def add_fields(self, fields: dict[str, FieldType]) -> None:
         """Add fields; one that is there already, in whatever spelling, stays as it is."""
+        self._fields = self._add(fields)
+
+    def _add(self, fields: dict[str, FieldType]) -> dict[str, FieldType]:
         while True:
-            present = self.fields(fresh=True)
+            present = self._stored_fields()
             taken = set(map(comparable, present))
             missing = {name: kind for name, kind in fields.items() if comparable(name) not in taken}
+            if not missing:
+                return present
             words = [word for name, kind in missing.items() for word in (name, str(kind))]
-            if not missing or self.store.script("add_fields", [self.keys.fields], len(present), *words):
-                self.fields(fresh=True)
-                return
+            self.store.script("add_fields", [self.keys.fields], len(present), *words)
+
+    def enlist(self) -> None:
+        """Note in the server that there is this stream."""
+        self.store.command("SADD", ids.CATALOGUE, f"{self.schema}.{self.name}")
+        self.store.command("HSETNX", self.keys.meta, "floor", "0-0")
 
     @property
     def forbidden(self) -> str:
@@ -95,6 +112,15 @@ class RedisLog:
         """The offset of the n-th event from the end."""
         found = self.store.script("nth_last", [self.keys.stream], n)
         return None if found is None else self._offset(found)
+
+    def bound(self, after: int, upto: int, most: int) -> int:
+        """Entries are counted in pages: their ids tell moments, not how many there are."""
+        while most > 0 and after < upto:
+            found = self._range(after + 1, upto, min(most, _PAGE))
+            if not found:
+                return upto
+            after, most = self._offset(found[-1][0]), most - len(found)
+        return min(after, upto)
 
     def first_since(self, moment: datetime) -> int:
         """The first offset at or after a moment; one past the head if there is none."""

@@ -107,7 +107,7 @@ class RedisStore:
                         f"{log.keys.stream} is a {kind} in this Redis database, not a stream.",
                         hint="Give the stream another name or schema.",
                     )
-                self.command("SADD", ids.CATALOGUE, f"{schema}.{name}")
+                log.enlist()
                 self._logs[schema, name] = log
             if not log.declared.items() >= fields.items():
                 declare(log, fields)
@@ -143,7 +143,7 @@ class RedisStore:
         return opened.keyslot(_log_of(batch).keys.stream) if isinstance(opened, redis.RedisCluster) else 0
 
     def _append(self, batches: Sequence[Batch]) -> list[list[Appended]]:
-        keys = [key for batch in batches for key in (_log_of(batch).keys.stream, _log_of(batch).keys.seen)]
+        keys = [key for batch in batches for key in _keys_of(batch)]
         try:
             replies = self.script("append", keys, *map(_packed, batches))
         except WeftError as error:
@@ -151,6 +151,11 @@ class RedisStore:
                 raise
             # It failed at work, and nobody knows how far it came: to try it again could store some of it twice.
             raise ConnectionFailedError(error.what, hint="Some of these events may be stored.") from None
+        for batch, (is_known, _) in zip(batches, replies, strict=True):
+            if not is_known:
+                with suppress(WeftError):  # the events are stored; the next publish comes here again
+                    _log_of(batch).fields(fresh=True)
+                    _log_of(batch).enlist()
         return [
             [
                 Appended(
@@ -161,7 +166,7 @@ class RedisStore:
                 )
                 for (first, last, stored), (_, given) in zip(reply, batch.publishes, strict=True)
             ]
-            for batch, reply in zip(batches, replies, strict=True)
+            for batch, (_, reply) in zip(batches, replies, strict=True)
         ]
 
     def appended(self) -> None:
@@ -241,6 +246,11 @@ class RedisStore:
 def _log_of(batch: Batch) -> RedisLog:
     assert isinstance(batch.log, RedisLog)
     return batch.log
+
+
+def _keys_of(batch: Batch) -> tuple[str, str, str]:
+    keys = _log_of(batch).keys
+    return keys.stream, keys.meta, keys.seen
 
 
 _pack = msgspec.msgpack.Encoder().encode

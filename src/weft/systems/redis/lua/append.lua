@@ -1,8 +1,9 @@
 -- Append batches to streams, all or nothing.
--- KEYS: for each batch its stream and its idempotency keys. ARGV: for each batch a MessagePack list of
+-- KEYS: for each batch its stream, meta and idempotency keys. ARGV: for each batch a MessagePack list of
 -- {names, columns, publish ids, their counts, whether there are no nulls, extra or nil, keys or nil, horizon in
 -- microseconds}.
--- Gives for each batch, for each publish: first id, last id, how many were stored.
+-- Gives for each batch whether the server knows the stream (it may have been flushed), and for each publish: first id,
+-- last id, how many were stored.
 
 -- The low 20 bits of an offset hold an id's sequence, the others its milliseconds.
 local SEQUENCES, MILLISECONDS = 1048576, 8796093022208
@@ -21,14 +22,14 @@ local function place_in(key)
 end
 
 -- Before anything is written: nothing may fail after that.
-local KINDS = {'stream', 'zset'}
+local KINDS = {'stream', 'hash', 'zset'}
 for i = 1, #KEYS do
-  local kind, wanted = call('TYPE', KEYS[i])['ok'], KINDS[2 - i % 2]
+  local kind, wanted = call('TYPE', KEYS[i])['ok'], KINDS[(i - 1) % 3 + 1]
   if kind ~= 'none' and kind ~= wanted then
     return redis.error_reply('NOTSTORED ' .. KEYS[i] .. ' is a ' .. kind .. ', not a ' .. wanted)
   end
   -- With room for all that one call can bring.
-  if i % 2 == 1 and place_in(KEYS[i]) > MILLISECONDS - 1000 then
+  if i % 3 == 1 and place_in(KEYS[i]) > MILLISECONDS - 1000 then
     return redis.error_reply('NOTSTORED the last id of ' .. KEYS[i] .. ' leaves no offset for another entry')
   end
 end
@@ -58,7 +59,7 @@ end
 
 local results = {}
 for b = 1, #ARGV do
-  local key, seen = KEYS[2 * b - 1], KEYS[2 * b]
+  local key, meta, seen = KEYS[3 * b - 2], KEYS[3 * b - 1], KEYS[3 * b]
   local names, columns, publishes, counts, is_full, extra, keys, horizon = unpack(cmsgpack.unpack(ARGV[b]), 1, 8)
   local ms, room = place_in(key)
   local words = {'XADD', key, string.format('%d-*', ms)}
@@ -107,6 +108,6 @@ for b = 1, #ARGV do
     end
     answers[p] = {first, last, stored}
   end
-  results[b] = answers
+  results[b] = {call('HEXISTS', meta, 'floor'), answers}
 end
 return results

@@ -1,0 +1,47 @@
+"""A server that lost something: all of it, a key that Weft keeps its books in, or its last moments."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+import weft
+from weft.project import Project
+from weft.types import FieldType
+from workers import declare, log_of
+
+FIELDS = {"n": "int64", "price": "decimal(10,2)"}
+
+
+# ---------------------------------------------------------------------------------------------------------------- types
+
+
+@pytest.mark.parametrize("drift", ["quarantine", "evolve", "reject"])
+@pytest.mark.parametrize("lost", ["everything", "fields"])
+def test_types_outlive_the_server_that_kept_them(streams: Project, client: Any, drift: str, lost: str) -> None:
+    stream = declare(fields=FIELDS, on_schema_drift=drift)
+    weft.publish_sync(stream, {"n": 1, "price": "1.50"})
+    log = log_of(stream)
+    client.flushdb() if lost == "everything" else client.delete(log.keys.fields)
+    weft.publish_sync(stream, {"n": 2, "price": "2.50"})
+    client.xadd("orders", {"n": "3", "price": "3.5", "other": "x"})
+    events = [event for event in weft.consume_sync(stream, "worker") if event["n"] != 1]
+    assert [(event["n"], event["price"]) for event in events] == [(2, Decimal("2.50")), (3, Decimal("3.50"))]
+    weft.publish_sync(stream, {"n": 4, "price": "4.50"})
+    stored = type(log)(log.store, log.schema, log.name).fields()
+    assert stored == {name: FieldType.parse(kind) for name, kind in FIELDS.items()}
+    assert ("events", "orders") in log.store.names()
+
+
+def test_fields_that_events_brought_outlive_a_flush(streams: Project, client: Any) -> None:
+    """Also where nobody else has them: the first publish after it gives them back."""
+    stream = declare(on_schema_drift="evolve")
+    weft.publish_sync(stream, {"n": 1, "name": "a"})
+    log = log_of(stream)
+    known = log.fields()
+    client.flushdb()
+    weft.publish_sync(stream, {"n": 2})
+    assert type(log)(log.store, log.schema, log.name).fields() == known
+    assert ("events", "orders") in log.store.names()
