@@ -54,6 +54,10 @@ if TYPE_CHECKING:
     from weft.errors import WeftError as WeftError
     from weft.pipelines.declare import pipeline as pipeline
     from weft.pipelines.declare import target as target
+    from weft.pipelines.streaming.declare import streaming_pipeline as streaming_pipeline
+    from weft.pipelines.streaming.spec import Lookup as Lookup
+    from weft.pipelines.streaming.spec import Source as Source
+    from weft.pipelines.streaming.spec import Target as Target
     from weft.pipelines.table import natural_key as natural_key
     from weft.pipelines.table import pk as pk
     from weft.pipelines.table import table as table
@@ -117,6 +121,8 @@ _NAMES_OF_MODULES = {
         "WeftError",
     ),
     "weft.pipelines.declare": ("pipeline", "target"),
+    "weft.pipelines.streaming.declare": ("streaming_pipeline",),
+    "weft.pipelines.streaming.spec": ("Lookup", "Source", "Target"),
     "weft.pipelines.table": ("natural_key", "pk", "table"),
     "weft.project": ("connect", "connection", "get_connection", "register_connection", "registered_connections"),
     "weft.streams": (

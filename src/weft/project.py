@@ -22,6 +22,7 @@ from weft.systems.base import Connection, system_for, system_for_url
 
 if TYPE_CHECKING:
     from weft.pipelines.declare import Pipeline
+    from weft.pipelines.streaming.spec import StreamingPipeline
     from weft.streams.declare import Stream
 
 DEFAULT = "default"
@@ -47,6 +48,7 @@ class Project:
         self.connections: dict[str, Connection] = {}
         self.streams: dict[str, Stream] = {}
         self.pipelines: dict[str, Pipeline] = {}
+        self.streaming_pipelines: dict[str, StreamingPipeline] = {}
         self.clock: Callable[[], float] = time.time
         """What the embedded database takes for the time; a test may put another clock here."""
         self.declarations = 0

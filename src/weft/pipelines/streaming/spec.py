@@ -2,26 +2,48 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from weft.errors import DeclarationError
+from weft.pipelines.declare import _connection, _one_of, _refuse_unknown, _text
+from weft.pipelines.table import Table, table_of
 from weft.streams.declare import Stream
-from weft.systems.base import Connection
+from weft.systems.base import Connection, system_for
+from weft.systems.objects.connection import FileFields
+from weft.systems.objects.options import FileOptions, Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 OnError = Literal["fail", "drop", "dlq"]
 Drift = Literal["evolve", "ignore", "fail"]
 Delivery = Literal["exactly_once", "at_least_once"]
 Profile = Literal["throughput", "low_latency"]
+Mode = Literal["append", "merge"]
+MODES: tuple[str, ...] = get_args(Mode)
+
+FILE_OPTIONS = tuple(each.name for each in fields(FileOptions))
+"""How files are written and read: `format`, `parquet_compression`, `csv_delimiter` …"""
+LOAD_OPTIONS = ("update_columns", "compare_columns", "deduplicate_by")
+"""What a batch's load into a table takes. The others of `weft.load` are about rows that a batch does not have."""
+_DELTA = ("delta_local", "delta_s3")
+_STARTS = ("earliest", "latest")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False)
 class Source:
-    """Where rows come from: a topic, a prefix, a table or a stream of a connection."""
+    """Where rows come from: a topic, a prefix, a table or a stream of a connection.
+
+    `Source(connection=kafka, query="orders")`. A declared stream needs no connection. How files are read is said by
+    name: `Source(connection=lake, query="raw/", csv_read_options={"delimiter": ";"})`.
+    """
 
     connection: str | Connection | None = None
     query: str | Stream
-    """The topic of Kafka, the prefix of an object store, the table of Delta, the stream's name, or a declared stream."""
+    """A topic of Kafka, a prefix of an object store, a table of Delta, a stream's name, or a declared stream."""
     start: str = "earliest"
     """Where a new checkpoint begins: `earliest`, `latest`, or an offset of a stream."""
     max_rows: int | None = None
@@ -31,15 +53,84 @@ class Source:
     options: Mapping[str, Any] = field(default_factory=dict)
     """How files are read: csv_read_options, json_read_options, format."""
 
+    def __init__(
+        self,
+        *,
+        query: str | Stream,
+        connection: str | Connection | None = None,
+        start: str | int = "earliest",
+        max_rows: int | None = None,
+        max_files: int | None = None,
+        options: Mapping[str, Any] | None = None,
+        **more: Any,
+    ) -> None:
+        where = f"Source {query.name if isinstance(query, Stream) else query!r}"
+        _refuse_unknown(more, (*FILE_OPTIONS, *_parameters(Source)), where)
+        if isinstance(query, Stream):
+            connection = query.connection if connection is None else connection
+        elif not isinstance(query, str) or not query:
+            raise DeclarationError(
+                f"{where}: query is a topic, a prefix, a table, a stream's name or a declared stream.",
+            )
+        if not re.fullmatch(r"earliest|latest|\d+(-\d+)?", str(start)) or isinstance(start, bool):
+            raise DeclarationError(
+                f"{where}: start is {start!r}.", hint="It can be 'earliest', 'latest' or an offset of a stream."
+            )
+        _set(
+            self,
+            connection=_connection(connection, "connection", where),
+            query=query,
+            start=str(start),
+            max_rows=_count(max_rows, "max_rows", where),
+            max_files=_count(max_files, "max_files", where),
+            options=_said(options, more, FILE_OPTIONS, where),
+        )
+        if isinstance(self.connection, Connection):
+            self._settle(self.connection)
+
     @property
     def name(self) -> str:
         """How metrics, errors and dead letters call it."""
         return self.query if isinstance(self.query, str) else self.query.name
 
+    def at(self, connection: Connection) -> Source:
+        """This source checked against the connection that its name leads to."""
+        return replace(replace(self, connection=connection), connection=self.connection)
 
-@dataclass(frozen=True, kw_only=True)
+    def _settle(self, connection: Connection) -> None:
+        """Refuse what cannot be read from a connection, or not so."""
+        where = f"Source {self.name!r}"
+        if isinstance(connection, FileFields):
+            _set(self, options=_checked_files(connection, self.options, where))
+        elif self.options:
+            raise _files_only(where, next(iter(self.options)), connection)
+        is_files = isinstance(connection, FileFields) or connection.kind in _DELTA
+        if not is_files and not holds_streams(connection):
+            raise DeclarationError(
+                f"{where}: a {connection.kind} connection cannot be the source of a streaming pipeline.",
+                hint="Sources are streams, topics, files in folders and buckets, and Delta tables.",
+            )
+        if isinstance(self.query, Stream) and not holds_streams(connection):
+            raise DeclarationError(f"{where}: a {connection.kind} connection holds no streams.")
+        limit, other = ("max_rows", "max_files") if is_files else ("max_files", "max_rows")
+        if getattr(self, limit) is not None:
+            raise DeclarationError(f"{where}: {limit} is no limit of {connection.kind}.", hint=f"Use {other}.")
+        if is_files and self.start not in _STARTS:
+            raise DeclarationError(f"{where}: start={self.start!r} is an offset, and {connection.kind} has none.")
+
+    def files(self, connection: FileFields) -> FileOptions:
+        """How files of a connection are read."""
+        return file_options(connection, self.options)
+
+
+@dataclass(frozen=True, kw_only=True, init=False)
 class Target:
-    """Where rows go, and how."""
+    """Where rows go, and how: `Target(connection=warehouse, table=("public", "events"))`.
+
+    `table` is for databases and Delta (a class under `@weft.table` too), `prefix` for files, `stream` for a topic, a
+    Redis stream or one of ours. How files are written is said by name: `Target(connection=lake, prefix="events/raw",
+    parquet_compression="zstd")`.
+    """
 
     connection: str | Connection | None = None
     table: tuple[str | None, str] | None = None
@@ -51,6 +142,59 @@ class Target:
     """The keys of a merge, or of messages."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """What `weft.load` takes beside these; for files how they are written, such as `parquet_compression`."""
+    declared: Table | None = None
+    """The class under `@weft.table`, where `table` was one."""
+    has_mode: bool = field(default=True, repr=False, compare=False)
+    """Whether it says its mode itself: else the pipeline's stands for it."""
+
+    def __init__(
+        self,
+        *,
+        connection: str | Connection | None = None,
+        table: Any = None,
+        prefix: str | None = None,
+        stream: str | Stream | None = None,
+        mode: str | None = None,
+        primary_key: str | Sequence[str] = (),
+        options: Mapping[str, Any] | None = None,
+        declared: Table | None = None,
+        has_mode: bool | None = None,
+        **more: Any,
+    ) -> None:
+        where = "Target"
+        _refuse_unknown(more, (*FILE_OPTIONS, *LOAD_OPTIONS, *_parameters(Target)), where)
+        found = table_of(table)
+        if found is not None:
+            declared, table = found, (found.schema, found.name)
+        if declared is not None and connection is None:
+            connection = declared.connection
+        if isinstance(stream, Stream) and connection is None:
+            connection = stream.connection
+        if sum(each is not None for each in (table, prefix, stream)) > 1:
+            raise DeclarationError(f"{where} takes one of table, prefix and stream.")
+        if (stream is not None and not isinstance(stream, Stream | str)) or stream == "":
+            raise DeclarationError(f"{where}: stream must be a declared stream or a name, not {stream!r}.")
+        _set(
+            self,
+            connection=_connection(connection, "connection", where),
+            table=None if table is None else table_name(table, "table", where),
+            prefix=_prefix(prefix, where),
+            stream=stream,
+            mode=check_mode("append" if mode is None else mode, where),
+            primary_key=column_names(primary_key, "primary_key", where),
+            options=_said(options, more, (*FILE_OPTIONS, *LOAD_OPTIONS), where),
+            declared=declared,
+            has_mode=mode is not None if has_mode is None else has_mode,
+        )
+        if isinstance(self.connection, Connection):
+            self._settle(self.connection)
+        elif self.place is None:
+            raise DeclarationError(f"{where} names no place.", hint=f"One of these: {' '.join(_EXAMPLES.values())}")
+
+    @property
+    def place(self) -> str | None:
+        """Which of table, prefix and stream it names."""
+        return next((each for each in ("table", "prefix", "stream") if getattr(self, each) is not None), None)
 
     @property
     def name(self) -> str:
@@ -61,6 +205,47 @@ class Target:
         if self.stream is not None:
             return self.stream if isinstance(self.stream, str) else self.stream.name
         return self.prefix or ""
+
+    def at(self, connection: Connection) -> Target:
+        """This target checked against the connection that its name leads to."""
+        return replace(replace(self, connection=connection), connection=self.connection)
+
+    def _settle(self, connection: Connection) -> None:
+        """Refuse what a connection cannot hold. A prefix of Delta is the table of that path."""
+        if connection.kind in _DELTA and self.prefix is not None:
+            _set(self, table=(None, self.prefix.strip("/")), prefix=None)
+        where = f"Target {self.name}" if self.name else "Target"
+        held = _places(connection)
+        if self.place not in held:
+            named = f"names a {self.place}" if self.place else "names no place"
+            written = f"is written by {' or '.join(held)}" if held else "cannot be written by a streaming pipeline"
+            raise DeclarationError(
+                f"{where} {named}, and a {connection.kind} connection {written}.",
+                hint=" Or ".join(_EXAMPLES[each] for each in held) or None,
+            )
+        if self.mode == "merge" and self.place != "table":
+            raise DeclarationError(
+                f"{where}: the mode 'merge' is for tables; a {self.place} is only added to.",
+                hint="A Delta table (delta_local, delta_s3) takes merge." if self.place == "prefix" else None,
+            )
+        for name in self.options:
+            if name in FILE_OPTIONS and not isinstance(connection, FileFields):
+                raise _files_only(where, name, connection)
+            if name in LOAD_OPTIONS and self.place != "table":
+                raise DeclarationError(f"{where}: {name} is an option of tables, and this is a {self.place}.")
+        if isinstance(connection, FileFields):
+            _set(self, options=_checked_files(connection, self.options, where))
+
+    def files(self, connection: FileFields) -> FileOptions:
+        """How files of a connection are written and read."""
+        return file_options(connection, self.options)
+
+
+_EXAMPLES = {
+    "table": 'target_table=("public", "events"), or weft.Target(connection=…, table=("public", "events")).',
+    "prefix": 'weft.Target(connection=…, prefix="events/raw").',
+    "stream": 'weft.Target(connection=…, stream="events").',
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +258,22 @@ class Lookup:
     query: str | None = None
     """SQL in the place of a table."""
     refresh_interval_ms: int | None = None
+
+    def __new__(cls, *_: object, **given: object) -> Lookup:
+        # Before __init__, which would answer an unknown name with a bare TypeError.
+        _refuse_unknown(given, _parameters(Lookup), "Lookup")
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        where = f"Lookup {self.table}" if isinstance(self.table, str) else "Lookup"
+        _connection(self.connection, "connection", where)
+        for option in ("table", "schema", "query"):
+            _text(getattr(self, option), option, where)
+        if (self.table is None) == (self.query is None):
+            raise DeclarationError(f"{where} needs a table or a query, not {'both' if self.table else 'neither'}.")
+        if self.schema is not None and self.table is None:
+            raise DeclarationError(f"{where}: schema is that of a table, and there is a query.")
+        _count(self.refresh_interval_ms, "refresh_interval_ms", where)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,3 +312,116 @@ class StreamingPipeline:
     description: str | None = None
     place: str = ""
     """File and line, for errors."""
+    origin: str = ""
+    function: Callable[..., Any] | None = field(default=None, repr=False)
+    """What the decorator stood above: never called."""
+
+    def delivery_to(self, target: Target) -> Delivery:
+        """How often a row may reach a target: streams and topics keep no ledger that tells what they have."""
+        return "at_least_once" if target.place == "stream" else self.delivery
+
+
+def holds_streams(connection: Connection) -> bool:
+    """Whether a connection holds streams or topics."""
+    return connection.kind == "kafka" or system_for(connection.kind).log is not None
+
+
+def _places(connection: Connection) -> list[str]:
+    """By which of table, prefix and stream a connection is written."""
+    if isinstance(connection, FileFields):
+        return ["prefix"]
+    has_tables = connection.kind in _DELTA or system_for(connection.kind).tables is not None
+    return ["table"] * has_tables + ["stream"] * holds_streams(connection)
+
+
+def file_options(connection: FileFields, given: Mapping[str, Any]) -> FileOptions:
+    """How files of a connection are written and read where a source or a target says more of it."""
+    own = {name: getattr(connection, name) for name in FILE_OPTIONS}
+    if given.get("format") not in (None, own["format"] or "parquet"):
+        own = {}  # What is an option of one format means nothing to another.
+    return FileOptions.declare(**{**own, **given})
+
+
+def _checked_files(connection: FileFields, given: Mapping[str, Any], where: str) -> Settings:
+    """The options that were given, as `FileOptions` has them."""
+    try:
+        checked = file_options(connection, given)
+    except DeclarationError as error:
+        raise DeclarationError(f"{where}: {error.what}", hint=error.hint) from None
+    return Settings({name: getattr(checked, name) for name in given})
+
+
+def _files_only(where: str, option: str, connection: Connection) -> DeclarationError:
+    return DeclarationError(f"{where}: {option} is an option of files, and this is a {connection.kind} connection.")
+
+
+def table_name(given: Any, option: str, where: str) -> tuple[str | None, str]:
+    """A table as `("schema", "table")`, of what a user wrote."""
+    if isinstance(given, str):
+        schema, dot, table = given.partition(".")
+        given = (schema, table) if dot else (None, given)
+    if isinstance(given, tuple | list) and len(given) == 2:
+        schema, table = given
+        if isinstance(table, str) and table and (schema is None or (isinstance(schema, str) and schema)):
+            return schema, table
+    raise DeclarationError(f'{where}: {option} is ("schema", "table") or "schema.table", not {given!r}.')
+
+
+def column_names(given: Any, option: str, where: str) -> tuple[str, ...]:
+    """Names of columns, each once."""
+    names = (given,) if isinstance(given, str) else given
+    if not isinstance(names, list | tuple) or not all(isinstance(each, str) and each for each in names):
+        raise DeclarationError(
+            f"{where}: {option} must be a list of column names.", hint=f'For example {option}=["id"].'
+        )
+    if len(set(names)) != len(names):
+        raise DeclarationError(f"{where}: {option} names a column twice.")
+    return tuple(names)
+
+
+def check_mode(mode: Any, where: str) -> str:
+    """A mode of streaming pipelines."""
+    if mode not in MODES and isinstance(mode, str):
+        raise DeclarationError(
+            f"{where}: a streaming pipeline has no mode {mode!r}.",
+            hint="'append' adds every row, 'merge' matches rows by their keys (scd1 in other words).",
+        )
+    checked: str = _one_of(mode, MODES, "mode", where)
+    return checked
+
+
+def _parameters(cls: type) -> tuple[str, ...]:
+    return tuple(each.name for each in fields(cls))
+
+
+def _prefix(given: Any, where: str) -> str | None:
+    found = _text(given, "prefix", where)
+    if found is not None and not found.strip("/"):
+        raise DeclarationError(f"{where}: prefix must name a folder.", hint='prefix="events/raw"')
+    return found
+
+
+def _said(options: Mapping[str, Any] | None, more: Mapping[str, Any], known: tuple[str, ...], where: str) -> Settings:
+    """Options that were given in a dict or by name."""
+    if options is not None and not isinstance(options, Mapping):
+        raise DeclarationError(f"{where}: options must be a dict, not {type(options).__name__}.")
+    _refuse_unknown(options or {}, known, where)
+    found = Settings({name: each for name, each in {**(options or {}), **more}.items() if each is not None})
+    for name, value in found.items():
+        if name in LOAD_OPTIONS:
+            found[name] = column_names(value, name, where)
+        elif isinstance(value, Mapping):
+            # A copy: whoever gave it may change it later.
+            found[name] = Settings(value)
+    return found
+
+
+def _count(given: Any, option: str, where: str) -> int | None:
+    if given is not None and (type(given) is not int or given < 1):
+        raise DeclarationError(f"{where}: {option} must be a whole number of at least 1, not {given!r}.")
+    return given
+
+
+def _set(made: object, **values: Any) -> None:
+    for name, value in values.items():
+        object.__setattr__(made, name, value)

@@ -1,0 +1,501 @@
+"""`@streaming_pipeline`: sources, SQL and targets, checked where they are declared."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import fields, replace
+from datetime import timedelta
+from types import MappingProxyType
+from typing import Any, cast, get_args
+
+from weft.errors import DeclarationError, WeftError, unknown
+from weft.pipelines.declare import _connection, _is_second, _look_like, _one_of, _place, _refuse_unknown, _text
+from weft.pipelines.streaming.spec import (
+    DeadLetters,
+    Delivery,
+    Drift,
+    Lookup,
+    OnError,
+    Profile,
+    Source,
+    StreamingPipeline,
+    Target,
+    check_mode,
+    column_names,
+    table_name,
+)
+from weft.pipelines.table import table_of
+from weft.project import Project, build_connection, current
+from weft.streams.declare import Stream
+from weft.systems.base import Connection, system_for, systems
+
+OPTIONS = (
+    "name",
+    "source",
+    "sources",
+    "source_query",
+    "source_kind",
+    "target",
+    "target_table",
+    "target_primary_key",
+    "targets",
+    "mode",
+    "keys",
+    "transform_sql",
+    "transform_on_error",
+    "lookups",
+    "udfs",
+    "aggregate_udfs",
+    "dead_letter_topic",
+    "dead_letter_stream",
+    "dead_letter_table",
+    "dead_letter_path",
+    "dead_letter_connection",
+    "on_drift",
+    "every",
+    "idle_pause_ms",
+    "checkpoint",
+    "delivery",
+    "profile",
+    "description",
+)
+LATER = ("window", "join", "cdc", "watermark", "state_store")
+"""Words that are known, and refused until what they stand for is there."""
+LATER_KINDS = ("rabbitmq", "pubsub", "kinesis", "schema_registry")
+RESERVED_TABLE = "source"
+"""What `transform_sql` calls the rows of a batch."""
+DEAD_LETTERS = ("topic", "stream", "table", "path")
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def streaming_pipeline(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """Declare a streaming pipeline. Its function is never called; it gives the pipeline its name.
+
+        @weft.streaming_pipeline(source=kafka_prod, source_query="events", target=warehouse, target_table="events")
+        def events_to_pg():
+            pass
+
+    docs/streaming.md lists the options.
+    """
+    if function is not None:
+        raise DeclarationError(
+            "@streaming_pipeline needs a source and a target.",
+            hint='@weft.streaming_pipeline(source=orders, target=warehouse, target_table=("public", "orders"))',
+        )
+
+    def declare(function: Callable[..., Any]) -> StreamingPipeline:
+        if not callable(function):
+            raise DeclarationError(f"@streaming_pipeline decorates a function, not a {type(function).__name__}.")
+        made = make(**{"name": getattr(function, "__name__", ""), **options})
+        made = replace(
+            made,
+            description=made.description or inspect.getdoc(function),
+            place=_place(function),
+            origin=f"{function.__module__}.{getattr(function, '__qualname__', made.name)}",
+            function=function,
+        )
+        _look_like(cast(Any, made), function)
+        _register(made)
+        return made
+
+    return declare
+
+
+def make(**given: Any) -> StreamingPipeline:
+    """A streaming pipeline from loose options, each checked; nothing is registered."""
+    return assemble(given, f"Streaming pipeline {given.get('name', '')!r}")
+
+
+def assemble(
+    given: Mapping[str, Any], where: str, words: Mapping[str, str] = MappingProxyType({})
+) -> StreamingPipeline:
+    """A streaming pipeline from options. An error begins with `where`, and calls an option as `words` has it."""
+
+    def word(option: str) -> str:
+        return words.get(option, option)
+
+    refuse_later(given, where)
+    inline = {}
+    if given.get("source_kind") is not None:
+        of_kind = connection_fields(given["source_kind"], where)
+        inline = {name: value for name, value in given.items() if name in of_kind and name not in OPTIONS}
+        _refuse_unknown(given, (*OPTIONS, *of_kind), where)
+    _refuse_unknown({name: value for name, value in given.items() if name not in inline}, OPTIONS, where)
+    given = {name: value for name, value in given.items() if value is not None}
+    made = StreamingPipeline(
+        name=_name(given.get("name"), where, word("name")),
+        sources=_sources(given, inline, where),
+        targets=_targets(given, where, word),
+        transform_sql=_sql(given.get("transform_sql"), word("transform_sql"), where),
+        transform_on_error=_one_of(
+            given.get("transform_on_error", "fail"), get_args(OnError), word("transform_on_error"), where
+        ),
+        lookups=_lookups(given.get("lookups", {}), where),
+        udfs=_functions(given.get("udfs", ()), "udfs", where),
+        aggregate_udfs=_functions(given.get("aggregate_udfs", ()), "aggregate_udfs", where),
+        on_drift=_one_of(given.get("on_drift", "evolve"), get_args(Drift), "on_drift", where),
+        every_seconds=_interval(given.get("every"), where),
+        idle_pause_seconds=_pause(given.get("idle_pause_ms", 100), where),
+        checkpoint=_path(given.get("checkpoint"), "checkpoint", where),
+        delivery=_one_of(given.get("delivery", "exactly_once"), get_args(Delivery), "delivery", where),
+        profile=None if "profile" not in given else _one_of(given["profile"], get_args(Profile), "profile", where),
+        description=_text(given.get("description"), "description", where),
+    )
+    made = replace(made, dead_letters=_dead_letters(given, made, where))
+    _check(made, given, where, word)
+    return made
+
+
+def find(name: str, project: Project | None = None) -> StreamingPipeline:
+    """A declared streaming pipeline by its name."""
+    known = (project or current()).streaming_pipelines
+    if name not in known:
+        raise unknown(
+            "streaming pipeline", name, known, otherwise="Declare it in a module of weft.toml, or give --module M."
+        )
+    return known[name]
+
+
+def refuse_later(given: Mapping[str, Any], where: str) -> None:
+    """Raise for what a later version will take."""
+    for word in LATER:
+        if given.get(word) is not None:
+            raise DeclarationError(
+                f"{where}: {word} comes later.", hint="This version has SQL, lookups and UDFs over each batch."
+            )
+
+
+def connection_fields(kind: Any, where: str) -> tuple[str, ...]:
+    """The fields of a connection of this kind."""
+    if isinstance(kind, str) and kind in LATER_KINDS and kind not in systems():
+        raise DeclarationError(f"{where}: the kind {kind!r} comes later.")
+    if not isinstance(kind, str):
+        raise DeclarationError(f"{where}: a kind is a text, not {kind!r}.")
+    try:
+        return tuple(each.name for each in fields(system_for(kind).load_connection()))
+    except WeftError as error:
+        raise DeclarationError(f"{where}: {error.what}", hint=error.hint) from None
+
+
+def located(connection: str | Connection | None) -> Connection | None:
+    """The connection that a name leads to, if it does so by now: it may be registered or set before the pipeline is
+    run."""
+    with suppress(WeftError):
+        return current().connection(connection)
+    return None
+
+
+# -------------------------------------------------------------------------------------------------- sources and targets
+
+
+def _sources(given: Mapping[str, Any], inline: Mapping[str, Any], where: str) -> tuple[Source, ...]:
+    ways = [each for each in ("source", "sources", "source_kind") if each in given]
+    if len(ways) != 1:
+        raise DeclarationError(
+            f"{where} needs source, sources or source_kind, not {' and '.join(ways) or 'none of them'}.",
+            hint='source=orders for a declared stream, or source=kafka_prod, source_query="orders".',
+        )
+    query = _text(given.get("source_query"), "source_query", where)
+    if "source_kind" in given:
+        listed: list[Any] = [build_connection(None, {"kind": given["source_kind"], **inline}, where)]
+    else:
+        option = given[ways[0]]
+        listed = list(option) if isinstance(option, list | tuple) else [option]
+        if ways[0] == "sources" and not isinstance(option, list | tuple):
+            raise DeclarationError(f"{where}: sources must be a list.", hint='sources=[weft.Source(query="orders"), …]')
+    made = tuple(_source(each, query, where) for each in listed)
+    if not made:
+        raise DeclarationError(f"{where}: {ways[0]} is empty.")
+    if query is not None and not any(isinstance(each, str | Connection) for each in listed):
+        raise DeclarationError(
+            f"{where}: source_query is that of a connection, and what is given is a source of its own.",
+            hint="Leave source_query out.",
+        )
+    names = [each.name for each in made]
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise DeclarationError(
+            f"{where}: two sources are called {repeated[0]!r}.",
+            hint="Metrics, errors and dead letters tell them by their names.",
+        )
+    with told_by(where):
+        return tuple(each if (at := located(each.connection)) is None else each.at(at) for each in made)
+
+
+def _source(given: Any, query: str | None, where: str) -> Source:
+    if isinstance(given, Source):
+        return given
+    if isinstance(given, Stream):
+        return Source(query=given)
+    connection = _connection(given, "source", where)
+    if connection is None:
+        raise DeclarationError(f"{where}: a source is None.")
+    if query is None:
+        hint = 'The topic, prefix, table or stream to read: source_query="orders".'
+        if isinstance(given, str) and given in current().streams:
+            hint = f"There is a stream {given!r}: pass the stream itself, not its name."
+        raise DeclarationError(f"{where}: its source is a connection, so it needs source_query.", hint=hint)
+    with told_by(where):
+        return Source(connection=connection, query=query)
+
+
+def _targets(given: Mapping[str, Any], where: str, word: Callable[[str], str]) -> tuple[Target, ...]:
+    if ("target" in given) == ("targets" in given):
+        raise DeclarationError(
+            f"{where} needs target or targets, not {'both' if 'target' in given else 'neither'}.",
+            hint='target=warehouse, target_table=("public", "events"), or targets=[weft.Target(…), weft.Target(…)].',
+        )
+    if "target" in given:
+        listed = [given["target"]]
+    elif isinstance(given["targets"], list | tuple) and given["targets"]:
+        listed = list(given["targets"])
+    else:
+        raise DeclarationError(f"{where}: targets must be a list of at least one target.")
+    for option in ("target_table", "target_primary_key"):
+        if option in given and ("targets" in given or isinstance(listed[0], Target)):
+            raise DeclarationError(
+                f"{where}: {option} goes with a connection in target.", hint=f"Say it in weft.Target({option[7:]}=…)."
+            )
+    mode = check_mode(given.get("mode", "append"), where)
+    keys = column_names(given.get("keys", ()), "keys", where)
+    if keys and given.get("target_primary_key"):
+        raise DeclarationError(f"{where}: keys and target_primary_key say the same.", hint="Leave one of them out.")
+    made = []
+    for each in listed:
+        own = each if isinstance(each, Target) else _target(each, given, where)
+        with told_by(where):
+            made.append(_complete(own, mode, keys))
+    if keys and not any(each.mode == "merge" or each.place == "stream" for each in made):
+        raise DeclarationError(f"{where}: the mode 'append' takes no keys.", hint='mode="merge" does.')
+    for each in made:
+        if each.mode == "merge" and not each.primary_key:
+            raise DeclarationError(
+                f"{where}, target {each.name}: the mode 'merge' needs keys.",
+                hint=f'For example {word("keys")}=["id"], or {word("target_primary_key")}=["id"].',
+            )
+    places = [(_identity(each.connection), each.name) for each in made]
+    if repeated := [name for place, name in places if places.count((place, name)) > 1]:
+        raise DeclarationError(f"{where}: the target {repeated[0]} is listed twice.")
+    return tuple(made)
+
+
+def _target(given: Any, options: Mapping[str, Any], where: str) -> Target:
+    """What stands in the place of a `Target`: a connection or its name, a declared table or a declared stream."""
+    table, key = options.get("target_table"), options.get("target_primary_key", ())
+    if isinstance(given, Stream) or table_of(given) is not None:
+        if table is not None:
+            raise DeclarationError(f"{where}: target_table is that of a connection; this target has a name.")
+        place = {"stream": given} if isinstance(given, Stream) else {"table": given}
+        with told_by(where):
+            return Target(**place, primary_key=key)
+    if isinstance(given, type):
+        raise DeclarationError(f"{where}: the class {given.__name__} is no table.", hint="Put @weft.table above it.")
+    connection = _connection(given, "target", where)
+    with told_by(where):
+        return Target(connection=connection, table=table, primary_key=key)
+
+
+def _complete(target: Target, mode: str, keys: tuple[str, ...]) -> Target:
+    """A target with what the pipeline says of all of them, checked against its connection where that is known."""
+    mode = target.mode if target.has_mode else mode
+    declared = target.declared
+    if mode == "merge" or target.place == "stream":
+        own = target.primary_key or keys or (declared.keys if declared else ())
+    else:
+        own = target.primary_key or (declared.primary_key if declared else ())
+    made = replace(target, mode=mode, has_mode=True, primary_key=own)
+    connection = located(made.connection)
+    return made if connection is None else made.at(connection)
+
+
+@contextmanager
+def told_by(where: str) -> Iterator[None]:
+    """An error in the block says whose it is."""
+    try:
+        yield
+    except DeclarationError as error:
+        raise DeclarationError(f"{where}: {error.what}", hint=error.hint) from None
+
+
+def _identity(connection: str | Connection | None) -> object:
+    """What two ways to name one connection have in common."""
+    return (connection.name or connection) if isinstance(connection, Connection) else connection or "default"
+
+
+# ------------------------------------------------------------------------------------------------------- single options
+
+
+def _name(given: Any, where: str, word: str) -> str:
+    if not isinstance(given, str) or not given or len(given) > 200 or not given.isprintable():
+        raise DeclarationError(f"{where}: {word} has 1 to 200 printable characters.")
+    if re.search(r"[/\\]", given) or given.startswith("."):
+        raise DeclarationError(
+            f"{where}: {word} cannot hold a slash or begin with a dot.",
+            hint="The folder of its checkpoint is called so.",
+        )
+    return given
+
+
+def _sql(given: Any, option: str, where: str) -> str | None:
+    found = _text(given, option, where)
+    if found is not None and not found.strip():
+        raise DeclarationError(f"{where}: {option} is empty.")
+    return found
+
+
+def _lookups(given: Any, where: str) -> Mapping[str, Lookup]:
+    if not isinstance(given, Mapping):
+        raise DeclarationError(f"{where}: lookups must be a dict of names to weft.Lookup(…).")
+    seen: set[str] = set()
+    for name, each in given.items():
+        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise DeclarationError(f"{where}: a lookup cannot be called {name!r}: it is the name of a table in SQL.")
+        if name.lower() == RESERVED_TABLE:
+            raise DeclarationError(
+                f"{where}: a lookup cannot be called {name!r}: so SQL calls the rows of the source.",
+                hint="Give it another name.",
+            )
+        if name.lower() in seen:
+            raise DeclarationError(f"{where}: two lookups are called {name!r}; to SQL upper and lower case are one.")
+        seen.add(name.lower())
+        if not isinstance(each, Lookup):
+            raise DeclarationError(
+                f"{where}: the lookup {name!r} is a {type(each).__name__}.",
+                hint=f'lookups={{"{name}": weft.Lookup(connection=…, table="{name}")}}',
+            )
+    return dict(given)
+
+
+def _functions(given: Any, option: str, where: str) -> tuple[Any, ...]:
+    listed = given if isinstance(given, list | tuple) else [given]
+    for each in listed:
+        if not callable(each):
+            raise DeclarationError(f"{where}: {option} takes functions, not {each!r}.")
+    return tuple(listed)
+
+
+def sql_name(function: Any) -> str:
+    """What SQL calls a function."""
+    return str(getattr(function, "sql_name", None) or getattr(function, "__name__", type(function).__name__))
+
+
+def _interval(given: Any, where: str) -> float | None:
+    if given is None:
+        return None
+    if isinstance(given, timedelta):
+        seconds = given.total_seconds()
+    else:
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)", given) if isinstance(given, str) else None
+        seconds = float(found[1]) * _UNITS[found[2]] if found else 0.0
+    if seconds <= 0:
+        raise DeclarationError(
+            f"{where}: every is {given!r}.", hint='It is a time such as "500ms", "10s", "1m" or "1h", or a timedelta.'
+        )
+    return seconds
+
+
+def _pause(given: Any, where: str) -> float:
+    if type(given) is not int or given < 1:
+        raise DeclarationError(f"{where}: idle_pause_ms must be a whole number of at least 1, not {given!r}.")
+    return given / 1000
+
+
+def _path(given: Any, option: str, where: str) -> str | None:
+    return _text(os.fspath(given) if isinstance(given, os.PathLike) else given, option, where)
+
+
+def _dead_letters(given: Mapping[str, Any], made: StreamingPipeline, where: str) -> DeadLetters | None:
+    chosen = [each for each in DEAD_LETTERS if f"dead_letter_{each}" in given]
+    connection = _connection(given.get("dead_letter_connection"), "dead_letter_connection", where)
+    if not chosen:
+        if connection is not None:
+            raise DeclarationError(
+                f"{where}: dead_letter_connection needs dead_letter_topic, dead_letter_stream or dead_letter_table."
+            )
+        return None
+    if len(chosen) > 1:
+        raise DeclarationError(
+            f"{where}: dead letters go to one place: {' or '.join(f'dead_letter_{e}' for e in chosen)}."
+        )
+    option = f"dead_letter_{chosen[0]}"
+    value = given[option]
+    if chosen[0] == "topic":
+        return DeadLetters(topic=_text(value, option, where), connection=connection or _kafka_of(made, where))
+    if chosen[0] == "stream":
+        if not isinstance(value, Stream):
+            _text(value, option, where)
+        elif connection is None:
+            connection = value.connection
+        return DeadLetters(stream=value, connection=connection)
+    if chosen[0] == "table":
+        holder = next((each for each in made.targets if each.place == "table"), None)
+        default = holder.connection if holder else None
+        return DeadLetters(table=table_name(value, option, where), connection=connection or default)
+    return DeadLetters(path=_path(value, option, where), connection=connection)
+
+
+def _kafka_of(made: StreamingPipeline, where: str) -> str | Connection | None:
+    """The one Kafka among the sources: a topic is there where no connection is named."""
+    found = {
+        _identity(each.connection): each.connection
+        for each in made.sources
+        if (connection := located(each.connection)) is None or connection.kind == "kafka"
+    }
+    if len(found) == 1:
+        return next(iter(found.values()))
+    raise DeclarationError(
+        f"{where}: dead_letter_topic is a topic of the source's Kafka, and "
+        + ("the sources have several." if found else "no source is Kafka."),
+        hint="Name one by dead_letter_connection, or use dead_letter_stream, dead_letter_table or dead_letter_path.",
+    )
+
+
+def _check(made: StreamingPipeline, given: Mapping[str, Any], where: str, word: Callable[[str], str]) -> None:
+    """What options must be to each other."""
+    if made.transform_sql is None:
+        for option in ("lookups", "udfs", "aggregate_udfs", "transform_on_error"):
+            if given.get(option):
+                raise DeclarationError(f"{where}: {word(option)} is for {word('transform_sql')}, and there is none.")
+    if made.transform_on_error == "dlq" and made.dead_letters is None:
+        raise DeclarationError(
+            f"{where}: {word('transform_on_error')} is 'dlq', and there is no place for dead letters.",
+            hint='For example dead_letter_stream="events_failed" (or dead_letter_topic, dead_letter_table, '
+            "dead_letter_path).",
+        )
+    seen: set[str] = set()
+    for each in (*made.udfs, *made.aggregate_udfs):
+        if (name := sql_name(each).lower()) in seen:
+            raise DeclarationError(
+                f"{where}: two UDFs are called {sql_name(each)!r} in SQL.",
+                hint='Give one another name: @udf(name="…").',
+            )
+        seen.add(name)
+    if given.get("delivery") == "exactly_once":
+        for target in made.targets:
+            if made.delivery_to(target) != "exactly_once":
+                raise DeclarationError(
+                    f"{where}: what is sent to the stream or topic {target.name} may come twice, "
+                    "so delivery cannot be 'exactly_once'.",
+                    hint="Leave delivery out: then tables and files get every row once, streams and topics at least "
+                    "once.",
+                )
+    for source in made.sources:
+        for target in made.targets:
+            is_one = (_identity(source.connection), source.name) == (_identity(target.connection), target.name)
+            if is_one and target.place == "stream":
+                raise DeclarationError(f"{where}: it would read what it writes to {target.name}, for ever.")
+
+
+def _register(made: StreamingPipeline) -> None:
+    known = current().streaming_pipelines
+    present = known.get(made.name)
+    if present is not None and (present.origin != made.origin or _is_second(cast(Any, present), cast(Any, made))):
+        raise DeclarationError(
+            f"Streaming pipeline {made.name!r} is declared twice: {present.place} and {made.place}.",
+            hint="Give one of them another name.",
+        )
+    known[made.name] = made
+    current().declarations += 1

@@ -1,0 +1,559 @@
+"""What a streaming pipeline is, and what is refused where it is written, with the nearest name."""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+
+import weft
+from weft import (
+    DeclarationError,
+    DeltaLocalConnection,
+    DuckDBConnection,
+    Lookup,
+    NotFoundError,
+    ObjectStoreLocalConnection,
+    PostgresConnection,
+    RedisConnection,
+    Source,
+    SQLiteConnection,
+    Target,
+    pk,
+)
+from weft.pipelines.streaming.declare import LATER, LATER_KINDS, OPTIONS, find, make
+from weft.pipelines.streaming.spec import DeadLetters
+from weft.project import Project
+from weft.types import BigInt, Text
+
+pytestmark = pytest.mark.usefixtures("local")
+
+WAREHOUSE = PostgresConnection(name="warehouse", url="postgres://localhost/wh")
+EVENTS = SQLiteConnection("events.db", name="events_db")
+LAKE = ObjectStoreLocalConnection("/data/lake", name="lake", format="parquet")
+CSV = ObjectStoreLocalConnection("/data/lake", name="csv_lake", format="csv")
+DELTA = DeltaLocalConnection("/data/delta", name="delta")
+REDIS = RedisConnection("redis://localhost", name="cache")
+
+
+@weft.table(connection="warehouse")
+class customers:
+    schema = "public"
+    name = "customers"
+    primary_key = ["id"]  # noqa: RUF012
+
+
+def least(**more: Any) -> dict[str, Any]:
+    given = {"name": "p", "source": EVENTS, "source_query": "clicks", "target": WAREHOUSE, "target_table": "public.t"}
+    return {**given, **more}
+
+
+# ------------------------------------------------------------------------------------------------------------- the ways
+
+
+def test_connections_and_a_query() -> None:
+    made = make(**least(target_table=("public", "events")))
+    assert made.sources == (Source(connection=EVENTS, query="clicks"),)
+    assert made.targets == (Target(connection=WAREHOUSE, table=("public", "events")),)
+    assert (made.sources[0].name, made.targets[0].name, made.targets[0].mode) == ("clicks", "public.events", "append")
+    assert (made.transform_sql, made.lookups, made.dead_letters, made.checkpoint) == (None, {}, None, None)
+    assert (made.every_seconds, made.idle_pause_seconds, made.delivery) == (None, 0.1, "exactly_once")
+
+
+def test_names_of_connections_that_are_registered_later() -> None:
+    made = make(**least(source="later", target="warehouse"))
+    assert (made.sources[0].connection, made.targets[0].connection) == ("later", "warehouse")
+
+
+def test_a_declared_stream_is_a_source_and_a_target() -> None:
+    @weft.stream(connection="events_db")
+    def orders() -> None: ...
+
+    @weft.stream
+    def cleaned() -> None: ...
+
+    made = make(name="p", source=orders, target=cleaned)
+    assert (made.sources[0].connection, made.sources[0].query, made.sources[0].name) == ("events_db", orders, "orders")
+    assert (made.targets[0].stream, made.targets[0].name, made.targets[0].place) == (cleaned, "cleaned", "stream")
+    assert made.delivery_to(made.targets[0]) == "at_least_once"
+
+
+def test_a_list_of_streams() -> None:
+    @weft.stream
+    def orders() -> None: ...
+
+    @weft.stream
+    def payments() -> None: ...
+
+    for option in ("source", "sources"):
+        made = make(name="p", target=WAREHOUSE, target_table="t", **{option: [orders, payments]})
+        assert [each.name for each in made.sources] == ["orders", "payments"]
+
+
+def test_a_declared_table_gives_table_connection_and_key() -> None:
+    (target,) = make(name="p", source=EVENTS, source_query="x", target=customers, mode="merge").targets
+    assert (target.table, target.connection, target.primary_key) == (("public", "customers"), "warehouse", ("id",))
+    assert target.declared is not None and target.declared.full_name == "public.customers"
+
+
+def test_keys_of_a_merge_are_those_of_the_pipeline_then_of_the_table() -> None:
+    @weft.table
+    class Orders:
+        __merge_keys__ = ("number",)
+        id: Annotated[BigInt, pk()]
+        number: Text
+
+    common = {"name": "p", "source": EVENTS, "source_query": "x", "target": Orders}
+    assert make(**common, mode="merge").targets[0].primary_key == ("number",)
+    assert make(**common, mode="merge", keys="id").targets[0].primary_key == ("id",)
+    assert make(**common).targets[0].primary_key == ("id",)
+
+
+def test_a_kind_and_its_fields_inline() -> None:
+    made = make(name="p", source_kind="sqlite", path="a.db", source_query="clicks", target=WAREHOUSE, target_table="t")
+    assert made.sources == (Source(connection=SQLiteConnection("a.db"), query="clicks"),)
+
+
+def test_several_targets_each_in_its_way() -> None:
+    made = make(
+        name="p",
+        source=EVENTS,
+        source_query="clicks",
+        mode="merge",
+        keys=["id"],
+        targets=[
+            Target(connection=WAREHOUSE, table=("public", "events")),
+            Target(connection=DELTA, table="events", primary_key=["number"]),
+            Target(connection=LAKE, prefix="events/raw", mode="append", parquet_compression="zstd"),
+        ],
+    )
+    assert [(each.mode, each.primary_key) for each in made.targets] == [
+        ("merge", ("id",)),
+        ("merge", ("number",)),
+        ("append", ()),
+    ]
+    assert made.targets[2].options == {"parquet_compression": "zstd"}
+
+
+def test_the_decorator_registers_and_never_calls(local: Project) -> None:
+    @weft.streaming_pipeline(source=EVENTS, source_query="clicks", target=WAREHOUSE, target_table="t")
+    def clicks_to_wh() -> None:
+        """What it is for."""
+        raise AssertionError
+
+    assert local.streaming_pipelines == {"clicks_to_wh": clicks_to_wh}
+    assert find("clicks_to_wh") is clicks_to_wh
+    assert (clicks_to_wh.name, clicks_to_wh.description) == ("clicks_to_wh", "What it is for.")
+    assert "test_declare.py, line" in clicks_to_wh.place
+    assert clicks_to_wh.__name__ == "clicks_to_wh"
+
+
+def test_make_registers_nothing(local: Project) -> None:
+    make(**least())
+    assert local.streaming_pipelines == {}
+
+
+def test_one_that_is_not_declared() -> None:
+    weft.streaming_pipeline(**least(name="clicks"))(lambda: None)
+    with pytest.raises(NotFoundError, match=r"no streaming pipeline named 'click'\.\n  Did you mean 'clicks'"):
+        find("click")
+
+
+def test_two_of_one_name() -> None:
+    @weft.streaming_pipeline(**least(name="copy"))
+    def one() -> None: ...
+
+    with pytest.raises(DeclarationError, match=r"'copy' is declared twice: .*line \d+ and .*line \d+"):
+
+        @weft.streaming_pipeline(**least(name="copy"))
+        def two() -> None: ...
+
+
+MODULE = """
+import weft
+
+@weft.streaming_pipeline(source="events_db", source_query="clicks", target="warehouse", target_table="{table}")
+def copy():
+    pass
+"""
+
+
+def test_a_module_may_be_loaded_again(local: Project, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(project)
+    file = project / "reloaded.py"
+    file.write_text(MODULE.format(table="one"))
+    module = importlib.import_module("reloaded")
+    try:
+        file.write_text(MODULE.format(table="another"))
+        importlib.reload(module)
+        assert local.streaming_pipelines["copy"].targets[0].name == "another"
+    finally:
+        del sys.modules["reloaded"]
+
+
+def test_a_module_with_two_of_one_name(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(project)
+    (project / "twice.py").write_text(MODULE.format(table="one") + MODULE.format(table="two"))
+    with pytest.raises(DeclarationError, match=r"'copy' is declared twice: twice\.py, line 4 and twice\.py, line 10"):
+        importlib.import_module("twice")
+
+
+# ----------------------------------------------------------------------------------------------------------- transforms
+
+
+def test_sql_lookups_and_functions() -> None:
+    def clean(value: Any) -> Any: ...
+
+    class Vwap:
+        sql_name = "vwap"
+
+    users = Lookup(connection=WAREHOUSE, table="users", schema="public", refresh_interval_ms=300_000)
+    made = make(
+        **least(
+            transform_sql="SELECT * FROM source s JOIN users u ON s.id = u.id",
+            lookups={"users": users},
+            udfs=[clean],
+            aggregate_udfs=[Vwap],
+            transform_on_error="drop",
+        )
+    )
+    assert made.lookups == {"users": users}
+    assert (made.udfs, made.aggregate_udfs, made.transform_on_error) == ((clean,), (Vwap,), "drop")
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [("500ms", 0.5), ("10s", 10), ("1m", 60), ("2h", 7200), ("1.5s", 1.5), (timedelta(seconds=3), 3)],
+)
+def test_every(given: Any, seconds: float) -> None:
+    assert make(**least(every=given)).every_seconds == seconds
+
+
+def test_the_rest() -> None:
+    made = make(
+        **least(
+            idle_pause_ms=500,
+            checkpoint=Path("/data/checkpoint"),
+            delivery="at_least_once",
+            profile="low_latency",
+            on_drift="fail",
+            description="d",
+        )
+    )
+    assert (made.idle_pause_seconds, made.checkpoint, made.delivery) == (0.5, "/data/checkpoint", "at_least_once")
+    assert (made.profile, made.on_drift, made.description) == ("low_latency", "fail", "d")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"dead_letter_stream": "failed"}, DeadLetters(stream="failed")),
+        ({"dead_letter_stream": "failed", "dead_letter_connection": "x"}, DeadLetters(stream="failed", connection="x")),
+        ({"dead_letter_table": "a.failed"}, DeadLetters(table=("a", "failed"), connection=WAREHOUSE)),
+        ({"dead_letter_path": "/data/failed"}, DeadLetters(path="/data/failed")),
+        (
+            {"dead_letter_topic": "failed", "dead_letter_connection": "kafka"},
+            DeadLetters(topic="failed", connection="kafka"),
+        ),
+        # What its name leads to is not known yet, so it may be Kafka.
+        ({"dead_letter_topic": "failed", "source": "kafka"}, DeadLetters(topic="failed", connection="kafka")),
+    ],
+)
+def test_dead_letters(given: dict[str, Any], expected: DeadLetters) -> None:
+    assert make(**least(**given)).dead_letters == expected
+
+
+def test_dead_letters_in_a_declared_stream() -> None:
+    @weft.stream(connection="events_db")
+    def failed() -> None: ...
+
+    assert make(**least(dead_letter_stream=failed)).dead_letters == DeadLetters(stream=failed, connection="events_db")
+
+
+# -------------------------------------------------------------------------------------------------------------- refused
+
+
+def plus_one(x: int) -> int:
+    return x + 1
+
+
+def another() -> None: ...
+
+
+another.__name__ = "PLUS_ONE"
+
+SQL = {"transform_sql": "SELECT * FROM source"}
+LOOKUP = Lookup(connection=WAREHOUSE, table="users")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"sorce": 1}, r"no option 'sorce'\.\n  Did you mean 'source'"),
+        ({"bootstrap_servers": "h:1"}, "no option 'bootstrap_servers'"),
+        ({"name": None}, "name has 1 to 200"),
+        ({"name": "a/b"}, "cannot hold a slash"),
+        ({"name": ".."}, "begin with a dot"),
+        ({"source": None}, "needs source, sources or source_kind, not none"),
+        ({"sources": [Source(query="a")]}, "not source and sources"),
+        ({"source": []}, "source is empty"),
+        ({"source_query": None}, "needs source_query"),
+        ({"source": "postgres://u:hidden@h/d"}, r"(?!.*hidden).*where a name is needed"),
+        ({"source": 5}, "source must be a connection or its name, not int"),
+        ({"source": Source(query="a")}, "Leave source_query out"),
+        ({"source": None, "sources": Source(query="a")}, "sources must be a list"),
+        ({"source": [EVENTS, REDIS]}, "two sources are called 'clicks'"),
+        ({"source": DuckDBConnection("x.db")}, "a duckdb connection cannot be the source"),
+        ({"source": None, "source_kind": "sqlte"}, r"no kind of connection named 'sqlte'\.\n  Did you mean 'sqlite'"),
+        ({"source": None, "source_kind": 5}, "a kind is a text"),
+        ({"source": None, "source_kind": "sqlite", "pth": "a"}, r"no option 'pth'\.\n  Did you mean 'path'"),
+        ({"source": None, "source_kind": "sqlite"}, "Either path or url is needed"),
+        ({"target": None}, "needs target or targets, not neither"),
+        ({"targets": [Target(table="t")]}, "needs target or targets, not both"),
+        ({"target": None, "targets": []}, "at least one target"),
+        ({"target": None, "targets": [Target(table="t")]}, r"target_table goes with a connection[\s\S]*Target\(table="),
+        ({"target_table": None}, r"names no place, and a postgres connection is written by table or stream"),
+        ({"target_table": 5}, r'table is \("schema", "table"\)'),
+        ({"target": LAKE}, r"a table, and a object_store_local connection is written by prefix[\s\S]*prefix="),
+        ({"target": REDIS}, r"a redis connection is written by stream\.\n.*stream="),
+        ({"target": int}, "the class int is no table"),
+        ({"target": customers}, "target_table is that of a connection"),
+        ({"mode": "scd2"}, "a streaming pipeline has no mode 'scd2'"),
+        ({"mode": "truncate"}, "no mode 'truncate'"),
+        ({"mode": "scd1"}, "no mode 'scd1'.*\n.*'merge'"),
+        ({"mode": "merge"}, r"the mode 'merge' needs keys\.\n.*keys=\[\"id\"\]"),
+        ({"keys": ["id"]}, "'append' takes no keys"),
+        ({"mode": "merge", "keys": ["id", "id"]}, "names a column twice"),
+        ({"mode": "merge", "keys": ["id"], "target_primary_key": ["id"]}, "say the same"),
+        ({"transform_sql": " "}, "transform_sql is empty"),
+        ({"transform_sql": 5}, "transform_sql must be a text"),
+        ({**SQL, "transform_on_error": "dlqq"}, r"'dlqq'\.\n  Did you mean 'dlq'"),
+        ({**SQL, "transform_on_error": "dlq"}, "no place for dead letters.\n.*dead_letter_stream"),
+        ({"transform_on_error": "drop"}, "transform_on_error is for transform_sql"),
+        ({"lookups": {"users": LOOKUP}}, "lookups is for transform_sql, and there is none"),
+        ({"udfs": [plus_one]}, "udfs is for transform_sql"),
+        ({**SQL, "lookups": {"source": LOOKUP}}, "cannot be called 'source'"),
+        ({**SQL, "lookups": {"Source": LOOKUP}}, "cannot be called 'Source'"),
+        ({**SQL, "lookups": {"a b": LOOKUP}}, "cannot be called 'a b'"),
+        ({**SQL, "lookups": {"users": LOOKUP, "Users": LOOKUP}}, "two lookups are called 'Users'"),
+        ({**SQL, "lookups": {"users": WAREHOUSE}}, r"is a PostgresConnection[\s\S]*weft\.Lookup"),
+        ({**SQL, "lookups": [LOOKUP]}, "must be a dict"),
+        ({**SQL, "udfs": ["f"]}, "udfs takes functions"),
+        ({**SQL, "udfs": [plus_one], "aggregate_udfs": [another]}, "two UDFs are called 'PLUS_ONE' in SQL"),
+        ({"dead_letter_topic": "a", "dead_letter_path": "b"}, "one place: dead_letter_topic or dead_letter_path"),
+        ({"dead_letter_topic": "a"}, "no source is Kafka"),
+        ({"dead_letter_topic": "a", "sources": ["x", "y"], "source": None}, "two sources|several"),
+        ({"dead_letter_connection": "a"}, "dead_letter_connection needs"),
+        ({"dead_letter_table": 7}, "dead_letter_table is"),
+        ({"on_drift": "evolves"}, r"on_drift is 'evolves'\.\n  Did you mean 'evolve'"),
+        ({"every": "10 parsecs"}, 'such as "500ms"'),
+        ({"every": 10}, 'such as "500ms"'),
+        ({"every": "0s"}, "every is '0s'"),
+        ({"every": timedelta(0)}, "every is"),
+        ({"idle_pause_ms": 0}, "idle_pause_ms must be"),
+        ({"idle_pause_ms": True}, "idle_pause_ms must be"),
+        ({"checkpoint": 5}, "checkpoint must be a text"),
+        ({"delivery": "exactly"}, "Did you mean 'exactly_once'"),
+        ({"profile": "fast"}, "'throughput', 'low_latency'"),
+        (
+            {"delivery": "exactly_once", "target": Target(connection=REDIS, stream="x"), "target_table": None},
+            "may come twice",
+        ),
+        ({"target": Target(connection=EVENTS, stream="clicks"), "target_table": None}, "read what it writes"),
+    ],
+)
+def test_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(DeclarationError, match=said) as caught:
+        make(**least(**given))
+    assert caught.value.what.startswith("Streaming pipeline ")
+
+
+@pytest.mark.parametrize("word", LATER)
+def test_what_comes_later_is_refused_by_name(word: str) -> None:
+    with pytest.raises(DeclarationError, match=f"{word} comes later"):
+        make(**least(**{word: object()}))
+
+
+@pytest.mark.parametrize("kind", LATER_KINDS)
+def test_kinds_that_come_later(kind: str) -> None:
+    with pytest.raises(DeclarationError, match=f"the kind '{kind}' comes later"):
+        make(**least(source=None, source_kind=kind))
+
+
+def test_a_stream_by_its_name() -> None:
+    @weft.stream
+    def orders() -> None: ...
+
+    with pytest.raises(DeclarationError, match="pass the stream itself, not its name"):
+        make(name="p", source="orders", target=WAREHOUSE, target_table="t")
+
+
+def test_a_target_twice() -> None:
+    twice = [Target(connection=WAREHOUSE, table="a.b"), Target(connection="warehouse", table=("a", "b"))]
+    with pytest.raises(DeclarationError, match=r"the target a\.b is listed twice"):
+        make(name="p", source=EVENTS, source_query="x", targets=twice)
+
+
+def test_without_options() -> None:
+    with pytest.raises(DeclarationError, match="needs a source and a target"):
+        weft.streaming_pipeline(plus_one)
+
+
+def test_no_option_hides_a_field_of_a_connection() -> None:
+    """Fields of a connection are given beside the options: one of the same name could not be said."""
+    from dataclasses import fields
+
+    from weft.systems.base import systems
+
+    for system in systems().values():
+        names = {each.name for each in fields(system.load_connection())} - {"name"}
+        assert names.isdisjoint(OPTIONS), system.kind
+
+
+# -------------------------------------------------------------------------------------------- sources, targets, lookups
+
+
+def test_how_files_are_written_is_said_by_name() -> None:
+    target = Target(
+        connection=CSV,
+        prefix="events/csv",
+        csv_delimiter=";",
+        csv_header=False,
+        csv_quote="'",
+        csv_escape="\\",
+        csv_null_value="\\N",
+    )
+    assert target.files(CSV).csv_delimiter == ";"
+    assert target.options["csv_null_value"] == "\\N"
+    assert (target.name, target.place) == ("events/csv", "prefix")
+
+
+def test_how_files_are_read_is_said_by_name() -> None:
+    options = {
+        "has_header": True,
+        "delimiter": 44,
+        "quote": '"',
+        "escape": "\\",
+        "comment": "#",
+        "null_regex": r"^(NA|NULL|\\N)$",
+        "truncated_rows_ok": False,
+        "schema_infer_max_records": 4096,
+    }
+    for each in (
+        Target(connection=CSV, prefix="events/csv", csv_read_options=options),
+        Source(connection=CSV, query="events/csv", csv_read_options=options),
+    ):
+        assert each.options["csv_read_options"] == {**options, "delimiter": ","}
+    other = {"schema_infer_max_records": 4096, "batch_size": 8192}
+    assert Target(connection=LAKE, prefix="events/json", format="json_lines", json_read_options=other).files(LAKE)
+
+
+def test_what_a_connection_says_of_its_files_counts_unless_the_target_says_more() -> None:
+    lake = ObjectStoreLocalConnection("/data", format="csv", csv_delimiter=";", csv_header=False)
+    files = Target(connection=lake, prefix="a", csv_delimiter="|").files(lake)
+    assert (files.format, files.csv_delimiter, files.csv_header) == ("csv", "|", False)
+    files = Target(connection=lake, prefix="a", format="parquet").files(lake)
+    assert (files.format, files.csv_delimiter) == ("parquet", None)
+
+
+def test_options_are_copies() -> None:
+    read = {"delimiter": ";"}
+    target = Target(connection="lake", prefix="a", csv_read_options=read)
+    read["delimiter"] = "|"
+    assert target.options["csv_read_options"] == {"delimiter": ";"}
+
+
+def test_a_prefix_of_delta_is_a_table() -> None:
+    assert Target(connection=DELTA, prefix="events/").table == (None, "events")
+    weft.register_connection(DELTA)
+    (target,) = make(
+        name="p", source=EVENTS, source_query="x", targets=[Target(connection="delta", prefix="a")]
+    ).targets
+    assert (target.connection, target.table, target.prefix) == ("delta", (None, "a"), None)
+
+
+def test_names_of_connections_are_checked_when_they_lead_somewhere() -> None:
+    weft.register_connection(CSV)
+    target = Target(connection="csv_lake", prefix="a", parquet_compression="zstd")
+    with pytest.raises(DeclarationError, match="parquet_compression is an option of parquet files; these are csv"):
+        make(name="p", source=EVENTS, source_query="x", targets=[target])
+
+
+@pytest.mark.parametrize(
+    ("cls", "given", "said"),
+    [
+        (Target, {"connection": CSV, "prefix": "a", "parquet_compression": "zstd"}, "of parquet files; these are csv"),
+        (Target, {"connection": LAKE, "prefix": "a", "csv_read_options": {}}, "of csv files; these are parquet"),
+        (Target, {"connection": LAKE, "prefix": "a", "parquet_compression": "zstdd"}, "Did you mean 'zstd'"),
+        (
+            Target,
+            {"connection": LAKE, "prefix": "a", "parquet_compresion": "zstd"},
+            "Did you mean 'parquet_compression'",
+        ),
+        (
+            Target,
+            {"connection": CSV, "prefix": "a", "csv_read_options": {"delimeter": ";"}},
+            "Did you mean 'delimiter'",
+        ),
+        (Target, {"connection": CSV, "prefix": "a", "csv_quote": "''"}, "a single ASCII character"),
+        (Target, {"connection": LAKE, "prefix": "a", "options": {"connection": 1}}, "no option 'connection'"),
+        (Target, {"connection": LAKE, "prefix": "a", "options": [1]}, "options must be a dict"),
+        (Target, {"connection": LAKE, "prefix": "/"}, "prefix must name a folder"),
+        (Target, {"connection": LAKE, "prefix": "a", "mode": "merge"}, "'merge' is for tables.*\n.*Delta"),
+        (Target, {"connection": LAKE, "prefix": "a", "update_columns": ["a"]}, "no option|is an option of tables"),
+        (Target, {"connection": WAREHOUSE, "table": "a", "csv_header": True}, "csv_header is an option of files"),
+        (Target, {"connection": REDIS, "stream": "a", "mode": "merge"}, "'merge' is for tables"),
+        (Target, {"table": "a", "prefix": "b"}, "takes one of table, prefix and stream"),
+        (Target, {"connection": "x"}, "names no place"),
+        (Target, {"table": "a", "handle_deletes": "hard"}, "no option 'handle_deletes'"),
+        (Target, {"table": "a", "mode": "scd2"}, "no mode 'scd2'"),
+        (Target, {"table": "a", "mode": ["merge"]}, "mode is"),
+        (Target, {"table": "a", "primary_key": [1]}, "primary_key must be a list of column names"),
+        (Target, {"table": ("a", "")}, "table is"),
+        (Target, {"stream": ""}, "stream must be"),
+        (Target, {"table": "a", "connection": 5}, "connection must be a connection or its name"),
+        (Source, {"query": ""}, "query is a topic"),
+        (Source, {"query": "a", "conection": "b"}, "Did you mean 'connection'"),
+        (Source, {"query": "a", "start": "yesterday"}, "start is 'yesterday'"),
+        (Source, {"query": "a", "max_rows": 0}, "max_rows must be"),
+        (Source, {"query": "a", "connection": LAKE, "max_rows": 5}, "no limit of object_store_local.\n.*max_files"),
+        (Source, {"query": "a", "connection": EVENTS, "max_files": 5}, "no limit of sqlite.\n.*max_rows"),
+        (Source, {"query": "a", "connection": LAKE, "start": 5}, "is an offset, and object_store_local has none"),
+        (Source, {"query": "a", "connection": EVENTS, "format": "csv"}, "format is an option of files"),
+        (Lookup, {}, "needs a table or a query, not neither"),
+        (Lookup, {"table": "a", "query": "b"}, "not both"),
+        (Lookup, {"query": "a", "schema": "b"}, "schema is that of a table"),
+        (Lookup, {"tabel": "a"}, r"no option 'tabel'\.\n  Did you mean 'table'"),
+        (Lookup, {"table": "a", "refresh_interval_ms": 0}, "refresh_interval_ms must be"),
+        (Lookup, {"table": 5}, "table must be a text"),
+    ],
+)
+def test_parts_refused(cls: Any, given: dict[str, Any], said: str) -> None:
+    with pytest.raises(DeclarationError, match=said):
+        cls(**given)
+
+
+def test_offsets_of_streams() -> None:
+    assert [Source(query="a", start=each).start for each in ("latest", 12, "3", "12-0")] == [
+        "latest",
+        "12",
+        "3",
+        "12-0",
+    ]
+
+
+def test_parts_travel_between_processes() -> None:
+    target = Target(connection=CSV, prefix="a", csv_read_options={"delimiter": ";"})
+    source = Source(connection=EVENTS, query="a", max_rows=5)
+    assert pickle.loads(pickle.dumps((source, target, LOOKUP))) == (source, target, LOOKUP)
+
+
+def test_no_secret_is_shown() -> None:
+    secret = PostgresConnection(url="postgres://u:hidden@h/d")
+    made = make(**least(source=secret, target=Target(connection=secret, table="t"), target_table=None))
+    assert "hidden" not in repr(made)
