@@ -15,6 +15,7 @@ import pytest_asyncio
 import servers
 import weft
 from consumers.numbered import drained, fill, numbers
+from weft.systems.redis import scripts
 
 
 @pytest.fixture
@@ -210,8 +211,15 @@ async def test_the_first_reply_is_lost(cutter: Cutter, single: weft.Redis) -> No
     assert (await single.xpending("s", "g")).pending == 5
 
 
-@pytest.mark.parametrize("cut", [b"XPENDING", b"#ids", b"counts"], ids=["look", "take", "count"])
-async def test_a_reply_about_entries_given_back_is_lost(cutter: Cutter, single: weft.Redis, cut: bytes) -> None:
+async def digest_of(client: weft.Redis, script: str) -> bytes:
+    """What a request to run the script holds. The server has it then, so that it runs at once."""
+    text, digest = scripts.source(script)
+    await client.script_load(text)
+    return digest.encode()
+
+
+@pytest.mark.parametrize("script", ["member_pending", "member_take"])
+async def test_a_reply_about_entries_given_back_is_lost(cutter: Cutter, single: weft.Redis, script: str) -> None:
     await fill(single, 4, "s", "t")
     async with single.xconsumer(streams=["s", "t"], group="g", consumer="b", buffer_size=9) as other:
         await other.ack(await other.get_entry())
@@ -219,16 +227,73 @@ async def test_a_reply_about_entries_given_back_is_lost(cutter: Cutter, single: 
         weft.Redis.from_url(cutter.url) as client,
         client.xconsumer(streams=["s", "t"], group="g", consumer="a", buffer_size=9) as consumer,
     ):
-        cutter.cut = cut
-        assert sorted(numbers(await drained(consumer))) == [0, 1, 1, 2, 2, 3, 3]
+        cutter.cut = await digest_of(single, script)
+        found = await drained(consumer)
+        assert sorted(numbers(found)) == [0, 1, 1, 2, 2, 3, 3]
+        assert {entry.deliveries for _, entry in found} == {1}
         assert cutter.cuts == 1
 
 
-async def test_a_reply_about_the_backlog_is_lost(cutter: Cutter, single: weft.Redis) -> None:
+@pytest.mark.parametrize("script", ["member_pending", "member_take"])
+async def test_a_reply_about_idle_entries_is_lost(cutter: Cutter, single: weft.Redis, script: str) -> None:
+    """Once claimed they are idle no more: who just asks again gets nothing, and they are hidden for an hour."""
+    await fill(single, 5)
+    await hold(single, "dead", idle=7_200_000)
+    async with (
+        weft.Redis.from_url(cutter.url) as client,
+        client.xconsumer(
+            streams=["s"], group="g", consumer="a", buffer_size=2, claim_idle=3_600_000, max_deliveries=2
+        ) as consumer,
+    ):
+        cutter.cut = await digest_of(single, script)
+        found = await drained(consumer)
+        assert numbers(found) == list(range(5))
+        assert {entry.deliveries for _, entry in found} == {2}  # not more: that nobody saw them is no delivery
+        assert cutter.cuts == 1
+
+
+async def hold(client: weft.Redis, name: str, *, idle: int) -> None:
+    """Be given all that there is, and do nothing for so long."""
+    await client.xgroup_create("s", "g", "0")
+    ids = [entry.identifier for _, entries in await client.xreadgroup("g", name, {"s": ">"}) for entry in entries]
+    await client.xclaim("s", "g", name, 0, ids, idle=idle, justid=True)
+
+
+async def test_what_was_claimed_and_is_in_hand_does_not_come_again(cutter: Cutter, single: weft.Redis) -> None:
+    await fill(single, 5)
+    await hold(single, "dead", idle=7_200_000)
+    async with (
+        weft.Redis.from_url(cutter.url) as client,
+        client.xconsumer(streams=["s"], group="g", consumer="a", buffer_size=9, claim_idle=3_600_000) as consumer,
+    ):
+        assert numbers(await consumer.get_batch()) == list(range(5))
+        await fill(single, 2)
+        cutter.cut = b"XREADGROUP"
+        found = await drained(consumer)
+        assert numbers(found) == [0, 1]
+        assert [entry.deliveries for _, entry in found] == [1, 1]
+        assert cutter.cuts == 1
+
+
+async def test_nobody_buries_what_nobody_saw(cutter: Cutter, single: weft.Redis) -> None:
+    """The server counts the delivery in a reply that was lost. We do not."""
+    await fill(single, 3)
+    async with (
+        weft.Redis.from_url(cutter.url) as client,
+        client.xconsumer(streams=["s"], group="g", consumer="a", buffer_size=9, max_deliveries=1) as consumer,
+    ):
+        cutter.cut = b"XREADGROUP"
+        assert numbers(await drained(consumer)) == [0, 1, 2]
+        assert cutter.cuts == 1
+
+
+@pytest.mark.parametrize("script", ["member_pending", "member_take"])
+async def test_a_reply_about_the_backlog_is_lost(cutter: Cutter, single: weft.Redis, script: str) -> None:
     await fill(single, 4, "s", "t")
     for stream in ("s", "t"):
         await single.xgroup_create(stream, "g", "0")
     await single.xreadgroup("g", "a", {"s": ">", "t": ">"})
+    digest = await digest_of(single, script)
     async with (
         weft.Redis.from_url(cutter.url) as client,
         client.xconsumer(
@@ -236,7 +301,7 @@ async def test_a_reply_about_the_backlog_is_lost(cutter: Cutter, single: weft.Re
         ) as consumer,
     ):
         found = []
-        for cut in (b"XREADGROUP", b"counts", b""):
+        for cut in (digest, digest, b""):
             cutter.cut = cut
             while batch := await consumer.get_batch():
                 found += batch
@@ -244,6 +309,7 @@ async def test_a_reply_about_the_backlog_is_lost(cutter: Cutter, single: weft.Re
                     break
         assert cutter.cuts == 2
         assert sorted(numbers(found)) == [0, 0, 1, 1, 2, 2, 3, 3]
+        assert {entry.deliveries for _, entry in found} == {2}
 
 
 async def test_nobody_is_there() -> None:
@@ -258,7 +324,7 @@ async def test_nobody_is_there() -> None:
 
 async def test_it_stays_away(own_server: servers.Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then it is said, and asking again goes on."""
-    monkeypatch.setattr("weft.consumers.redis_reader.PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("weft.systems.redis.members.PATIENCE_SECONDS", 0.1)
     async with weft.Redis.from_url(own_server.url()) as client:
         await fill(client, 3)
         async with client.xconsumer(streams=["s"], group="g", consumer="a", timeout=60_000) as consumer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -60,6 +61,18 @@ async def test_idle_entries_behind_many_that_are_not(client: Any) -> None:
     await client.xclaim("s", "g", "dead", 0, [last], idle=7_200_000)
     async with member(client, "b", claim_idle=3_600_000) as consumer:
         assert numbers(await drained(consumer)) == [59]
+
+
+async def test_others_were_faster(client: Any) -> None:
+    """One that finds its list taken by another looks for more, and does not end."""
+    await fill(client, 40)
+    async with member(client, "first", buffer_size=99) as first:
+        await first.nack(await first.get_batch())
+    members = [member(client, name) for name in "abcd"]
+    found = [each for part in await asyncio.gather(*map(drained, members)) for each in part]
+    assert sorted(numbers(found)) == list(range(40))
+    for each in members:
+        await each.aclose()
 
 
 async def test_deleted_entries_are_not_claimed(client: Any) -> None:

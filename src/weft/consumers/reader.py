@@ -50,10 +50,12 @@ class GroupReader(Reader, Protocol):
 
     held_for: float | None
     """After so many milliseconds others may take what this member was given; `None` if they do not."""
-    skipped: int
-    """How many pending entries were passed over because they are deleted."""
     recovered: int
     """How many times a group that was gone was created again."""
+
+    @property
+    def skipped(self) -> int:
+        """How many pending entries were passed over because they are deleted."""
 
     async def ack(self, entries: Sequence[StreamEntry]) -> int:
         """Acknowledge entries; how many were not before."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from time import monotonic
 from typing import Any, TypeVar
@@ -13,20 +12,16 @@ from redis.asyncio import Redis, RedisCluster
 
 from weft.consumers.entries import StreamEntry
 from weft.consumers.reader import Part
-from weft.errors import ConnectionFailedError, SettingsError
+from weft.errors import ConnectionFailedError, SettingsError, WeftError
 from weft.systems.base import Connection
+from weft.systems.redis import members
 from weft.systems.redis.client import AsyncClient, open_async_client
+from weft.systems.redis.members import BEGINNING, LOOK_SECONDS, VANISHED, is_id, order_of, said_by, text_of
 
 T = TypeVar("T")
 Key = bytes
 
-BEGINNING = "0-0"
-_IDENTIFIER = re.compile(r"(\d+)(?:-(\d+))?")
-# A server that is restarted or replaced is away for some seconds.
-PATIENCE_SECONDS = 30.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
-# Nobody announces entries that were given back or became idle, nor streams that began anew: a reader looks this often.
-LOOK_SECONDS = 1.0
 AWAY = (
     exceptions.ConnectionError,
     exceptions.TimeoutError,
@@ -75,16 +70,16 @@ class RedisReader:
     async def begin(self, stream: Key, identifier: Any) -> None:
         """After `identifier`, or at the end."""
         if identifier is None or text_of(identifier) == "$":
-            last = await self.patiently(lambda: self.last_identifier(stream))
+            last = await self.patiently(lambda: self.last_identifier(stream), stream)
             self._positions[stream] = last or BEGINNING
         else:
             self._positions[stream] = check_identifier(identifier)
 
     async def read(self, part: Part, count: int, wait: float) -> list[StreamEntry]:
         """One request, and another where a stream was found to have begun anew."""
-        found = await self.patiently(lambda: self._read(part, count, wait))
-        if not found and self.looks(part) and await self.patiently(lambda: self._begun_anew(part)):
-            found = await self.patiently(lambda: self._read(part, count, 0))
+        found = await self.patiently(lambda: self._read(part, count, wait), *part)
+        if not found and self.looks(part) and await self.patiently(lambda: self._begun_anew(part), *part):
+            found = await self.patiently(lambda: self._read(part, count, 0), *part)
         return found
 
     async def close(self) -> None:
@@ -154,10 +149,10 @@ class RedisReader:
         finally:
             await pool.release(link)
 
-    async def patiently(self, request: Callable[[], Awaitable[T]]) -> T:
-        """Make a request until the server answers it, for as long as a restart may take. One that never answered is not
-        waited for."""
-        ends, pause = monotonic() + PATIENCE_SECONDS, _FIRST_PAUSE
+    async def patiently(self, request: Callable[[], Awaitable[T]], *streams: Any) -> T:
+        """Make a request about these streams until the server answers it, for as long as a restart may take. One that
+        never answered is not waited for. What is said of a group that is gone is raised as it is."""
+        ends, pause = monotonic() + members.PATIENCE_SECONDS, _FIRST_PAUSE
         while True:
             try:
                 reply = await request()
@@ -175,6 +170,14 @@ class RedisReader:
                         f"Redis does not answer: {said}",
                         hint=hint if self._answered else "Check host and port, and that the server runs.",
                     ) from error
+            except exceptions.ResponseError as error:
+                if str(error).startswith(VANISHED):
+                    raise
+                names = ", ".join(repr(text_of(stream)) for stream in streams)
+                what = f"Redis refuses what is asked about {names}: {said_by(error)}"
+                if isinstance(error, exceptions.NoPermissionError) or "user executing the script" in what:
+                    raise ConnectionFailedError(what, hint="Check what the user may do (ACL).") from error
+                raise WeftError(what) from error
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
@@ -205,17 +208,6 @@ def entry_of(stream: Any, identifier: Any, fields: Any, deliveries: int | None =
 def check_identifier(identifier: Any) -> str:
     """An identifier of an entry, checked before a server is asked."""
     text = str(identifier) if type(identifier) is int else text_of(identifier)
-    if not _IDENTIFIER.fullmatch(text):
+    if not is_id(text):
         raise SettingsError(f"An entry of Redis has an identifier such as '1700000000000-0', not {identifier!r}.")
     return text
-
-
-def order_of(identifier: str) -> tuple[int, int]:
-    """What identifiers are compared by."""
-    milliseconds, _, sequence = identifier.partition("-")
-    return int(milliseconds), int(sequence or 0)
-
-
-def text_of(given: Any) -> str:
-    """What a reply says in bytes, or in a text where the client decodes."""
-    return given.decode(errors="backslashreplace") if isinstance(given, bytes) else str(given)

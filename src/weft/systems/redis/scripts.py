@@ -13,7 +13,8 @@ from weft.systems.redis.client import Client
 
 
 @cache
-def _source(name: str) -> tuple[str, str]:
+def source(name: str) -> tuple[str, str]:
+    """The text of a script, and the digest by which a server that has it knows it."""
     folder = files("weft.systems.redis") / "lua"
     text = "\n".join((folder / f"{part}.lua").read_text(encoding="utf-8") for part in ("common", name))
     return text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
@@ -21,7 +22,7 @@ def _source(name: str) -> tuple[str, str]:
 
 def run(client: Client, name: str, keys: list[str], *arguments: Any) -> Any:
     """Run a script; the server is given its text once."""
-    text, digest = _source(name)
+    text, digest = source(name)
     try:
         return client.evalsha(digest, len(keys), *keys, *arguments)
     except NoScriptError:

@@ -1,0 +1,194 @@
+"""A member of a group of one stream, as consumers and frames are: what it asks of Redis, and what the answers mean.
+
+Nothing here speaks to a server. A step is a script to run, and is sent its reply: `weft.consumers` runs steps with
+asyncio, `weft.dataframes` on a wire. Scripts, so that each is one step for the server, whose reply has one shape for
+every client, and that can be run again where the reply was lost. New entries are not asked for here: consumers make
+objects of them, frames columns, and each has its own way to XREADGROUP.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from weft.errors import NotFoundError
+
+T = TypeVar("T")
+
+GIVEN_BACK = "weft:given-back"
+"""Holds what was given back: a name that no member has, where every member looks."""
+BEGINNING = "0-0"
+LARGEST = 2**64 - 1
+VANISHED = ("NOGROUP", "UNBLOCKED")
+"""What a server says of a group that is gone. The second is what a request hears that waits while its stream goes."""
+LOOK_SECONDS = 1.0
+"""Nobody announces entries that were given back or became idle, nor streams that began anew: readers look this
+often."""
+PATIENCE_SECONDS = 30.0
+"""How long a server that was there before may be gone: it is restarted or replaced."""
+# A script that works on more would keep the server from its other clients.
+_MOST_AT_ONCE = 500
+_ID = re.compile(r"(\d{1,20})(?:-(\d{1,20}))?")
+_OF_SCRIPT = re.compile(r" script: \w+, on @user_script:\d+\.?$")
+
+
+class Script(NamedTuple):
+    """A script of `lua/` to run."""
+
+    name: str
+    keys: tuple[str | bytes, ...]
+    arguments: tuple[Any, ...]
+
+
+Steps = Generator[Script, Any, T]
+
+
+class Given(NamedTuple):
+    """An entry that was delivered before: its id, names and values in turns, and how often it was delivered."""
+
+    id: Any
+    fields: list[Any]
+    deliveries: int
+
+
+class _Listed(NamedTuple):
+    """Pending entries that are to be taken: what `member_take` needs."""
+
+    idle: int
+    counts: bool
+    entries: list[Any]
+
+
+class Member:
+    """What a member knows of its stream and group."""
+
+    def __init__(
+        self,
+        stream: str | bytes,
+        group: str | bytes,
+        consumer: str | bytes,
+        *,
+        start: str,
+        create: bool,
+        claim_idle: int | None,
+        how_to_create: str,
+    ) -> None:
+        self.stream, self.group, self.consumer = stream, group, consumer
+        self.start = start
+        """Where the group begins, now and whenever it is created again: `$` becomes where the stream ended."""
+        self.skipped = 0
+        """How many pending entries were passed over because they are deleted."""
+        self._create, self._how_to_create = create, how_to_create
+        self._claim_idle = claim_idle
+        self._last = BEGINNING
+        self._position = BEGINNING
+        """What a request for new entries gives from now on comes after this one, and after whatever is claimed: that
+        was given to somebody before."""
+        self._own_after: str | None = None
+        self._own_counts = False
+        self._claimed_up_to = BEGINNING
+        self._listed: _Listed | None = None
+
+    def join(self) -> Steps[bool]:
+        """Find the group, or create it if that is allowed; whether it was created."""
+        reply = yield self._script("member_join", self.start, self._last, int(self._create))
+        start, last, delivered, created = reply
+        self.start, self._last = text_of(start), text_of(last)
+        if delivered is None:
+            raise NotFoundError(
+                f"The stream {text_of(self.stream)!r} has no group {text_of(self.group)!r}.", hint=self._how_to_create
+            )
+        self._position = text_of(delivered)
+        if created:
+            self._own_after = self._listed = None
+            self._claimed_up_to = BEGINNING
+        return bool(created)
+
+    def received(self, last: Any) -> None:
+        """New entries came, up to this one."""
+        self._position = text_of(last)
+
+    def lost_a_reply(self) -> None:
+        """The reply to a request for new entries was lost: what it gave is pending, and comes first."""
+        if self._own_after is None:
+            self._own_after, self._own_counts = self._position, False
+
+    def begin_with_own(self, after: str = BEGINNING) -> None:
+        """Begin with what this member was given before and has not acknowledged."""
+        self._own_after, self._own_counts = after, True
+
+    def delivered_again(self, count: int, *, look: bool) -> Steps[list[Given]]:
+        """The next entries that were delivered before: of this member, where it begins with them or a reply was lost;
+        then, if it is to look there, what was given back, and what any member has held for too long. Each of those is
+        gone through once before nothing is given."""
+        while True:
+            if self._listed is None:
+                self._listed = yield from self._list(min(count, _MOST_AT_ONCE), look)
+            if self._listed is None:
+                return []
+            idle, counts, entries = self._listed
+            listed = [word for entry in entries for word in (entry[0], entry[1], entry[3])]
+            taken, deleted = yield self._script("member_take", self.consumer, idle, int(counts), *listed)
+            # Not before there is a reply: it is asked for again, and what others took meanwhile is left out.
+            self._listed = None
+            self.skipped += deleted
+            if taken:
+                self._position = max(self._position, text_of(taken[-1][0]), key=order_of)
+                return [Given(*each) for each in taken]
+
+    def _list(self, count: int, look: bool) -> Steps[_Listed | None]:
+        if self._own_after is not None:
+            found = yield self._script("member_pending", f"({self._own_after}", "+", count, self.consumer)
+            self._own_after = text_of(found[-1][0]) if found else None
+            if found:
+                return _Listed(0, self._own_counts, found)
+        if not look:
+            return None
+        found = yield self._script("member_pending", "-", "+", count, GIVEN_BACK)
+        if found:
+            return _Listed(0, True, found)
+        if self._claim_idle is None:
+            return None
+        words = ("IDLE", self._claim_idle, f"({self._claimed_up_to}", "+", count)
+        found = yield self._script("member_pending", *words)
+        self._claimed_up_to = text_of(found[-1][0]) if found else BEGINNING
+        return _Listed(self._claim_idle, True, found) if found else None
+
+    def give_back(self, ids: Sequence[Any], *, undelivered: bool) -> Steps[int]:
+        """Let any member have the entries that are still this one's; how many. `undelivered`: nobody saw them."""
+        given = 0
+        for begin in range(0, len(ids), _MOST_AT_ONCE):
+            some = ids[begin : begin + _MOST_AT_ONCE]
+            given += yield self._script("member_give_back", self.consumer, int(undelivered), *some)
+        return given
+
+    def bury(self, entry: Given, place: str | bytes) -> Steps[None]:
+        """Move an entry to the dead letters."""
+        words = (self.group, self.consumer, entry.id, entry.deliveries - 1)
+        yield Script("member_bury", (self.stream, place), words)
+
+    def _script(self, name: str, *arguments: Any) -> Script:
+        return Script(name, (self.stream,), (self.group, *arguments))
+
+
+def is_id(text: str) -> bool:
+    """Whether Redis takes this for the id of an entry."""
+    found = _ID.fullmatch(text)
+    return found is not None and all(int(part or 0) <= LARGEST for part in found.groups())
+
+
+def order_of(identifier: str) -> tuple[int, int]:
+    """What ids are compared by."""
+    milliseconds, _, sequence = identifier.partition("-")
+    return int(milliseconds), int(sequence or 0)
+
+
+def text_of(given: Any) -> str:
+    """What a reply says in bytes, or in a text where the client decodes."""
+    return given.decode(errors="backslashreplace") if isinstance(given, bytes) else str(given)
+
+
+def said_by(error: BaseException) -> str:
+    """What a server said, without the place in a script where it did."""
+    return _OF_SCRIPT.sub("", str(error))
