@@ -83,6 +83,12 @@ def test_check(own_server: servers.Server) -> None:
     with contextlib.closing(own_server.connect()) as client:
         client.config_set("appendonly", "no")
         assert "no append-only file" in RedisConnection(own_server.url()).check()["warning"]
+        client.config_set("maxmemory", "1gb")
+        client.config_set("maxmemory-policy", "allkeys-lru")
+        assert "(allkeys-lru), whole streams" in RedisConnection(own_server.url()).check()["warning"]
+        client.config_set("appendonly", "yes")
+        client.config_set("maxmemory-policy", "volatile-lru")
+        assert "warning" not in RedisConnection(own_server.url()).check()
         client.execute_command("ACL", "SETUSER", "default", "resetpass", ">hunter2")
     assert RedisConnection(host="127.0.0.1", port=own_server.port, password="hunter2").check()["server"]
     for password in ("wrong-one", None):

@@ -45,3 +45,24 @@ def test_fields_that_events_brought_outlive_a_flush(streams: Project, client: An
     weft.publish_sync(stream, {"n": 2})
     assert type(log)(log.store, log.schema, log.name).fields() == known
     assert ("events", "orders") in log.store.names()
+
+
+# ---------------------------------------------------------------------------------------------------------------- books
+
+
+@pytest.mark.parametrize("lost", ["held", "leases", "ends", "returned", "reasons"])
+def test_no_event_is_lost_with_a_key_of_the_books(streams: Project, client: Any, lost: str) -> None:
+    """Evicted, or deleted by hand: the group's pending entries are in Redis itself."""
+    stream = declare(fields={"n": "int64"})
+    weft.publish_sync(stream, [{"n": n} for n in range(6)])
+    events = weft.consume_sync(stream, "worker", 4, member="a", lease=0.02)
+    weft.nack_sync(stream, "worker", events[:2], reason="no")
+    client.delete(f"weft:{{orders}}:{lost}:worker")
+    found: set[int] = set()
+    while len(found) < 6:
+        found |= {event["n"] for event in weft.consume_sync(stream, "worker", member="b", lease=0.02, wait=1)}
+    assert found == set(range(6))
+    weft.ack_sync(stream, "worker", weft.consume_sync(stream, "worker", member="b"))
+    assert client.xpending("orders", "worker")["pending"] == 0
+    assert weft.consume_sync(stream, "worker", member="b") == []
+    assert client.keys("weft:{orders}:*:worker") == []

@@ -45,7 +45,8 @@ local function is_free(entry)
   if held then return tonumber(string.match(held, '%S+$')) <= now end
   local due = call('ZSCORE', book.returned, entry[1])
   if due then return tonumber(due) <= now end
-  return entry[3] * 1000 >= micros -- of a client without leases
+  -- Given back, and somebody removed the note of until when; or of a client without leases.
+  return entry[2] == NOBODY or entry[3] * 1000 >= micros
 end
 
 -- Forget an entry that is not in the stream any more.
@@ -76,7 +77,9 @@ if state['pending'] > 0 and floor ~= '0-0' then
 end
 
 local candidates = {}
-if state['pending'] > gone then
+if state['pending'] == gone then
+  forget(book) -- whatever it says: nobody holds anything
+else
   pending('-', '+', member, limit, function() return true end, candidates)
   local others = {}
   local room = limit - #candidates
@@ -115,14 +118,16 @@ if state['pending'] > gone then
         end
       end
     end
-    -- What clients without leases were given and left idle for as long as a lease is. Looked through in parts: there may
-    -- be many that are busy.
-    if state['pending'] - gone > call('HLEN', book.held) + call('ZCARD', book.returned) then
+    -- What our books do not have: clients without leases were given it and left it idle for as long as a lease is, or
+    -- the books are gone. Looked through in parts: there may be many that are busy.
+    local is_unknown = state['pending'] - gone > call('HLEN', book.held) + call('ZCARD', book.returned)
+    if is_unknown or call('HLEN', book.leases) > call('ZCARD', book.ends) then
+      local found = {}
+      for _, each in ipairs(others) do found[each.id] = true end
       local cursor = call('HGET', meta, 'scan:' .. group) or '-'
       local page = call('XPENDING', stream, group, cursor, '+', 1000)
       for _, entry in ipairs(page) do
-        local is_foreign = entry[2] ~= member and entry[2] ~= NOBODY and call('HEXISTS', book.held, entry[1]) == 0
-        if is_foreign and is_free(entry) then
+        if entry[2] ~= member and not found[entry[1]] and is_free(entry) then
           others[#others + 1] = {id = entry[1], consumer = entry[2], deliveries = entry[4]}
         end
       end
