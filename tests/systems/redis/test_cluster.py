@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import servers
 import weft
+from weft import BusyError
 from weft.project import Project
 from weft.systems.redis.ids import Keys
 from workers import declare, drain, log_of
@@ -71,3 +76,48 @@ def test_subscribers_on_several_nodes(streams: Project, client: Any) -> None:
         return [event["n"] for event in await asyncio.wait_for(asyncio.gather(*tasks), 30)]
 
     assert asyncio.run(listen()) == [0, 1, 2]
+
+
+@pytest.fixture
+def two_nodes(need_server: Any) -> Iterator[list[servers.RedisNode]]:
+    """The first has all slots, the second has none yet."""
+    need_server("redis")
+    nodes = [servers.RedisNode() for _ in range(2)]
+    try:
+        for node in nodes:
+            node.start()
+        with closing(nodes[0].connect()) as first, closing(nodes[1].connect()) as second:
+            first.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+            first.execute_command("CLUSTER", "MEET", "127.0.0.1", nodes[1].port, nodes[1].bus_port)
+            for each in (first, second):
+                servers.wait_until(lambda each=each: b"state:ok" in each.execute_command("CLUSTER", "INFO"), "it")
+        yield nodes
+    finally:
+        for node in nodes:
+            node.kill()
+
+
+def test_a_slot_that_moves(two_nodes: list[servers.RedisNode], project: Path) -> None:
+    """To a node that clients do not know yet. Publishes go on but for a moment, and what fails says that it stored
+    nothing."""
+    connection = weft.connect(url=f"redis://127.0.0.1:{two_nodes[0].port}/?cluster=true")
+    stream = declare(fields={"n": "int64"}, connection=connection)
+    weft.publish_sync(stream, {"n": 0})
+    with closing(two_nodes[0].connect()) as source, closing(two_nodes[1].connect()) as target:
+        slot = source.execute_command("CLUSTER", "KEYSLOT", "orders")
+        names = [each.execute_command("CLUSTER", "MYID").decode() for each in (source, target)]
+        target.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", names[0])
+        source.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", names[1])
+        weft.publish_sync(stream, {"n": 1})
+        assert log_of(stream).count() == 2
+        for key in source.execute_command("CLUSTER", "GETKEYSINSLOT", slot, 100):
+            source.execute_command("MIGRATE", "127.0.0.1", two_nodes[1].port, key, 0, 5000)
+            for call in (lambda: weft.publish_sync(stream, {"n": 2}), log_of(stream).head):
+                with pytest.raises(BusyError, match="Nothing was stored"):
+                    call()
+        for each in (target, source):
+            each.execute_command("CLUSTER", "SETSLOT", slot, "NODE", names[1])
+        assert target.xlen("orders") == 2
+    weft.publish_sync(stream, {"n": 2})
+    assert [event["n"] for event in drain(stream)] == [0, 1, 2]
+    weft.streams.close()

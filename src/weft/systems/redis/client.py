@@ -20,6 +20,8 @@ AsyncClient = redis.asyncio.Redis | redis.asyncio.RedisCluster
 
 # Also what redis-py raises beside its own base class.
 ERRORS = (exceptions.RedisError, exceptions.RedisClusterException, OSError)
+# Of a client of a cluster also this: it is sent on to a node that has no slots yet, which it does not know.
+CLUSTER_ERRORS = (*ERRORS, AttributeError)
 
 
 def arguments(connection: RedisConnection) -> dict[str, Any]:
@@ -113,8 +115,8 @@ def explain(connection: Connection, error: BaseException) -> WeftError:
     """An error of redis-py as one of ours, without secrets."""
     said = " ".join(settings.redact(str(error), connection.secrets()).split()) or type(error).__name__
     what = f"Redis ({connection.target}): {said}"
-    if isinstance(error, exceptions.BusyLoadingError) or said.startswith(("LOADING", "BUSY ", "TRYAGAIN")):
-        return BusyError(what, hint="Nothing was stored. The server is busy; try again.")
+    if isinstance(error, exceptions.BusyLoadingError) or said.startswith(_BUSY):
+        return BusyError(what, hint="Nothing was stored. The server is busy, or moves this slot; try again.")
     if isinstance(error, (exceptions.AuthenticationError, exceptions.NoPermissionError)):
         return ConnectionFailedError(what, hint="Check username and password, and what the user may do (ACL).")
     if isinstance(error, (exceptions.OutOfMemoryError, exceptions.ReadOnlyError)) or said.startswith(_FULL):
@@ -126,4 +128,10 @@ def explain(connection: Connection, error: BaseException) -> WeftError:
     )
 
 
+# The second line is what redis-py says of itself: every node that it asked sent it on to another, and none of them did
+# anything.
+_BUSY = (
+    *("LOADING", "BUSY ", "TRYAGAIN", "CLUSTERDOWN"),
+    *("TTL exhausted", "'NoneType' object has no attribute 'redis_connection'"),
+)
 _FULL = ("MISCONF", "NOREPLICAS")

@@ -76,18 +76,20 @@ class RedisStore:
         try:
             opened: Any = self._connected()
             return opened.execute_command(*words)
-        except client.ERRORS as error:
+        except client.CLUSTER_ERRORS as error:
             raise self._explain(error) from None
 
     def script(self, name: str, keys: list[str], *arguments: Any) -> Any:
         """Run one of the scripts."""
         try:
             return scripts.run(self._connected(), name, keys, *arguments)
-        except client.ERRORS as error:
+        except client.CLUSTER_ERRORS as error:
             raise self._explain(error) from None
 
     def _explain(self, error: BaseException) -> BaseException:
         if isinstance(error, WeftError):
+            return error
+        if isinstance(error, AttributeError) and not isinstance(self._client, redis.RedisCluster):
             return error
         if self._closed:
             return ConnectionFailedError(f"{self.connection.label} was closed.")
@@ -250,7 +252,8 @@ def _log_of(batch: Batch) -> RedisLog:
 
 def _keys_of(batch: Batch) -> tuple[str, str, str]:
     keys = _log_of(batch).keys
-    return keys.stream, keys.meta, keys.seen
+    # While a cluster moves a slot, a script waits for the end of that if one of its keys is not there.
+    return keys.stream, keys.meta, keys.stream if batch.keys is None else keys.seen
 
 
 _pack = msgspec.msgpack.Encoder().encode

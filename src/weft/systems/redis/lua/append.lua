@@ -1,5 +1,5 @@
 -- Append batches to streams, all or nothing.
--- KEYS: for each batch its stream, meta and idempotency keys. ARGV: for each batch a MessagePack list of
+-- KEYS: for each batch its stream, meta and idempotency keys, or the stream again where it has none. ARGV: for each batch a MessagePack list of
 -- {names, columns, publish ids, their counts, whether there are no nulls, extra or nil, keys or nil, horizon in
 -- microseconds}.
 -- Gives for each batch whether the server knows the stream (it may have been flushed), and for each publish: first id,
@@ -25,7 +25,7 @@ end
 local KINDS = {'stream', 'hash', 'zset'}
 for i = 1, #KEYS do
   local kind, wanted = call('TYPE', KEYS[i])['ok'], KINDS[(i - 1) % 3 + 1]
-  if kind ~= 'none' and kind ~= wanted then
+  if kind ~= 'none' and kind ~= wanted and KEYS[i] ~= KEYS[i - 2] then
     return redis.error_reply('NOTSTORED ' .. KEYS[i] .. ' is a ' .. kind .. ', not a ' .. wanted)
   end
   -- With room for all that one call can bring.
