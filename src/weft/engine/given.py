@@ -62,7 +62,14 @@ class Memory:
     batches: Iterable[pa.RecordBatch]
 
 
-Given = Sql | Files | Events | Frame | Memory
+@dataclass(frozen=True)
+class Rows:
+    """Rows elsewhere that a task can read, by a `weft.engine.readers.Reader`."""
+
+    reader: Any
+
+
+Given = Sql | Files | Events | Frame | Memory | Rows
 
 
 def understand(data: object, *, has_source: bool) -> Given:

@@ -94,29 +94,33 @@ def locked(capability: str) -> tuple[Jar, ...]:
     """The artifacts of one capability."""
     if capability not in capabilities():
         raise unknown("set of jars", capability, capabilities())
-    text = (files("weft.engine") / "locks" / f"{capability}.lock").read_text(encoding="utf-8")
+    return read_lock((files("weft.engine") / "locks" / f"{capability}.lock").read_text(encoding="utf-8"))
+
+
+def read_lock(text: str) -> tuple[Jar, ...]:
+    """The artifacts that a lock names, one a line."""
     jars = []
     for line in text.splitlines():
         if line and not line.startswith("#"):
             found = _LINE.fullmatch(line)
             if found is None:
-                raise ValueError(f"locks/{capability}.lock: {line!r} is no artifact")
+                raise ValueError(f"{line!r} in a lock of jars is no artifact")
             group, artifact, version, size, sha256 = found.groups()
             jars.append(Jar(group, artifact, version, int(size), sha256))
     return tuple(jars)
 
 
-def jars_for(capability: str, *, progress: Progress | None = None) -> list[Path]:
-    """The files of a capability ("delta", "s3", "kafka"), fetched if they are not in the cache."""
-    folder, wanted = jars_folder(), locked(capability)
+def jars_for(capability: str, *, lock: tuple[Jar, ...] | None = None, progress: Progress | None = None) -> list[Path]:
+    """The files of a capability ("delta", "s3", "kafka"), or of another lock, fetched if they are not in the cache."""
+    folder, wanted = jars_folder(), lock or locked(capability)
     if not all(jar.is_in(folder) for jar in wanted):
-        fetch(capability, progress=progress or _tell(capability))
+        fetch(capability, lock=wanted, progress=progress or _tell(capability))
     return [folder / jar.file for jar in wanted]
 
 
-def fetch(capability: str, *, progress: Progress | None = None) -> int:
+def fetch(capability: str, *, lock: tuple[Jar, ...] | None = None, progress: Progress | None = None) -> int:
     """Put into the cache what it lacks of a capability; how many artifacts came. Processes that want the same wait."""
-    folder, wanted = jars_folder(), locked(capability)
+    folder, wanted = jars_folder(), lock or locked(capability)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _alone(folder):

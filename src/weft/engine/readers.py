@@ -164,6 +164,9 @@ def reader_for(
         return SqlReader(tables, given.text, tables.describe(given.text), partition_by)
     if isinstance(given, kinds.Events):
         return stream_reader(given.stream, source)
+    if isinstance(given, kinds.Rows):
+        found: Reader = given.reader
+        return found
     return None
 
 

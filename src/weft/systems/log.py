@@ -162,6 +162,9 @@ class Log(Protocol):
         """The same range as Arrow record batches, in order and in bounded memory. JSON fields and `_weft_extra` are
         texts."""
 
+    def bound(self, after: int, upto: int, most: int) -> int:
+        """An offset up to which a range has at most so many events, and at least one if it has any."""
+
     def first_since(self, moment: datetime) -> int:
         """The first offset published at or after `moment`; one past the head if there is none."""
 

@@ -72,6 +72,10 @@ class SqlLog:
         """The last offset that retention removed."""
         return int(self._one(f"SELECT floor FROM {self.store.streams} WHERE id = ?", (self.number,)) or 0)
 
+    def bound(self, after: int, upto: int, most: int) -> int:
+        """As many offsets: some of them may be of no event."""
+        return min(upto, max(after, self.floor()) + most)
+
     def removed_after(self, offset: int) -> int:
         """As many as there are offsets up to the floor, if each of them had an event."""
         return max(self.floor() - offset, 0)

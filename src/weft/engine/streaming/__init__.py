@@ -1,0 +1,1 @@
+"""Streaming pipelines on Spark. The query carries offsets and remembers them; each micro-batch is a load."""

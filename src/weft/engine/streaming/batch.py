@@ -1,0 +1,161 @@
+"""One micro-batch: the rows of all sources, the SQL over them, and a load into each target."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import reduce
+from typing import Any
+
+from weft.engine import frames, outcome
+from weft.engine import given as kinds
+from weft.engine.given import Given
+from weft.engine.load import Job
+from weft.engine.readers import open_tables
+from weft.engine.streaming.fit import Fit
+from weft.engine.streaming.sources import Origin, Taken
+from weft.errors import WeftError
+from weft.pipelines.streaming.spec import StreamingPipeline, Target
+from weft.project import current
+from weft.systems.base import Connection, system_for
+from weft.systems.load import Counts, Load
+
+# Tests stop a process at each of these steps, by a handler on this logger.
+_steps = logging.getLogger("weft.streaming")
+
+# So few rows are read and written by the driver itself: to plan a job takes longer than to carry it out.
+_SMALL = 20_000
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a micro-batch did."""
+
+    batch_id: int
+    rows: dict[str, int]
+    """By target: rows that it was given."""
+    counts: dict[str, Counts]
+
+
+class Batches:
+    """Carries out micro-batches, each exactly once under the name of its checkpoint."""
+
+    def __init__(self, pipeline: StreamingPipeline, origins: Sequence[Origin]) -> None:
+        self.pipeline, self.origins = pipeline, origins
+
+    def run(self, frame: Any, checkpoint: str, batch_id: int) -> Written:
+        """Carry out the batch that Spark made of all sources."""
+        _steps.debug("begun")
+        taken = [origin.take(part) for origin, part in zip(self.origins, split(frame, self.origins), strict=True)]
+        taken = [each for each in taken if each.size != 0]
+        counts: dict[str, Counts] = {}
+        if taken:
+            given = self._given(taken, frame.sparkSession)
+            several = len(self.pipeline.targets) > 1 and isinstance(given, kinds.Frame)
+            if several and isinstance(given, kinds.Frame):
+                given.frame.persist()
+            try:
+                for target in self.pipeline.targets:
+                    counts[target.name] = self._load(target, given, checkpoint, batch_id)
+                    _steps.debug("loaded")
+            finally:
+                if several and isinstance(given, kinds.Frame):
+                    given.frame.unpersist()
+        for each in taken:
+            each.done()
+        _steps.debug("done")
+        return Written(batch_id, {name: each.rows_read for name, each in counts.items()}, counts)
+
+    # ------------------------------------------------------------------------------------------------------------- rows
+
+    def _given(self, taken: list[Taken], spark: Any) -> Given:
+        sql = self.pipeline.transform_sql
+        is_small = all(each.size is not None for each in taken) and sum(each.size or 0 for each in taken) <= _SMALL
+        if len(taken) == 1 and sql is None and taken[0].reader is not None:
+            reader = taken[0].reader
+            return _in_memory(reader) if is_small else kinds.Rows(reader)
+        rows = [self._frame(each, spark, is_small) for each in taken]
+        whole = reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), rows)
+        if sql is not None:
+            whole = frames.transformed(whole, sql)
+        if not is_small:
+            return kinds.Frame(whole)
+        with outcome.explained(f"run the batch of {self.pipeline.name}"):
+            table = whole.toArrow()
+        made = kinds.understand(table, has_source=False)
+        assert isinstance(made, kinds.Memory)
+        return kinds.Memory(made.schema, list(made.batches))  # several targets may read it
+
+    def _frame(self, taken: Taken, spark: Any, is_small: bool) -> Any:
+        if taken.reader is None:
+            return taken.frame
+        if is_small:
+            return frames.from_memory(spark, _in_memory(taken.reader))
+        return frames.from_reader(spark, taken.reader, spark.sparkContext.defaultParallelism)
+
+    # ---------------------------------------------------------------------------------------------------------- targets
+
+    def _load(self, target: Target, given: Given, checkpoint: str, batch_id: int) -> Counts:
+        connection = current().connection(target.connection)
+        planned = Load.declare(
+            target=target.table or (None, target.name),
+            mode=target.mode,
+            keys=target.primary_key if target.mode == "merge" else (),
+            pipeline=self.pipeline.name,
+            commit_key=f"{checkpoint} {target.name}",
+            batch_id=batch_id,
+            moment=datetime.now(UTC),
+            **target.options,
+        )
+        job = Job(planned, connection, None, None, None, Fit(_columns(connection, planned), self.pipeline.on_drift))
+        try:
+            counts, _ = job.run(given)
+        except WeftError as error:
+            error.add_note(f"target {target.name} of {self.pipeline.name}, batch {batch_id}")
+            raise
+        return counts
+
+
+def split(frame: Any, origins: Sequence[Origin]) -> list[Any]:
+    """The parts of a batch, one a source, as `joined` put them together."""
+    if len(origins) == 1:
+        return [frame]
+    return [frame.where(f"source = {number}").select(f"s{number}.*") for number in range(len(origins))]
+
+
+def joined(streams: Sequence[Any]) -> Any:
+    """One streaming DataFrame of several, each of which may have columns of its own."""
+    if len(streams) == 1:
+        return streams[0]
+    from pyspark.sql import functions as F
+
+    packed = [
+        each.select(F.lit(number).alias("source"), F.struct("*").alias(f"s{number}"))
+        for number, each in enumerate(streams)
+    ]
+    return reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), packed)
+
+
+def _in_memory(reader: Any) -> kinds.Memory:
+    parts, held = reader.parts(1)
+    try:
+        batches = [batch for part in parts for batch in reader.read(part)]
+    finally:
+        if held is not None:
+            held.close()
+    return kinds.Memory(reader.schema, batches)
+
+
+def _columns(connection: Connection, load: Load) -> frozenset[str] | None:
+    """The columns that a target has now, in small letters; `None` where it is not there."""
+    if system_for(connection.kind).tables is None:
+        return None
+    tables = open_tables(connection)
+    try:
+        with tables.driver.session("read") as opened:
+            columns = tables.columns(opened, load.schema, load.table)
+    finally:
+        tables.close()
+    return None if columns is None else frozenset(each.name.lower() for each in columns)

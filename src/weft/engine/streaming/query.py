@@ -1,0 +1,134 @@
+"""A streaming pipeline that runs: one query of Spark's, its checkpoint, and how it ends."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from weft.engine import outcome, session
+from weft.engine.streaming.batch import Batches, Written, joined
+from weft.engine.streaming.checkpoint import Checkpoint
+from weft.engine.streaming.sources import open_source
+from weft.errors import WeftError
+from weft.pipelines.streaming.spec import StreamingPipeline
+
+# A file system of Hadoop's that asks other processes for links and modes takes four fifths of a small batch.
+_CONF = {
+    "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming.checkpointing."
+    "FileSystemBasedCheckpointFileManager",
+    # Our sources wait by themselves.
+    "spark.sql.streaming.pollingDelay": "0",
+}
+_LAST_COMMIT_SECONDS = 10.0
+
+
+class StoppedError(Exception):
+    """Raised inside a query to end it before its next batch."""
+
+
+class Query:
+    """One pipeline, from `start` until it ends or is stopped."""
+
+    def __init__(
+        self, pipeline: StreamingPipeline, *, once: bool = False, written: Callable[[Written], None] = lambda _: None
+    ) -> None:
+        self.pipeline, self.once, self._written = pipeline, once, written
+        self.checkpoint = Checkpoint(pipeline)
+        self._started, self._stopping = threading.Event(), threading.Event()
+        self._batch = threading.Lock()
+        self._failure: BaseException | None = None
+        self._last = -1
+        self._query: Any = None
+
+    def start(self) -> None:
+        """Start it: after this, batches are carried out."""
+        self.checkpoint.lock()
+        try:
+            spark = session.spark().newSession()
+            for name, value in _CONF.items():
+                spark.conf.set(name, value)
+            origins = [open_source(each) for each in self.pipeline.sources]
+            self._batches = Batches(self.pipeline, origins)
+            writer = (
+                joined([each.stream(spark) for each in origins])
+                .writeStream.foreachBatch(self._carry_out)
+                .queryName(self.pipeline.name)
+                .option("checkpointLocation", self.checkpoint.location)
+            )
+            if self.once:
+                writer = writer.trigger(availableNow=True)
+            elif self.pipeline.every_seconds is not None:
+                writer = writer.trigger(processingTime=f"{int(self.pipeline.every_seconds * 1000)} milliseconds")
+            with outcome.explained(f"start {self.pipeline.name}"):
+                self._query = writer.start()
+            self._started.set()
+        except BaseException:
+            self.checkpoint.unlock()
+            raise
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until it ended; raises what made it fail."""
+        from pyspark.errors import PySparkException
+
+        try:
+            with outcome.explained(f"run {self.pipeline.name}"):
+                try:
+                    ended = self._query.awaitTermination(seconds)
+                except PySparkException:
+                    if self._failure is not None and not isinstance(self._failure, StoppedError):
+                        raise self._failure from None
+                    if self._failure is None:
+                        raise
+                    ended = True
+        except BaseException:
+            self.checkpoint.unlock()
+            raise
+        if ended is not False or seconds is None:
+            self.checkpoint.unlock()
+            return True
+        return False
+
+    def stop(self) -> None:
+        """Finish the batch in hand, and end."""
+        self._stopping.set()
+        with self._batch:
+            pass  # none is being carried out, and none begins
+        deadline = time.monotonic() + _LAST_COMMIT_SECONDS
+        while self._query.isActive and self._committed() < self._last and time.monotonic() < deadline:
+            time.sleep(0.01)
+        with suppress(Exception):  # it may have ended by itself
+            self._query.stop()
+
+    def _committed(self) -> int:
+        progress = self._query.lastProgress
+        return -1 if progress is None else int(progress["batchId"])
+
+    def _carry_out(self, frame: Any, batch_id: int) -> None:
+        self._started.wait()
+        with self._batch:
+            try:
+                if self._stopping.is_set():
+                    raise StoppedError
+                written = self._batches.run(frame, str(self._query.id), batch_id)
+            except BaseException as error:
+                # Spark tells of it in its own words; whoever waits shall have the error itself.
+                self._failure = error
+                raise
+            self._last = batch_id
+        self._written(written)
+
+
+def run(pipeline: StreamingPipeline, *, once: bool = False) -> None:
+    """Run a pipeline until it is interrupted; with `once` until what is there now is done."""
+    query = Query(pipeline, once=once)
+    query.start()
+    try:
+        query.wait()
+    except KeyboardInterrupt:
+        query.stop()
+        with suppress(WeftError):
+            query.wait()
+        raise

@@ -1,0 +1,115 @@
+"""Where the rows of a streaming pipeline come from, once its sources are opened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from weft.engine.readers import Reader, StreamReader, stream_reader
+from weft.engine.streaming import ticks
+from weft.errors import DeclarationError
+from weft.pipelines.streaming.spec import Source
+from weft.project import current
+from weft.streams.declare import Stream
+from weft.systems.base import system_for
+from weft.systems.log import PUBLISHED_AT
+
+EVENT_TS = "_event_ts"
+"""When a row happened, as its source tells it: every source has this column."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What a micro-batch has of one source: a reader of rows elsewhere, or a DataFrame."""
+
+    source: str
+    reader: Reader | None = None
+    frame: Any = None
+    size: int | None = None
+    """At most how many rows, where that is known."""
+    done: Callable[[], None] = lambda: None
+    """Called once every target has the rows."""
+
+
+class Origin(Protocol):
+    """An opened source."""
+
+    name: str
+
+    def stream(self, spark: Any) -> Any:
+        """The streaming DataFrame by which Spark follows it."""
+
+    def take(self, frame: Any) -> Taken:
+        """What the DataFrame of one micro-batch stands for."""
+
+
+def open_source(source: Source) -> Origin:
+    """The source, looked up and checked."""
+    if isinstance(source.query, Stream):
+        return LogOrigin(source)
+    connection = current().connection(source.connection)
+    if system_for(connection.kind).log is not None:
+        return LogOrigin(source)
+    raise DeclarationError(
+        f"{connection.label} ({connection.kind}) is no source of streaming pipelines.",
+        hint="Sources are streams of Weft, on SQL databases and on Redis.",
+    )
+
+
+# --------------------------------------------------------------------------------------------------------- our own logs
+
+
+@dataclass(frozen=True)
+class EventReader(StreamReader):
+    """The events of a range, with the column that every source has."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The fields, then what Weft adds."""
+        names = [EVENT_TS if name == PUBLISHED_AT else name for name in self.stored.names]
+        return pa.schema([field.with_name(name) for field, name in zip(self.stored, names, strict=True)])
+
+    @property
+    def stored(self) -> pa.Schema:
+        """As the log has them."""
+        return super().schema
+
+    def read(self, part: Any, conditions: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
+        """The events of a part."""
+        schema = self.schema
+        plain = StreamReader(self.connection, self.stream_schema, self.stream, self.types, self.after, self.upto)
+        for batch in plain.read(part, conditions):
+            yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+
+
+class LogOrigin:
+    """A stream of ours."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self.name = source.name
+
+    def stream(self, spark: Any) -> Any:
+        """The ranges of offsets that are there."""
+        now = stream_reader(self._source.query, self._source.connection)
+        offsets = ticks.Offsets(
+            now.connection,
+            now.stream_schema,
+            now.stream,
+            self._source.start,
+            self._source.max_rows or ticks.MAX_ROWS,
+        )
+        return ticks.stream(spark, offsets)
+
+    def take(self, frame: Any) -> Taken:
+        """The events between two offsets, with the columns that the stream has now."""
+        ranges = frame.collect()
+        if not ranges:
+            return Taken(self.name, size=0)
+        after, upto = min(each[0] for each in ranges), max(each[1] for each in ranges)
+        now = stream_reader(self._source.query, self._source.connection)
+        reader = EventReader(now.connection, now.stream_schema, now.stream, now.types, after, upto)
+        return Taken(self.name, reader, size=upto - after)

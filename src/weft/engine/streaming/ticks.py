@@ -1,0 +1,122 @@
+"""A stream of ours as a source of Spark's: the query sees which offsets there are, and each batch reads their rows.
+
+Spark's own log remembers the offsets, so that a batch which is tried again has the same rows. The rows do not
+pass through the query: a batch reads them as any load does, with the columns that the stream has by then, and where no
+SQL stands between in the same task that writes them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from weft.errors import DeclarationError
+from weft.systems.base import Connection, system_for
+from weft.systems.log import Log, Store
+
+SCHEMA = "first_after BIGINT, upto BIGINT"
+# How many events a batch has at most where nobody says it: what one transaction of a database takes well.
+MAX_ROWS = 500_000
+# A source that waits holds up the end of its query; one that does not asks its database again and again.
+_WAIT_SECONDS = 0.2
+
+_numbers = itertools.count()
+
+
+@dataclass
+class Offsets:
+    """The offsets of a stream: opened where they are asked for, in a process beside the driver."""
+
+    connection: Connection
+    schema: str
+    name: str
+    start: str = "earliest"
+    max_rows: int = MAX_ROWS
+
+    end: int | None = None
+    """Where to stop, if anywhere."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is open stays where it is: the reader is copied to tasks, which read nothing but the range in hand."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    @cached_property
+    def store(self) -> Store:
+        """The database."""
+        opened: Store = system_for(self.connection.kind).load_log()(self.connection)
+        return opened
+
+    @cached_property
+    def log(self) -> Log:
+        """The stream."""
+        self._seen: object = None
+        return self.store.open(self.schema, self.name, {})
+
+    def first(self) -> int:
+        """The offset after which a new checkpoint begins."""
+        if self.start == "earliest":
+            return self.log.floor()
+        if self.start == "latest":
+            return self.log.head()
+        if self.start.isdecimal():
+            return int(self.start) - 1
+        raise DeclarationError(
+            f"The stream {self.name!r} cannot start at {self.start!r}.",
+            hint="earliest, latest, or the offset of an event.",
+        )
+
+    def following(self, after: int) -> int:
+        """How far the next batch reaches; `after` itself where there is nothing new, after a while."""
+        log = self.log
+        head = log.head() if self.end is None else self.end
+        if head <= after and self.end is None:
+            self._seen = self.store.changed(self._seen, _WAIT_SECONDS)
+            head = log.head()
+        return after if head <= after else log.bound(after, head, self.max_rows)
+
+
+def stream(spark: Any, offsets: Offsets) -> Any:
+    """A streaming DataFrame of ranges of offsets."""
+    from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
+    from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
+
+    class Ticks(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow):
+        def __init__(self) -> None:
+            self.offsets = offsets
+
+        def initialOffset(self) -> dict[str, int]:
+            return {"offset": self.offsets.first()}
+
+        def prepareForTriggerAvailableNow(self) -> None:
+            self.offsets.end = self.offsets.log.head()
+
+        def read(self, start: dict[str, int]) -> tuple[Iterator[tuple[int, int]], dict[str, int]]:
+            after = start["offset"]
+            upto = self.offsets.following(after)
+            return iter([] if upto == after else [(after, upto)]), {"offset": upto}
+
+        def readBetweenOffsets(self, start: dict[str, int], end: dict[str, int]) -> Iterator[tuple[int, int]]:
+            return iter([(start["offset"], end["offset"])])
+
+        def commit(self, end: dict[str, int]) -> None:
+            pass
+
+    class Source(DataSource):
+        """Defined here, so that it travels by value, the connection inside: an option would show its secrets."""
+
+        @classmethod
+        def name(cls) -> str:
+            return name
+
+        def schema(self) -> str:
+            return SCHEMA
+
+        def simpleStreamReader(self, schema: Any) -> SimpleDataSourceStreamReader:
+            return Ticks()
+
+    name = f"weft_ticks_{next(_numbers)}"
+    spark.dataSource.register(Source)
+    return spark.readStream.format(name).load()
