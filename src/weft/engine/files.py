@@ -139,6 +139,11 @@ def _refuse_unknown(connection: Connection, verb: str) -> None:
         )
 
 
+def refuse_elsewhere(connection: Connection) -> None:
+    """Refuse a folder of this machine as a source where Spark's workers are on others."""
+    _refuse_one_host(connection, "source")
+
+
 def _refuse_one_host(connection: Connection, role: str) -> None:
     if isinstance(connection, FolderConnection) and not session.is_local():
         raise DeclarationError(

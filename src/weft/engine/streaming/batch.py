@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from weft.engine.given import Given
 from weft.engine.load import Job
 from weft.engine.readers import open_tables
 from weft.engine.streaming.fit import Fit
+from weft.engine.streaming.lookups import Lookups
 from weft.engine.streaming.sources import Origin, Taken
 from weft.errors import WeftError
 from weft.pipelines.streaming.spec import StreamingPipeline, Target
@@ -44,6 +46,12 @@ class Batches:
 
     def __init__(self, pipeline: StreamingPipeline, origins: Sequence[Origin]) -> None:
         self.pipeline, self.origins = pipeline, origins
+        self._lookups: Lookups | None = None
+
+    def close(self) -> None:
+        """Let go of what batches share."""
+        if self._lookups is not None:
+            self._lookups.close()
 
     def run(self, frame: Any, checkpoint: str, batch_id: int) -> Written:
         """Carry out the batch that Spark made of all sources."""
@@ -79,6 +87,7 @@ class Batches:
         rows = [self._frame(each, spark, is_small) for each in taken]
         whole = reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), rows)
         if sql is not None:
+            self._look_up(whole.sparkSession)
             whole = frames.transformed(whole, sql)
         if not is_small:
             return kinds.Frame(whole)
@@ -87,6 +96,11 @@ class Batches:
         made = kinds.understand(table, has_source=False)
         assert isinstance(made, kinds.Memory)
         return kinds.Memory(made.schema, list(made.batches))  # several targets may read it
+
+    def _look_up(self, spark: Any) -> None:
+        if self._lookups is None:
+            self._lookups = Lookups(self.pipeline.lookups, spark)
+        self._lookups.ready()
 
     def _frame(self, taken: Taken, spark: Any, is_small: bool) -> Any:
         if taken.reader is None:
@@ -99,6 +113,11 @@ class Batches:
 
     def _load(self, target: Target, given: Given, checkpoint: str, batch_id: int) -> Counts:
         connection = current().connection(target.connection)
+        options = dict(target.options)
+        if connection.kind.startswith("object_store"):
+            # How the files are written is said of the target, and kept by a connection.
+            connection = dataclasses.replace(connection, **options)
+            options = {}
         planned = Load.declare(
             target=target.table or (None, target.name),
             mode=target.mode,
@@ -107,7 +126,7 @@ class Batches:
             commit_key=f"{checkpoint} {target.name}",
             batch_id=batch_id,
             moment=datetime.now(UTC),
-            **target.options,
+            **options,
         )
         job = Job(planned, connection, None, None, None, Fit(_columns(connection, planned), self.pipeline.on_drift))
         try:

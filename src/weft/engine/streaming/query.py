@@ -8,12 +8,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from weft.engine import outcome, session
+from weft.engine import connectors, outcome, session
 from weft.engine.streaming.batch import Batches, Written, joined
 from weft.engine.streaming.checkpoint import Checkpoint
 from weft.engine.streaming.sources import open_source
 from weft.errors import WeftError
 from weft.pipelines.streaming.spec import StreamingPipeline
+from weft.project import current
 
 # A file system of Hadoop's that asks other processes for links and modes takes four fifths of a small batch.
 _CONF = {
@@ -47,10 +48,12 @@ class Query:
         """Start it: after this, batches are carried out."""
         self.checkpoint.lock()
         try:
-            spark = session.spark().newSession()
+            origins = [open_source(each) for each in self.pipeline.sources]
+            used = [source.connection for source in self.pipeline.sources]
+            used += [target.connection for target in self.pipeline.targets]
+            spark = connectors.ready(session.spark().newSession(), *map(current().connection, used))
             for name, value in _CONF.items():
                 spark.conf.set(name, value)
-            origins = [open_source(each) for each in self.pipeline.sources]
             self._batches = Batches(self.pipeline, origins)
             writer = (
                 joined([each.stream(spark) for each in origins])

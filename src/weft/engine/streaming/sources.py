@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import pyarrow as pa
 
+from weft.engine import connectors, files, outcome
 from weft.engine.readers import Reader, StreamReader, stream_reader
 from weft.engine.streaming import ticks
 from weft.errors import DeclarationError
 from weft.pipelines.streaming.spec import Source
 from weft.project import current
 from weft.streams.declare import Stream
-from weft.systems.base import system_for
+from weft.systems.base import Connection, system_for
 from weft.systems.log import PUBLISHED_AT
 
+# Of one batch: enough to be worth a job, and not so many that a crash repeats hours of work.
+_MAX_FILES = 1000
 EVENT_TS = "_event_ts"
 """When a row happened, as its source tells it: every source has this column."""
 
@@ -51,11 +55,16 @@ def open_source(source: Source) -> Origin:
     if isinstance(source.query, Stream):
         return LogOrigin(source)
     connection = current().connection(source.connection)
+    if connection.kind.startswith("object_store"):
+        return FileOrigin(source, connection)
+    if connection.kind.startswith("delta"):
+        return DeltaOrigin(source, connection)
     if system_for(connection.kind).log is not None:
         return LogOrigin(source)
     raise DeclarationError(
         f"{connection.label} ({connection.kind}) is no source of streaming pipelines.",
-        hint="Sources are streams of Weft, on SQL databases and on Redis.",
+        hint="Sources are streams of Weft (SQL databases, Redis), files (object_store_local, object_store_s3) and "
+        "Delta tables (delta_local, delta_s3).",
     )
 
 
@@ -113,3 +122,58 @@ class LogOrigin:
         now = stream_reader(self._source.query, self._source.connection)
         reader = EventReader(now.connection, now.stream_schema, now.stream, now.types, after, upto)
         return Taken(self.name, reader, size=upto - after)
+
+
+# ------------------------------------------------------------------------------------------------------ files and Delta
+
+
+class FileOrigin:
+    """The files under a prefix of a folder or bucket."""
+
+    def __init__(self, source: Source, connection: Connection) -> None:
+        self._source = source
+        self.name = source.name
+        options = {name: value for name, value in source.options.items() if value is not None}
+        self.connection: Any = dataclasses.replace(connection, **options) if options else connection
+
+    def stream(self, spark: Any) -> Any:
+        """The files that are there, each once."""
+        from weft.systems.objects import source as objects
+
+        files.refuse_elsewhere(self.connection)
+        spark = connectors.ready(spark, self.connection)
+        return objects.follow(spark, self.connection, self.name, self._source.max_files or _MAX_FILES)
+
+    def take(self, frame: Any) -> Taken:
+        """The rows of the files, with the columns that these have."""
+        from weft.systems.objects import source as objects
+
+        changed = dict(map(tuple, frame.collect()))
+        if not changed:
+            return Taken(self.name, size=0)
+        with outcome.explained(f"read the files of {self.name}"):
+            return Taken(self.name, frame=objects.read_files(frame.sparkSession, self.connection, changed, EVENT_TS))
+
+
+class DeltaOrigin:
+    """What is added to a Delta table."""
+
+    def __init__(self, source: Source, connection: Connection) -> None:
+        self._source, self.connection = source, connection
+        self.name = source.name
+
+    def stream(self, spark: Any) -> Any:
+        """The rows of the table's commits."""
+        from pyspark.sql import functions as F
+
+        from weft.systems.delta import source as delta
+
+        files.refuse_elsewhere(self.connection)
+        ready = connectors.ready(spark, self.connection)
+        found = delta.follow(ready, self.connection, self.name, self._source.max_files or _MAX_FILES)
+        # Its rows do not tell when they came. The moment of the batch is in Spark's log, the same in every try of it.
+        return found.select("*", F.current_timestamp().alias(EVENT_TS))
+
+    def take(self, frame: Any) -> Taken:
+        """The rows themselves."""
+        return Taken(self.name, frame=frame)

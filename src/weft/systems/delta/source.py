@@ -24,3 +24,10 @@ def read(spark: SparkSession, connection: Connection, table: str, schema: str | 
             hint="A table is the folder of its name there, with a folder _delta_log in it.",
         )
     return found.read()
+
+
+def follow(spark: SparkSession, connection: Connection, table: str, max_files: int) -> DataFrame:
+    """A streaming DataFrame of what is in a table, and then of what is added to it."""
+    path = DeltaTable(spark, connection, None, table).path
+    read(spark, connection, table)  # refuses one that is not there
+    return spark.readStream.format("delta").option("maxFilesPerTrigger", max_files).load(path)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from weft.errors import NotFoundError
@@ -72,6 +74,57 @@ def read_path(
                 hint="Check the path. What begins with _ or . is hidden.",
             ) from None
         raise
+
+
+def follow(
+    spark: SparkSession,
+    connection: ObjectStoreLocalConnection | ObjectStoreS3Connection,
+    prefix: str,
+    max_files: int,
+) -> DataFrame:
+    """A streaming DataFrame of the files under a prefix, each once, whatever its name: path and time of change.
+
+    Only which files there are: what is in them is read later, by `read_files`, under whatever schema they have then.
+    """
+    sessions.configure(spark, connection)
+    found = (
+        spark.readStream.format("binaryFile")
+        .schema("path STRING, modificationTime TIMESTAMP, length BIGINT, content BINARY")
+        .option("recursiveFileLookup", True)
+        .option("maxFilesPerTrigger", max_files)
+        # Else files that are a week older than the newest would be passed over without a word.
+        .option("maxFileAge", "36500d")
+        .load(f"{connection.root}/{prefix.strip('/')}")
+    )
+    return found.select("path", "modificationTime")
+
+
+def read_files(
+    spark: SparkSession,
+    connection: ObjectStoreLocalConnection | ObjectStoreS3Connection,
+    changed: dict[str, datetime],
+    time_column: str,
+) -> DataFrame:
+    """The rows of these files, and when each file was last changed."""
+    from pyspark.sql import functions as F
+
+    sessions.configure(spark, connection)
+    own: Any = sessions.own_session(spark, {})
+    given = connection.options
+    alike: dict[tuple[str, str | None], list[str]] = {}
+    for path in changed:
+        name = given.format if connection.format is not None else format_from_path(path) or given.format
+        delimiter = "\t" if is_tab_separated(path) and "delimiter" not in (given.csv_read_options or {}) else None
+        alike.setdefault((name, delimiter), []).append(path)
+    frames = []
+    for (name, delimiter), paths in alike.items():
+        rows = _files(own, paths, given.with_format(name), delimiter)
+        moment = F.col("_metadata.file_modification_time")
+        if name == "csv" and {"null_regex", "truncated_rows_ok"} & given.with_format(name).read.keys():
+            # Converted after they were read, they do not tell any more which file they are from.
+            moment = F.lit(max(changed[path] for path in paths))
+        frames.append(rows.withColumn(time_column, moment))
+    return functools.reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames)
 
 
 def _format_inside(spark: SparkSession, path: str) -> str | None:

@@ -1,0 +1,93 @@
+"""Tables that `transform_sql` joins: read when a pipeline starts, and again after each interval, beside its batches."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from weft.engine import frames, outcome
+from weft.engine import given as kinds
+from weft.engine.readers import SqlReader, open_tables
+from weft.errors import WeftError
+from weft.pipelines.streaming.spec import Lookup
+from weft.project import current
+from weft.systems.base import system_for
+
+_log = logging.getLogger("weft.engine")
+
+
+class Lookups:
+    """All lookups of a pipeline, in one session."""
+
+    def __init__(self, declared: Mapping[str, Lookup], spark: Any) -> None:
+        self._tables = {name: _Table(name, lookup, spark) for name, lookup in declared.items()}
+
+    def ready(self) -> None:
+        """Before a batch: every table is there, and as fresh as it could be made meanwhile."""
+        for each in self._tables.values():
+            each.ready()
+
+    def close(self) -> None:
+        """Let go of the rows."""
+        for each in self._tables.values():
+            each.close()
+
+
+class _Table:
+    def __init__(self, name: str, lookup: Lookup, spark: Any) -> None:
+        self.name, self.lookup, self.spark = name, lookup, spark
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix=f"weft-lookup-{name}")
+        self._coming: Future[Any] | None = None
+        self._held: Any = None
+        self._read_at = 0.0
+
+    def ready(self) -> None:
+        if self._held is None:
+            self._swap(self._read())
+        elif self._coming is not None and self._coming.done():
+            coming, self._coming = self._coming, None
+            try:
+                self._swap(coming.result())
+            except WeftError as error:
+                _log.warning("The lookup %s stays as it was: %s", self.name, error)
+                self._read_at = time.monotonic()
+        elif self._coming is None and self._is_due():
+            self._coming = self._threads.submit(self._read)
+
+    def _is_due(self) -> bool:
+        interval = self.lookup.refresh_interval_ms
+        return interval is not None and time.monotonic() - self._read_at >= interval / 1000
+
+    def _read(self) -> Any:
+        """All rows, held by Spark: a batch sees the old table whole or the new one whole."""
+        with outcome.explained(f"read the lookup {self.name}"):
+            frame = self._frame().persist()
+            frame.count()
+        return frame
+
+    def _frame(self) -> Any:
+        lookup = self.lookup
+        connection = current().connection(lookup.connection)
+        if system_for(connection.kind).tables is None:
+            path = f"{lookup.schema}/{lookup.table}" if lookup.schema else str(lookup.table)
+            return frames.of(kinds.Files(path), None, connection)
+        tables = open_tables(connection)
+        sql = lookup.query or f"SELECT * FROM {tables.table(lookup.schema, str(lookup.table))}"
+        return frames.from_reader(self.spark, SqlReader(tables, sql, tables.describe(sql)))
+
+    def _swap(self, frame: Any) -> None:
+        from weft.systems.objects.spark import moved_to
+
+        before, self._held = self._held, frame
+        moved_to(frame, self.spark).createOrReplaceTempView(self.name)
+        self._read_at = time.monotonic()
+        if before is not None:
+            before.unpersist()
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._held is not None:
+            self._held.unpersist()
