@@ -65,11 +65,12 @@ OPTIONS = (
 )
 LATER = ("window", "join", "cdc", "watermark", "state_store")
 """Words that are known, and refused until what they stand for is there."""
+LATER_HINT = "This version has SQL, lookups and UDFs over each batch."
 LATER_KINDS = ("rabbitmq", "pubsub", "kinesis", "schema_registry")
 RESERVED_TABLE = "source"
 """What `transform_sql` calls the rows of a batch."""
 DEAD_LETTERS = ("topic", "stream", "table", "path")
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_MILLISECONDS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
 
 
 def streaming_pipeline(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
@@ -164,9 +165,7 @@ def refuse_later(given: Mapping[str, Any], where: str) -> None:
     """Raise for what a later version will take."""
     for word in LATER:
         if given.get(word) is not None:
-            raise DeclarationError(
-                f"{where}: {word} comes later.", hint="This version has SQL, lookups and UDFs over each batch."
-            )
+            raise DeclarationError(f"{where}: {word} comes later.", hint=LATER_HINT)
 
 
 def connection_fields(kind: Any, where: str) -> tuple[str, ...]:
@@ -389,7 +388,7 @@ def _interval(given: Any, where: str) -> float | None:
         seconds = given.total_seconds()
     else:
         found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)", given) if isinstance(given, str) else None
-        seconds = float(found[1]) * _UNITS[found[2]] if found else 0.0
+        seconds = float(found[1]) * _MILLISECONDS[found[2]] / 1000 if found else 0.0
     if seconds <= 0:
         raise DeclarationError(
             f"{where}: every is {given!r}.", hint='It is a time such as "500ms", "10s", "1m" or "1h", or a timedelta.'

@@ -104,13 +104,13 @@ class Source:
             _set(self, options=_checked_files(connection, self.options, where))
         elif self.options:
             raise _files_only(where, next(iter(self.options)), connection)
-        is_files = isinstance(connection, FileFields) or connection.kind in _DELTA
-        if not is_files and not holds_streams(connection):
+        if not can_be_source(connection.kind):
             raise DeclarationError(
                 f"{where}: a {connection.kind} connection cannot be the source of a streaming pipeline.",
                 hint="Sources are streams, topics, files in folders and buckets, and Delta tables.",
             )
-        if isinstance(self.query, Stream) and not holds_streams(connection):
+        is_files = "stream" not in places_of(connection.kind)
+        if isinstance(self.query, Stream) and is_files:
             raise DeclarationError(f"{where}: a {connection.kind} connection holds no streams.")
         limit, other = ("max_rows", "max_files") if is_files else ("max_files", "max_rows")
         if getattr(self, limit) is not None:
@@ -215,7 +215,7 @@ class Target:
         if connection.kind in _DELTA and self.prefix is not None:
             _set(self, table=(None, self.prefix.strip("/")), prefix=None)
         where = f"Target {self.name}" if self.name else "Target"
-        held = _places(connection)
+        held = places_of(connection.kind)
         if self.place not in held:
             named = f"names a {self.place}" if self.place else "names no place"
             written = f"is written by {' or '.join(held)}" if held else "cannot be written by a streaming pipeline"
@@ -321,17 +321,19 @@ class StreamingPipeline:
         return "at_least_once" if target.place == "stream" else self.delivery
 
 
-def holds_streams(connection: Connection) -> bool:
-    """Whether a connection holds streams or topics."""
-    return connection.kind == "kafka" or system_for(connection.kind).log is not None
+def places_of(kind: str) -> tuple[str, ...]:
+    """By which of table, prefix and stream a connection of this kind is written."""
+    system = system_for(kind)
+    if issubclass(system.load_connection(), FileFields):
+        return ("prefix",)
+    has_tables = kind in _DELTA or system.tables is not None
+    has_streams = kind == "kafka" or system.log is not None
+    return ("table",) * has_tables + ("stream",) * has_streams
 
 
-def _places(connection: Connection) -> list[str]:
-    """By which of table, prefix and stream a connection is written."""
-    if isinstance(connection, FileFields):
-        return ["prefix"]
-    has_tables = connection.kind in _DELTA or system_for(connection.kind).tables is not None
-    return ["table"] * has_tables + ["stream"] * holds_streams(connection)
+def can_be_source(kind: str) -> bool:
+    """Whether streaming pipelines read from connections of this kind."""
+    return kind in _DELTA or not {"prefix", "stream"}.isdisjoint(places_of(kind))
 
 
 def file_options(connection: FileFields, given: Mapping[str, Any]) -> FileOptions:

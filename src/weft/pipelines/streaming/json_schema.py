@@ -1,0 +1,135 @@
+"""A JSON Schema of a pipeline's TOML file, for editors: made of the keys that the parser takes.
+
+`python -m weft.pipelines.streaming.json_schema` prints it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+import typing
+from collections.abc import Iterable
+from typing import Any
+
+from weft.pipelines.streaming.declare import LATER_KINDS
+from weft.pipelines.streaming.keys import TABLES, Key, connection_hints, file_hints
+from weft.pipelines.streaming.spec import can_be_source, places_of
+from weft.systems.base import system_for, systems
+
+_TYPES: dict[Any, dict[str, Any]] = {
+    str: {"type": "string"},
+    int: {"type": "integer"},
+    float: {"type": "number"},
+    bool: {"type": "boolean"},
+}
+
+
+def schema() -> dict[str, Any]:
+    """The schema, with the kinds of connections that are installed."""
+    kinds = [kind for kind in systems() if kind not in LATER_KINDS]
+    tables = {name: _table(name, kinds) for name in TABLES if name != "pipeline"}
+    of_kinds = {f"{kind}_connection": {"properties": _fields(connection_hints(kind))} for kind in kinds}
+    pipeline = _table("pipeline", kinds)
+    either = (
+        [{"required": [key]} for key in ("source", "sources")],
+        [{"required": [key]} for key in ("target", "targets")],
+    )
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "A streaming pipeline of Weft",
+        **pipeline,
+        "allOf": [{"oneOf": each} for each in either],
+        "$defs": {**tables, **of_kinds, "file_options": {"properties": _fields(file_hints())}},
+    }
+
+
+def _table(name: str, kinds: list[str]) -> dict[str, Any]:
+    keys = TABLES[name]
+    properties = {key: _key(each) for key, each in keys.items()}
+    found: dict[str, Any] = {"type": "object", "properties": properties}
+    if needed := [key for key, each in keys.items() if each.needed]:
+        found["required"] = needed
+    if "kind" not in keys:
+        return {**found, "additionalProperties": False}
+    usable = [kind for kind in kinds if _can_be(name, kind)]
+    properties["kind"] = {**properties["kind"], "enum": usable}
+    found["allOf"] = [_when_kind(kind) for kind in usable]
+    if "connection" in keys:
+        found["not"] = {"required": ["kind", "connection"]}
+    if name in ("source", "target"):
+        without = {"if": {"not": {"required": ["kind"]}}, "then": {"$ref": "#/$defs/file_options"}}
+        found["allOf"].append(without)
+    return {**found, "unevaluatedProperties": False}
+
+
+def _can_be(table: str, kind: str) -> bool:
+    if table == "source":
+        return can_be_source(kind)
+    return table != "target" or bool(places_of(kind))
+
+
+def _when_kind(kind: str) -> dict[str, Any]:
+    cls = system_for(kind).load_connection()
+    needed = [each.name for each in dataclasses.fields(cls) if _has_no_default(each)]
+    then: dict[str, Any] = {"$ref": f"#/$defs/{kind}_connection"}
+    if needed:
+        then["required"] = needed
+    return {"if": {"properties": {"kind": {"const": kind}}, "required": ["kind"]}, "then": then}
+
+
+def _has_no_default(each: dataclasses.Field[Any]) -> bool:
+    return each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING
+
+
+def _key(key: Key) -> dict[str, Any]:
+    found: list[dict[str, Any]] = []
+    for kind in key.kinds:
+        inside = {"$ref": f"#/$defs/{key.inside}"}
+        found.append(
+            {
+                "text": {"enum": list(key.choices)} if key.choices else {"type": "string", "minLength": 1},
+                "count": {"type": "integer", "minimum": 1},
+                "texts": {"type": "array", "items": {"type": "string"}},
+                "table": inside,
+                "tables": {"type": "array", "minItems": 1, "items": inside},
+                "named": {"type": "object", "additionalProperties": inside},
+                "object": {"type": "object"},
+            }[kind]
+        )
+    return {"description": key.says, **(found[0] if len(found) == 1 else {"anyOf": found})}
+
+
+def _fields(hints: dict[str, Any]) -> dict[str, Any]:
+    return {name: _type(hint) for name, hint in hints.items()}
+
+
+def _type(hint: Any) -> dict[str, Any]:
+    """What a field of a connection takes, in the words of JSON."""
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        return _any_of(_type(each) for each in typing.get_args(hint) if each is not types.NoneType)
+    if origin is typing.Literal:
+        return {"enum": list(typing.get_args(hint))}
+    if hint in _TYPES:
+        return dict(_TYPES[hint])
+    plain = origin or hint
+    if isinstance(plain, type) and issubclass(plain, dict):
+        return {"type": "object"}
+    if isinstance(plain, type) and issubclass(plain, list | tuple):
+        return {"type": "array"}
+    return {}
+
+
+def _any_of(found: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    listed = list(found)
+    return listed[0] if len(listed) == 1 else {"anyOf": listed}
+
+
+def text() -> str:
+    """The schema as it is kept in docs/streaming.schema.json."""
+    return json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    print(text(), end="")

@@ -1,0 +1,287 @@
+"""The file of `weft consume pipeline.toml`: read into the specification; every error names file, table and key."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from weft.errors import DeclarationError, NotFoundError, SettingsError, nearest
+from weft.pipelines.streaming.declare import DEAD_LETTERS, LATER_HINT, assemble, connection_fields, located, told_by
+from weft.pipelines.streaming.keys import LATER, TABLES
+from weft.pipelines.streaming.spec import FILE_OPTIONS, LOAD_OPTIONS, Lookup, Source, StreamingPipeline, Target
+from weft.pipelines.streaming.toml_text import to_toml as to_toml
+from weft.project import build_connection, short_path
+from weft.settings import parse_toml
+from weft.systems.base import Connection, systems
+from weft.systems.objects.connection import FileFields
+from weft.systems.objects.options import FileOptions
+
+# How the file calls what the decorator calls otherwise.
+_WORDS = {
+    "name": "pipeline_name",
+    "transform_sql": "[transform] sql",
+    "transform_on_error": "[transform] on_error",
+    "lookups": "[lookups]",
+    "target_primary_key": "[target.table] primary_key",
+}
+_READ_OPTIONS = {"csv": ("csv_read_options", "csv"), "json": ("json_read_options", "json_lines")}
+_SAME = ("description", "mode", "keys", "on_drift", "every", "idle_pause_ms", "checkpoint", "delivery", "profile")
+
+
+def read(path: str | os.PathLike[str]) -> StreamingPipeline:
+    """The pipeline that a file declares."""
+    file = Path(path)
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        close = nearest(file.name, [each.name for each in file.parent.glob("*.toml")])
+        hint = f"Did you mean {str(file.with_name(close))!r}?" if close else None
+        raise NotFoundError(f"There is no file {str(file)!r}.", hint=hint) from None
+    except OSError as error:
+        raise SettingsError(f"{file} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise SettingsError(f"{file} is not UTF-8 text.") from None
+    return parse(text, short_path(str(file)))
+
+
+def parse(text: str, shown: str = "pipeline.toml") -> StreamingPipeline:
+    """The pipeline that a text declares; errors call the file as it is `shown`."""
+    file = _Table(_parsed(text, shown), "pipeline", shown)
+    file.check()
+    transform = file.inside("transform")
+    transform.check()
+    sources = file.one_or_several("source")
+    targets = file.one_or_several("target")
+    made = assemble(
+        {
+            **file.only(*_SAME),
+            "name": file.given["pipeline_name"],
+            "sources": [_source(each, file) for each in sources],
+            "targets": [target for each in targets for target in _targets(each)],
+            "transform_sql": transform.given.get("sql"),
+            "transform_on_error": transform.given.get("on_error"),
+            "lookups": {name: _lookup(each) for name, each in file.named("lookups")},
+            **_dead_letters(file, sources),
+        },
+        shown,
+        _WORDS,
+    )
+    return replace(made, place=shown)
+
+
+def _parsed(text: str, shown: str) -> dict[str, Any]:
+    try:
+        return parse_toml(text, shown)
+    except SettingsError as error:
+        last = f"at line {text.rstrip().count(chr(10)) + 1}, the last one"
+        raise SettingsError(error.what.replace("at end of document", last), hint=error.hint) from None
+
+
+@dataclass
+class _Table:
+    """A table of the file: what it holds, which keys it may have, and how errors call it."""
+
+    given: Mapping[str, Any]
+    kind: str
+    """Its name in `TABLES`."""
+    file: str
+    path: str = ""
+    label: str = ""
+    """Its path in the brackets that the file has, and which one of several it is."""
+
+    @property
+    def where(self) -> str:
+        """What an error about it begins with."""
+        return f"{self.file}: {self.label}" if self.label else self.file
+
+    def check(self, fields: tuple[str, ...] = ()) -> None:
+        """Raise for a key that there is not, a value that does not fit, and a key that is missing."""
+        known = TABLES[self.kind]
+        for name, value in self.given.items():
+            if name in LATER.get(self.kind, ()):
+                raise DeclarationError(f"{self.file}: [{self._path(name)}] comes later.", hint=LATER_HINT)
+            if name in fields:
+                continue
+            if name not in known:
+                raise DeclarationError(f"{self.where}: unknown key {name!r}.", hint=self._meant(name, fields))
+            key = known[name]
+            if not key.fits(value):
+                # Its type alone: what stands in the wrong place may be a URL with a password.
+                raise DeclarationError(f"{self.where}: {name} must be {key.wanted}, not {_TYPES[type(value)]}.")
+            if key.choices and value not in key.choices:
+                close = nearest(value, key.choices)
+                hint = f"Did you mean {close!r}? " if close else ""
+                raise DeclarationError(
+                    f"{self.where}: {name} is {value!r}.",
+                    hint=f"{hint}It can be {', '.join(map(repr, key.choices))}.",
+                )
+        for name, key in known.items():
+            if key.needed and name not in self.given:
+                raise DeclarationError(f"{self.where}: {name} is missing.", hint=key.says)
+
+    def _meant(self, name: str, fields: tuple[str, ...]) -> str:
+        known = (*TABLES[self.kind], *fields)
+        if close := nearest(name, known):
+            return f"Did you mean {close!r}?"
+        if "kind" in known and "kind" not in self.given:
+            owners = [kind for kind in systems() if name in connection_fields(kind, self.where)]
+            if owners:
+                return f"It is a field of a connection, whose kind is said too: kind = {owners[0]!r}."
+        return f"Keys: {', '.join(known)}."
+
+    def only(self, *names: str) -> dict[str, Any]:
+        """What is given under these keys."""
+        return {name: self.given[name] for name in names if name in self.given}
+
+    def inside(self, key: str) -> _Table:
+        """The table under a key; an empty one where there is none."""
+        path = self._path(key)
+        return _Table(self.given.get(key, {}), TABLES[self.kind][key].inside or key, self.file, path, f"[{path}]")
+
+    def several(self, key: str) -> list[_Table]:
+        """The tables of the array under a key."""
+        path, listed = self._path(key), self.given[key]
+        numbers = [f" no. {number}" if len(listed) > 1 else "" for number in range(1, len(listed) + 1)]
+        return [
+            _Table(each, TABLES[self.kind][key].inside or key, self.file, path, f"[[{path}]]{number}")
+            for each, number in zip(listed, numbers, strict=True)
+        ]
+
+    def one_or_several(self, key: str) -> list[_Table]:
+        """The table under a key, or those of the array that is called by its plural."""
+        plural = f"{key}s"
+        if (key in self.given) == (plural in self.given):
+            said = "both" if key in self.given else "neither"
+            raise DeclarationError(f"{self.where}: [{key}] or [[{plural}]] is needed, and there is {said}.")
+        return [self.inside(key)] if key in self.given else self.several(plural)
+
+    def named(self, key: str) -> Iterator[tuple[str, _Table]]:
+        """The tables under a key, by their names."""
+        for name, each in self.given.get(key, {}).items():
+            path = f"{self._path(key)}.{name}"
+            yield name, _Table(each, TABLES[self.kind][key].inside or key, self.file, path, f"[{path}]")
+
+    def _path(self, key: str) -> str:
+        return f"{self.path}.{key}" if self.path else key
+
+
+_TYPES: Mapping[type, str] = defaultdict(
+    lambda: "a time",
+    {str: "a text", int: "a number", float: "a number", bool: "a flag", list: "a list", dict: "a table"},
+)
+
+
+# --------------------------------------------------------------------------------------------------------------- parts
+
+
+def _source(table: _Table, file: _Table) -> Source:
+    connection = _connection(table)
+    query = file.given.get("source_query")
+    if query is not None and ("sources" in file.given or "query" in table.given):
+        raise DeclarationError(
+            f"{file.where}: source_query is for [source] without a query.", hint="Leave source_query out."
+        )
+    query = table.given.get("query", query)
+    if query is None:
+        raise DeclarationError(
+            f"{table.where}: query is missing.",
+            hint='The topic, prefix, table or stream that is read: query = "orders".',
+        )
+    options = {**table.only("start", "max_rows", "max_files"), **_file_options(table, connection)}
+    with told_by(table.where):
+        made = Source(connection=connection, query=query, **options)
+        return made if (found := located(connection)) is None else made.at(found)
+
+
+def _targets(table: _Table) -> Iterator[Target]:
+    """One target, or one for each of `[[target.table]]`."""
+    connection = _connection(table)
+    options = {**table.only("stream", "mode", *LOAD_OPTIONS), **_file_options(table, connection)}
+    if not _is_of_connection("prefix", table):
+        options |= table.only("prefix")
+    places: list[_Table | None] = [None]
+    if "table" in table.given:
+        is_array = isinstance(table.given["table"], list)
+        places = [*table.several("table")] if is_array else [table.inside("table")]
+    for place in places:
+        key = table.given.get("primary_key", ())
+        if place is not None:
+            place.check()
+            if "primary_key" in place.given and "primary_key" in table.given:
+                raise DeclarationError(f"{place.where}: primary_key is said here and in the table above.")
+            key = place.given.get("primary_key", key)
+            options["table"] = (place.given.get("schema"), place.given["name"])
+        with told_by(table.where):
+            made = Target(connection=connection, primary_key=key, **options)
+            yield made if (found := located(connection)) is None else made.at(found)
+
+
+def _lookup(table: _Table) -> Lookup:
+    connection = _connection(table)
+    with told_by(table.where):
+        return Lookup(connection=connection, **table.only("table", "schema", "query", "refresh_interval_ms"))
+
+
+def _dead_letters(file: _Table, sources: list[_Table]) -> dict[str, Any]:
+    options = tuple(f"dead_letter_{each}" for each in DEAD_LETTERS)
+    given = file.only(*options)
+    topics = {each.given["dead_letter_topic"] for each in (file, *sources) if "dead_letter_topic" in each.given}
+    if len(topics) > 1:
+        raise DeclarationError(f"{file.where}: dead_letter_topic is said more than once, and differently.")
+    given |= {"dead_letter_topic": topics.pop()} if topics else {}
+    if isinstance(given.get("dead_letter_table"), dict):
+        table = file.inside("dead_letter_table")
+        table.check()
+        given["dead_letter_table"] = (table.given.get("schema"), table.given["name"])
+    connection = file.given.get("dead_letter_connection")
+    if isinstance(connection, dict):
+        connection = _connection(file.inside("dead_letter_connection"))
+    return {**given, "dead_letter_connection": connection}
+
+
+def _connection(table: _Table) -> str | Connection | None:
+    """The connection that a table names or describes."""
+    kind = table.given.get("kind")
+    if kind is None:
+        table.check(FILE_OPTIONS if table.kind in ("source", "target") else ())
+        connection: str | None = table.given.get("connection")
+        return connection
+    table.check(connection_fields(kind, table.where))
+    if "connection" in table.given:
+        raise DeclarationError(
+            f"{table.where}: connection names one that is known, kind describes one.", hint="Leave one of them out."
+        )
+    given = {name: value for name, value in table.given.items() if _is_of_connection(name, table)}
+    return build_connection(given.pop("name", None), {"kind": kind, **given}, table.where)
+
+
+def _is_of_connection(name: str, table: _Table) -> bool:
+    """Whether a key is a field of the connection that the table describes."""
+    kind = table.given.get("kind")
+    if kind is None or name not in connection_fields(kind, table.where):
+        return False
+    # The prefix of a connection is the folder of its tables; without a table it is where the rows go.
+    return name != "prefix" or table.kind != "target" or "table" in table.given
+
+
+def _file_options(table: _Table, connection: str | Connection | None) -> dict[str, Any]:
+    """How files are read and written, as far as the connection does not say it."""
+    options = {} if isinstance(connection, Connection) else table.only(*FILE_OPTIONS)
+    reading = table.inside("read_options")
+    reading.check()
+    for name, given in reading.given.items():
+        option, format = _READ_OPTIONS[name]
+        if option in table.given:
+            raise DeclarationError(f"{table.where}: {option} and [….read_options.{name}] say the same.")
+        found = located(connection)
+        files = table.given.get("format") or (found.format or "parquet" if isinstance(found, FileFields) else format)
+        with told_by(reading.where):
+            checked = FileOptions.declare(format, **{option: given})
+        # What is said of CSV files is no mistake where the files are of another format: it counts once they are not.
+        if files == format:
+            options[option] = getattr(checked, option)
+    return options

@@ -1,0 +1,229 @@
+"""A streaming pipeline as the text of its TOML file."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from weft.errors import DeclarationError
+from weft.pipelines.streaming.spec import (
+    FILE_OPTIONS,
+    LOAD_OPTIONS,
+    DeadLetters,
+    Lookup,
+    Source,
+    StreamingPipeline,
+    Target,
+    file_options,
+)
+from weft.settings import is_secret_name, redact_url
+from weft.streams.declare import Stream
+from weft.systems.base import Connection
+from weft.systems.objects.connection import FileFields
+
+_DEFAULT_SCHEMA = next(each.default for each in dataclasses.fields(Stream) if each.name == "schema")
+_OWN = ("description", "on_drift", "checkpoint", "delivery", "profile")
+
+
+def to_toml(pipeline: StreamingPipeline) -> str:
+    """The file that declares the same pipeline.
+
+    Secrets must be `${VAR}` references: one that is written out is refused, since the file is meant to be kept.
+    """
+    where = f"Streaming pipeline {pipeline.name!r}"
+    if pipeline.udfs or pipeline.aggregate_udfs:
+        raise DeclarationError(f"{where} has UDFs, which a TOML file cannot hold.", hint="Keep it in its module.")
+    defaults = {each.name: each.default for each in dataclasses.fields(pipeline)}
+    own = {name: getattr(pipeline, name) for name in _OWN if getattr(pipeline, name) != defaults[name]}
+    if pipeline.every_seconds is not None:
+        own["every"] = f"{pipeline.every_seconds:.6f}".rstrip("0").rstrip(".") + "s"
+    if pipeline.idle_pause_seconds != defaults["idle_pause_seconds"]:
+        own["idle_pause_ms"] = round(pipeline.idle_pause_seconds * 1000)
+    transform = {"sql": pipeline.transform_sql}
+    if pipeline.transform_on_error != defaults["transform_on_error"]:
+        transform["on_error"] = pipeline.transform_on_error
+    file = {
+        "pipeline_name": pipeline.name,
+        **own,
+        **_dead_letters(pipeline.dead_letters, pipeline, where),
+        **_one_or_several("source", [_source(each, where) for each in pipeline.sources]),
+        **_one_or_several("target", [_target(each, where) for each in pipeline.targets]),
+        "transform": transform if pipeline.transform_sql else None,
+        "lookups": {name: _lookup(each, where) for name, each in pipeline.lookups.items()},
+    }
+    return "\n".join(_lines(file, ())).strip("\n") + "\n"
+
+
+def _one_or_several(key: str, tables: list[dict[str, Any]]) -> dict[str, Any]:
+    return {key: tables[0]} if len(tables) == 1 else {f"{key}s": tables}
+
+
+# --------------------------------------------------------------------------------------------------------------- tables
+
+
+def _source(source: Source, where: str) -> dict[str, Any]:
+    where = f"{where}, source {source.name}"
+    start = None if source.start == "earliest" else source.start
+    return {
+        **_connection(source.connection, where, source.options),
+        "query": _stream(source.query, where),
+        "start": start,
+        "max_rows": source.max_rows,
+        "max_files": source.max_files,
+    }
+
+
+def _target(target: Target, where: str) -> dict[str, Any]:
+    where = f"{where}, target {target.name}"
+    if target.declared is not None and target.declared.columns:
+        raise DeclarationError(
+            f"{where} is a declared table with columns, which a TOML file cannot hold.",
+            hint="Name its table in the place of its class: target_table=(schema, table).",
+        )
+    if target.prefix is not None and isinstance(target.connection, Connection) and _prefix_of(target.connection):
+        raise DeclarationError(
+            f"{where}: a TOML file has one prefix, and here the connection has one too.",
+            hint="Give the connection none, or register it and name it.",
+        )
+    files = {name: target.options[name] for name in FILE_OPTIONS if name in target.options}
+    found = {
+        **_connection(target.connection, where, files),
+        "mode": None if target.mode == "append" else target.mode,
+        **{name: list(target.options[name]) for name in LOAD_OPTIONS if name in target.options},
+    }
+    if target.table is not None:
+        schema, name = target.table
+        return {**found, "table": {"schema": schema, "name": name, "primary_key": list(target.primary_key)}}
+    place = {"prefix": target.prefix} if target.prefix else {"stream": _stream(target.stream, where)}
+    return {**found, **place, "primary_key": list(target.primary_key)}
+
+
+def _lookup(lookup: Lookup, where: str) -> dict[str, Any]:
+    own = {name: getattr(lookup, name) for name in ("schema", "table", "query", "refresh_interval_ms")}
+    return {**_connection(lookup.connection, f"{where}, a lookup"), **own}
+
+
+def _dead_letters(letters: DeadLetters | None, pipeline: StreamingPipeline, where: str) -> dict[str, Any]:
+    if letters is None:
+        return {}
+    found: dict[str, Any] = {
+        "dead_letter_topic": letters.topic,
+        "dead_letter_stream": None if letters.stream is None else _stream(letters.stream, where),
+        "dead_letter_path": letters.path,
+    }
+    implied: list[Any] = []
+    if letters.topic is not None:
+        implied = [each.connection for each in pipeline.sources]
+    elif letters.table is not None:
+        schema, name = letters.table
+        has_dots = "." in f"{schema or ''}{name}"
+        found["dead_letter_table"] = (
+            {"schema": schema, "name": name} if has_dots else ".".join(filter(None, letters.table))
+        )
+        implied = [each.connection for each in pipeline.targets if each.table is not None][:1]
+    if not implied or any(each != letters.connection for each in implied):
+        described = _connection(letters.connection, f"{where}, dead letters")
+        found["dead_letter_connection"] = described.get("connection", described)
+    return found
+
+
+def _stream(named: str | Stream | None, where: str) -> str | None:
+    if not isinstance(named, Stream):
+        return named
+    if named.schema != _DEFAULT_SCHEMA:
+        raise DeclarationError(f"{where}: a TOML file cannot name a stream in the schema {named.schema!r}.")
+    return named.name
+
+
+def _connection(
+    connection: str | Connection | None, where: str, files: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The keys of a connection, those that say how its files are written and read among them."""
+    if not isinstance(connection, Connection):
+        return {**({} if connection is None else {"connection": connection}), **(files or {})}
+    found: dict[str, Any] = {"kind": connection.kind}
+    for each in dataclasses.fields(connection):
+        value = getattr(connection, each.name)
+        if value is not None and value != each.default:
+            _refuse_secret(each, value, connection, where)
+            found[each.name] = value
+    if files and isinstance(connection, FileFields):
+        merged = file_options(connection, files)
+        of_files = {name: getattr(merged, name) for name in FILE_OPTIONS}
+        found = {**found, **{name: value for name, value in of_files.items() if value is not None}}
+        found = {name: value for name, value in found.items() if of_files.get(name, value) is not None}
+    return found
+
+
+def _prefix_of(connection: Connection) -> str | None:
+    return getattr(connection, "prefix", None)
+
+
+def _refuse_secret(each: dataclasses.Field[Any], value: Any, connection: Connection, where: str) -> None:
+    if each.metadata.get("url"):
+        is_written_out = redact_url(value) != value
+    elif isinstance(value, Mapping):
+        is_written_out = any(is_secret_name(str(name)) and not _is_reference(text) for name, text in value.items())
+    else:
+        is_written_out = bool(each.metadata.get("secret")) and not _is_reference(value)
+    if is_written_out:
+        raise DeclarationError(
+            f"{where}: the {each.name} of {connection.label} holds a secret that is written out.",
+            hint=f'Put it into the environment: {each.name} = "{_example(each)}". Or name a registered connection.',
+        )
+
+
+def _is_reference(value: object) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"\$\{[^}]*\}", value) is not None
+
+
+def _example(each: dataclasses.Field[Any]) -> str:
+    return "…://user:${PASSWORD}@host/…" if each.metadata.get("url") else f"${{{each.name.upper()}}}"
+
+
+# ----------------------------------------------------------------------------------------------------------------- text
+
+
+def _lines(table: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
+    """A table as lines: its values, then the tables in it. What is `None` or empty is left out."""
+    given = {name: value for name, value in table.items() if value is not None and value not in ([], (), {})}
+    lines = [f"{_key(name)} = {_value(value)}" for name, value in given.items() if not _is_table(value)]
+    for name, value in given.items():
+        below = (*path, name)
+        header = ".".join(map(_key, below))
+        if isinstance(value, Mapping):
+            lines += ["", f"[{header}]", *_lines(value, below)]
+        elif _is_table(value):
+            for each in value:
+                lines += ["", f"[[{header}]]", *_lines(each, below)]
+    return lines
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, Mapping) or (isinstance(value, list) and isinstance(value[0], Mapping))
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _string(name)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_value, value))}]"
+    return _string(value) if isinstance(value, str) else repr(value)
+
+
+def _string(text: str) -> str:
+    """A text in quotes; one of several lines as it reads."""
+    if "\n" in text and all(each.isprintable() or each in "\n\t" for each in text):
+        escaped = text.replace("\\", "\\\\").replace('"""', '""\\"')
+        if escaped.endswith('"'):
+            escaped = escaped[:-1] + '\\"'
+        return f'"""\n{escaped}"""'
+    # TOML takes the escapes of JSON, but not this character.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
