@@ -24,6 +24,7 @@ _COMMANDS = {
     "dry-run": ("weft.cli.inspect:dry_run", "Say what run-due would do now."),
     "runs": ("weft.cli.runs:runs", "List runs, and show what became of one."),
     "logs": ("weft.cli.runs:logs", "Print what a run wrote."),
+    "consume-list": ("weft.cli.consume_list:consume_list", "List the declared streaming pipelines."),
     "doctor": ("weft.cli.doctor:doctor", "Look for what is wrong with this project and this machine."),
     "jars": ("weft.cli.jars:jars", "Fetch, list and verify the jars of Spark's connectors."),
 }

@@ -1,0 +1,72 @@
+"""`weft consume-list`: the declared streaming pipelines."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from weft.cli.common import format_option, module_option, print_json, print_table
+from weft.errors import NotFoundError
+from weft.project import current
+
+if TYPE_CHECKING:
+    from weft.pipelines.streaming.spec import StreamingPipeline
+    from weft.systems.base import Connection
+
+
+@click.command("consume-list")
+@module_option
+@format_option
+def consume_list(modules: tuple[str, ...], output: str) -> None:
+    """List the declared streaming pipelines: what each reads, where its rows go, and how often one may arrive."""
+    rows = [_listed(each) for each in declared(modules).values()]
+    if output == "json":
+        print_json(rows)
+        return
+    shown = [
+        {
+            "name": row["name"],
+            "sources": ", ".join(each["name"] for each in row["sources"]),
+            "targets": ", ".join(each["name"] for each in row["targets"]),
+            **{key: ", ".join(dict.fromkeys(each[key] for each in row["targets"])) for key in ("mode", "delivery")},
+        }
+        for row in rows
+    ]
+    print_table(shown, ["name", "sources", "targets", "mode", "delivery"], spare=["delivery", "mode"])
+
+
+def declared(modules: tuple[str, ...]) -> dict[str, StreamingPipeline]:
+    """The streaming pipelines of the project and of these modules; an error where there are none."""
+    project = current()
+    project.load_modules(modules)
+    if not project.streaming_pipelines:
+        hint = "Name the module that declares them: --module my_pipelines, or modules = […] in weft.toml."
+        raise NotFoundError("No streaming pipeline is declared.", hint=project.elsewhere() or hint)
+    return project.streaming_pipelines
+
+
+def _listed(pipeline: StreamingPipeline) -> dict[str, Any]:
+    return {
+        "name": pipeline.name,
+        "sources": [{"name": each.name, "connection": _named(each.connection)} for each in pipeline.sources],
+        "targets": [
+            {
+                "name": each.name,
+                "connection": _named(each.connection),
+                "mode": each.mode,
+                "keys": list(each.primary_key),
+                "delivery": pipeline.delivery_to(each),
+            }
+            for each in pipeline.targets
+        ],
+        "declared": pipeline.place,
+        "description": pipeline.description,
+    }
+
+
+def _named(connection: str | Connection | None) -> str:
+    """What a connection is called; one without a name by what it points at, which holds no secret."""
+    if connection is None or isinstance(connection, str):
+        return connection or "default"
+    return connection.name or f"{connection.kind} {connection.target}"
