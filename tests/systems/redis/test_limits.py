@@ -12,7 +12,7 @@ import servers
 import weft
 from weft import StorageError, WeftError
 from weft.project import Project, use
-from workers import declare, drain
+from workers import declare, drain, log_of
 
 
 @pytest.fixture
@@ -82,3 +82,34 @@ def test_nothing_is_left_of_what_was_settled(on_own_server: Any) -> None:
     for event in weft.consume_sync("orders", "worker"):
         assert weft.ack_sync("orders", "worker", event) == 1
     assert on_own_server.keys("weft:{orders}:*:worker") == []
+
+
+def test_leasing_large_events_takes_little_memory(on_own_server: Any) -> None:
+    """Scripts see entries with their values, but some at a time. Memory of Lua is not limited by maxmemory."""
+    declare(fields={"body": "string"})
+    for _ in range(100):
+        weft.publish_sync("orders", [{"body": "x" * 100_000} for _ in range(10)])
+    before = on_own_server.info("memory")["used_memory"]
+    assert log_of("orders").lease("worker", "a", 1000, 3600).spans[0].events == 1000
+    assert on_own_server.info("memory")["used_memory_peak"] - before < 70_000_000
+
+
+def test_walks_of_several_steps(on_own_server: Any) -> None:
+    """Everybody waits for a script, so that a long way takes several."""
+    declare(fields={"n": "int64"})
+    count = 25_000
+    weft.publish_sync("orders", [{"n": n} for n in range(count)])
+    log = log_of("orders")
+    for n in (1, 9_999, 10_000, 10_001, 12_500, 15_001, count):
+        offset = log.nth_last(n)
+        assert offset is not None
+        assert log.read(offset - 1, offset, 1).columns[0] == [count - n]
+    assert log.nth_last(count + 1) is None
+    log.lease("worker", "a", 11_000, 3600)
+    log.lease("worker", "b", 2_000, 3600)
+    entries = on_own_server.xrange("orders", count=20_000)
+    on_own_server.xdel("orders", entries[-1][0])  # unread: what is left is counted
+    for _ in range(2):
+        (group,) = log.groups()
+        assert (group.lag, group.pending) == (count - 13_001, 13_000)
+        assert [(member.member, member.pending) for member in group.members] == [("a", 11_000), ("b", 2_000)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # Retention tells consumers of so many events a step, so that nobody waits for long behind it.
 _TRIM_STEP = 1000
+# Entries of one step of a walk, as the scripts have it.
+_WALK_STEP = 10_000
 # Entries of one reply of a range read.
 _ARROW_PAGE = 10_000
 _PAGE = 5000
@@ -109,18 +112,28 @@ class RedisLog:
         return self._state()[2]
 
     def nth_last(self, n: int) -> int | None:
-        """The offset of the n-th event from the end."""
-        found = self.store.script("nth_last", [self.keys.stream], n)
-        return None if found is None else self._offset(found)
+        """The offset of the n-th event from the end, counted from the nearer end."""
+        length = self.count()
+        if n > length:
+            return None
+        if n <= length - n:
+            count, last = self._walk("XREVRANGE", "+", "-", n)
+        else:
+            n = length - n + 1
+            count, last = self._walk("XRANGE", "-", "+", n)
+        return None if last is None or count < n else self._offset(last)
 
-    def bound(self, after: int, upto: int, most: int) -> int:
-        """Entries are counted in pages: their ids tell moments, not how many there are."""
-        while most > 0 and after < upto:
-            found = self._range(after + 1, upto, min(most, _PAGE))
-            if not found:
-                return upto
-            after, most = self._offset(found[-1][0]), most - len(found)
-        return min(after, upto)
+    def _walk(self, command: str, first: str, last: str, most: float = math.inf) -> tuple[int, bytes | None]:
+        """How many entries there are from one id to another, and the last of them, in steps that nobody waits for."""
+        total, reached = 0, None
+        while total < most:
+            wanted = min(_WALK_STEP, most - total)
+            count, found = self.store.script("walk", [self.keys.stream], command, first, last, int(wanted))
+            total, reached = total + count, found or reached
+            if count < wanted:
+                break
+            first = f"({found.decode()}"
+        return total, reached
 
     def first_since(self, moment: datetime) -> int:
         """The first offset at or after a moment; one past the head if there is none."""
@@ -261,21 +274,36 @@ class RedisLog:
 
     def groups(self) -> list[Group]:
         """Every consumer group of this stream, also those that others made."""
-        found = self.store.script("groups", [self.keys.stream, self.keys.meta], f"{self.keys.meta}:")
-        return sorted(
-            (
-                Group(
-                    name.decode(errors="backslashreplace"),
-                    self._offset(position),
-                    int(lag),
-                    int(pending),
-                    int(lost),
-                    sorted(map(_member, members), key=lambda member: member.member),
+        prefix = f"{self.keys.meta}:"
+        last, added, found = self.store.script("groups", [self.keys.stream, self.keys.meta], prefix)
+        groups = []
+        for name, position, pending, lost, lag, leases in found:
+            if lag is None:
+                lag, _ = self._walk("XRANGE", f"({position.decode()}", last.decode())
+                note = f"{added - lag} {position.decode()}"
+                self.store.command("HSET", self.keys.meta, b"read:" + name, note)
+            members = self._members(name, dict(leases)) if pending else []
+            consumer = name.decode(errors="backslashreplace")
+            groups.append(Group(consumer, self._offset(position), int(lag), int(pending), int(lost), members))
+        return sorted(groups, key=lambda group: group.consumer)
+
+    def _members(self, consumer: bytes, ends: dict[bytes, bytes]) -> list[Member]:
+        """Who holds something, until when its last lease is."""
+        members: dict[bytes, Member] = {}
+        first, count = "-", _WALK_STEP
+        while count == _WALK_STEP:
+            count, last, found = self.store.script("members", [self.keys.stream], consumer, first)
+            first = last and f"({last.decode()}"
+            for name, pending, since, deliveries in found:
+                member = members.get(name)
+                if member is None:
+                    expires = max(int(since), int(ends.get(name, 0)))
+                    text = name.decode(errors="backslashreplace")
+                    member = Member(text, 0, _EPOCH + timedelta(microseconds=expires), 0)
+                members[name] = replace(
+                    member, pending=member.pending + pending, deliveries=max(member.deliveries, deliveries)
                 )
-                for name, position, lag, pending, lost, members in found
-            ),
-            key=lambda group: group.consumer,
-        )
+        return sorted(members.values(), key=lambda member: member.member)
 
     # -------------------------------------------------------------------------------------------------------- retention
 
@@ -293,16 +321,6 @@ class RedisLog:
     def trim_keys(self, before: float) -> None:
         """Forget idempotency keys seen before a moment."""
         self.store.command("ZREMRANGEBYSCORE", self.keys.seen, "-inf", f"({int(before * 1e6)}")
-
-
-def _member(found: list[Any]) -> Member:
-    name, pending, expires, deliveries = found
-    return Member(
-        name.decode(errors="backslashreplace"),
-        int(pending),
-        _EPOCH + timedelta(microseconds=int(expires)),
-        int(deliveries),
-    )
 
 
 def _texts(column: Sequence[Any], kind: FieldType) -> Sequence[Any]:

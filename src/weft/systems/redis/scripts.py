@@ -11,12 +11,16 @@ from redis.exceptions import NoScriptError
 
 from weft.systems.redis.client import Client
 
+# A script is its file after the one that all share; one that is long is several, in this order.
+_PARTS = {"lease": ("arguments", "find", "take", "lease")}
+
 
 @cache
 def source(name: str) -> tuple[str, str]:
     """The text of a script, and the digest by which a server that has it knows it."""
+    parts = [f"{name}/{part}" for part in _PARTS[name]] if name in _PARTS else [name]
     folder = files("weft.systems.redis") / "lua"
-    text = "\n".join((folder / f"{part}.lua").read_text(encoding="utf-8") for part in ("common", name))
+    text = "\n".join((folder / f"{part}.lua").read_text(encoding="utf-8") for part in ("common", *parts))
     return text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 

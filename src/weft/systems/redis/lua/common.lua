@@ -30,6 +30,13 @@ local function is_before(a, b)
   return a_ms < b_ms or (a_ms == b_ms and a_seq < b_seq)
 end
 
+-- Sort what has ids.
+local function sort_by_id(list, id_of)
+  local ms, seq = {}, {}
+  for _, each in ipairs(list) do ms[each], seq[each] = parts(id_of(each)) end
+  table.sort(list, function(a, b) return ms[a] < ms[b] or (ms[a] == ms[b] and seq[a] < seq[b]) end)
+end
+
 -- XINFO STREAM, or nil where there is no such key.
 local function stream_of(key)
   if call('EXISTS', key) == 0 then return nil end
@@ -68,10 +75,16 @@ local function note_read(meta, name, count, position)
   call('HSET', meta, 'read:' .. name, string.format('%d %s', count, position))
 end
 
+-- How many it has read up to a position; nil where that is not known, because another client read on.
+local function noted_read(meta, name, position)
+  local read, upto = string.match(call('HGET', meta, 'read:' .. name) or '', '^(%d+) (.*)$')
+  return upto == position and tonumber(read) or nil
+end
+
 -- Create a group that goes on after `position`.
 local function create_group(key, meta, name, position)
   call('XGROUP', 'CREATE', key, name, position, 'MKSTREAM')
-  call('HDEL', meta, 'read:' .. name)
+  call('HDEL', meta, 'read:' .. name, 'untold:' .. name, 'scan:' .. name)
   local stream = stream_of(key)
   local first = stream['first-entry']
   if not first or is_before(position, first[1]) then

@@ -1,0 +1,127 @@
+"""Other clients trim, delete, acknowledge and claim in the same groups: nothing is lost untold, and nothing is slow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import weft
+from weft.project import Project
+from workers import declare, drain, log_of
+
+
+def lag_and_lost() -> tuple[int, int]:
+    (group,) = weft.groups_sync("orders")
+    return group["lag"], group["lost"]
+
+
+def numbers(events: list[dict[str, Any]]) -> list[int]:
+    return [event["n"] for event in events]
+
+
+# ------------------------------------------------------------------------------------------------------------- trimming
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_what_others_trimmed_unread_is_told(streams: Project, client: Any, asked: bool) -> None:
+    """Producers that add with MAXLEN are the rule."""
+    declare(fields={"n": "int64"})
+    weft.publish_sync("orders", [{"n": n} for n in range(10)])
+    weft.ack_sync("orders", "worker", weft.consume_sync("orders", "worker", 2))
+    client.xtrim("orders", maxlen=3, approximate=False)
+    if asked:
+        assert lag_and_lost() == (3, 0)
+    with pytest.raises(weft.EventsLostError) as caught:
+        weft.consume_sync("orders", "worker")
+    assert caught.value.lost == 5
+    assert lag_and_lost() == (3, 5)
+    assert numbers(drain("orders", "worker")) == [7, 8, 9]
+    assert lag_and_lost() == (0, 5)
+    client.xtrim("orders", maxlen=0, approximate=False)
+    weft.publish_sync("orders", {"n": 10})
+    assert numbers(drain("orders", "worker")) == [10]
+    client.xadd("orders", {"n": 11})
+    client.xtrim("orders", maxlen=0, approximate=False)
+    with pytest.raises(weft.EventsLostError) as caught:
+        weft.consume_sync("orders", "worker")
+    assert caught.value.lost == 1
+    assert lag_and_lost() == (0, 6)
+
+
+def test_what_others_trimmed_and_what_they_deleted_are_told_together(streams: Project, client: Any) -> None:
+    declare(fields={"n": "int64"})
+    weft.publish_sync("orders", [{"n": n} for n in range(10)])
+    weft.consume_sync("orders", "worker", 6, member="a")
+    entries = [entry for entry, _ in client.xrange("orders")]
+    client.xdel("orders", entries[4])
+    client.xtrim("orders", maxlen=2, approximate=False)
+    with pytest.raises(weft.EventsLostError) as caught:
+        weft.consume_sync("orders", "worker", member="a")
+    assert caught.value.lost == 8  # five of them, and the deleted one, were leased
+    assert numbers(drain("orders", "worker")) == [8, 9]
+    assert lag_and_lost() == (0, 8)
+
+
+def test_deleted_entries_are_not_behind(streams: Project, client: Any) -> None:
+    declare(fields={"n": "int64"})
+    weft.publish_sync("orders", [{"n": n} for n in range(6)])
+    weft.consume_sync("orders", "worker", 1, member="a")
+    client.xdel("orders", client.xrange("orders")[3][0])
+    assert numbers(weft.consume_sync("orders", "worker", member="b")) == [1, 2, 4, 5]
+    assert lag_and_lost() == (0, 0)
+
+
+# --------------------------------------------------------------------------------------------------------------- groups
+
+
+def test_a_group_made_anew_delivers_anew(streams: Project, client: Any) -> None:
+    """Also to the dead letters, which take each delivery once."""
+    stream = declare(fields={"n": "int64"}, max_deliveries=1)
+    weft.publish_sync(stream, {"n": 1})
+    for rounds in (1, 2, 3):
+        weft.nack_sync(stream, "worker", weft.consume_sync(stream, "worker"))
+        assert weft.consume_sync(stream, "worker") == []
+        assert client.xlen("orders__dead_letter") == rounds
+        client.xgroup_destroy("orders", "worker")
+
+
+def test_looking_at_what_others_hold_does_not_renew_it(streams: Project, client: Any) -> None:
+    """The last attempt of each goes alone; the others are as idle as they were."""
+    stream = declare(fields={"n": "int64"}, max_deliveries=2)
+    weft.publish_sync(stream, [{"n": n} for n in range(5)])
+    client.xgroup_create("orders", "worker", "0")
+    client.xreadgroup("worker", "plain", {"orders": ">"})
+    held = [entry["message_id"] for entry in client.xpending_range("orders", "worker", "-", "+", 9)]
+    client.execute_command("XCLAIM", "orders", "worker", "plain", 0, *held, "IDLE", 7_200_000, "RETRYCOUNT", 1)
+    for n in range(5):
+        (event,) = weft.consume_sync(stream, "worker", member="a", lease=3600)
+        assert event["n"] == n
+        left = client.xpending_range("orders", "worker", "-", "+", 9, "plain")
+        assert all(entry["time_since_delivered"] >= 7_200_000 for entry in left)
+        assert weft.ack_sync(stream, "worker", event) == 1
+
+
+def test_leases_of_which_others_acknowledged_everything(streams: Project, client: Any) -> None:
+    """Also those of the member that asks: they filled the list of leases that ended."""
+    declare(fields={"n": "int64"})
+    weft.publish_sync("orders", [{"n": n} for n in range(60)])
+    log = log_of("orders")
+    for member in "ab" * 15:
+        log.lease("worker", member, 1, 0)
+        entry = client.xpending_range("orders", "worker", "-", "+", 1, member)[0]["message_id"]
+        client.xack("orders", "worker", entry)
+    last = log.lease("worker", "c", 1, 3600)
+    log.lease("worker", "a", 1, 3600)
+    books = [client.hlen(log.keys.books("worker")[0]), client.hlen(log.keys.books("worker")[1])]
+    assert books == [2, 2]
+    assert log.ack("worker", [last.spans[0].first], token=last.token, member="c") == 1
+
+
+def test_given_back_events_come_in_order(streams: Project, client: Any) -> None:
+    """Their ids as texts are in another order."""
+    declare(fields={"n": "int64"})
+    weft.publish_sync("orders", [{"n": n} for n in range(30)])
+    weft.nack_sync("orders", "worker", weft.consume_sync("orders", "worker"))
+    for start in range(0, 30, 5):
+        assert numbers(weft.consume_sync("orders", "worker", 5, member=f"m{start}")) == [*range(start, start + 5)]
