@@ -7,13 +7,13 @@ import contextlib
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 import pytest_asyncio
 
 import servers
 import weft
+from consumers.cutter import Cutter
 from consumers.numbered import drained, fill, numbers
 from weft.systems.redis import scripts
 
@@ -134,51 +134,6 @@ def take_over(replica: Any) -> None:
 async def cutter(single_url: str) -> AsyncIterator[Cutter]:
     async with Cutter(single_url) as running:
         yield running
-
-
-class Cutter:
-    """A way to the server that can be told to carry a command there and never bring the reply."""
-
-    def __init__(self, url: str) -> None:
-        self.to = urlsplit(url)
-        self.cut = b""
-        """Commands that hold this are carried out, and the connection ends before the reply."""
-        self.cuts = 0
-        self._ends: list[asyncio.StreamWriter] = []
-
-    async def __aenter__(self) -> Cutter:
-        self._server = await asyncio.start_server(self._carry, "127.0.0.1", 0)
-        port = self._server.sockets[0].getsockname()[1]
-        self.url = f"redis://127.0.0.1:{port}{self.to.path}"
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        for end in self._ends:
-            end.close()
-        await asyncio.gather(*(end.wait_closed() for end in self._ends), return_exceptions=True)
-
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there_reader, there = await asyncio.open_connection(self.to.hostname, self.to.port)
-
-        self._ends += [writer, there]
-
-        async def back() -> None:
-            while data := await there_reader.read(1 << 16):
-                writer.write(data)
-            writer.close()
-
-        answering = asyncio.create_task(back())
-        while data := await reader.read(1 << 16):
-            if self.cut and self.cut in data:
-                answering.cancel()
-                self.cuts, self.cut = self.cuts + 1, b""
-                there.write(data)
-                await there_reader.read(1)  # it was carried out
-                writer.transport.abort()
-                break
-            there.write(data)
-        there.close()
 
 
 async def test_the_reply_with_new_entries_is_lost(cutter: Cutter, single: weft.Redis) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 import servers
+from consumers.cutter import Cutter
 
 
 @pytest.fixture
@@ -60,3 +62,22 @@ def later() -> Iterator[Callable[..., None]]:
     yield call
     for timer in timers:
         timer.join()
+
+
+@pytest.fixture
+def cutter(url: str) -> Iterator[Cutter]:
+    """A way to the database on which replies can be lost."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    def run(work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, loop).result()
+
+    found = Cutter(url)
+    run(found.__aenter__())
+    yield found
+    run(found.__aexit__())
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()

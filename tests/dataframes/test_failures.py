@@ -15,7 +15,7 @@ import pytest
 
 import servers
 import weft
-from weft.errors import ConnectionFailedError
+from weft.errors import ConnectionFailedError, StorageError
 
 GROUP: dict[str, Any] = {"group": "g", "consumer": "c"}
 
@@ -86,6 +86,78 @@ def test_acknowledgements_that_were_lost_are_sent_again(url: str, client: Any) -
     assert client.xpending("events", "g")["pending"] == 0
 
 
+def test_acknowledgements_that_a_server_refuses_for_a_while(own_server: servers.RedisServer) -> None:
+    with closing(own_server.connect()) as client:
+        ids = fill(client, range(10))
+        batches = weft.iter_stream(own_server.url(), "events", auto_ack=True, **GROUP)
+        frame_ids = batches.take()["_id"].to_pylist()  # type: ignore[index]
+        client.config_set("min-replicas-to-write", 1)
+        batches._feed.confirm()
+        with pytest.raises(StorageError, match="NOREPLICAS"):
+            batches._feed.settle()
+        assert client.xpending("events", "g")["pending"] == len(frame_ids) == len(ids)
+        batches.close()
+
+
+def test_acknowledgements_that_a_server_cannot_store_any_more(
+    own_server: servers.RedisServer, later: Callable[..., None]
+) -> None:
+    """It became a replica, to which nothing is written. Its answer is not that there is nothing to acknowledge."""
+    with closing(own_server.connect()) as client:
+        fill(client, range(10))
+        batches = weft.iter_stream(own_server.url(), "events", auto_ack=True, **GROUP)
+        batches.take()
+        client.execute_command("REPLICAOF", "127.0.0.1", servers.free_port())
+        batches._feed.confirm()
+        later(client.execute_command, "REPLICAOF", "NO", "ONE")
+        batches._feed.settle()
+        assert client.xpending("events", "g")["pending"] == 0
+        batches.close()
+
+
+def test_acknowledgements_without_a_connection(
+    own_server: servers.RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are sent with the next one; where there is none, the log says so."""
+    with closing(own_server.connect()) as client:
+        fill(client, range(10))
+    batches = weft.iter_stream(own_server.url(), "events", batch_size=5, auto_ack=True, **GROUP)
+    feed = batches._feed
+    batches.take()
+    feed.wire._drop()  # type: ignore[attr-defined]
+    feed.confirm()
+    batches.take()
+    feed.settle()
+    with closing(own_server.connect()) as client:
+        assert client.xpending("events", "g")["pending"] == 5
+    feed.confirm()
+    own_server.kill()
+    batches.close()
+    assert "1 acknowledgements about 'events' did not reach Redis" in caplog.text
+
+
+def test_a_forked_process_leaves_the_connection_alone(url: str, client: Any) -> None:
+    ids = fill(client, range(300))
+    program = FORK.format(url=url)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.split() == ids
+    assert client.xpending("events", "g")["pending"] == 0
+
+
+FORK = """
+import os, sys, weft
+seen = []
+options = dict(group="g", consumer="c", batch_size=100, auto_ack=True, count=300)
+with weft.iter_stream("{url}", "events", **options) as batches:
+    for frame in batches:
+        seen += frame["_id"].to_list()
+        if os.fork() == 0:
+            sys.exit(0)  # and all that this process had is cleared away
+        os.wait()
+print(*seen)
+"""
+
+
 @pytest.mark.parametrize("how", ["delete", "flush", "destroy"])
 def test_a_group_that_vanishes(url: str, client: Any, how: str) -> None:
     fill(client, range(10))
@@ -117,9 +189,9 @@ def test_a_group_that_vanishes_while_it_waits(url: str, client: Any, later: Call
 
 
 def test_a_server_that_stays_away(own_server: servers.RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    from weft.systems.redis import wire
+    from weft.systems.redis import members
 
-    monkeypatch.setattr(wire, "PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(members, "PATIENCE_SECONDS", 0.3)
     with closing(own_server.connect()) as client:
         fill(client, range(10))
     batches = weft.iter_stream(own_server.url(), "events")

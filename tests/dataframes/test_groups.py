@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import polars as pl
 import pytest
 
 import weft
-from weft.errors import NotFoundError, SchemaError
+from consumers.cutter import Cutter
+from weft.errors import ConnectionFailedError, NotFoundError, SchemaError
+from weft.systems.redis import scripts
 
 Add = Callable[..., list[str]]
 
@@ -79,6 +81,19 @@ def test_older_entries_are_put_aside_after_newer_ones(url: str, add: Add, client
     ids = add("events", {"n": "one"}, {"n": "two"})
     weft.read_stream(url, "events", start_id=ids[1], schema={"n": pl.Int64}, on_error="quarantine")
     weft.read_stream(url, "events", schema={"n": pl.Int64}, on_error="quarantine")
+    for _ in range(2):  # read again, they are not put aside again
+        weft.read_stream(url, "events", schema={"n": pl.Int64}, on_error="quarantine")
+    sources = [fields[b"_weft_entry"].decode() for _, fields in client.xrange("events__quarantine")]
+    assert sorted(sources) == ids
+
+
+def test_the_answer_of_the_quarantine_is_lost(url: str, add: Add, client: Any, cutter: Cutter) -> None:
+    ids = add("events", {"n": "one"}, {"n": "two"})
+    weft.read_stream(url, "events", start_id=ids[1], schema={"n": pl.Int64}, on_error="quarantine")
+    # The first one gets a new id, in the second try: what is older than the newest is refused.
+    cutter.cut, cutter.passes = b"XADD", 1
+    weft.read_stream(cutter.url, "events", schema={"n": pl.Int64}, on_error="quarantine")
+    assert cutter.cuts == 1
     sources = [fields[b"_weft_entry"].decode() for _, fields in client.xrange("events__quarantine")]
     assert sorted(sources) == ids
 
@@ -152,3 +167,146 @@ def test_a_group_at_the_end_that_vanished_begins_where_it_began(url: str, add: A
         client.xgroup_destroy("events", "analytics")
         ids = add("events", *({"n": i} for i in range(1, 6)))
         assert next(batches)["_id"].to_list() == ids
+
+
+# --------------------------------------------------------------------------------------------- what others left behind
+
+
+def hold(client: Any, name: str, *, idle: int) -> None:
+    """Be given all that there is, and do nothing for so long."""
+    client.xgroup_create("events", "analytics", "0")
+    ids = [found for _, entries in client.xreadgroup("analytics", name, {"events": ">"}) for found, _ in entries]
+    client.xclaim("events", "analytics", name, 0, ids, idle=idle, justid=True)
+
+
+async def test_what_consumers_gave_back(url: str, add: Add, client: Any) -> None:
+    ids = add("events", *({"n": i} for i in range(10)))
+    async with (
+        weft.Redis.from_url(url) as redis,
+        redis.xconsumer(streams=["events"], group="analytics", consumer="a", buffer_size=20) as consumer,
+    ):
+        await consumer.ack(await consumer.get_entry())
+    new = add("events", {"n": 10})
+    frame = read(url, auto_ack=True, include_delivery=True)
+    assert frame["_id"].to_list() == ids[1:] + new
+    assert frame["_deliveries"].to_list() == [1] * 10  # nobody saw them before
+    assert pending(client) == 0
+
+
+async def test_what_consumers_give_back_while_it_iterates(url: str, add: Add) -> None:
+    ids = add("events", {"n": 0})
+    batches = weft.iter_stream(url, "events", group="analytics", consumer="b", block_ms=10, yield_on_idle=True)
+    async with (
+        weft.Redis.from_url(url) as redis,
+        redis.xconsumer(streams=["events"], group="analytics", consumer="a") as consumer,
+    ):
+        pair = await consumer.get_entry()
+        with batches:
+            assert len(next(batches)) == 0
+            await consumer.nack(pair)
+            assert next(frame for frame in batches if len(frame))["_id"].to_list() == ids
+
+
+def test_what_was_claimed_and_is_in_hand_does_not_come_again(url: str, add: Add, client: Any, cutter: Cutter) -> None:
+    ids = add("events", *({"n": i} for i in range(5)))
+    hold(client, "dead", idle=7_200_000)
+    options: dict[str, Any] = {"group": "analytics", "consumer": "c", "claim_idle": 3_600_000, "block_ms": 10}
+    with weft.iter_stream(cutter.url, "events", yield_on_idle=True, **options) as batches:
+        assert next(batches)["_id"].to_list() == ids
+        new = add("events", {"n": 5})
+        cutter.cut = b"XREADGROUP"
+        assert next(batches)["_id"].to_list() == new
+        assert cutter.cuts == 1
+        assert len(next(batches)) == 0
+
+
+@pytest.mark.parametrize("script", ["member_pending", "member_take"])
+def test_a_reply_about_idle_entries_is_lost(url: str, add: Add, client: Any, cutter: Cutter, script: str) -> None:
+    """Once claimed they are idle no more: who just asks again gets nothing, and they are hidden for an hour."""
+    ids = add("events", *({"n": i} for i in range(5)))
+    hold(client, "dead", idle=7_200_000)
+    text, digest = scripts.source(script)
+    client.script_load(text)
+    cutter.cut = digest.encode()
+    frame = read(cutter.url, claim_idle=3_600_000, include_delivery=True)
+    assert cutter.cuts == 1
+    assert frame["_id"].to_list() == ids
+    assert frame["_deliveries"].to_list() == [2] * 5
+
+
+@pytest.mark.parametrize("create_group", [True, False])
+def test_the_first_reply_is_lost(url: str, add: Add, client: Any, cutter: Cutter, create_group: bool) -> None:
+    """What this consumer was given in an earlier life stays as it was: nobody asked for it."""
+    add("events", {"n": 0})
+    hold(client, "worker-1", idle=0)
+    ids = add("events", {"n": 1}, {"n": 2})
+    client.xdel("events", ids[0])
+    ids += add("events", {"n": 3})
+    cutter.cut = b"XREADGROUP"
+    assert read(cutter.url, create_group=create_group, count=5)["_id"].to_list() == ids[1:]
+    assert cutter.cuts == 1
+
+
+def test_entries_of_a_lost_reply_that_are_deleted(url: str, add: Add, client: Any) -> None:
+    """They are passed over, and what follows them is not."""
+    with weft.iter_stream(url, "events", batch_size=2, group="analytics", consumer="c", block_ms=10) as batches:
+        add("events", {"n": 0})
+        next(batches)
+        ids = add("events", *({"n": i} for i in range(4)))
+        client.xreadgroup("analytics", "c", {"events": ">"})  # as the request whose reply is lost does
+        client.xdel("events", *ids[:2])
+        client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        assert next(batches)["_id"].to_list() == ids[2:]
+    assert pending(client) == 3
+
+
+# --------------------------------------------------------------------------------- acknowledgements that are refused
+
+
+@pytest.fixture
+def without_xack(url: str, client: Any) -> Iterator[str]:
+    client.execute_command("ACL", "SETUSER", "reader", "on", ">hunter2", "~*", "+@all", "-xack")
+    yield url.replace("redis://", "redis://reader:hunter2@")
+    client.execute_command("ACL", "DELUSER", "reader")
+
+
+def test_a_user_who_may_not_acknowledge(without_xack: str, add: Add, client: Any) -> None:
+    add("events", *({"n": i} for i in range(10)))
+    with pytest.raises(ConnectionFailedError, match=r"(?s)xack.*'events'.*ACL") as caught:
+        read(without_xack, auto_ack=True)
+    assert "hunter2" not in str(caught.value)
+    assert pending(client) == 10
+
+
+@pytest.mark.parametrize("how", ["next", "leave", "end"])
+def test_an_iteration_whose_acknowledgements_are_refused(without_xack: str, add: Add, how: str) -> None:
+    ids = add("events", *({"n": i} for i in range(30)))
+    options: dict[str, Any] = {"group": "analytics", "consumer": "c", "batch_size": 10, "auto_ack": True}
+    seen: list[str] = []
+    with (
+        pytest.raises(ConnectionFailedError, match="xack"),
+        weft.iter_stream(without_xack, "events", count=10 if how == "end" else None, **options) as batches,
+    ):
+        for frame in batches:
+            seen += frame["_id"].to_list()
+            if how == "leave":
+                break
+    # What came with the answer is handed over first.
+    assert seen == ids[: 20 if how == "next" else 10]
+
+
+async def test_an_asynchronous_iteration_whose_acknowledgements_are_refused(without_xack: str, add: Add) -> None:
+    add("events", {"n": 1})
+    options: dict[str, Any] = {"group": "analytics", "consumer": "c", "auto_ack": True}
+    with pytest.raises(ConnectionFailedError, match="xack"):
+        async with weft.iter_stream_async(without_xack, "events", **options) as batches:
+            await anext(batches)
+
+
+def test_another_error_is_not_replaced(without_xack: str, add: Add, caplog: pytest.LogCaptureFixture) -> None:
+    add("events", {"n": 1})
+    options: dict[str, Any] = {"group": "analytics", "consumer": "c", "auto_ack": True}
+    with pytest.raises(ZeroDivisionError), weft.iter_stream(without_xack, "events", **options) as batches:
+        next(batches)
+        raise ZeroDivisionError
+    assert "xack" in caplog.text

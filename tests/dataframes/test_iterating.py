@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import signal
@@ -13,6 +14,7 @@ from typing import Any
 import polars as pl
 import pytest
 
+import servers
 import weft
 from weft.errors import SchemaError, SettingsError
 
@@ -88,6 +90,57 @@ def test_stopped_by_a_signal(url: str, later: Later, stop: Any) -> None:
     later(os.kill, os.getpid(), signal.SIGUSR1)
     assert list(weft.iter_stream(url, "events", block_ms=0, stop=stop)) == []
     assert signal.getsignal(signal.SIGUSR1) is before
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_one_signal_stops_all_iterations(url: str, order: tuple[int, int]) -> None:
+    before = signal.getsignal(signal.SIGUSR1)
+    both = [weft.iter_stream(url, "events", block_ms=0, stop=signal.SIGUSR1) for _ in range(2)]
+    os.kill(os.getpid(), signal.SIGUSR1)
+    for number in order:
+        assert list(both[number]) == []
+    assert signal.getsignal(signal.SIGUSR1) is before
+
+
+def test_the_signal_is_caught_while_the_other_iterates(url: str, add: Add) -> None:
+    caught: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: caught.append(number))
+    try:
+        one, other = (weft.iter_stream(url, "events", block_ms=0, stop=signal.SIGUSR1) for _ in range(2))
+        one.close()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert list(other) == []
+        assert caught == []
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert caught == [signal.SIGUSR1]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_an_iteration_that_ends_in_another_thread(url: str) -> None:
+    """Only the main thread can put a handler back. Until it does, the signal reaches it all the same."""
+    caught: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: caught.append(number))
+    try:
+        batches = weft.iter_stream(url, "events", stop=signal.SIGUSR1)
+        thread = threading.Thread(target=batches.close)
+        thread.start()
+        thread.join()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert caught == [signal.SIGUSR1] * 2
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+async def test_one_signal_stops_all_tasks(url: str) -> None:
+    async def iterate() -> list[Any]:
+        return [frame async for frame in weft.iter_stream_async(url, "events", stop=signal.SIGUSR1)]
+
+    tasks = [asyncio.create_task(iterate()) for _ in range(2)]
+    await asyncio.sleep(0)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert await asyncio.gather(*tasks) == [[], []]
 
 
 @pytest.mark.parametrize("stop", [5, "SIGTERM", []])
@@ -197,6 +250,49 @@ async def test_a_cancelled_wait_loses_nothing(url: str, add: Add, client: Any) -
         ids = add("events", {"n": 1})
         assert (await anext(batches))["_id"].to_list() == ids
     assert client.xpending("events", "g")["pending"] == 0
+
+
+async def test_what_came_after_a_cancelled_wait_is_given_back(url: str, add: Add, client: Any) -> None:
+    """It is in no frame. Who reads next has it, whatever its name."""
+    options: dict[str, Any] = {"group": "g", "consumer": "c", "auto_ack": True}
+    batches = weft.iter_stream_async(url, "events", block_ms=0, **options)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(anext(batches), 0.3)
+    ids = add("events", {"n": 1})
+    servers.wait_until(lambda: client.xpending("events", "g")["pending"] == 1, "the entry to be delivered")
+    await batches.aclose()
+    with pytest.raises(StopAsyncIteration):
+        await anext(batches)
+    frame = weft.read_stream(url, "events", include_delivery=True, **{**options, "consumer": "another"})
+    assert frame["_id"].to_list() == ids
+    assert frame["_deliveries"].to_list() == [1]
+    assert client.xpending("events", "g")["pending"] == 0
+
+
+async def test_closed_while_somebody_waits(url: str, add: Add, client: Any) -> None:
+    options: dict[str, Any] = {"group": "g", "consumer": "c", "auto_ack": True}
+    batches = weft.iter_stream_async(url, "events", block_ms=0, **options)
+    waiting = asyncio.create_task(anext(batches))
+    await asyncio.sleep(0)
+    servers.wait_until(lambda: client.exists("events"), "the group to be there")
+    closing = asyncio.create_task(batches.aclose())
+    ids = add("events", {"n": 1})
+    seen: list[str] = []
+    with contextlib.suppress(StopAsyncIteration):
+        seen += (await waiting)["_id"].to_list()
+    await closing
+    seen += weft.read_stream(url, "events", **options)["_id"].to_list()
+    assert seen == ids
+    assert client.xpending("events", "g")["pending"] == 0
+
+
+@pytest.mark.parametrize("group", [None, "analytics"])
+def test_a_batch_that_was_all_put_aside(url: str, add: Add, group: str | None) -> None:
+    add("events", *({"n": "bad"} for _ in range(5)), {"n": 6})
+    member: dict[str, Any] = {"group": group, "consumer": "c"} if group else {}
+    options: dict[str, Any] = {"schema": {"n": pl.Int64}, "on_error": "quarantine", "batch_size": 2, **member}
+    with weft.iter_stream(url, "events", **options) as batches:
+        assert next(batches)["n"].to_list() == [6]
 
 
 async def test_async_refuses_unknown_options(url: str) -> None:

@@ -33,5 +33,8 @@ class Feed(Protocol):
     def settle(self) -> None:
         """Wait until what was confirmed is stored."""
 
+    def give_back(self) -> None:
+        """Let other members have what was fetched last: nobody saw it."""
+
     def close(self) -> None:
         """Let go of the connection."""

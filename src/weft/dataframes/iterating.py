@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import threading
 import time
@@ -17,10 +18,11 @@ from weft.dataframes.feed import Feed
 from weft.dataframes.frames import To, check_to, frame_of
 from weft.dataframes.layout import Layout, OnError, join
 from weft.dataframes.opening import layout_of, open_feed, wait_of, whole_number
-from weft.errors import ConnectionFailedError, SettingsError
+from weft.errors import ConnectionFailedError, SettingsError, WeftError
 from weft.streams.declare import Stream
 from weft.systems.base import Connection
 
+_log = logging.getLogger("weft.dataframes")
 # How soon a request to stop is noticed while nothing comes.
 _LOOK_SECONDS = 0.1
 
@@ -52,7 +54,7 @@ class StreamBatches:
         self._layout, self._to = layout, to
         self._batch_size, self._wait_seconds = batch_size, wait_seconds
         self._auto_ack, self._left, self._yield_on_idle = auto_ack, count, yield_on_idle
-        self._told = self._closed = self._began = False
+        self._told = self._closed = self._began = self._in_hand = False
         self._stop = _Stop(stop)
         try:
             self._feed = open_it(self.stopped)
@@ -77,7 +79,7 @@ class StreamBatches:
             table = self.take()
             frame = None if table is None else self.hand_over(table)
         except BaseException:
-            self.close()
+            self.close_after_a_failure()
             raise
         if frame is None:
             self.close()
@@ -102,7 +104,8 @@ class StreamBatches:
                 if self.stopped():
                     break
                 raise
-            if batch is not None:
+            if batch is not None and len(batch) > 0:  # else all of it was put aside
+                self._in_hand = True
                 self._left = None if self._left is None else self._left - len(batch)
                 return join([batch], self._layout)
             if self._feed.finished:
@@ -115,6 +118,7 @@ class StreamBatches:
 
     def hand_over(self, table: pa.Table) -> Any:
         """The rows as a frame, acknowledged where they are to be."""
+        self._in_hand = False
         frame = frame_of(table, self._to, self._layout)
         # Not before there is a frame: what cannot be made into one must be delivered again.
         if self._auto_ack:
@@ -122,22 +126,35 @@ class StreamBatches:
         return frame
 
     def close(self) -> None:
-        """Stop, and let go of the connection."""
+        """Stop, give back what was fetched and not handed over, and let go of the connection. What Redis refused to
+        acknowledge is raised."""
         self.ask_to_stop()
         if not self._closed:
             self._closed = True
+            if self._in_hand:
+                self._feed.give_back()
             self._feed.close()
+
+    def close_after_a_failure(self) -> None:
+        """The same, where another error is to be raised, or nobody is there to hear of one."""
+        try:
+            self.close()
+        except WeftError as error:
+            _log.warning("Some entries may be delivered again: %s", error)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.close_after_a_failure()
 
     def __del__(self) -> None:
         # A loop that was left by `break` closes nothing itself.
         if hasattr(self, "_feed"):
-            self.close()
+            self.close_after_a_failure()
 
 
 class AsyncStreamBatches:
@@ -157,6 +174,8 @@ class AsyncStreamBatches:
         return self
 
     async def __anext__(self) -> Any:
+        if self._closed:
+            raise StopAsyncIteration
         # A task that is cancelled while it waits leaves what the thread fetches to the next call.
         if self._taking is None:
             if self._batches.stopped():
@@ -166,12 +185,14 @@ class AsyncStreamBatches:
         try:
             table = await asyncio.shield(asyncio.wrap_future(self._taking))
             self._taking = None
+            if self._closed:  # meanwhile, which gives back what was taken
+                raise StopAsyncIteration
             # Nothing is awaited from here on: what is acknowledged reaches the caller.
             frame = None if table is None else self._batches.hand_over(table)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, StopAsyncIteration):
             raise
         except BaseException:
-            await self.aclose()
+            await self._close(self._batches.close_after_a_failure)
             raise
         if frame is None:
             await self.aclose()
@@ -179,52 +200,102 @@ class AsyncStreamBatches:
         return frame
 
     async def aclose(self) -> None:
-        """Stop, and let go of the connection."""
+        """Stop, give back what was fetched and not handed over, and let go of the connection. What Redis refused to
+        acknowledge is raised."""
+        await self._close(self._batches.close)
+
+    async def _close(self, close: Callable[[], None]) -> None:
         self._batches.ask_to_stop()
         if not self._closed:
             self._closed = True
-            await asyncio.wrap_future(self._thread.submit(self._batches.close))
-            self._thread.shutdown(wait=False)
+            try:
+                await asyncio.wrap_future(self._thread.submit(close))
+            finally:
+                self._thread.shutdown(wait=False)
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *exception: object) -> None:
-        await self.aclose()
+    async def __aexit__(self, kind: object, *_: object) -> None:
+        await self._close(self._batches.close if kind is None else self._batches.close_after_a_failure)
 
 
 class _Stop:
     """Whether somebody said to stop. Signals are caught until `restore`."""
 
     def __init__(self, stop: Stop | None) -> None:
-        self._told = threading.Event()
-        self._replaced: dict[signal.Signals, Any] = {}
-        self.is_set: Callable[[], bool] = self._told.is_set
+        self.told = False
+        self._asked: Callable[[], bool] = lambda: False
+        self._signals: list[signal.Signals] = []
         if stop is None:
             return
         if callable(getattr(stop, "is_set", None)):
-            self.is_set = stop.is_set  # type: ignore[union-attr]
+            self._asked = stop.is_set  # type: ignore[union-attr]
         elif callable(stop):
-            self.is_set = stop
+            self._asked = stop
         elif signals := _signals(stop):
-            if threading.current_thread() is not threading.main_thread():
-                raise SettingsError(
-                    "Only the main thread can be told to stop by a signal.", hint="Give an event: threading.Event()."
-                )
-            self._replaced = {each: signal.signal(each, self._catch) for each in signals}
+            _caught.check(signals)
+            for each in signals:
+                _caught.add(each, self)
+            self._signals = signals
         else:
             raise SettingsError(
                 f"stop is a function, an event or a signal, not a {type(stop).__name__}.",
                 hint="stop=signal.SIGTERM, or stop=event with event = threading.Event().",
             )
 
-    def _catch(self, number: int, frame: FrameType | None) -> None:
-        self._told.set()
+    def is_set(self) -> bool:
+        return self.told or self._asked()
 
     def restore(self) -> None:
-        replaced, self._replaced = self._replaced, {}
-        for number, before in replaced.items():
-            signal.signal(number, before)
+        signals, self._signals = self._signals, []
+        for each in signals:
+            _caught.remove(each, self)
+
+
+class _Caught:
+    """The iterations that each signal stops: all of them. The handler that was there before comes back when the last
+    one ends."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, set[_Stop]] = {}
+        self._before: dict[int, Any] = {}
+
+    def check(self, signals: list[signal.Signals]) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            raise SettingsError(
+                "Only the main thread can be told to stop by a signal.", hint="Give an event: threading.Event()."
+            )
+        for each in signals:
+            if signal.getsignal(each) is None:
+                raise SettingsError(
+                    f"{each.name} has a handler that is not Python's, which could not be put back.",
+                    hint="Give an event: threading.Event().",
+                )
+
+    def add(self, number: signal.Signals, stop: _Stop) -> None:
+        self._waiting.setdefault(number, set()).add(stop)
+        if signal.getsignal(number) != self._catch:
+            self._before[number] = signal.signal(number, self._catch)
+
+    def remove(self, number: signal.Signals, stop: _Stop) -> None:
+        waiting = self._waiting[number]
+        waiting.discard(stop)
+        # Another thread cannot put it back: the next signal does. Nor is it ours to replace what somebody set since.
+        in_main = threading.current_thread() is threading.main_thread()
+        if not waiting and in_main and signal.getsignal(number) == self._catch:
+            signal.signal(number, self._before[number])
+
+    def _catch(self, number: int, frame: FrameType | None) -> None:
+        waiting = list(self._waiting[number])
+        for stop in waiting:
+            stop.told = True
+        if not waiting:
+            signal.signal(number, self._before[number])
+            signal.raise_signal(number)
+
+
+_caught = _Caught()
 
 
 def _signals(stop: Any) -> list[signal.Signals]:
@@ -236,7 +307,7 @@ def _signals(stop: Any) -> list[signal.Signals]:
 
 def iter_stream(
     url: str | Connection,
-    stream: str | Stream,
+    stream: str | bytes | Stream,
     *,
     batch_size: int = 100,
     block_ms: int = 1000,
@@ -294,7 +365,7 @@ def iter_stream(
             auto_ack=auto_ack,
             create_group=create_group,
             claim_idle=claim_idle,
-            claim_again=True,
+            iterates=True,
             stopped=stopped,
         ),
         layout,
@@ -310,7 +381,7 @@ def iter_stream(
 
 def iter_stream_async(
     url: str | Connection,
-    stream: str | Stream,
+    stream: str | bytes | Stream,
     *,
     batch_size: int = 100,
     block_ms: int = 1000,

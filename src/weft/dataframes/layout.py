@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeGuard, get_args
@@ -101,7 +101,7 @@ class Layout:
         return name is not None and (self.columns is None or name in self.columns)
 
     def convert(
-        self, page: Page, stream: str, deliveries: Callable[[], list[int]] | None = None
+        self, page: Page, stream: str, deliveries: list[int] | None = None
     ) -> tuple[pa.RecordBatch, list[Rejected]]:
         """The columns of a page, and the entries that are in no row because they do not fit."""
         faults: list[tuple[int, str, str]] = []
@@ -116,7 +116,7 @@ class Layout:
                 if self._has(name):
                     arrays[name] = _cast(numbers, pa.int64(), name, faults)
         if self._has(self.delivery_column):
-            arrays[self.delivery_column] = pa.array(deliveries() if deliveries else [1] * len(page), pa.int64())
+            arrays[self.delivery_column] = pa.array(deliveries or [1] * len(page), pa.int64())
         if self.types is None:
             for name, values in page.fields.items():
                 arrays[name] = _text_or_bytes(values)

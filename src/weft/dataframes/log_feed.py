@@ -50,6 +50,9 @@ class _LogFeed:
     def settle(self) -> None:
         """Nothing: acknowledgements are waited for."""
 
+    def give_back(self) -> None:
+        """Nothing: its member gets it again, and others when its lease is over."""
+
     def close(self) -> None:
         """Nothing: the process keeps its connections."""
 

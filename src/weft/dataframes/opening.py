@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from weft.dataframes.feed import Feed
 from weft.dataframes.layout import Layout, OnError
@@ -56,7 +56,7 @@ def layout_of(
 
 def open_feed(
     url: str | Connection,
-    stream: str | Stream,
+    stream: str | bytes | Stream,
     layout: Layout,
     *,
     start_id: str = "-",
@@ -66,7 +66,7 @@ def open_feed(
     auto_ack: bool = False,
     create_group: bool = True,
     claim_idle: int | None = None,
-    claim_again: bool = False,
+    iterates: bool = False,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Feed:
     """The stream, at the place from which it is to be read."""
@@ -84,7 +84,7 @@ def open_feed(
             raise SettingsError("A group has no end_id: it is given what no other member has.", hint="Leave one out.")
         if claim_idle is not None:
             whole_number("claim_idle", claim_idle)
-    if is_declared(connection, stream):
+    if is_declared(stream, connection):
         from weft.dataframes.log_feed import LogGroupFeed, LogRangeFeed
 
         if group is None:
@@ -115,20 +115,22 @@ def open_feed(
         start=start_id,
         create_group=create_group,
         claim_idle=claim_idle,
-        claim_again=claim_again,
+        iterates=iterates,
         confirms=auto_ack,
     )
 
 
-def is_declared(connection: Connection, stream: object) -> bool:
-    """Whether this is a declared stream. Other names, on a connection to Redis, are keys."""
+def is_declared(stream: object, connection: Connection) -> TypeGuard[str | Stream]:
+    """Whether this is a declared stream. Other names, on a connection to Redis, are keys, which may be bytes."""
+    if isinstance(stream, bytes) and connection.kind != "redis":
+        raise SettingsError(f"A declared stream has a name, not {stream!r}.")
     named = isinstance(stream, str) and stream in current().streams
     return named or isinstance(stream, Stream) or connection.kind != "redis"
 
 
-def stream_key(stream: object) -> str:
+def stream_key(stream: object) -> str | bytes:
     """The key of a stream of Redis."""
-    if not isinstance(stream, str) or not stream:
+    if not isinstance(stream, str | bytes) or not stream:
         raise SettingsError(f"A stream of Redis is named by its key, not by {stream!r}.")
     return stream
 

@@ -27,7 +27,7 @@ from weft.systems.base import Connection
 
 def read_stream(
     url: str | Connection,
-    stream: str | Stream,
+    stream: str | bytes | Stream,
     *,
     schema: Mapping[str, Any] | None = None,
     start_id: str = "-",
@@ -112,11 +112,11 @@ def batches_of(feed: Feed, count: int | None = None, wait_seconds: float | None 
             return
 
 
-def ack_entries(url: str | Connection, stream: str | Stream, group: str, entry_ids: Iterable[str]) -> int:
+def ack_entries(url: str | Connection, stream: str | bytes | Stream, group: str, entry_ids: Iterable[str]) -> int:
     """Acknowledge entries by their ids, as a frame's `_id` has them; how many were not acknowledged yet."""
     ids = [str(each) for each in (entry_ids.to_pylist() if hasattr(entry_ids, "to_pylist") else entry_ids)]
     connection = find_connection(url)
-    if is_declared(connection, stream):
+    if is_declared(stream, connection):
         from weft.dataframes import log_feed
 
         return log_feed.acknowledge(connection, stream, group, ids)

@@ -2,36 +2,43 @@
 
 from __future__ import annotations
 
+import logging
 import math
-import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeVar
 
 import pyarrow as pa
 
 from weft.dataframes.layout import Layout, Rejected
-from weft.errors import NotFoundError, SettingsError
+from weft.dataframes.quarantine import Quarantine, quarantine_of
+from weft.errors import SettingsError, WeftError
+from weft.systems.redis import scripts
 from weft.systems.redis.connection import RedisConnection
-from weft.systems.redis.resp import Bytes, Page, count_of, encode, guess_last_id, page_of, page_of_entries, parse
-from weft.systems.redis.wire import ReplyError, Wire, Word
+from weft.systems.redis.members import (
+    BEGINNING,
+    LARGEST,
+    LOOK_SECONDS,
+    VANISHED,
+    Given,
+    Member,
+    Script,
+    Steps,
+    is_id,
+    text_of,
+)
+from weft.systems.redis.resp import Bytes, Page, count_of, encode, guess_last_id, page_of, page_of_entries
+from weft.systems.redis.wire import Key, ReplyError, Wire, Word
 
-QUARANTINE = "__quarantine"
-ERROR_FIELD = "_weft_error"
-SOURCE_FIELD = "_weft_entry"
-
-_ID = re.compile(r"\d{1,20}(-\d{1,20})?")
-_FIRST_ID = "0-0"
+T = TypeVar("T")
+_log = logging.getLogger("weft.dataframes")
 # A page is as many entries as make about so many bytes; the first shows how large they are. On two cores, reads in
 # pages of 1 or 2 MB took twice as long in two of five rounds, as if Redis and we took turns; of 4 MB in one.
 _FIRST_PAGE, _LARGEST_PAGE, _PAGE_BYTES = 512, 32_768, 4_000_000
 _ACKS_A_COMMAND = 5_000
-# To look more often than this for entries that idle members left costs more than it gives.
-_LEAST_CLAIM_SECONDS = 0.1
-
-
-LARGEST = 2**64 - 1
+_NOTHING = (b"*-1\r\n", b"$-1\r\n", b"_\r\n")
 
 
 @dataclass(frozen=True)
@@ -47,7 +54,7 @@ class Window:
 def check_range(start: str, end: str) -> None:
     """Refuse what is no id, before Redis is asked."""
     for name, value, words in (("start_id", start, ("-", "+", "$")), ("end_id", end, ("-", "+"))):
-        if not isinstance(value, str) or not (value in words or _ID.fullmatch(value.removeprefix("("))):
+        if not isinstance(value, str) or not (value in words or is_id(value.removeprefix("("))):
             listed = ", ".join(repr(word) for word in words)
             raise SettingsError(
                 f"{name} is {value!r}, which is no id of an entry.", hint=f"Such as '1704067200000-0', or {listed}."
@@ -55,9 +62,10 @@ def check_range(start: str, end: str) -> None:
 
 
 class _RedisFeed:
-    def __init__(self, wire: Wire, stream: str, layout: Layout) -> None:
+    def __init__(self, wire: Wire, stream: Key, layout: Layout) -> None:
         self.wire, self.stream, self.layout = wire, stream, layout
-        self._quarantine: Wire | None = None
+        self.name = text_of(stream)
+        self._quarantine: Quarantine | None = None
         self._heading = b"*1\r\n*2\r\n" + encode(stream).partition(b"\r\n")[2]
         self.finished = False
         self.drained = False
@@ -71,8 +79,10 @@ class _RedisFeed:
         return 1 << (fitting.bit_length() - 1)
 
     def close(self) -> None:
-        self.wire.close()
-        self.close_quarantine()
+        try:
+            self.wire.close()
+        finally:
+            self.close_quarantine()
 
     def close_quarantine(self) -> None:
         """Let go of the connection to the quarantine, if there is one."""
@@ -85,6 +95,9 @@ class _RedisFeed:
     def settle(self) -> None:
         """Nothing."""
 
+    def give_back(self) -> None:
+        """Nothing: without a group nobody is kept from it."""
+
     def _ask(self, *words: Word, wait_seconds: float | None = 0) -> Bytes:
         try:
             return self.wire.ask(*words, wait_seconds=wait_seconds)
@@ -94,17 +107,12 @@ class _RedisFeed:
     def _entries(self, reply: Bytes) -> Bytes | None:
         """The array of entries in a reply to XREAD or XREADGROUP; `None` where there is none."""
         begin = len(self._heading)
-        return reply[begin:] if reply[:begin].tobytes() == self._heading else None
-
-    def _last_id(self) -> str:
-        try:
-            about = self.wire.run("XINFO", "STREAM", self.stream)
-        except ReplyError as error:
-            if "no such key" not in str(error):
-                raise self.wire.explained(error) from None
-            return _FIRST_ID
-        found: bytes = about[about.index(b"last-generated-id") + 1]
-        return found.decode()
+        if reply[:begin].tobytes() == self._heading:
+            return reply[begin:]
+        if reply[:8].tobytes() in _NOTHING:
+            return None
+        # To take it for nothing would be to hide entries that are this consumer's.
+        raise WeftError(f"Redis answered {reply[:60].tobytes()!r} where entries of {self.name!r} were asked for.")
 
     def _page(self, entries: Bytes) -> Page:
         page = page_of(entries, self.layout.taken, self.layout.fields)
@@ -113,23 +121,9 @@ class _RedisFeed:
         return page
 
     def _put_aside(self, rejected: Sequence[Rejected]) -> None:
-        """Store entries in the quarantine, under their own ids: what was stored before is not stored again."""
         if self._quarantine is None:
-            self._quarantine = Wire(self.wire.connection, self.stream + QUARANTINE, self.wire.stopped)
-        aside = self._quarantine
-        for each in rejected:
-            found = parse(self._ask("XRANGE", self.stream, each.id, each.id))
-            if not found:  # deleted meanwhile
-                continue
-            fields: list[Word] = [*found[0][1], ERROR_FIELD, each.why, SOURCE_FIELD, each.id]
-            try:
-                aside.run("XADD", aside.key, each.id, *fields)
-            except ReplyError as error:
-                if "equal or smaller" not in str(error):
-                    raise aside.explained(error) from None
-                # There already, or older than the newest one there.
-                if not aside.run("XRANGE", aside.key, each.id, each.id):
-                    aside.run("XADD", aside.key, "*", *fields)
+            self._quarantine = Quarantine(self.wire, self.stream)
+        self._quarantine.put(rejected)
 
 
 class RangeFeed(_RedisFeed):
@@ -138,7 +132,7 @@ class RangeFeed(_RedisFeed):
     def __init__(
         self,
         wire: Wire,
-        stream: str,
+        stream: Key,
         layout: Layout,
         start: str = "-",
         end: str = "+",
@@ -152,7 +146,7 @@ class RangeFeed(_RedisFeed):
     def begin(self) -> None:
         """Fix where `$` is: after what is there now."""
         if self._start == "$":
-            self._start = f"({self._last_id()}"
+            self._start = f"({self.wire.last_id(self.stream)}"
 
     def fetch(self, limit: int, wait_seconds: float | None, more: bool = True) -> pa.RecordBatch | None:
         """The next rows. `more` says that the page after this one will be wanted too."""
@@ -164,7 +158,7 @@ class RangeFeed(_RedisFeed):
             page = self._wait(limit, wait_seconds)
         if len(page) == 0:
             return None
-        batch, rejected = self.layout.convert(page, self.stream)
+        batch, rejected = self.layout.convert(page, self.name)
         if rejected:
             self._expected = None  # the connection is needed for something else, so its reply is let go
             self._put_aside(rejected)
@@ -204,11 +198,11 @@ def _before(start: str) -> str:
     if start.startswith("("):
         return start[1:]
     if start == "-":
-        return _FIRST_ID
+        return BEGINNING
     ms, _, sequence = start.partition("-")
     if int(sequence or 0) > 0:
         return f"{ms}-{int(sequence) - 1}"
-    return f"{int(ms) - 1}-{LARGEST}" if int(ms) > 0 else _FIRST_ID
+    return f"{int(ms) - 1}-{LARGEST}" if int(ms) > 0 else BEGINNING
 
 
 class GroupFeed(_RedisFeed):
@@ -217,7 +211,7 @@ class GroupFeed(_RedisFeed):
     def __init__(
         self,
         wire: Wire,
-        stream: str,
+        stream: Key,
         layout: Layout,
         group: str,
         consumer: str,
@@ -225,49 +219,82 @@ class GroupFeed(_RedisFeed):
         start: str = "-",
         create_group: bool = True,
         claim_idle: int | None = None,
-        claim_again: bool = False,
+        iterates: bool = False,
         confirms: bool = False,
     ) -> None:
         check_range(start, "+")
         super().__init__(wire, stream, layout)
-        self.group, self.consumer = group, consumer
-        self._group_start = "$" if start in ("$", "+") else _before(start)
-        self._create_group = create_group
-        self._claim_idle = claim_idle
-        self._claim_again = claim_again
-        """Not within one read: it would be given what it has itself, until it is fast enough."""
+        self._member = Member(
+            stream,
+            group,
+            consumer,
+            start="$" if start in ("$", "+") else _before(start),
+            create=create_group,
+            claim_idle=claim_idle,
+            how_to_create="create_group=True creates it, and starts it at start_id.",
+        )
+        self._iterates = iterates
         self._confirms = confirms
-        self._claim_cursor = _FIRST_ID
-        self._claim_at = 0.0
-        self._last_new = _FIRST_ID
-        self._own_after: str | None = None
-        """Where a lost reply may have left entries pending that nobody has seen: after this id."""
+        self._look_at = 0.0
+        self._fetched = pa.array([], pa.string())
         self._unconfirmed: list[str] = []
 
     def begin(self) -> None:
-        """Create the group, if it may be."""
-        if self._create_group:
-            if self._group_start == "$":  # now, whenever it must be created again
-                self._group_start = self._last_id()
-            self._create()
+        """Find the group, or create it, if it may be."""
+        try:
+            self._run(self._member.join())
+        except ReplyError as error:
+            raise self.wire.explained(error) from None
 
     def fetch(self, limit: int, wait_seconds: float | None, more: bool = True) -> pa.RecordBatch | None:
-        """The next rows: those that idle members left, then new ones."""
-        claimed = self._claim(limit)
-        found = self._read(limit, wait_seconds) if claimed is None else (claimed, True)
-        if found is None:
+        """The next rows: those that were given back or that idle members left, then new ones."""
+        while True:
+            given = self._with_group(lambda: self._delivered_again(limit))
+            if given:
+                self.drained = False
+                entries = [(each.id, each.fields) for each in given]
+                page = page_of_entries(entries, self.layout.taken, self.layout.fields)
+                return self._batch(page, [each.deliveries for each in given])
+            connected = self.wire.connected
+            reply = self._with_group(lambda: self._new(limit, wait_seconds))
+            if connected == self.wire.connected:
+                break
+            # The reply to the first try may be lost, and with it entries that are this consumer's now.
+            self._member.lost_a_reply()
+        entries_of = self._entries(reply)
+        self.drained = entries_of is None or count_of(entries_of) < limit
+        if entries_of is None:
             return None
-        page, pending = found
-        batch, rejected = self.layout.convert(page, self.stream, (lambda: self._deliveries(page)) if pending else None)
-        ids = page.ids.to_pylist()
+        page = self._page(entries_of)
+        self._member.received(page.ids[-1].as_py())
+        return self._batch(page)
+
+    def _delivered_again(self, limit: int) -> list[Given]:
+        look = time.monotonic() >= self._look_at
+        given = self._run(self._member.delivered_again(limit, look=look))
+        if look and not given:
+            # A read looks once: after that it would be given what it has itself.
+            self._look_at = time.monotonic() + LOOK_SECONDS if self._iterates else math.inf
+        return given
+
+    def _new(self, limit: int, wait_seconds: float | None) -> Bytes:
+        block: tuple[Word, ...] = ()
+        if wait_seconds != 0:
+            block = ("BLOCK", 0 if wait_seconds is None else max(1, int(wait_seconds * 1000)))
+        member = ("GROUP", self._member.group, self._member.consumer)
+        words = (*member, "COUNT", limit, *block, "STREAMS", self.stream, ">")
+        return self.wire.ask("XREADGROUP", *words, wait_seconds=wait_seconds)
+
+    def _batch(self, page: Page, deliveries: list[int] | None = None) -> pa.RecordBatch:
+        batch, rejected = self.layout.convert(page, self.name, deliveries)
+        self._fetched = page.ids
         if rejected:
             self._put_aside(rejected)
-            aside = {each.id for each in rejected}
             # Nobody else can: they are in no frame.
-            self._acknowledge(list(aside))
-            ids = [each for each in ids if each not in aside]
+            self._acknowledge([each.id for each in rejected])
         if self._confirms:
-            self._unconfirmed.extend(ids)
+            aside = {each.id for each in rejected}
+            self._unconfirmed += [each for each in page.ids.to_pylist() if each not in aside]
         return batch
 
     def confirm(self) -> None:
@@ -277,94 +304,51 @@ class GroupFeed(_RedisFeed):
 
     def settle(self) -> None:
         """Wait until Redis has every acknowledgement."""
-        self._ask("PING")
+        self.wire.settle()
+
+    def give_back(self) -> None:
+        """Let any member have what was fetched last. In a process that was forked it is the parent's."""
+        ids, self._fetched = self._fetched.to_pylist(), self._fetched[:0]
+        if not self.wire.is_own:
+            return
+        try:
+            self._run(self._member.give_back(ids, undelivered=True))
+        except (ReplyError, WeftError) as error:
+            _log.warning("%d entries of %r that nobody saw are left to be claimed: %s", len(ids), self.name, error)
 
     def _acknowledge(self, ids: Sequence[str]) -> None:
         for begin in range(0, len(ids), _ACKS_A_COMMAND):
-            self.wire.post("XACK", self.stream, self.group, *ids[begin : begin + _ACKS_A_COMMAND])
+            self.wire.post("XACK", self.stream, self._member.group, *ids[begin : begin + _ACKS_A_COMMAND])
 
-    def _claim(self, limit: int) -> Page | None:
-        """Entries that members, this one too, left unacknowledged for so long."""
-        if self._claim_idle is None or time.monotonic() < self._claim_at:
-            return None
-        while True:
-            words = (self.stream, self.group, self.consumer, self._claim_idle, self._claim_cursor, "COUNT", limit)
-            cursor, entries = parse(self._command("XAUTOCLAIM", *words))[:2]
-            self._claim_cursor = cursor.decode()
-            at_end = self._claim_cursor == _FIRST_ID
-            if at_end:
-                pause = max(self._claim_idle / 1000, _LEAST_CLAIM_SECONDS) if self._claim_again else math.inf
-                self._claim_at = time.monotonic() + pause
-            page = page_of_entries(entries, self.layout.taken, self.layout.fields)
-            if len(page) > 0 or at_end:
-                return page if len(page) > 0 else None
-
-    def _read(self, limit: int, wait_seconds: float | None) -> tuple[Page, bool] | None:
-        """New entries, and whether they were pending already."""
-        block: tuple[Word, ...] = ()
-        if wait_seconds != 0:
-            block = ("BLOCK", 0 if wait_seconds is None else max(1, int(wait_seconds * 1000)))
-        while True:
-            own, before = self._own_after, self.wire.connected
-            words = (
-                "GROUP",
-                self.group,
-                self.consumer,
-                "COUNT",
-                limit,
-                *(() if own else block),
-                "STREAMS",
-                self.stream,
-            )
-            reply = self._command("XREADGROUP", *words, own or ">", wait_seconds=0 if own else wait_seconds)
-            if 0 < before < self.wire.connected and own is None:
-                # The reply to the first try may be lost, and with it entries that are this consumer's now.
-                self._own_after = self._last_new
-                continue
-            entries = self._entries(reply)
-            page = None if entries is None else self._page(entries)
-            if own is not None and (page is None or len(page) == 0):
-                self._own_after = None
-                continue
-            self.drained = entries is None or count_of(entries) < limit
-            if page is None or len(page) == 0:
-                return None
-            self._last_new = page.ids[-1].as_py()
-            if own is not None:
-                self._own_after = self._last_new
-            return page, own is not None
-
-    def _command(self, *words: Word, wait_seconds: float | None = 0) -> Bytes:
-        """The reply to a command of the group, which is made anew where it has vanished: with its stream, by a flush,
-        by a restart."""
+    def _with_group(self, request: Callable[[], T]) -> T:
+        """What is asked of the group, which is made anew where it has vanished: with its stream, by a flush, by a
+        restart."""
         while True:
             try:
-                return self.wire.ask(*words, wait_seconds=wait_seconds)
+                return request()
             except ReplyError as error:
-                said = str(error)
-                if not said.startswith(("NOGROUP", "UNBLOCKED")):
+                if not str(error).startswith(VANISHED):
                     raise self.wire.explained(error) from None
-            if not self._create_group:
-                raise NotFoundError(
-                    f"The stream {self.stream!r} has no group {self.group!r}.",
-                    hint="create_group=True creates it, and starts it at start_id.",
-                )
             self.begin()
 
-    def _create(self) -> None:
+    def _run(self, steps: Steps[T]) -> T:
         try:
-            self.wire.run("XGROUP", "CREATE", self.stream, self.group, self._group_start, "MKSTREAM")
-        except ReplyError as error:
-            if not str(error).startswith("BUSYGROUP"):
-                raise self.wire.explained(error) from None
-        else:
-            self._last_new, self._own_after = _FIRST_ID, None
+            script = next(steps)
+            while True:
+                script = steps.send(self._script(script))
+        except StopIteration as done:
+            result: T = done.value
+            return result
 
-    def _deliveries(self, page: Page) -> list[int]:
-        ids = page.ids.to_pylist()
-        found = parse(self._command("XPENDING", self.stream, self.group, ids[0], ids[-1], 2**31 - 1, self.consumer))
-        times = {entry[0].decode(): entry[3] for entry in found}
-        return [times.get(each, 1) for each in ids]
+    def _script(self, script: Script) -> object:
+        text, digest = scripts.source(script.name)
+        words = (len(script.keys), *script.keys, *script.arguments)
+        try:
+            return self.wire.run("EVALSHA", digest, *words)
+        except ReplyError as error:
+            if not str(error).startswith("NOSCRIPT"):
+                raise
+            return self.wire.run("EVAL", text, *words)
 
 
 class ManyFeed:
@@ -372,7 +356,7 @@ class ManyFeed:
 
     drained = finished = False
 
-    def __init__(self, wire: Wire, streams: Sequence[str], layout: Layout, start: str, end: str) -> None:
+    def __init__(self, wire: Wire, streams: Sequence[Key], layout: Layout, start: str, end: str) -> None:
         check_range(start, end)
         self.wire = wire
         self._feeds = [RangeFeed(wire, stream, layout, start, end) for stream in streams]
@@ -402,13 +386,16 @@ class ManyFeed:
     def settle(self) -> None:
         """Nothing."""
 
+    def give_back(self) -> None:
+        """Nothing."""
+
     def close(self) -> None:
         self.wire.close()
         for feed in self._feeds:
             feed.close_quarantine()
 
 
-def ranges(wire: Wire, stream: str, start: str, end: str, wanted: int, window: Window) -> list[tuple[str, str]]:
+def ranges(wire: Wire, stream: Key, start: str, end: str, wanted: int, window: Window) -> list[tuple[str, str]]:
     """Up to so many ranges of ids, of about the same time, that hold what is there now and in the window."""
     try:
         first = wire.run("XRANGE", stream, start, end, "COUNT", 1)
@@ -433,22 +420,30 @@ def ranges(wire: Wire, stream: str, start: str, end: str, wanted: int, window: W
     ]
 
 
-def find_streams(connection: RedisConnection, pattern: str) -> list[str]:
+def find_streams(connection: RedisConnection, pattern: str) -> list[Key]:
     """The keys that match the pattern and are streams, in order; not the quarantine of one of them."""
     from weft.systems.redis.client import ERRORS, explain, open_client
 
     try:
         client = open_client(connection)
         try:
-            found = {key.decode() for key in client.scan_iter(match=pattern, count=1000, _type="stream")}
+            found: set[bytes] = set(client.scan_iter(match=pattern, count=1000, _type="stream"))
         finally:
             client.close()
     except ERRORS as error:
         raise explain(connection, error) from None
-    return sorted(key for key in found if not key.endswith(QUARANTINE) or key.removesuffix(QUARANTINE) not in found)
+    aside = {quarantine_of(key) for key in found}
+    return [_key(key) for key in sorted(found) if key not in aside]
 
 
-def acknowledge(connection: RedisConnection, stream: str, group: str, ids: Sequence[str]) -> int:
+def _key(key: bytes) -> Key:
+    try:
+        return key.decode()
+    except UnicodeDecodeError:
+        return key
+
+
+def acknowledge(connection: RedisConnection, stream: Key, group: str, ids: Sequence[str]) -> int:
     """Acknowledge entries; how many were pending."""
     wire, done = Wire(connection, stream), 0
     try:

@@ -28,7 +28,7 @@ from weft.systems.base import Connection
 
 def scan_stream(
     url: str | Connection,
-    stream: str | Stream,
+    stream: str | bytes | Stream,
     *,
     schema: Mapping[str, Any] | None = None,
     start_id: str = "-",
@@ -141,7 +141,7 @@ def scan_streams(
 
 
 def _scan_with_spark(
-    url: str | Connection, stream: str | Stream, layout: Layout, start_id: str, end_id: str, count: int | None
+    url: str | Connection, stream: str | bytes | Stream, layout: Layout, start_id: str, end_id: str, count: int | None
 ) -> Any:
     if count is not None or start_id == "$":
         raise SettingsError(
@@ -149,7 +149,7 @@ def _scan_with_spark(
             hint="frame.limit(…) takes so many rows; read_stream waits for new ones.",
         )
     connection = find_connection(url)
-    if is_declared(connection, stream):
+    if is_declared(stream, connection):
         from weft.dataframes.spark_log import scan_log
 
         return scan_log(connection, stream, layout, start_id, end_id)

@@ -13,9 +13,10 @@ import pyarrow as pa
 from weft.columns import canonical_batch, canonical_schema
 from weft.dataframes.layout import Layout, kinds_of
 from weft.dataframes.reading import batches_of
-from weft.dataframes.redis_feed import LARGEST, RangeFeed, Window, ranges
+from weft.dataframes.redis_feed import RangeFeed, Window, ranges
 from weft.systems.redis.connection import RedisConnection
-from weft.systems.redis.wire import Wire
+from weft.systems.redis.members import LARGEST
+from weft.systems.redis.wire import Key, Wire
 
 _numbers = itertools.count()
 # Which end of a range each comparison moves.
@@ -33,7 +34,7 @@ class KeyScan:
     """A stream of Redis that any process can read, in ranges of ids."""
 
     connection: RedisConnection
-    stream: str
+    stream: Key
     layout: Layout
     start: str
     end: str

@@ -6,7 +6,10 @@ past it, so that entries become columns without becoming Python objects first.
 
 from __future__ import annotations
 
+import logging
+import os
 import secrets
+import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,22 +20,32 @@ import redis
 from redis import exceptions
 
 from weft.errors import WeftError
+from weft.systems.redis import members
 from weft.systems.redis.client import ERRORS, explain, open_client
 from weft.systems.redis.connection import RedisConnection
+from weft.systems.redis.members import BEGINNING, said_by, text_of
 from weft.systems.redis.resp import Bytes, encode, parse
 
+Key = str | bytes
+"""The name of a stream; bytes where it is no UTF-8."""
 Word = str | bytes | int
 
-# How long a server that was there before may be gone, and how long it may take to answer beyond what it was asked to
-# wait.
-PATIENCE_SECONDS = 60.0
+_log = logging.getLogger("weft.dataframes")
+# How long a server may take to answer, beyond what it was asked to wait.
 _ANSWER_SECONDS = 60.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 _FIRST_BUFFER = 1 << 20
 _REDIRECTIONS = 16
 # What a server says that is starting, that is no longer the one to write to, or whose cluster is changing.
 _COME_AGAIN = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY ")
-_ELSEWHERE = tuple(word.encode() for word in ("MOVED", "ASK", *_COME_AGAIN))
+_ELSEWHERE = ("MOVED", "ASK", *_COME_AGAIN)
+# What it says of an acknowledgement where there is nothing left to acknowledge.
+_NOTHING_LEFT = ("NOGROUP", "WRONGTYPE")
+_KINDS = {
+    "NOPERM": exceptions.NoPermissionError,
+    "NOAUTH": exceptions.AuthenticationError,
+    "OOM": exceptions.OutOfMemoryError,
+}
 
 
 class ReplyError(Exception):
@@ -42,7 +55,7 @@ class ReplyError(Exception):
 class Wire:
     """Commands about one key. One that fails because the connection is lost is sent again, on a new one."""
 
-    def __init__(self, connection: RedisConnection, key: str, stopped: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, connection: RedisConnection, key: Key, stopped: Callable[[], bool] = lambda: False) -> None:
         self.connection = connection
         self.key = key
         self.stopped = stopped
@@ -56,6 +69,8 @@ class Wire:
         self._sent: tuple[Word, ...] | None = None
         self._end = b""
         self._posted: list[tuple[Word, ...]] = []
+        self._refused: str | None = None
+        self._process = os.getpid()
 
     def ask(self, *words: Word, wait_seconds: float | None = 0) -> Bytes:
         """The reply to a command, which the server may take so long to give. It is valid until the next one."""
@@ -67,10 +82,12 @@ class Wire:
         return parse(self.ask(*words))
 
     def send(self, *words: Word) -> None:
-        """Send a command whose reply `receive` gives."""
+        """Send a command whose reply `receive` gives. What the server refused of what was posted is raised before."""
+        self._leave_to_parent()
         if self._sent is not None:  # nobody asked for the reply
             with suppress(ReplyError):  # an error, where the page to come was guessed from a value
                 self.receive()
+        self._raise_refused()
         self._sent = words
         if self._link is not None:
             with suppress(*ERRORS):  # noticed by `receive`, which sends it again
@@ -78,13 +95,50 @@ class Wire:
 
     def post(self, *words: Word) -> None:
         """Send a command that can be repeated without harm, and whose reply nobody waits for."""
+        self._leave_to_parent()
         self._posted.append(words)
-        with suppress(*ERRORS):
-            self._link._get_socket().sendall(self._asking + encode(*words))
+        if self._link is not None:
+            with suppress(*ERRORS):  # noticed by the next command, which brings these along
+                self._socket().sendall(self._asking + encode(*words))
+
+    def settle(self) -> None:
+        """Wait until all that was posted is carried out. What the server refuses is raised."""
+        if self._posted:
+            self.ask("PING")  # answered after those
+        while self._posted:  # by a server that is not, or no longer, the one to ask: this asks until it finds it
+            words = self._posted.pop()
+            try:
+                self.run(*words)
+            except ReplyError as error:
+                if not str(error).startswith(_NOTHING_LEFT):
+                    raise self.explained(error) from None
+            except WeftError:
+                self._posted.append(words)
+                raise
+        self._raise_refused()
+
+    def _raise_refused(self) -> None:
+        refused, self._refused = self._refused, None
+        if refused is not None:
+            raise self.explained(ReplyError(refused))
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this process made it, not the one that it was forked from."""
+        return self._process == os.getpid()
+
+    def _leave_to_parent(self) -> None:
+        """Let go of what belongs to the process that this one was forked from: a word on its connection would take its
+        replies."""
+        if not self.is_own:
+            self._process = os.getpid()
+            self._link = self._client = self._refused = None
+            self._posted = []
 
     def receive(self, wait_seconds: float | None = 0) -> Bytes:
         """The reply to the command that was sent; `None` is to wait for as long as it takes."""
         assert self._sent is not None
+        self._leave_to_parent()
         words, pause, gone_since, redirections = self._sent, _FIRST_PAUSE, None, 0
         while True:
             try:
@@ -111,7 +165,7 @@ class Wire:
             self._drop()
             gone_since = gone_since or time.monotonic()
             refused = isinstance(failure, (exceptions.AuthenticationError, exceptions.NoPermissionError))
-            patient = self.connected and time.monotonic() - gone_since < PATIENCE_SECONDS
+            patient = self.connected and time.monotonic() - gone_since < members.PATIENCE_SECONDS
             if refused or not patient or self.stopped():
                 self._sent = None
                 raise self.explained(failure) from None
@@ -123,16 +177,41 @@ class Wire:
         """The error to raise where Redis, or the way to it, failed."""
         if not self.connected and not isinstance(error, (ReplyError, exceptions.ResponseError)):
             return self.connection.unreachable(error, answered=False)
-        return explain(
-            self.connection, exceptions.ResponseError(str(error)) if isinstance(error, ReplyError) else error
-        )
+        if isinstance(error, ReplyError):
+            said = said_by(error)
+            kind = _KINDS.get(said.partition(" ")[0], exceptions.ResponseError)
+            error = kind(f"{said} (about {text_of(self.key)!r})")
+        return explain(self.connection, error)
+
+    def last_id(self, stream: Key) -> str:
+        """The id that a stream gave out last, also if that entry is deleted."""
+        try:
+            about = self.run("XINFO", "STREAM", stream)
+        except ReplyError as error:
+            if "no such key" not in str(error):
+                raise self.explained(error) from None
+            return BEGINNING
+        return text_of(about[about.index(b"last-generated-id") + 1])
 
     def close(self) -> None:
-        """Wait for the answers to what was posted, and disconnect."""
-        if self._posted and self._link is not None:
-            with suppress(WeftError, ReplyError):
-                self.ask("PING")
-        self._drop()
+        """Wait for the answers to what was posted, and disconnect. What the server refused is raised."""
+        self._leave_to_parent()
+        try:
+            if self._link is not None:
+                self.settle()
+        except WeftError:
+            if self._link is not None:  # it answered
+                raise
+        finally:
+            self._drop()
+            if self._posted:
+                _log.warning(
+                    "%d acknowledgements about %r did not reach Redis: what they are about is delivered again.",
+                    len(self._posted),
+                    text_of(self.key),
+                )
+                self._posted = []
+        self._raise_refused()
 
     def _connect(self, place: str | None = None, *, asking: bool = False) -> None:
         if place is None:
@@ -152,7 +231,12 @@ class Wire:
         self.connected += 1
         # An answer to these may be lost. They are sent again before anything else.
         for words in self._posted:
-            self._link._get_socket().sendall(self._asking + encode(*words))
+            self._socket().sendall(self._asking + encode(*words))
+
+    def _socket(self) -> socket.socket:
+        """The one of redis-py's connection, which has no public name for it."""
+        found: socket.socket = self._link._get_socket()
+        return found
 
     def _pool(self) -> Any:
         if isinstance(self._client, redis.RedisCluster):
@@ -173,10 +257,10 @@ class Wire:
         # because nobody knew it before.
         token = secrets.token_hex(16).encode()
         self._end = b"$%d\r\n%b\r\n" % (len(token), token)
-        self._link._get_socket().sendall(self._asking + encode(*words) + encode("ECHO", token))
+        self._socket().sendall(self._asking + encode(*words) + encode("ECHO", token))
 
     def _read(self, timeout: float | None) -> Bytes:
-        link = self._link._get_socket()
+        link = self._socket()
         link.settimeout(timeout)
         held, end = 0, self._end
         while True:
@@ -199,10 +283,14 @@ class Wire:
         for words in self._posted:
             begin += 5 if self._asking else 0
             end = self._buffer.index(b"\n", begin, held) + 1
-            # This server is not, or no longer, the one to ask: the command that follows is told so too, and brings
-            # these along to the one that is. Other errors mean that there is nothing left to acknowledge.
-            if self._buffer[begin : begin + 1] == b"-" and self._buffer.startswith(_ELSEWHERE, begin + 1):
-                again.append(words)
+            if self._buffer[begin : begin + 1] == b"-":
+                said = self._buffer[begin + 1 : end].decode(errors="backslashreplace").strip()
+                # This server is not, or no longer, the one to ask: the command that follows is told so too, and brings
+                # these along to the one that is.
+                if said.startswith(_ELSEWHERE):
+                    again.append(words)
+                elif not said.startswith(_NOTHING_LEFT):
+                    self._refused = self._refused or said
             begin = end
         self._posted = again
         return begin

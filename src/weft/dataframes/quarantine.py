@@ -1,0 +1,75 @@
+"""The stream beside a stream of Redis that holds entries which do not fit a schema."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from weft.dataframes.layout import Rejected
+from weft.systems.redis.members import LARGEST, order_of, text_of
+from weft.systems.redis.wire import Key, ReplyError, Wire, Word
+
+QUARANTINE = "__quarantine"
+ERROR_FIELD = "_weft_error"
+SOURCE_FIELD = "_weft_entry"
+_ENTRIES_A_PAGE = 1000
+
+
+def quarantine_of(stream: Key) -> Key:
+    """The key of a stream's quarantine."""
+    return stream + QUARANTINE if isinstance(stream, str) else stream + QUARANTINE.encode()
+
+
+class Quarantine:
+    """Where a feed puts what it rejects. An entry that is there is not put there again."""
+
+    def __init__(self, source: Wire, stream: Key) -> None:
+        self._source, self._stream = source, stream
+        # A connection of its own: on a cluster it may be another node.
+        self._wire = Wire(source.connection, quarantine_of(stream), source.stopped)
+        self._held: set[str] = set()
+        self._read_up_to = "-"
+
+    def put(self, rejected: Sequence[Rejected]) -> None:
+        """Store entries, under their own ids where nothing newer is there."""
+        for each in rejected:
+            found = _run(self._source, "XRANGE", self._stream, each.id, each.id)
+            if found:  # else it was deleted meanwhile
+                self._add(each.id, [*found[0][1], ERROR_FIELD, each.why, SOURCE_FIELD, each.id])
+
+    def _add(self, source: str, fields: list[Word]) -> None:
+        place = source
+        while True:
+            try:
+                # Never as `*`: what is sent again after a lost reply would be there twice.
+                self._wire.run("XADD", self._wire.key, place, *fields)
+                return
+            except ReplyError as error:
+                if "equal or smaller" not in str(error):
+                    raise self._wire.explained(error) from None
+            if self._holds(source):
+                return
+            milliseconds, sequence = order_of(self._wire.last_id(self._wire.key))
+            place = f"{milliseconds}-{sequence + 1}" if sequence < LARGEST else f"{milliseconds + 1}-0"
+
+    def _holds(self, source: str) -> bool:
+        """Whether an entry is there, under whatever id: what was added since the last look is read."""
+        while True:
+            words = (self._wire.key, self._read_up_to, "+", "COUNT", _ENTRIES_A_PAGE)
+            found = _run(self._wire, "XRANGE", *words)
+            for identifier, fields in found:
+                self._held.add(text_of(fields[-1]))
+                self._read_up_to = f"({text_of(identifier)}"
+            if len(found) < _ENTRIES_A_PAGE:
+                return source in self._held
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._wire.close()
+
+
+def _run(wire: Wire, *words: Word) -> list[list[list[bytes]]]:
+    try:
+        found: list[list[list[bytes]]] = wire.run(*words)
+    except ReplyError as error:
+        raise wire.explained(error) from None
+    return found
