@@ -189,17 +189,23 @@ def _example(each: dataclasses.Field[Any]) -> str:
 
 def _lines(table: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
     """A table as lines: its values, then the tables in it. What is `None` or empty is left out."""
-    given = {name: value for name, value in table.items() if value is not None and value not in ([], (), {})}
+    given = _said(table)
     lines = [f"{_key(name)} = {_value(value)}" for name, value in given.items() if not _is_table(value)]
     for name, value in given.items():
         below = (*path, name)
         header = ".".join(map(_key, below))
         if isinstance(value, Mapping):
-            lines += ["", f"[{header}]", *_lines(value, below)]
+            # The tables in a table of nothing else say that it is there.
+            only_tables = all(map(_is_table, _said(value).values()))
+            lines += [*([] if only_tables else ["", f"[{header}]"]), *_lines(value, below)]
         elif _is_table(value):
             for each in value:
                 lines += ["", f"[[{header}]]", *_lines(each, below)]
     return lines
+
+
+def _said(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in table.items() if value is not None and value not in ([], (), {})}
 
 
 def _is_table(value: object) -> bool:

@@ -1,0 +1,51 @@
+"""The guide lists every option, every key of the TOML file and every word that is refused, and its file is one."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+
+import pytest
+
+from documents import ROOT, blocks_of
+from weft.pipelines.streaming.declare import LATER, LATER_KINDS, OPTIONS
+from weft.pipelines.streaming.keys import TABLES
+from weft.pipelines.streaming.spec import FILE_OPTIONS, LOAD_OPTIONS, Lookup, Source
+from weft.pipelines.streaming.toml import parse
+
+DOCUMENT = ROOT / "docs" / "streaming.md"
+GUIDE = DOCUMENT.read_text(encoding="utf-8")
+
+
+def section(title: str) -> str:
+    return GUIDE.split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+def words_of(text: str) -> set[str]:
+    return set(re.findall(r"`\[*([\w.]+)\]*`", text))
+
+
+def test_every_option_in_its_order() -> None:
+    rows = re.findall(r"^\| `(\w+)` \|", section("Options"), re.M)
+    assert rows == list(OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("title", "names"),
+    [
+        ("Sources", {each.name for each in fields(Source)} - {"options"}),
+        ("Targets", {"connection", "table", "prefix", "stream", "mode", "primary_key", *LOAD_OPTIONS}),
+        ("Files", set(FILE_OPTIONS)),
+        ("SQL, lookups, UDFs", {each.name for each in fields(Lookup)}),
+        ("The TOML file", {key for table in TABLES.values() for key in table} - {"connection", "kind"}),
+        ("What comes later", {*LATER, *LATER_KINDS}),
+    ],
+)
+def test_every_name(title: str, names: set[str]) -> None:
+    assert names - words_of(section(title)) == set()
+
+
+@pytest.mark.usefixtures("local")
+def test_the_file_of_the_guide() -> None:
+    (file,) = (block.text for block in blocks_of(DOCUMENT) if block.file == "pipeline.toml")
+    assert parse(file).name == "clicks_to_wh"

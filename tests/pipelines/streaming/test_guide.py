@@ -1,0 +1,203 @@
+"""What the guide of the reference shows in Python declares the same here, with its own names in place of ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import weft
+from weft import (
+    DeclarationError,
+    DeltaLocalConnection,
+    Lookup,
+    ObjectStoreLocalConnection,
+    ObjectStoreS3Connection,
+    PostgresConnection,
+    Source,
+    Target,
+)
+from weft.pipelines.streaming.declare import make
+from weft.pipelines.streaming.toml import parse, to_toml
+from weft.project import Project
+from weft.systems.base import systems
+
+pytestmark = pytest.mark.usefixtures("local")
+
+needs_kafka = pytest.mark.skipif("kafka" not in systems(), reason="there is no Kafka in this version")
+
+WAREHOUSE = PostgresConnection(name="warehouse", url="postgres://localhost/mydb")
+LAKE = ObjectStoreLocalConnection(name="lake", path="/data/lake", format="parquet")
+S3 = ObjectStoreS3Connection(
+    name="raw",
+    endpoint="https://files.example.com",
+    bucket="market-data",
+    region="us-east-1",
+    access_key_id="${S3_KEY}",
+    secret_access_key="${S3_SECRET}",
+    format="csv",
+)
+
+
+def kafka(**more: Any) -> Any:
+    from weft import KafkaConnection
+
+    return KafkaConnection(**{"name": "src", "bootstrap_servers": "localhost:9092", "group_id": "weft", **more})
+
+
+@needs_kafka
+def test_events_to_pg() -> None:
+    made = make(
+        name="events-to-pg",
+        source=kafka(),
+        source_query="events",
+        target=WAREHOUSE,
+        target_table=("public", "events"),
+    )
+    assert (made.sources[0].connection, made.sources[0].name) == (kafka(), "events")
+    assert made.targets == (Target(connection=WAREHOUSE, table=("public", "events")),)
+
+
+@needs_kafka
+def test_connections_as_classes_and_the_decorator(local: Project) -> None:
+    @weft.connection
+    class kafka_prod:
+        kind = "kafka"
+        bootstrap_servers = "${KAFKA_BOOTSTRAP}"
+        group_id = "weft"
+
+    @weft.connection
+    class warehouse:
+        kind = "postgres"
+        url = "${WAREHOUSE_DSN}"
+
+    @weft.streaming_pipeline(
+        name="events_to_pg",
+        source=kafka_prod,
+        source_query="events",
+        target=warehouse,
+        target_table=("public", "events"),
+    )
+    def events_to_pg() -> None:
+        pass
+
+    assert local.streaming_pipelines["events_to_pg"].sources[0].connection is kafka_prod
+
+
+@needs_kafka
+def test_archive_in_files() -> None:
+    made = make(
+        name="events_archive",
+        source=kafka(),
+        source_query="events",
+        targets=[Target(connection=LAKE, prefix="events/raw", parquet_compression="zstd")],
+    )
+    assert made.targets[0].files(LAKE).parquet_compression == "zstd"
+
+
+@needs_kafka
+def test_events_clean() -> None:
+    users = Lookup(
+        connection=PostgresConnection(name="lookups", url="postgres://localhost/refdata"),
+        table="users",
+        schema="public",
+        refresh_interval_ms=300_000,
+    )
+    made = make(
+        name="events-clean",
+        source=kafka(),
+        source_query="events",
+        target=WAREHOUSE,
+        target_table=("public", "events_enriched"),
+        transform_sql="SELECT s.user_id, u.country FROM source s LEFT JOIN users u ON s.user_id = u.id",
+        lookups={"users": users},
+        transform_on_error="dlq",
+        dead_letter_topic="events-failed",
+    )
+    assert made.dead_letters is not None
+    assert (made.dead_letters.topic, made.dead_letters.connection) == ("events-failed", kafka())
+    assert made.lookups == {"users": users}
+
+
+def test_option_chain_snapshots() -> None:
+    class Delta:
+        sql_name = "bs_call_delta"
+
+        def __call__(self) -> None: ...
+
+    made = make(
+        name="option-chain-snapshots",
+        source=S3,
+        source_query="raw/options/",
+        target=WAREHOUSE,
+        target_table=("marketdata", "option_chain_snapshots"),
+        transform_sql="""
+            SELECT date_trunc('minute', ts) AS minute,
+                   array_agg(named_struct('strike', strike, 'delta', bs_call_delta(strike))) AS strikes_json
+            FROM source GROUP BY 1
+        """,
+        udfs=[Delta()],
+    )
+    assert made.sources == (Source(connection=S3, query="raw/options/"),)
+    assert made.targets[0].name == "marketdata.option_chain_snapshots"
+
+
+def test_the_secrets_of_s3_stay_references() -> None:
+    made = make(name="p", source=S3, source_query="raw/", target=WAREHOUSE, target_table="t")
+    text = to_toml(made)
+    assert 'secret_access_key = "${S3_SECRET}"' in text
+    assert parse(text).sources == made.sources
+
+
+@needs_kafka
+def test_two_sources() -> None:
+    orders, payments = kafka(name="orders_kafka"), kafka(name="payments_kafka")
+    common: dict[str, Any] = {
+        "name": "orders-payments",
+        "sources": [Source(connection=orders, query="orders"), Source(connection=payments, query="payments")],
+        "target": WAREHOUSE,
+        "target_table": ("public", "orders_with_payments"),
+    }
+    assert [each.name for each in make(**common).sources] == ["orders", "payments"]
+    with pytest.raises(DeclarationError, match="join comes later"):
+        make(**common, join=object())
+    with pytest.raises(DeclarationError, match="the sources have several"):
+        make(**common, dead_letter_topic="failed")
+
+
+def test_primary_keys_of_delta() -> None:
+    delta = DeltaLocalConnection("/data/delta", name="delta")
+    target = Target(connection=delta, table=("default", "customers"), primary_key=["id"], mode="merge")
+    one = make(name="p", source=S3, source_query="raw/", targets=[target])
+    other = make(
+        name="p",
+        source=S3,
+        source_query="raw/",
+        target=delta,
+        target_table=("default", "customers"),
+        target_primary_key=["id"],
+        mode="merge",
+    )
+    assert one.targets == other.targets
+
+
+@needs_kafka
+def test_a_source_inline_and_a_declared_table() -> None:
+    @weft.table(connection="warehouse")
+    class customers:
+        schema = "public"
+        name = "customers"
+        primary_key = ["id"]  # noqa: RUF012
+
+    inline: dict[str, Any] = {
+        "name": "cdc-mirror-customers",
+        "source_kind": "kafka",
+        "source_query": "dbz.public.customers",
+        "bootstrap_servers": "localhost:9094",
+        "group_id": "weft-cdc",
+        "target": customers,
+    }
+    (target,) = make(**inline).targets
+    assert (target.connection, target.name, target.primary_key) == ("warehouse", "public.customers", ("id",))
+    with pytest.raises(DeclarationError, match="cdc comes later"):
+        make(**inline, cdc=object())
