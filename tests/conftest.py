@@ -11,6 +11,9 @@ def test_something(streams):     the same, with that database as the connection 
 def test_something(s3):          a server that speaks S3
     s3.fields()                  what a connection to a new bucket needs
 
+def test_something(kafka):       a broker of Kafka
+    kafka.create_topic()         the name of a new, empty topic
+
 def test_something(spark):       the run's Spark session, with Delta and S3
 """
 
@@ -28,6 +31,7 @@ import hypothesis
 import pytest
 from hypothesis.database import DirectoryBasedExampleDatabase
 
+import kafka_server
 import servers
 
 if TYPE_CHECKING:
@@ -200,6 +204,17 @@ class S3:
 @pytest.fixture(scope="session")
 def s3(shared_server: Callable[[str], servers.Server]) -> S3:
     return S3(shared_server("s3"))
+
+
+@pytest.fixture(scope="session")
+def kafka(shared_server: Callable[[str], servers.Server], pytestconfig: pytest.Config) -> kafka_server.KafkaServer:
+    """The run's broker. A test that kills it makes its own one."""
+    pytest.importorskip("confluent_kafka")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WEFT_CACHE", str(pytestconfig.rootpath / ".cache" / "weft"))
+        found = shared_server("kafka")
+    assert isinstance(found, kafka_server.KafkaServer)
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 STARTUP_SECONDS = 60
-EXECUTABLES = {"postgres", "mariadbd", "redis-server", "redis-check-rdb", Path(sys.executable).resolve().name}
+EXECUTABLES = {"postgres", "mariadbd", "redis-server", "redis-check-rdb", "java", Path(sys.executable).resolve().name}
 
 
 class MissingServerError(Exception):
