@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -66,3 +68,42 @@ def test_no_event_is_lost_with_a_key_of_the_books(streams: Project, client: Any,
     assert client.xpending("orders", "worker")["pending"] == 0
     assert weft.consume_sync(stream, "worker", member="b") == []
     assert client.keys("weft:{orders}:*:worker") == []
+
+
+# -------------------------------------------------------------------------------------------------------------- offsets
+
+
+def publish_ahead(client: Any, stream: Any) -> int:
+    """An event whose offset is ahead of the clock, as those of a server are whose clock is."""
+    client.xadd("orders", {"n": 0}, id=f"{int(datetime.now(UTC).timestamp() * 1000) + 3_600_000}-0")
+    found: int = weft.publish_sync(stream, {"n": 1})["last_rowid"]
+    return found
+
+
+def test_offsets_of_a_deleted_stream_are_not_given_again(streams: Project, client: Any) -> None:
+    stream = declare(fields={"n": "int64"})
+    before = publish_ahead(client, stream)
+    log = log_of(stream)
+    client.delete("orders")
+    assert log.head() == before
+    log.highest = 0  # as another process
+    assert weft.publish_sync(stream, [{"n": 2}, {"n": 3}])["first_rowid"] > before
+    assert [event["n"] for event in weft.consume_sync(stream, "worker")] == [2, 3]
+
+
+def test_a_server_that_went_back(streams: Project, client: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Subscribers go on with the next publish: its offsets are after those they saw."""
+    stream = declare(fields={"n": "int64"})
+
+    async def listen() -> list[int]:
+        live = weft.subscribe(stream)
+        before = await asyncio.to_thread(publish_ahead, client, stream)
+        found = [(await anext(live))["n"], (await anext(live))["n"]]
+        await asyncio.to_thread(client.flushdb)
+        assert await asyncio.to_thread(log_of(stream).head) < before
+        result = await weft.publish(stream, {"n": 2})
+        assert result["first_rowid"] > before
+        return [*found, (await asyncio.wait_for(anext(live), 20))["n"]]
+
+    assert asyncio.run(listen()) == [0, 1, 2]
+    assert "The server lost its last events" in caplog.text

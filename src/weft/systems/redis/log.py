@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import secrets
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from weft.systems.redis.store import RedisStore
 
+_log = logging.getLogger("weft.streams")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # Retention tells consumers of so many events a step, so that nobody waits for long behind it.
 _TRIM_STEP = 1000
@@ -40,6 +42,9 @@ class RedisLog:
         self.keys = ids.Keys.of(schema, name)
         self.declared: dict[str, FieldType] = {}
         self._fields: dict[str, FieldType] | None = None
+        self.highest = 0
+        """The last offset that this process saw. The next publish goes on after it, also on a server that lost it."""
+        self._is_behind = False
 
     # ----------------------------------------------------------------------------------------------------------- fields
 
@@ -93,7 +98,16 @@ class RedisLog:
 
     def _state(self) -> tuple[int, int, int]:
         last, floor, length = self.store.script("state", [self.keys.stream, self.keys.meta])
-        return self._offset(last), self._offset(floor), int(length)
+        head = self._offset(last)
+        if head < self.highest and not self._is_behind:
+            _log.warning(
+                "%s: stream %r ends at offset %d, and went up to %d before. The server lost its last events: it was "
+                "flushed, restored, or a replica took over. Readers beyond that see nothing until the next publish.",
+                *(self.store.connection.label, self.name, head, self.highest),
+            )
+        self._is_behind = head < self.highest
+        self.highest = max(self.highest, head)
+        return head, self._offset(floor), int(length)
 
     def head(self) -> int:
         """The last offset; a server runs one command after the other, so that nothing appears below it later."""

@@ -158,18 +158,18 @@ class RedisStore:
                 with suppress(WeftError):  # the events are stored; the next publish comes here again
                     _log_of(batch).fields(fresh=True)
                     _log_of(batch).enlist()
-        return [
-            [
+        results = []
+        for batch, (_, reply) in zip(batches, replies, strict=True):
+            log, stream = _log_of(batch), _log_of(batch).keys.stream
+            found = [
                 Appended(
-                    first and ids.to_offset(first, _log_of(batch).keys.stream),
-                    last and ids.to_offset(last, _log_of(batch).keys.stream),
-                    stored,
-                    given - stored,
+                    first and ids.to_offset(first, stream), last and ids.to_offset(last, stream), stored, given - stored
                 )
                 for (first, last, stored), (_, given) in zip(reply, batch.publishes, strict=True)
             ]
-            for batch, (_, reply) in zip(batches, replies, strict=True)
-        ]
+            log.highest = max(log.highest, *(appended.last or 0 for appended in found))
+            results.append(found)
+        return results
 
     def appended(self) -> None:
         """Nothing to do: readers of other processes wait in the server."""
@@ -286,5 +286,6 @@ def _packed(batch: Batch) -> bytes:
             batch.extra,
             None if batch.keys is None else _raw(batch.keys),
             int(batch.key_horizon * 1e6),
+            ids.to_id(_log_of(batch).highest),
         )
     )

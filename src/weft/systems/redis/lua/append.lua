@@ -1,7 +1,7 @@
 -- Append batches to streams, all or nothing.
 -- KEYS: for each batch its stream, meta and idempotency keys, or the stream again where it has none. ARGV: for each batch a MessagePack list of
 -- {names, columns, publish ids, their counts, whether there are no nulls, extra or nil, keys or nil, horizon in
--- microseconds}.
+-- microseconds, an id that was given out}.
 -- Gives for each batch whether the server knows the stream (it may have been flushed), and for each publish: first id,
 -- last id, how many were stored.
 
@@ -11,13 +11,16 @@ local SEQUENCES, MILLISECONDS = 1048576, 8796093022208
 local now = now_micros()
 
 -- The millisecond of the next entries, and how many can have it. One for all of a commit, whatever the clock does
--- meanwhile; not before the last entry's.
-local function place_in(key)
+-- meanwhile; not before the last entry's, nor at or before an id that was given out: the stream may have been deleted, or
+-- the server went back to an earlier state.
+local function place_in(key, meta, given_out)
   local stream, ms = stream_of(key), math.floor(now / 1000)
-  if stream then
-    local last_ms, last_seq = parts(stream['last-generated-id'])
-    if last_ms >= ms then return last_ms, SEQUENCES - 1 - last_seq end
+  local last = stream and stream['last-generated-id'] or '0-0'
+  local last_ms, last_seq = parts(last)
+  for _, id in ipairs({call('HGET', meta, 'head') or '0-0', given_out}) do
+    if is_before(last, id) then last, last_ms, last_seq = id, parts(id) + 1, -1 end
   end
+  if last_ms >= ms then return last_ms, SEQUENCES - 1 - last_seq end
   return ms, SEQUENCES
 end
 
@@ -29,8 +32,8 @@ for i = 1, #KEYS do
     return redis.error_reply('NOTSTORED ' .. KEYS[i] .. ' is a ' .. kind .. ', not a ' .. wanted)
   end
   -- With room for all that one call can bring.
-  if i % 3 == 1 and place_in(KEYS[i]) > MILLISECONDS - 1000 then
-    return redis.error_reply('NOTSTORED the last id of ' .. KEYS[i] .. ' leaves no offset for another entry')
+  if i % 3 == 2 and place_in(KEYS[i - 1], KEYS[i], '0-0') > MILLISECONDS - 1000 then
+    return redis.error_reply('NOTSTORED the last id of ' .. KEYS[i - 1] .. ' leaves no offset for another entry')
   end
 end
 
@@ -60,12 +63,13 @@ end
 local results = {}
 for b = 1, #ARGV do
   local key, meta, seen = KEYS[3 * b - 2], KEYS[3 * b - 1], KEYS[3 * b]
-  local names, columns, publishes, counts, is_full, extra, keys, horizon = unpack(cmsgpack.unpack(ARGV[b]), 1, 8)
-  local ms, room = place_in(key)
+  local names, columns, publishes, counts, is_full, extra, keys, horizon, given_out =
+    unpack(cmsgpack.unpack(ARGV[b]), 1, 9)
+  local ms, room = place_in(key, meta, given_out)
   local words = {'XADD', key, string.format('%d-*', ms)}
   local width = #names
   local add = is_full and not extra and not keys and adder(key, names, columns)
-  local row, answers = 0, {}
+  local row, answers, head = 0, {}, nil
   for p = 1, #publishes do
     local first, last, stored = false, false, 0
     if add and counts[p] > 0 and counts[p] <= room then
@@ -106,8 +110,9 @@ for b = 1, #ARGV do
         end
       end
     end
-    answers[p] = {first, last, stored}
+    answers[p], head = {first, last, stored}, last or head
   end
+  if head then call('HSET', meta, 'head', head) end
   results[b] = {call('HEXISTS', meta, 'floor'), answers}
 end
 return results
