@@ -153,6 +153,17 @@ def test_the_decorator_registers_and_never_calls(local: Project) -> None:
     assert clicks_to_wh.__name__ == "clicks_to_wh"
 
 
+def test_a_table_may_be_called_as_the_stream_that_is_read() -> None:
+    made = make(
+        **least(target=EVENTS, target_table="clicks", dead_letter_stream="clicks", dead_letter_connection=REDIS)
+    )
+    assert made.targets[0].name == made.sources[0].name
+
+
+def test_nothing_is_said_by_none() -> None:
+    assert make(**least(window=None, lookups=None, mode=None)).targets[0].mode == "append"
+
+
 def test_make_registers_nothing(local: Project) -> None:
     make(**least())
     assert local.streaming_pipelines == {}
@@ -343,12 +354,23 @@ LOOKUP = Lookup(connection=WAREHOUSE, table="users")
         ({**SQL, "lookups": {"users": LOOKUP, "Users": LOOKUP}}, "two lookups are called 'Users'"),
         ({**SQL, "lookups": {"users": WAREHOUSE}}, r"is a PostgresConnection[\s\S]*weft\.Lookup"),
         ({**SQL, "lookups": [LOOKUP]}, "must be a dict"),
+        ({**SQL, "lookups": {"a": Lookup(connection=REDIS, table="a")}}, "a redis connection, which holds no tables"),
+        ({**SQL, "lookups": {"a": Lookup(connection=LAKE, query="a")}}, "has no SQL of its own"),
         ({**SQL, "udfs": ["f"]}, "udfs takes functions"),
         ({**SQL, "udfs": [plus_one], "aggregate_udfs": [another]}, "two UDFs are called 'PLUS_ONE' in SQL"),
         ({"dead_letter_topic": "a", "dead_letter_path": "b"}, "one place: dead_letter_topic or dead_letter_path"),
         ({"dead_letter_topic": "a"}, "no source is Kafka"),
         ({"dead_letter_topic": "a", "sources": ["x", "y"], "source": None}, "two sources|several"),
         ({"dead_letter_connection": "a"}, "dead_letter_connection needs"),
+        ({"dead_letter_stream": "clicks", "dead_letter_connection": EVENTS}, "cannot go to clicks, which it reads"),
+        ({"dead_letter_table": "public.t"}, r"cannot go to public\.t, which it writes"),
+        (
+            {"dead_letter_topic": "a", "dead_letter_connection": EVENTS},
+            "a sqlite connection holds no dead_letter_topic",
+        ),
+        ({"dead_letter_stream": "a", "dead_letter_connection": LAKE}, "holds no dead_letter_stream"),
+        ({"dead_letter_table": "a", "dead_letter_connection": REDIS}, "a redis connection holds no dead_letter_table"),
+        ({"dead_letter_path": "a", "dead_letter_connection": EVENTS}, "a sqlite connection holds no dead_letter_path"),
         ({"dead_letter_table": 7}, "dead_letter_table is"),
         ({"on_drift": "evolves"}, r"on_drift is 'evolves'\.\n  Did you mean 'evolve'"),
         ({"every": "10 parsecs"}, 'such as "500ms"'),
@@ -365,6 +387,8 @@ LOOKUP = Lookup(connection=WAREHOUSE, table="users")
             "may come twice",
         ),
         ({"target": Target(connection=EVENTS, stream="clicks"), "target_table": None}, "read what it writes"),
+        ({"source": LAKE, "target": Target(connection=LAKE, prefix="clicks/"), "target_table": None}, "read what it"),
+        ({"source": DELTA, "target": DELTA, "target_table": "clicks"}, "read what it writes"),
     ],
 )
 def test_refused(given: dict[str, Any], said: str) -> None:
@@ -551,6 +575,8 @@ def test_parts_travel_between_processes() -> None:
     target = Target(connection=CSV, prefix="a", csv_read_options={"delimiter": ";"})
     source = Source(connection=EVENTS, query="a", max_rows=5)
     assert pickle.loads(pickle.dumps((source, target, LOOKUP))) == (source, target, LOOKUP)
+    declared = weft.streaming_pipeline(**least())(plus_one)
+    assert pickle.loads(pickle.dumps(declared)).targets == declared.targets
 
 
 def test_no_secret_is_shown() -> None:

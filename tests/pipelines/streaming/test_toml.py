@@ -496,7 +496,7 @@ def meaning(made: StreamingPipeline) -> dict[str, Any]:
     found = {each.name: getattr(made, each.name) for each in dataclasses.fields(made)}
     for name in ("sources", "targets"):
         found[name] = [_part(each) for each in found[name]]
-    return {**found, "place": "", "function": None, "origin": ""}
+    return {**found, "place": "", "origin": ""}
 
 
 def _part(part: Source | Target) -> Any:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
 from datetime import timedelta
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, cast, get_args
 
 from weft.errors import DeclarationError, WeftError, unknown
@@ -26,6 +26,7 @@ from weft.pipelines.streaming.spec import (
     Target,
     check_mode,
     column_names,
+    places_of,
     table_name,
 )
 from weft.pipelines.table import table_of
@@ -97,10 +98,9 @@ def streaming_pipeline(function: Callable[..., Any] | None = None, /, **options:
             description=made.description or inspect.getdoc(function),
             place=_place(function),
             origin=f"{function.__module__}.{getattr(function, '__qualname__', made.name)}",
-            function=function,
         )
         _look_like(cast(Any, made), function)
-        _register(made)
+        _register(made, function)
         return made
 
     return declare
@@ -120,6 +120,7 @@ def assemble(
         return words.get(option, option)
 
     refuse_later(given, where)
+    given = {name: value for name, value in given.items() if name not in LATER}
     inline = {}
     if given.get("source_kind") is not None:
         of_kind = connection_fields(given["source_kind"], where)
@@ -275,8 +276,8 @@ def _targets(given: Mapping[str, Any], where: str, word: Callable[[str], str]) -
                 f"{where}, target {each.name}: the mode 'merge' needs keys.",
                 hint=f'For example {word("keys")}=["id"], or {word("target_primary_key")}=["id"].',
             )
-    places = [(_identity(each.connection), each.name) for each in made]
-    if repeated := [name for place, name in places if places.count((place, name)) > 1]:
+    spots = [_spot(each) for each in made]
+    if repeated := [each.name for each in made if spots.count(_spot(each)) > 1]:
         raise DeclarationError(f"{where}: the target {repeated[0]} is listed twice.")
     return tuple(made)
 
@@ -365,7 +366,19 @@ def _lookups(given: Any, where: str) -> Mapping[str, Lookup]:
                 f"{where}: the lookup {name!r} is a {type(each).__name__}.",
                 hint=f'lookups={{"{name}": weft.Lookup(connection=…, table="{name}")}}',
             )
+        if (connection := located(each.connection)) is not None:
+            _check_lookup(name, each, connection.kind, where)
     return dict(given)
+
+
+def _check_lookup(name: str, lookup: Lookup, kind: str, where: str) -> None:
+    if places_of(kind) == ("stream",):
+        raise DeclarationError(f"{where}: the lookup {name!r} is on a {kind} connection, which holds no tables.")
+    if lookup.query is not None and system_for(kind).tables is None:
+        raise DeclarationError(
+            f"{where}: the lookup {name!r} has a query, and a {kind} connection has no SQL of its own.",
+            hint="Name its table, and let transform_sql choose what it needs of it.",
+        )
 
 
 def _functions(given: Any, option: str, where: str) -> tuple[Any, ...]:
@@ -419,21 +432,50 @@ def _dead_letters(given: Mapping[str, Any], made: StreamingPipeline, where: str)
         raise DeclarationError(
             f"{where}: dead letters go to one place: {' or '.join(f'dead_letter_{e}' for e in chosen)}."
         )
-    option = f"dead_letter_{chosen[0]}"
+    place, option = chosen[0], f"dead_letter_{chosen[0]}"
     value = given[option]
-    if chosen[0] == "topic":
-        return DeadLetters(topic=_text(value, option, where), connection=connection or _kafka_of(made, where))
-    if chosen[0] == "stream":
-        if not isinstance(value, Stream):
-            _text(value, option, where)
-        elif connection is None:
-            connection = value.connection
-        return DeadLetters(stream=value, connection=connection)
-    if chosen[0] == "table":
+    if place == "topic":
+        letters = DeadLetters(topic=_text(value, option, where), connection=connection or _kafka_of(made, where))
+    elif place == "table":
         holder = next((each for each in made.targets if each.place == "table"), None)
         default = holder.connection if holder else None
-        return DeadLetters(table=table_name(value, option, where), connection=connection or default)
-    return DeadLetters(path=_path(value, option, where), connection=connection)
+        letters = DeadLetters(table=table_name(value, option, where), connection=connection or default)
+    elif place == "path":
+        letters = DeadLetters(path=_path(value, option, where), connection=connection)
+    elif isinstance(value, Stream):
+        letters = DeadLetters(stream=value, connection=value.connection if connection is None else connection)
+    else:
+        letters = DeadLetters(stream=_text(value, option, where), connection=connection)
+    _check_dead_letters(letters, place, made, where)
+    return letters
+
+
+def _check_dead_letters(letters: DeadLetters, place: str, made: StreamingPipeline, where: str) -> None:
+    found = located(letters.connection)
+    if found is not None and (place != "path" or letters.connection is not None):
+        is_kafka, held = found.kind == "kafka", places_of(found.kind)
+        fits = {"topic": is_kafka, "stream": "stream" in held and not is_kafka, "path": "prefix" in held}
+        if not fits.get(place, "table" in held):
+            raise DeclarationError(f"{where}: a {found.kind} connection holds no dead_letter_{place}.")
+    if place == "path":
+        return
+    target = Target(table=letters.table, stream=letters.topic or letters.stream, connection=letters.connection)
+    parts: tuple[Source | Target, ...] = (*made.sources, *made.targets)
+    for part in parts:
+        if _spot(part) == _spot(target):
+            doing = "writes" if isinstance(part, Target) else "reads"
+            raise DeclarationError(f"{where}: dead letters cannot go to {target.name}, which it {doing}.")
+
+
+def _spot(part: Source | Target) -> tuple[object, ...]:
+    """Where rows are read or written: equal for two parts that mean the same rows."""
+    if isinstance(part, Target):
+        place = part.place
+    else:
+        found = located(part.connection)
+        held = places_of(found.kind) if found else ()
+        place = "stream" if "stream" in held or not held else held[0]
+    return _identity(part.connection), place, part.name.strip("/")
 
 
 def _kafka_of(made: StreamingPipeline, where: str) -> str | Connection | None:
@@ -481,17 +523,17 @@ def _check(made: StreamingPipeline, given: Mapping[str, Any], where: str, word: 
                     hint="Leave delivery out: then tables and files get every row once, streams and topics at least "
                     "once.",
                 )
-    for source in made.sources:
-        for target in made.targets:
-            is_one = (_identity(source.connection), source.name) == (_identity(target.connection), target.name)
-            if is_one and target.place == "stream":
-                raise DeclarationError(f"{where}: it would read what it writes to {target.name}, for ever.")
+    read = {_spot(each) for each in made.sources}
+    for target in made.targets:
+        if _spot(target) in read:
+            raise DeclarationError(f"{where}: it would read what it writes to {target.name}, for ever.")
 
 
-def _register(made: StreamingPipeline) -> None:
+def _register(made: StreamingPipeline, function: Callable[..., Any]) -> None:
     known = current().streaming_pipelines
     present = known.get(made.name)
-    if present is not None and (present.origin != made.origin or _is_second(cast(Any, present), cast(Any, made))):
+    declared: Any = SimpleNamespace(function=function, place=made.place)
+    if present is not None and (present.origin != made.origin or _is_second(cast(Any, present), declared)):
         raise DeclarationError(
             f"Streaming pipeline {made.name!r} is declared twice: {present.place} and {made.place}.",
             hint="Give one of them another name.",

@@ -16,7 +16,7 @@ from weft.systems.objects.connection import FileFields
 from weft.systems.objects.options import FileOptions, Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 OnError = Literal["fail", "drop", "dlq"]
 Drift = Literal["evolve", "ignore", "fail"]
@@ -213,7 +213,7 @@ class Target:
     def _settle(self, connection: Connection) -> None:
         """Refuse what a connection cannot hold. A prefix of Delta is the table of that path."""
         if connection.kind in _DELTA and self.prefix is not None:
-            _set(self, table=(None, self.prefix.strip("/")), prefix=None)
+            _set(self, table=(None, self.prefix), prefix=None)
         where = f"Target {self.name}" if self.name else "Target"
         held = places_of(connection.kind)
         if self.place not in held:
@@ -313,8 +313,6 @@ class StreamingPipeline:
     place: str = ""
     """File and line, for errors."""
     origin: str = ""
-    function: Callable[..., Any] | None = field(default=None, repr=False)
-    """What the decorator stood above: never called."""
 
     def delivery_to(self, target: Target) -> Delivery:
         """How often a row may reach a target: streams and topics keep no ledger that tells what they have."""
@@ -400,7 +398,7 @@ def _prefix(given: Any, where: str) -> str | None:
     found = _text(given, "prefix", where)
     if found is not None and not found.strip("/"):
         raise DeclarationError(f"{where}: prefix must name a folder.", hint='prefix="events/raw"')
-    return found
+    return found and found.strip("/")
 
 
 def _said(options: Mapping[str, Any] | None, more: Mapping[str, Any], known: tuple[str, ...], where: str) -> Settings:
