@@ -250,6 +250,17 @@ def test_entries_that_pretend_to_be_ours(streams: Project, client: Any) -> None:
     assert weft.ack_sync("orders", "worker", events) == 6
 
 
+@pytest.mark.parametrize("system", ["redis", "redis-cluster"], indirect=True)
+def test_fields_of_one_name(streams: Project, client: Any) -> None:
+    """Each is kept, also where names are alike only as texts."""
+    declare(fields={"n": "int64"})
+    words = ["n", 1, "n", 2, "x", "a", "x", "b", b"\xff", "c", r"\xff", "d"]
+    client.execute_command("XADD", "orders", "*", *words)
+    (event,) = weft.consume_sync("orders", "worker")
+    expected = {"n": 1, "n#2": "2", "x": "a", "x#2": "b", r"\xff": "c", r"\xff#2": "d"}
+    assert {name: value for name, value in event.items() if not name.startswith("_weft_")} == expected
+
+
 def test_a_key_of_ours_that_is_something_else(streams: Project, client: Any) -> None:
     """It is found before anything is written, so that nothing is stored twice by those who try each publish alone."""
     declare(fields={"n": "int64"})

@@ -8,7 +8,6 @@ import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from weft.errors import unknown
@@ -157,10 +156,7 @@ class RedisLog:
 
     def _range(self, first: int, last: int | None, limit: int) -> list[values.Entry]:
         upto = "+" if last is None else ids.to_id(last)
-        found = self.store.command("XRANGE", self.keys.stream, ids.to_id(first), upto, "COUNT", limit)
-        if found and isinstance(found[0][1], dict):  # the nodes of a cluster have clients of their own, which parse
-            return [(entry_id, list(chain.from_iterable(fields.items()))) for entry_id, fields in found]
-        return list(found)
+        return self.store.entries(self.keys.stream, ids.to_id(first), upto, "COUNT", limit)
 
     def read(self, after: int, upto: int, limit: int) -> Page:
         """Up to `limit` events of a range, in order."""
@@ -177,8 +173,8 @@ class RedisLog:
 
     def _page(self, entries: list[values.Entry]) -> Page:
         fields = self.fields()
-        names = {name.decode(errors="replace") for entry in entries for name in entry[1][::2]}
-        if not names <= fields.keys() | META_TYPES.keys():
+        names = {name for entry in entries for name in entry[1][::2]}
+        if not {name.decode(errors="backslashreplace") for name in names} <= fields.keys() | META_TYPES.keys():
             fields = self.fields(fresh=True)  # another process may have added some
         return values.page_of(entries, fields, self.keys.stream)
 

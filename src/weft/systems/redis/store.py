@@ -56,9 +56,7 @@ class RedisStore:
                 f"Nothing was done: {self.connection.label} was closed.", hint="The next use of the stream opens it."
             )
         # Never tried again by itself: a script that appended before its answer was lost would append once more.
-        opened = client.open_client(self.connection, retry=Retry(NoBackoff(), 0), socket_timeout=_ANSWER_SECONDS)
-        opened.set_response_callback("XRANGE", lambda reply, **_: reply)  # as it came: columns are made of it
-        return opened
+        return client.open_client(self.connection, retry=Retry(NoBackoff(), 0), socket_timeout=_ANSWER_SECONDS)
 
     def _connected(self) -> client.Client:
         if self._client is None:
@@ -78,6 +76,17 @@ class RedisStore:
             return opened.execute_command(*words)
         except client.CLUSTER_ERRORS as error:
             raise self._explain(error) from None
+
+    def entries(self, *words: Any) -> list[values.Entry]:
+        """The answer to XRANGE as it came: redis-py would keep one field of each name."""
+        while True:
+            opened: Any = self._connected()
+            nodes = opened.get_primaries() if isinstance(opened, redis.RedisCluster) else []
+            for each in [opened, *(opened.get_redis_connection(node) for node in nodes)]:
+                each.set_response_callback("XRANGE", _as_it_came)
+            found = self.command("XRANGE", *words)
+            if not found or not isinstance(found[0][1], dict):  # not of a node that is new
+                return list(found)
 
     def script(self, name: str, keys: list[str], *arguments: Any) -> Any:
         """Run one of the scripts."""
@@ -243,6 +252,10 @@ class RedisStore:
         if opened is not None:
             with suppress(*client.ERRORS):
                 opened.close()
+
+
+def _as_it_came(reply: Any, **_: Any) -> Any:
+    return reply
 
 
 def _log_of(batch: Batch) -> RedisLog:

@@ -24,7 +24,7 @@ from weft.types import FieldType, check_value
 Entry = tuple[bytes, list[bytes]]
 """An id, and names and values in turn."""
 
-_OWN = {PUBLISH_ID.encode(), EXTRA.encode()}
+_OWN = {PUBLISH_ID, EXTRA}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 # From the canonical value to text. Texts, JSON and bytes are themselves.
@@ -114,8 +114,8 @@ def page_of(entries: Sequence[Entry], fields: dict[str, FieldType], stream: str)
     for names, rows in shapes.items():
         values = list(zip(*(entries[row][1][1::2] for row in rows), strict=True))
         is_own = PUBLISH_ID.encode() in names
-        for raw_name, column in zip(names, values, strict=True):
-            _place(raw_name, column, rows, is_own, fields, columns)
+        for name, column in zip(_columns(names), values, strict=True):
+            _place(name, column, rows, is_own, fields, columns)
     return Page(
         (*fields, ROWID, PUBLISHED_AT, PUBLISH_ID, EXTRA),
         [
@@ -128,17 +128,26 @@ def page_of(entries: Sequence[Entry], fields: dict[str, FieldType], stream: str)
     )
 
 
+def _columns(names: Sequence[bytes]) -> list[str]:
+    """A column for each field; not one for two of the same name."""
+    texts = [name.decode(errors="backslashreplace") for name in names]
+    if len(set(texts)) == len(texts):
+        return texts
+    from weft.systems.redis.resp import name_columns  # brings pyarrow, which most who publish and consume do without
+
+    return name_columns(names, ())
+
+
 def _place(
-    raw_name: bytes,
+    name: str,
     values: tuple[bytes, ...],
     rows: list[int],
     is_own: bool,
     fields: dict[str, FieldType],
     columns: dict[str, list[Any]],
 ) -> None:
-    name = raw_name.decode(errors="backslashreplace")
     kind = fields.get(name)
-    if raw_name in _OWN and is_own:
+    if name in _OWN and is_own:
         for row, raw in zip(rows, values, strict=True):
             try:
                 if name == PUBLISH_ID:
