@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, strategies
 
 import weft
 from weft import (
@@ -519,7 +520,7 @@ SECRETIVE = DeltaS3Connection(
 
 
 @pytest.mark.parametrize(
-    "given",
+    "options",
     [
         {},
         {"source": "registered", "target": "warehouse"},
@@ -555,19 +556,28 @@ SECRETIVE = DeltaS3Connection(
         },
     ],
 )
-def test_round_trip(given: dict[str, Any]) -> None:
+def test_round_trip(options: dict[str, Any]) -> None:
     common = {"name": "p", "source_query": "clicks", "source": SQLiteConnection("events.db"), "target": WAREHOUSE}
-    if "sources" in given:
+    if "sources" in options:
         del common["source_query"]
-    if isinstance(given.get("target"), Target) or "targets" in given:
+    if isinstance(options.get("target"), Target) or "targets" in options:
         del common["target"]
     else:
         common["target_table"] = ("public", "events")
-    made = make(**{**common, **given})
+    made = make(**{**common, **options})
     text = to_toml(made)
     again = parse(text)
     assert meaning(again) == meaning(made), text
     assert to_toml(again) == text
+
+
+@given(text=strategies.text(alphabet=strategies.one_of(strategies.characters(), strategies.sampled_from('"\\\n\t'))))
+def test_any_text_survives(text: str) -> None:
+    common = {"name": "p", "source": "a", "source_query": "b", "target": "c", "target_table": "t"}
+    made = make(**common, transform_sql=f"x{text}", description=f"{text}x", dead_letter_path=f"/{text}")
+    again = parse(to_toml(made))
+    assert (again.transform_sql, again.description) == (made.transform_sql, made.description)
+    assert again.dead_letters == made.dead_letters
 
 
 def test_what_it_looks_like() -> None:
@@ -619,7 +629,7 @@ class Typed:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("options", "said"),
     [
         ({"target": PostgresConnection("postgres://u:hidden@h/d")}, r"the url of a postgres connection holds a secret"),
         (
@@ -637,9 +647,9 @@ class Typed:
         ),
     ],
 )
-def test_what_no_file_can_hold(given: dict[str, Any], said: str) -> None:
+def test_what_no_file_can_hold(options: dict[str, Any], said: str) -> None:
     common = {"name": "p", "source": "a", "source_query": "b", "target": "c", "target_table": "t"}
-    made = make(**{**common, **given})
+    made = make(**{**common, **options})
     with pytest.raises(DeclarationError, match=said) as caught:
         to_toml(made)
     assert "hidden" not in str(caught.value)

@@ -121,12 +121,9 @@ def assemble(
 
     refuse_later(given, where)
     given = {name: value for name, value in given.items() if name not in LATER}
-    inline = {}
-    if given.get("source_kind") is not None:
-        of_kind = connection_fields(given["source_kind"], where)
-        inline = {name: value for name, value in given.items() if name in of_kind and name not in OPTIONS}
-        _refuse_unknown(given, (*OPTIONS, *of_kind), where)
-    _refuse_unknown({name: value for name, value in given.items() if name not in inline}, OPTIONS, where)
+    of_kind = () if given.get("source_kind") is None else connection_fields(given["source_kind"], where)
+    _refuse_unknown(given, (*OPTIONS, *of_kind), where)
+    inline = {name: value for name, value in given.items() if name not in OPTIONS}
     given = {name: value for name, value in given.items() if value is not None}
     made = StreamingPipeline(
         name=_name(given.get("name"), where, word("name")),
