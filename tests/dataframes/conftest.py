@@ -51,8 +51,8 @@ def cluster(shared_server: Callable[[str], servers.Server]) -> Iterator[str]:
 
 
 @pytest.fixture
-def later() -> Iterator[Callable[..., None]]:
-    """`later(function, …)` calls it in a moment, in another thread."""
+def later(client: Any) -> Iterator[Callable[..., None]]:
+    """`later(function, …)` calls it in a moment, in another thread, for which the client is there until it is done."""
     timers: list[threading.Timer] = []
 
     def call(function: Callable[..., Any], *arguments: Any) -> None:
