@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from weft import normalize as normalize
     from weft import project as project
     from weft import settings as settings
+    from weft import streaming as streaming
     from weft import streams as streams
     from weft import systems as systems
     from weft import testing as testing
@@ -66,6 +67,8 @@ if TYPE_CHECKING:
     from weft.project import get_connection as get_connection
     from weft.project import register_connection as register_connection
     from weft.project import registered_connections as registered_connections
+    from weft.streaming import run_pipeline as run_pipeline
+    from weft.streaming import run_streaming_pipeline as run_streaming_pipeline
     from weft.streams import ack as ack
     from weft.streams import ack_sync as ack_sync
     from weft.streams import consume as consume
@@ -125,6 +128,7 @@ _NAMES_OF_MODULES = {
     "weft.pipelines.streaming.spec": ("Lookup", "Source", "Target"),
     "weft.pipelines.table": ("natural_key", "pk", "table"),
     "weft.project": ("connect", "connection", "get_connection", "register_connection", "registered_connections"),
+    "weft.streaming": ("run_pipeline", "run_streaming_pipeline"),
     "weft.streams": (
         "ack",
         "ack_sync",
@@ -161,6 +165,7 @@ _SUBMODULES = (
     "normalize",
     "project",
     "settings",
+    "streaming",
     "streams",
     "systems",
     "testing",

@@ -18,6 +18,7 @@ _COMMANDS = {
     "list": ("weft.cli.pipelines:list_", "List the declared pipelines."),
     "run": ("weft.cli.pipelines:run", "Run pipelines now."),
     "run-due": ("weft.cli.pipelines:run_due", "Run what is due by its schedule."),
+    "consume": ("weft.cli.consume:consume", "Run a streaming pipeline until it is stopped."),
     "status": ("weft.cli.pipelines:status", "Show how each pipeline stands."),
     "preview": ("weft.cli.inspect:preview", "Show what a run would do."),
     "validate": ("weft.cli.inspect:validate", "Check pipelines against their databases."),

@@ -7,7 +7,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -127,3 +127,27 @@ def _active_stages() -> dict[int, tuple[int, int]]:
     tracker = session.sparkContext.statusTracker()
     found = {stage: tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()}
     return {stage: (info.numCompletedTasks, info.numTasks) for stage, info in found.items() if info is not None}
+
+
+@contextmanager
+def live(text: Callable[[], str]) -> Iterator[None]:
+    """Show, while the block runs, a line that tells how things stand. Loads in the block have no bars of their own."""
+    if not sys.stderr.isatty() or not _shown.acquire(blocking=False):
+        yield
+        return
+    try:
+        from rich.console import Console
+        from rich.live import Live
+        from rich.text import Text
+
+        # What is logged meanwhile goes above the line, not into it.
+        with Live(
+            get_renderable=lambda: Text(text(), no_wrap=True, overflow="ellipsis"),
+            console=Console(stderr=True),
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=True,
+        ):
+            yield
+    finally:
+        _shown.release()

@@ -1,57 +1,292 @@
-"""Where a streaming pipeline remembers how far it has come, and who may go on from there."""
+"""Where a streaming pipeline remembers how far it has come, who may go on from there, and how to move it."""
 
 from __future__ import annotations
 
 import fcntl
+import json
+import logging
 import os
 import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
+from urllib.parse import unquote
 
-from weft.errors import BusyError
-from weft.pipelines.streaming.spec import StreamingPipeline
+from weft.errors import BusyError, DeclarationError, NotFoundError, StorageError, nearest
+from weft.pipelines.streaming.spec import Source, StreamingPipeline
 from weft.project import current
+from weft.systems.objects.manifest import process_of
 
+_log = logging.getLogger("weft.engine")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
+# Between the name of a checkpoint and what a file beside it is for: no folder of a pipeline has one in its name.
+_BESIDE = "~"
+# A JVM whose Python was killed ends by itself: it runs its hooks, and a busy machine takes its time.
+_JVM_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class State:
+    """What Spark's log says."""
+
+    query_id: str | None = None
+    committed: int | None = None
+    """The last batch that is done."""
+    planned: int | None = None
+    """The last batch whose rows are chosen: more than `committed` while it is carried out, or after a crash."""
+    offsets: tuple[Any, ...] = ()
+    """By source, how far the batches that are done have come."""
+    moment: datetime | None = None
+    """When the last batch that is done was begun."""
 
 
 class Checkpoint:
-    """The folder of Spark's own log of offsets and commits."""
+    """The folder of Spark's own log of offsets and commits, and what lies beside it."""
 
-    def __init__(self, pipeline: StreamingPipeline) -> None:
-        self.pipeline = pipeline
-        self.folder = current().root.absolute() / ".weft" / "checkpoints"
-        name = _UNSAFE.sub(lambda found: f"%{ord(found[0]):02X}", pipeline.name)
-        given = pipeline.checkpoint
-        if given is None:
-            self.location = str(self.folder / name)
-        else:
-            self.location = given if _URL.match(given) else str(Path(given).expanduser().absolute())
-        self._lock_file = self.folder / f"{name}.lock"
+    def __init__(self, name: str, location: str | None = None) -> None:
+        self.name = name
+        safe = _UNSAFE.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode()), name)
+        own = folder() / safe
+        self.is_url = location is not None and _URL.match(location) is not None
+        self.path = Path(location).expanduser().absolute() if location is not None and not self.is_url else own
+        """Of a URL, where files beside it would be if it were a folder here."""
+        self.location = location if location is not None and self.is_url else str(self.path)
         self._held: IO[str] | None = None
+
+    @classmethod
+    def of(cls, pipeline: StreamingPipeline) -> Checkpoint:
+        """That of a pipeline."""
+        return cls(pipeline.name, pipeline.checkpoint)
+
+    def _beside(self, purpose: str) -> Path:
+        return self.path.with_name(f"{self.path.name}{_BESIDE}{purpose}")
+
+    # --------------------------------------------------------------------------------------------------------- one only
 
     def lock(self) -> None:
         """Keep others of this machine from it, until `unlock` or the end of this process."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        held = self._lock_file.open("a+")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        held = self._beside("lock").open("a+")
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            held.seek(0)
-            owner = held.read().strip()
+            owner = _pid(_read_note(held).get("process"))
             held.close()
             raise BusyError(
-                f"The pipeline {self.pipeline.name!r} runs already" + (f", as process {owner}." if owner else "."),
+                f"The pipeline {self.name!r} runs already" + (f", as process {owner}." if owner else "."),
                 hint="Stop that one first: two at one checkpoint would write over each other's log.",
             ) from None
-        held.truncate(0)
-        held.write(str(os.getpid()))
-        held.flush()
+        before, this = _read_note(held), process_of(os.getpid())
+        try:
+            if before.get("process") != this:
+                self._wait_for_jvm(before.get("jvm"))
+        except BaseException:
+            held.close()
+            raise
         self._held = held
+        self._note(process=this)
+
+    def note_jvm(self, spark: Any) -> None:
+        """Write down which JVM runs the query: it outlives a process that is killed, by some seconds."""
+        number = spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid()
+        self._note(process=process_of(os.getpid()), jvm=process_of(number))
 
     def unlock(self) -> None:
         """Let others have it."""
         held, self._held = self._held, None
         if held is not None:
+            held.truncate(0)
             held.close()
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep others from it during the block."""
+        self.lock()
+        try:
+            yield
+        finally:
+            self.unlock()
+
+    def runner(self) -> int | None:
+        """The process that runs its pipeline now."""
+        try:
+            with self._beside("lock").open() as file:
+                noted = _read_note(file).get("process")
+        except OSError:
+            return None
+        return _pid(noted) if _is_there(noted) else None
+
+    def _note(self, **processes: str) -> None:
+        if self._held is not None:
+            self._held.truncate(0)
+            self._held.write(json.dumps(processes))
+            self._held.flush()
+
+    def _wait_for_jvm(self, noted: object) -> None:
+        if _is_there(noted):
+            _log.warning("%s was killed; waiting for its JVM, process %s, to end", self.name, _pid(noted))
+        deadline = time.monotonic() + _JVM_SECONDS
+        while _is_there(noted):
+            if time.monotonic() > deadline:
+                raise BusyError(
+                    f"The pipeline {self.name!r} was killed, and its JVM (process {_pid(noted)}) still runs.",
+                    hint=f"It was waited for {_JVM_SECONDS:.0f} seconds. End it: kill {_pid(noted)}",
+                )
+            time.sleep(0.05)
+
+    # -------------------------------------------------------------------------------------------------------- how it is
+
+    def state(self) -> State:
+        """What Spark's log says, without Spark."""
+        self._refuse_url("read")
+        try:
+            query_id = json.loads((self.path / "metadata").read_text(encoding="utf-8"))["id"]
+        except FileNotFoundError:
+            return State()
+        except (OSError, ValueError, LookupError) as error:
+            raise StorageError(f"The checkpoint {self.location} cannot be read: {error}.") from None
+        committed, planned = _last(self.path / "commits"), _last(self.path / "offsets")
+        if committed is None:
+            return State(query_id, planned=planned)
+        moment, offsets = _entry(self.path / "offsets" / str(committed))
+        return State(query_id, committed, planned, offsets, moment)
+
+    def begun(self, sources: Sequence[Source]) -> list[Source]:
+        """The sources of a query, from where a rewind said that a checkpoint without batches begins."""
+        file = self._beside("start.json")
+        if self.is_url or not file.exists():
+            return list(sources)
+        if _last(self.path / "offsets") is not None:
+            # Spark's log goes on from here. Were the folder removed by hand one day, this is not where it began.
+            file.unlink()
+            return list(sources)
+        starts = json.loads(file.read_text(encoding="utf-8"))
+        return [replace(each, start=str(starts.get(each.name, each.start))) for each in sources]
+
+    # -------------------------------------------------------------------------------------------------------- moving it
+
+    def reset(self, *, dry_run: bool = False) -> Path:
+        """Move it aside, so that the pipeline begins anew, and give the place where it is now."""
+        with self._changed():
+            aside = self._aside()
+            if not dry_run:
+                self._beside("start.json").unlink(missing_ok=True)
+                os.rename(self.path, aside)
+            return aside
+
+    def rewind(self, starts: Mapping[str, int], *, dry_run: bool = False) -> Path:
+        """Move it aside, and begin a new one: by source, the first event that is read."""
+        with self._changed():
+            aside = self._aside()
+            if not dry_run:
+                # First where to begin, then the move: between the two the old log is there, and wins.
+                _write(self._beside("start.json"), json.dumps(starts))
+                os.rename(self.path, aside)
+            return aside
+
+    @contextmanager
+    def _changed(self) -> Iterator[None]:
+        self._refuse_url("changed")
+        if not self.path.exists():
+            close = nearest(self.name, [each.name for each in stored()])
+            raise NotFoundError(
+                f"There is no checkpoint of {self.name!r}: {self.location} is not there.",
+                hint=f"Did you mean {close!r}?" if close else "weft checkpoints list",
+            )
+        with self.locked():
+            yield
+
+    def _aside(self) -> Path:
+        return self._beside(f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}")
+
+    def _refuse_url(self, what: str) -> None:
+        if self.is_url:
+            raise DeclarationError(
+                f"The checkpoint {self.location} is not in a folder of this machine, so it cannot be {what} here.",
+                hint="Use the tools of where it is; a pipeline without its checkpoint begins anew.",
+            )
+
+
+def folder() -> Path:
+    """Where the checkpoints of a project are, if it does not say otherwise."""
+    return current().root.absolute() / ".weft" / "checkpoints"
+
+
+def stored() -> list[Checkpoint]:
+    """Every checkpoint in the project's own folder."""
+    if not folder().is_dir():
+        return []
+    found = [each.name for each in folder().iterdir() if each.is_dir() and _BESIDE not in each.name]
+    return [Checkpoint(unquote(each)) for each in sorted(found)]
+
+
+# ---------------------------------------------------------------------------------------------------------------- files
+
+
+def _read_note(file: IO[str]) -> dict[str, Any]:
+    file.seek(0)
+    try:
+        found = json.loads(file.read())
+    except ValueError:  # empty, or half of it was written
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _pid(noted: object) -> int | None:
+    return int(noted.partition(":")[0]) if isinstance(noted, str) else None
+
+
+def _is_there(noted: object) -> bool:
+    number = _pid(noted)
+    try:
+        os.readlink(f"/proc/{number}/exe")
+    except FileNotFoundError:  # nor has one that ended and that nobody asked for yet
+        return False
+    except OSError:
+        pass  # another user's
+    return number is not None and process_of(number) == noted
+
+
+def _last(log: Path) -> int | None:
+    try:
+        names = os.listdir(log)
+    except FileNotFoundError:
+        return None
+    return max((int(each) for each in names if each.isdecimal()), default=None)
+
+
+def _entry(file: Path) -> tuple[datetime | None, tuple[Any, ...]]:
+    """When a batch was begun, and how far it reaches in each source."""
+    try:
+        _, about, *lines = file.read_text(encoding="utf-8").splitlines()
+        began = json.loads(about).get("batchTimestampMs")
+    except (OSError, ValueError) as error:
+        raise StorageError(f"Spark's log cannot be read at {file}: {error}.") from None
+    moment = datetime.fromtimestamp(began / 1000, UTC) if began else None
+    return moment, tuple(_offset(each) for each in lines)
+
+
+def _offset(line: str) -> Any:
+    """What a source calls its place; of our own streams the offset alone."""
+    if line == "-":
+        return None  # the batch has nothing of this source, nor had those before it
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return line
+    return found["offset"] if isinstance(found, dict) and set(found) == {"offset"} else found
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file that is there whole or not at all."""
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+    with unfinished.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(unfinished, path)

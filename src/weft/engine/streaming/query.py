@@ -12,6 +12,7 @@ from weft.engine import connectors, outcome, session
 from weft.engine.streaming.batch import Batches, Written, joined
 from weft.engine.streaming.checkpoint import Checkpoint
 from weft.engine.streaming.sources import open_source
+from weft.engine.streaming.watch import Watched, on_idle
 from weft.errors import WeftError
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.project import current
@@ -34,10 +35,22 @@ class Query:
     """One pipeline, from `start` until it ends or is stopped."""
 
     def __init__(
-        self, pipeline: StreamingPipeline, *, once: bool = False, written: Callable[[Written], None] = lambda _: None
+        self,
+        pipeline: StreamingPipeline,
+        *,
+        once: bool = False,
+        written: Callable[[Written], None] = lambda _: None,
+        idle: Callable[[], None] | None = None,
+        checkpoint: Checkpoint | None = None,
     ) -> None:
-        self.pipeline, self.once, self._written = pipeline, once, written
-        self.checkpoint = Checkpoint(pipeline)
+        """`written` is called after each batch, `idle` whenever there was none. A `checkpoint` is one that the caller
+        has locked, and unlocks."""
+        self.pipeline, self.once, self._written, self._idle = pipeline, once, written, idle
+        self.checkpoint = checkpoint or Checkpoint.of(pipeline)
+        self._is_lock_ours = checkpoint is None
+        self.watched: list[Watched] = []
+        self.seconds = 0.0
+        """How long the last batch took."""
         self._started, self._stopping = threading.Event(), threading.Event()
         self._batch = threading.Lock()
         self._failure: BaseException | None = None
@@ -46,14 +59,19 @@ class Query:
 
     def start(self) -> None:
         """Start it: after this, batches are carried out."""
-        self.checkpoint.lock()
+        if self._is_lock_ours:
+            self.checkpoint.lock()
         try:
-            origins = [open_source(each) for each in self.pipeline.sources]
+            origins = [Watched(open_source(each)) for each in self.checkpoint.begun(self.pipeline.sources)]
+            self.watched = origins
             used = [source.connection for source in self.pipeline.sources]
             used += [target.connection for target in self.pipeline.targets]
             spark = connectors.ready(session.spark().newSession(), *map(current().connection, used))
             for name, value in _CONF.items():
                 spark.conf.set(name, value)
+            self.checkpoint.note_jvm(spark)
+            if self._idle is not None:
+                on_idle(spark, self._idle)
             self._batches = Batches(self.pipeline, origins)
             writer = (
                 joined([each.stream(spark) for each in origins])
@@ -69,7 +87,7 @@ class Query:
                 self._query = writer.start()
             self._started.set()
         except BaseException:
-            self.checkpoint.unlock()
+            self._unlock()
             raise
 
     def wait(self, seconds: float | None = None) -> bool:
@@ -87,10 +105,10 @@ class Query:
                         raise
                     ended = True
         except BaseException:
-            self.checkpoint.unlock()
+            self._unlock()
             raise
         if ended is not False or seconds is None:
-            self.checkpoint.unlock()
+            self._unlock()
             return True
         return False
 
@@ -100,10 +118,14 @@ class Query:
         with self._batch:
             pass  # none is being carried out, and none begins
         deadline = time.monotonic() + _LAST_COMMIT_SECONDS
-        while self._query.isActive and self._committed() < self._last and time.monotonic() < deadline:
-            time.sleep(0.01)
-        with suppress(Exception):  # it may have ended by itself
+        with suppress(Exception):  # it may have ended by itself, or its JVM died
+            while self._query.isActive and self._committed() < self._last and time.monotonic() < deadline:
+                time.sleep(0.01)
             self._query.stop()
+
+    def _unlock(self) -> None:
+        if self._is_lock_ours:
+            self.checkpoint.unlock()
 
     def _committed(self) -> int:
         progress = self._query.lastProgress
@@ -112,6 +134,7 @@ class Query:
     def _carry_out(self, frame: Any, batch_id: int) -> None:
         self._started.wait()
         with self._batch:
+            begun = time.perf_counter()
             try:
                 if self._stopping.is_set():
                     raise StoppedError
@@ -120,7 +143,7 @@ class Query:
                 # Spark tells of it in its own words; whoever waits shall have the error itself.
                 self._failure = error
                 raise
-            self._last = batch_id
+            self._last, self.seconds = batch_id, time.perf_counter() - begun
         self._written(written)
 
 

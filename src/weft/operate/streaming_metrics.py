@@ -1,0 +1,112 @@
+"""What a streaming pipeline did, for Prometheus: `/metrics` of the process that runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from weft.errors import ConnectionFailedError, MissingExtraError
+from weft.operate.supervisor import Report, Supervisor, Watcher
+
+try:
+    from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+    from prometheus_client.core import GaugeMetricFamily
+except ImportError as error:
+    raise MissingExtraError(
+        f"Metrics need prometheus-client, which is not there: {error}.", hint="pip install 'weft[server]'"
+    ) from error
+
+_PREFIX = "weft_streaming"
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+
+
+class Metrics(Watcher):
+    """Counts what one pipeline does."""
+
+    wants_idle = True
+
+    def __init__(self, pipeline: str, lag: Callable[[], dict[str, int]]) -> None:
+        self.registry = registry = CollectorRegistry()
+
+        def counter(name: str, text: str) -> Counter:
+            made = Counter(f"{_PREFIX}_{name}", text, ["pipeline"], registry=registry)
+            return made.labels(pipeline)
+
+        self._consumed = counter("rows_consumed", "Rows taken from the sources, before the SQL.")
+        self._rows_written = counter("rows_written", "Rows given to the targets, after the SQL.")
+        self._batches = counter("batches", "Batches that had rows.")
+        self._iterations = counter("iterations", "Looks at the sources, with those that found nothing.")
+        self._idle = counter("idle_iterations", "Looks at the sources that found nothing.")
+        self._errors = counter("errors", "Failures of the pipeline.")
+        self._dead = counter("dlq_writes", "Rows that went to the dead letters.")
+        self._restarts = counter("restarts", "Starts after a failure.")
+        self._seconds = Histogram(
+            f"{_PREFIX}_batch_seconds", "Time that a batch took.", ["pipeline"], buckets=_SECONDS, registry=registry
+        ).labels(pipeline)
+        self._last = Gauge(
+            f"{_PREFIX}_last_batch_timestamp_seconds", "When the last batch ended.", ["pipeline"], registry=registry
+        ).labels(pipeline)
+        registry.register(_Lag(pipeline, lag))
+
+    def batch(self, report: Report) -> None:
+        """Count a batch."""
+        self._iterations.inc()
+        self._batches.inc()
+        self._consumed.inc(report.consumed)
+        self._rows_written.inc(sum(report.written.values()))
+        self._dead.inc(report.dead)
+        self._seconds.observe(report.seconds)
+        self._last.set(report.ended_at.timestamp())
+
+    def idle(self) -> None:
+        """Count a look that found nothing."""
+        self._iterations.inc()
+        self._idle.inc()
+
+    def failed(self, error: Exception, again_in: float | None) -> None:
+        """Count a failure."""
+        self._errors.inc()
+        if again_in is not None:
+            self._restarts.inc()
+
+
+class _Lag:
+    """How far the sources are behind, asked when somebody wants to know."""
+
+    def __init__(self, pipeline: str, lag: Callable[[], dict[str, int]]) -> None:
+        self._pipeline, self._lag = pipeline, lag
+
+    def describe(self) -> Iterable[Any]:
+        return [self._family()]
+
+    def collect(self) -> Iterable[Any]:
+        family = self._family()
+        for source, lag in self._lag().items():
+            family.add_metric([self._pipeline, source], lag)
+        return [family]
+
+    def _family(self) -> GaugeMetricFamily:
+        return GaugeMetricFamily(
+            f"{_PREFIX}_lag", "Events of a source that wait, at most.", labels=["pipeline", "source"]
+        )
+
+
+@contextmanager
+def served(supervisor: Supervisor, host: str, port: int) -> Iterator[int]:
+    """Serve the metrics of a pipeline during the block, and give the port."""
+    metrics = Metrics(supervisor.pipeline.name, lambda: supervisor.lag.now())
+    try:
+        server, thread = start_http_server(port, host, metrics.registry)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConnectionFailedError(
+            f"Metrics cannot be served at {host}:{port}: {reason}.", hint="Choose another port for the metrics."
+        ) from None
+    supervisor.watchers.append(metrics)
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

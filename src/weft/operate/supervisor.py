@@ -1,0 +1,246 @@
+"""Streaming pipelines that stay up: started again after an error, stopped by signals, watched by whoever wants to."""
+
+from __future__ import annotations
+
+import logging
+import random
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from weft.engine.streaming.batch import Written
+from weft.engine.streaming.checkpoint import Checkpoint
+from weft.engine.streaming.query import Query
+from weft.engine.streaming.watch import Lag
+from weft.errors import DeclarationError, MissingExtraError, SettingsError
+from weft.pipelines.streaming.spec import StreamingPipeline
+
+_log = logging.getLogger("weft.operate")
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# They are the same at every start, until somebody changes something.
+_LASTING = (DeclarationError, SettingsError, MissingExtraError)
+
+
+@dataclass(frozen=True)
+class Restarts:
+    """How a pipeline that failed is started again."""
+
+    min_backoff_ms: int = 1000
+    max_backoff_ms: int = 30_000
+    max_restarts: int | None = None
+    """One after the other, without a batch between them."""
+
+    def __post_init__(self) -> None:
+        for name in ("min_backoff_ms", "max_backoff_ms", "max_restarts"):
+            value = getattr(self, name)
+            if not (type(value) is int and value >= 0) and (value is not None or name != "max_restarts"):
+                raise SettingsError(f"{name} must be a whole number of at least 0, not {value!r}.")
+        if self.min_backoff_ms > self.max_backoff_ms:
+            raise SettingsError(
+                f"min_backoff_ms is {self.min_backoff_ms}, which is more than max_backoff_ms, {self.max_backoff_ms}."
+            )
+
+    def seconds(self, failures: int) -> float:
+        """How long to wait after so many failures. Part of it is chance: what failed together, because one database
+        was down, does not come back together."""
+        longest = min(self.max_backoff_ms, self.min_backoff_ms << min(failures - 1, 40))
+        return random.uniform(0.5, 1.0) * longest / 1000
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a batch did, and how things stand after it."""
+
+    pipeline: str
+    batch_id: int
+    consumed: int
+    """Rows before the SQL; with SQL over a stream counted by offsets, so at most so many."""
+    written: dict[str, int]
+    """By target."""
+    dead: int
+    """Rows that were put aside."""
+    replayed: bool
+    """Whether all targets had it already: it was done before a crash."""
+    seconds: float
+    lag: dict[str, int]
+    """By source."""
+    ended_at: datetime
+
+
+class Watcher:
+    """Is told what a pipeline does, from threads of the engine. Whoever wants to know overrides what it needs."""
+
+    wants_idle = False
+    """Whether to be told of each look at the sources that found nothing."""
+
+    def started(self) -> None:
+        """It runs; batches come from now on."""
+
+    def batch(self, report: Report) -> None:
+        """A batch was carried out."""
+
+    def idle(self) -> None:
+        """There was nothing to do."""
+
+    def failed(self, error: Exception, again_in: float | None) -> None:
+        """It failed; it is started again after so many seconds, or not."""
+
+
+class Supervisor:
+    """Runs one pipeline until it is stopped; with `once` until what is there now is done."""
+
+    def __init__(
+        self,
+        pipeline: StreamingPipeline,
+        *,
+        once: bool = False,
+        restarts: Restarts | None = None,
+        watchers: Sequence[Watcher] = (),
+    ) -> None:
+        self.pipeline, self.once, self.restarts = pipeline, once, restarts
+        self.watchers = list(watchers)
+        self.checkpoint = Checkpoint.of(pipeline)
+        self.lag = Lag((), self.checkpoint)
+        self._stopping = threading.Event()
+        self._query: Query | None = None
+        self._failures = 0
+
+    def run(self) -> None:
+        """Run it. SIGTERM and Ctrl-C finish the batch in hand; then this returns, or raises `KeyboardInterrupt`."""
+        with self.checkpoint.locked(), _signalled(self.stop):
+            self.lag = Lag(self.pipeline.sources, self.checkpoint)
+            while not self._stopping.is_set():
+                try:
+                    self._run_once()
+                    return
+                except Exception as error:
+                    pause = self._pause_after(error)
+                    for each in self.watchers:
+                        each.failed(error, pause)
+                    if pause is None:
+                        raise
+                    self._stopping.wait(pause)
+
+    def stop(self) -> None:
+        """Finish the batch in hand, and end. Does not wait for it."""
+        self._stopping.set()
+        if self._query is not None:
+            threading.Thread(target=self._query.stop, name="weft-stop", daemon=True).start()
+
+    def _run_once(self) -> None:
+        wants_idle = [each for each in self.watchers if each.wants_idle]
+
+        def idle() -> None:
+            for each in wants_idle:
+                each.idle()
+
+        query = Query(
+            self.pipeline,
+            once=self.once,
+            written=lambda written: self._written(query, written),
+            idle=idle if wants_idle else None,
+            checkpoint=self.checkpoint,
+        )
+        query.start()
+        self._query = query
+        _log.info("%s runs, with its checkpoint in %s", self.pipeline.name, self.checkpoint.location)
+        for each in self.watchers:
+            each.started()
+        try:
+            if self._stopping.is_set():  # by whoever did not see the query yet
+                query.stop()
+            query.wait()
+        finally:
+            self._query = None
+
+    def _pause_after(self, error: Exception) -> float | None:
+        """How long to wait before the next start; `None` where there is none."""
+        self._failures += 1
+        if self.restarts is None or isinstance(error, _LASTING) or self._stopping.is_set():
+            return None
+        if self.restarts.max_restarts is not None and self._failures > self.restarts.max_restarts:
+            error.add_note(f"{self.pipeline.name} was started again {self.restarts.max_restarts} times.")
+            return None
+        pause = self.restarts.seconds(self._failures)
+        _log.warning("%s failed, and is started again in %.1f s: %s", self.pipeline.name, pause, error)
+        return pause
+
+    def _written(self, query: Query, written: Written) -> None:
+        self._failures = 0
+        self.lag.moved(query.watched)
+        if not self.watchers:
+            return
+        counts = written.counts.values()
+        first = next(iter(counts), None)
+        consumed = sum(each.taken.size or 0 for each in query.watched if each.taken is not None)
+        if first is not None and (self.pipeline.transform_sql is None or not consumed):
+            consumed = first.rows_read + first.quarantined
+        report = Report(
+            pipeline=self.pipeline.name,
+            batch_id=written.batch_id,
+            consumed=consumed,
+            written=dict(written.rows),
+            dead=sum(each.quarantined for each in counts),
+            replayed=bool(counts) and all(each.replayed for each in counts),
+            seconds=query.seconds,
+            lag=self.lag.now(fresh=True),
+            ended_at=datetime.now(UTC),
+        )
+        for each in self.watchers:
+            each.batch(report)
+
+
+def supervise(
+    pipeline: StreamingPipeline,
+    *,
+    once: bool = False,
+    metrics_port: int | None = None,
+    metrics_host: str = "127.0.0.1",
+    restart_on_error: bool = False,
+    min_backoff_ms: int = Restarts.min_backoff_ms,
+    max_backoff_ms: int = Restarts.max_backoff_ms,
+    max_restarts: int | None = None,
+    watchers: Sequence[Watcher] = (),
+) -> None:
+    """Run a pipeline as `weft consume` does."""
+    restarts = Restarts(min_backoff_ms, max_backoff_ms, max_restarts)
+    supervisor = Supervisor(pipeline, once=once, restarts=restarts if restart_on_error else None, watchers=watchers)
+    if metrics_port is None:
+        supervisor.run()
+        return
+    from weft.operate.streaming_metrics import served
+
+    with served(supervisor, metrics_host, metrics_port):
+        supervisor.run()
+
+
+@contextmanager
+def _signalled(stop: Any) -> Iterator[None]:
+    """Have SIGTERM and Ctrl-C end the block in order. A second one ends the process, as if nobody had asked for it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    interrupted = False
+
+    def heed(number: int, _: Any) -> None:
+        nonlocal interrupted
+        interrupted = interrupted or number == signal.SIGINT
+        for each in before:
+            signal.signal(each, signal.SIG_DFL)
+        stop()
+
+    # What was started to ignore them, in the background of a shell, goes on to.
+    before = {each: found for each in _SIGNALS if (found := signal.getsignal(each)) not in (None, signal.SIG_IGN)}
+    for each in before:
+        signal.signal(each, heed)
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    if interrupted:
+        raise KeyboardInterrupt

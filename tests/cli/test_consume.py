@@ -1,0 +1,222 @@
+"""`weft consume` as it is operated: in a process of its own, stopped by signals, killed, asked for metrics."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from servers import free_port, wait_until
+
+pytest.importorskip("pyspark")
+
+PIPES = """
+import logging
+from pathlib import Path
+import weft
+
+class Steps(logging.Handler):
+    def emit(self, record):
+        Path(record.getMessage()).touch()
+
+steps = logging.getLogger("weft.streaming")
+steps.setLevel(logging.DEBUG)
+steps.propagate = False
+steps.addHandler(Steps())
+
+@weft.stream(fields={"n": "int64", "s": "string?"})
+def numbers():
+    pass
+
+@weft.streaming_pipeline(source=numbers, target="out", target_table="copies")
+def copies():
+    pass
+"""
+SETTINGS = """
+modules = ["pipes"]
+
+[connections.out]
+kind = "sqlite"
+path = "out.db"
+"""
+PATIENCE = 120
+
+
+@pytest.fixture(autouse=True)
+def pipes(project: Path) -> None:
+    Path("pipes.py").write_text(PIPES)
+    Path("weft.toml").write_text(SETTINGS)
+
+
+def publish(count: int) -> None:
+    code = f"import weft, pipes; weft.publish_sync(pipes.numbers, [{{'n': n}} for n in range({count})])"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def copied() -> list[int]:
+    with closing(sqlite3.connect("out.db")) as database:
+        return sorted(n for (n,) in database.execute("SELECT n FROM copies"))
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """The target's database, which nobody else can write meanwhile."""
+    with closing(sqlite3.connect("out.db", isolation_level=None)) as database:
+        database.execute("BEGIN IMMEDIATE")
+        yield
+
+
+def has_begun() -> bool:
+    """Whether a batch is being carried out, or was."""
+    return Path("begun").exists()
+
+
+def has_committed() -> bool:
+    return Path(".weft/checkpoints/copies/commits/0").exists()
+
+
+def metric(text: str, name: str, labels: str = 'pipeline="copies"') -> float:
+    (found,) = re.findall(rf"^weft_streaming_{name}{{{labels}}} (\S+)$", text, re.M)
+    return float(found)
+
+
+def test_a_daemon(start: Any, run: Any) -> None:
+    """Batches as they come, one instance alone, metrics; and SIGTERM ends it well."""
+    publish(10)
+    port = free_port()
+    process = start("consume", "copies", "--format", "json", "--metrics-port", str(port))
+    first = json.loads(process.stdout.readline())
+    assert (first["pipeline"], first["batch_id"], first["consumed"]) == ("copies", 0, 10)
+    assert (first["written"], first["lag"], first["replayed"]) == ({"copies": 10}, {"numbers": 0}, False)
+
+    second = run("consume", "copies")
+    assert second.returncode == 1
+    assert f"The pipeline 'copies' runs already, as process {process.pid}." in second.stderr
+
+    publish(5)
+    second = json.loads(process.stdout.readline())
+    assert (second["batch_id"], second["consumed"]) == (1, 5)
+
+    def metrics() -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            return str(answer.read().decode())
+
+    wait_until(lambda: metric(metrics(), "idle_iterations_total") > 0, "an idle iteration")
+    text = metrics()
+    counted = {
+        name: metric(text, f"{name}_total")
+        for name in ("rows_consumed", "rows_written", "batches", "errors", "restarts", "dlq_writes")
+    }
+    assert counted == {
+        "rows_consumed": 15,
+        "rows_written": 15,
+        "batches": 2,
+        "errors": 0,
+        "restarts": 0,
+        "dlq_writes": 0,
+    }
+    assert metric(text, "iterations_total") == 2 + metric(text, "idle_iterations_total")
+    assert metric(text, "lag", 'pipeline="copies",source="numbers"') == 0
+    assert metric(text, "batch_seconds_count") == 2
+    assert metric(text, "last_batch_timestamp_seconds") > 1.7e9
+
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, out) == (0, "")
+    assert re.fullmatch(r"\S+ \S+ INFO: copies runs, with its checkpoint in \S+\n", err)
+    assert copied() == sorted([*range(10), *range(5)])
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_the_batch_in_hand_is_finished(start: Any, number: signal.Signals, code: int) -> None:
+    publish(10)
+    with held():
+        process = start("consume", "copies")
+        wait_until(has_begun, "the batch to begin", PATIENCE)
+        process.send_signal(number)
+        assert not has_committed()
+    out, _ = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, out) == (code, "copies: 10 rows in 1 batch\n")
+    assert has_committed()
+    assert copied() == list(range(10))
+
+
+def test_a_second_signal_ends_at_once(start: Any, run: Any) -> None:
+    publish(10)
+    with held():
+        process = start("consume", "copies")
+        wait_until(has_begun, "the batch to begin", PATIENCE)
+        process.send_signal(signal.SIGTERM)
+        # The handler that heeds the first one is gone when the second comes.
+        wait_until(lambda: not handles(process.pid, signal.SIGTERM), "the first signal to be heeded")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == -signal.SIGTERM
+    done = run("consume", "copies", "--once")
+    assert (done.returncode, done.stdout) == (0, "copies: 10 rows in 1 batch\n")
+    assert copied() == list(range(10))
+
+
+def handles(pid: int, number: signal.Signals) -> bool:
+    """Whether a process has a handler for a signal."""
+    caught = re.search(r"^SigCgt:\s+(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.M)
+    assert caught is not None
+    return bool(int(caught[1], 16) >> (number - 1) & 1)
+
+
+def test_killed(start: Any) -> None:
+    """The next start waits until the JVM of the last one is gone."""
+    publish(10)
+    killed = start("consume", "copies", "--format", "json")
+    assert json.loads(killed.stdout.readline())["consumed"] == 10
+    jvm = int(json.loads(Path(".weft/checkpoints/copies~lock").read_text())["jvm"].partition(":")[0])
+    os.kill(jvm, signal.SIGSTOP)
+    try:
+        killed.kill()
+        killed.wait()
+        publish(5)
+        following = start("consume", "copies", "--once", "--format", "json")
+        assert f"waiting for its JVM, process {jvm}, to end" in following.stderr.readline()
+    finally:
+        os.kill(jvm, signal.SIGCONT)
+    out, _ = following.communicate(timeout=PATIENCE)
+    assert following.returncode == 0
+    assert [each["consumed"] for each in map(json.loads, out.splitlines()) if not each["replayed"]] == [5]
+    assert copied() == sorted([*range(10), *range(5)])
+
+
+def test_a_file(run: Any) -> None:
+    publish(3)
+    Path("pipeline.toml").write_text(
+        'pipeline_name = "by-file"\nsource_query = "numbers"\n[source]\nconnection = "default"\n'
+        '[target]\nconnection = "out"\n[target.table]\nname = "copies"\n'
+    )
+    done = run("consume", "pipeline.toml", "--once")
+    assert (done.returncode, done.stdout) == (0, "by-file: 3 rows in 1 batch\n"), done.stderr
+    assert copied() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["copis"], "There is no streaming pipeline named 'copis'.\n  Did you mean 'copies'?"),
+        (["nowhere.toml"], "There is no file 'nowhere.toml'."),
+        (["copies", "--every", "soon"], "--every: every is 'soon'."),
+        (["copies", "--once", "--every", "1s"], "--once takes what is there now"),
+        (["copies", "--restart-on-error", "--min-backoff-ms", "60000"], "min_backoff_ms is 60000, which is more than"),
+    ],
+)
+def test_refused(run: Any, arguments: list[str], said: str) -> None:
+    done = run("consume", *arguments)
+    assert done.returncode == (2 if "--once" in arguments else 1)
+    assert said in done.stderr
