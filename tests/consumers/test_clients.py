@@ -60,6 +60,19 @@ async def test_keys_through_a_connection(redis_url: str, client: Any) -> None:
     assert (await client.xpending("s", "g")).pending == 0
 
 
+async def test_declared_streams_and_keys_together(redis_url: str) -> None:
+    @weft.stream("declared", fields={"n": "int64"})
+    def declared(): ...
+
+    connection = weft.connect(url=redis_url)
+    with pytest.raises(weft.SettingsError, match="'declared' is a declared stream and 's' a key"):
+        await connection.xconsumer(streams=["declared", "s"]).get_entry()
+    async with connection.xconsumer(streams=["s"]) as consumer:
+        with pytest.raises(weft.SettingsError, match="'declared' is a declared stream and 's' a key"):
+            await consumer.add_stream("declared")
+        assert await consumer.get_entry() == (None, None)
+
+
 async def test_acks_of_lists(client: Any) -> None:
     await fill(client, 6)
     await client.xgroup_create("s", "g", "0")
@@ -72,7 +85,9 @@ async def test_acks_of_lists(client: Any) -> None:
     assert await client.xack("s", "g", [ids[0], ids[1]]) == 2
     assert await client.xack("s", "g", ids[1], ids[2].decode()) == 1
     assert await client.xack("s", "g", []) == await client.xack("s", "g") == 0
-    assert await client.xack("s", "g", iter(ids)) == 3
+    entries = await client.xrange("s")
+    assert await client.xack("s", "g", entries[3]) == await client.xack("s", "g", entries[:5]) == 1
+    assert await client.xack("s", "g", iter(ids)) == 1
     assert (await client.xpending("s", "g")).consumers == {}
 
 

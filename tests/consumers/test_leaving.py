@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import weft
 from consumers.numbered import drained, fill, numbers, until_idle
 
 
@@ -114,3 +115,34 @@ async def test_what_was_given_back_is_not_acknowledged_by_itself(client: Any) ->
     async with client.xconsumer(consumer="b", **options) as second:
         assert numbers(await drained(second)) == [0, 1, 2]
     assert (await client.xpending("s", "g")).pending == 0
+
+
+async def test_acks_after_leaving(redis_url: str, client: Any) -> None:
+    """What is opened for them is closed again."""
+    await fill(client, 2)
+    async with weft.connect(url=redis_url).xconsumer(streams=["s"], group="g", consumer="a", buffer_size=9) as consumer:
+        batch = await consumer.get_batch()
+    assert await consumer.ack(batch[0]) == 1
+    assert await consumer.nack(batch[1]) == 1
+    assert consumer._reader is None
+    async with client.xconsumer(streams=["s"], group="g", consumer="b") as other:
+        assert numbers(await drained(other)) == [1]
+
+
+def test_another_event_loop(single_url: str) -> None:
+    consumer = weft.connect(url=single_url).xconsumer(streams=["s"])
+    with asyncio.Runner() as runner:
+        assert runner.run(consumer.get_entry()) == (None, None)
+        with pytest.raises(weft.SettingsError, match="another event loop"):
+            asyncio.run(consumer.get_entry())
+        runner.run(consumer.aclose())
+
+
+async def test_what_redis_refuses(client: Any) -> None:
+    """The stream is named, and the error is ours."""
+    await client.set("{s}text", "x")
+    for member in ({}, {"group": "g", "consumer": "a"}):
+        with pytest.raises(weft.WeftError, match=r"'\{s\}text': WRONGTYPE[^@]*$"):
+            await client.xconsumer(streams=["{s}text"], **member).get_entry()
+    with pytest.raises(weft.SettingsError, match="identifier"):
+        await client.xconsumer(streams=["s"], s={"identifier": "9" * 30}).get_entry()

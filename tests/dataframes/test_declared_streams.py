@@ -63,6 +63,18 @@ def test_what_has_no_column(streams: Any) -> None:
     assert [each and each.replace(" ", "") for each in frame["nested"].to_list()] == [None, '{"a":1}', None]
 
 
+def test_what_fits_no_column_of_another_page(streams: Any) -> None:
+    @weft.stream(fields={"n": "int64", "b": "bytes?"}, on_schema_drift="evolve")
+    def events():
+        pass
+
+    weft.publish_sync("events", [{"n": n, "b": b"\xff"} for n in range(50_001)])
+    weft.publish_sync("events", [{"n": "three", "b": 3}])
+    frame = weft.read_stream("default", "events")
+    assert frame["n"].to_list() == [*map(str, range(50_001)), "three"]
+    assert frame["b"].to_list()[-2:] == [b"\xff", b"3"]
+
+
 def test_a_scan(sales: Stream) -> None:
     publish(sales, range(50))
     lazy = weft.scan_stream("default", "sales", schema={"n": pl.Int64, "user_id": pl.String})

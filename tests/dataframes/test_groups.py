@@ -10,7 +10,7 @@ import pytest
 
 import weft
 from consumers.cutter import Cutter
-from weft.errors import ConnectionFailedError, NotFoundError, SchemaError
+from weft.errors import ConnectionFailedError, NotFoundError, SchemaError, SettingsError
 from weft.systems.redis import scripts
 
 Add = Callable[..., list[str]]
@@ -47,7 +47,9 @@ def test_without_a_count_all_that_is_there(url: str, add: Add, client: Any) -> N
 def test_acknowledging_by_hand(url: str, add: Add, client: Any) -> None:
     ids = add("events", *({"n": i} for i in range(6_000)))
     frame = read(url)
-    assert weft.ack_entries(url, "events", "analytics", frame["_id"].to_list()[:1]) == 1
+    assert weft.ack_entries(url, "events", "analytics", [ids[0].encode()]) == 1
+    with pytest.raises(SettingsError, match="a list of ids"):
+        weft.ack_entries(url, "events", "analytics", ids[1])
     assert weft.ack_entries(url, "events", "analytics", frame["_id"]) == len(ids) - 1
     assert weft.ack_entries(url, "events", "analytics", frame.to_arrow()["_id"]) == 0
     assert weft.ack_entries(url, "events", "analytics", []) == 0

@@ -56,6 +56,8 @@ def test_a_schema_guarantees_its_columns(url: str, add: Add, there: bool) -> Non
     [
         ("string", "ü€", "ü€"),
         ("bytes", b"\xff\r\n\x00", b"\xff\r\n\x00"),
+        (pa.binary(2), b"\xff\xfe", b"\xff\xfe"),
+        (pa.binary(2), b"three", None),
         ("bool", "true", True),
         ("int32", "-7", -7),
         ("float64", "1.5e3", 1500.0),
@@ -92,6 +94,7 @@ def test_types_of_spark(url: str, add: Add) -> None:
         ({"a": "int63"}, "int64"),
         ({"a": object()}, "no type of a column"),
         ({"a": pl.List(pl.Int64)}, "cannot be read from a text"),
+        ({"a": pl.Int128}, "no type of a column"),
         (["a"], "maps names"),
     ],
 )
@@ -315,3 +318,21 @@ def test_a_page_that_ends_in_something_like_an_entry_of_no_id(url: str, add: Add
     ids = add("events", *({"n": fake if i == 511 else b"y"} for i in range(2_000)))
     frame = weft.read_stream(url, "events", schema={"n": pl.Binary})
     assert frame["_id"].to_list() == ids
+
+
+def test_a_frame_without_columns(url: str) -> None:
+    with pytest.raises(SettingsError, match="without any column"):
+        weft.read_stream(url, "events", schema={}, include_id=False, include_timestamp=False)
+
+
+def test_keys_that_are_no_text(url: str, client: Any) -> None:
+    ids = [client.xadd(key, {"n": "bad"}).decode() for key in (b"\xff", "x")]
+    frame = weft.read_streams(url, "*", schema={"n": pl.Int64}, on_error="quarantine")
+    assert len(frame) == 0
+    assert client.xlen(b"\xff__quarantine") == client.xlen("x__quarantine") == 1
+    assert weft.read_streams(url)["_stream"].to_list() == ["x", "\\xff"]
+    assert weft.read_stream(url, b"\xff")["_id"].to_list() == ids[:1]
+    assert weft.read_stream(url, b"\xff", group="g", consumer="c", auto_ack=True)["_id"].to_list() == ids[:1]
+    assert client.xpending(b"\xff", "g")["pending"] == 0
+    with pytest.raises(SettingsError, match="has a name"):
+        weft.read_stream(weft.connect(url="sqlite:///other.db"), b"x")

@@ -32,8 +32,10 @@ class _Streams:
         return xconsumer(self, *given, streams=streams, group=group, consumer=consumer, **options)
 
     async def xack(self, name: Any, groupname: Any, *identifiers: Any) -> int:
-        """Acknowledge entries, as a list or one by one; how many were pending."""
-        ids = [each for given in identifiers for each in ([given] if isinstance(given, str | bytes | int) else given)]
+        """Acknowledge entries or their identifiers, as a list or one by one; how many were pending."""
+        one = (str, bytes, int, StreamEntry)
+        listed = [each for given in identifiers for each in ([given] if isinstance(given, one) else given)]
+        ids = [each.identifier if isinstance(each, StreamEntry) else each for each in listed]
         return int(await super().xack(name, groupname, *ids)) if ids else 0  # type: ignore[misc]
 
     async def xpending(self, name: Any, groupname: Any) -> StreamPending:

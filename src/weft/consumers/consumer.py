@@ -8,7 +8,7 @@ import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from time import monotonic
 from typing import Any, Self
 
@@ -65,6 +65,7 @@ class Consumer:
         self._timeout = timeout
         self._identifiers = self._check_parameters(stream_parameters)
         self._reader: Reader | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._beginning = asyncio.Lock()
         self._begun: set[Any] = set()
         self._parts: list[Part] = []
@@ -133,6 +134,7 @@ class Consumer:
         if identifier is not None:
             self._identifiers[_text(stream)] = identifier
         try:
+            self._reads_logs()
             await self._begin()
         except BaseException:
             self.streams = before
@@ -173,11 +175,27 @@ class Consumer:
         """Whether the streams are declared ones. Other names, on a connection to Redis, are keys."""
         if not isinstance(self.client, Connection):
             return False
-        declared = current().streams
-        return self.client.kind != "redis" or any(_text(stream) in declared for stream in self.streams)
+        if self.client.kind != "redis":
+            return True
+        names = [_text(stream) for stream in self.streams]
+        declared = [name for name in names if name in current().streams]
+        keys = [name for name in names if name not in current().streams]
+        if declared and keys:
+            raise SettingsError(
+                f"{declared[0]!r} is a declared stream and {keys[0]!r} a key of Redis, which one consumer cannot read.",
+                hint="Make a consumer for each kind.",
+            )
+        return bool(declared)
 
     async def _begin(self, closed: int | None = None) -> None:
         """Begin what has not begun, unless the consumer was closed since it had been so many times."""
+        loop = asyncio.get_running_loop()
+        if self._reader is not None and self._loop is not loop:
+            raise SettingsError(
+                f"{self!r} began in another event loop, where its connections are.",
+                hint="Use it with `async with`, or `await consumer.aclose()` before that loop ends.",
+            )
+        self._loop = loop
         if len(self._begun) == len(self.streams):
             return
         closed = self._closed if closed is None else closed
@@ -315,15 +333,22 @@ class GroupConsumer(Consumer):
     async def ack(self, entries: Any) -> int:
         """Acknowledge an entry or many, with one request a stream; how many were not acknowledged before. Takes
         entries, `(stream, entry)` pairs, and what `get_batch` gave."""
-        await self._begin()
-        assert self._reader is not None
-        return await self._reader.ack(self._settled(entries))
+        return await self._with_reader(lambda reader: reader.ack(self._settled(entries)))
 
     async def nack(self, entries: Any) -> int:
         """Give entries back, to be delivered again to any member; how many of them were still this member's."""
-        await self._begin()
-        assert self._reader is not None
-        return await self._reader.give_back(self._settled(entries), undelivered=False)
+        return await self._with_reader(lambda reader: reader.give_back(self._settled(entries), undelivered=False))
+
+    async def _with_reader(self, work: Callable[[GroupReader], Awaitable[int]]) -> int:
+        """Do this, also after leaving: what is opened for it is closed again."""
+        closed = self._reader is None
+        try:
+            await self._begin()
+            assert self._reader is not None
+            return await work(self._reader)
+        finally:
+            if closed:
+                await self.aclose()
 
     def _settled(self, given: Any) -> list[StreamEntry]:
         """The entries, of which nothing is left to acknowledge by itself: one that was given back is another's."""

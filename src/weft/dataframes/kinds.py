@@ -55,7 +55,10 @@ def _from_polars(kind: Any) -> pa.DataType | None:
         return None
     import polars as pl
 
-    found = pl.Series("", [], pl.String if kind in (pl.Categorical, pl.Enum) else kind).to_arrow().type
+    try:
+        found = pl.Series("", [], pl.String if kind in (pl.Categorical, pl.Enum) else kind).to_arrow().type
+    except pa.ArrowInvalid:  # it has no such type
+        return None
     if pa.types.is_large_string(found) or pa.types.is_string_view(found):
         return pa.string()
     if pa.types.is_large_binary(found) or pa.types.is_binary_view(found):

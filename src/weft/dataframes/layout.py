@@ -64,6 +64,8 @@ class Layout:
             named = zip(columns, types.values(), strict=True)
             object.__setattr__(self, "types", {name: kind for name, kind in named if self._has(name)})
             object.__setattr__(self, "given", dict(zip(columns, self.schema.values(), strict=True)))
+            if not columns and not given:
+                raise SettingsError("A frame without any column has no rows.", hint="Name a field, or include the id.")
 
     @property
     def _own(self) -> dict[str | None, pa.DataType]:
@@ -163,7 +165,7 @@ def _text_or_bytes(values: pa.Array) -> pa.Array:
 
 
 def _is_bytes(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))
 
 
 def _parse(values: pa.Array, kind: pa.DataType, name: str, faults: list[tuple[int, str, str]]) -> pa.Array:
@@ -175,7 +177,7 @@ def _parse(values: pa.Array, kind: pa.DataType, name: str, faults: list[tuple[in
         except pa.ArrowNotImplementedError:  # by its text then
             pass
     elif _is_bytes(kind):
-        return values.cast(kind)
+        return _cast(values, kind, name, faults)
     texts = _cast(values, pa.string(), name, faults)
     return texts if pa.types.is_string(kind) else _cast(texts, kind, name, faults)
 
@@ -232,16 +234,24 @@ def kinds_of(schemas: Iterable[pa.Schema], layout: Layout) -> dict[str, pa.DataT
 
 
 def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType:
-    large = any(pa.types.is_large_string(kind) or pa.types.is_large_binary(kind) for kind in (one, other))
-    if all(pa.types.is_string(kind) or pa.types.is_large_string(kind) for kind in (one, other)):
-        return pa.large_string()
-    return pa.large_binary() if large else pa.binary()
+    """Bytes if one of them is, else texts."""
+    kinds = (one, other)
+    large = any(pa.types.is_large_string(kind) or pa.types.is_large_binary(kind) for kind in kinds)
+    if any(map(_is_bytes, kinds)):
+        return pa.large_binary() if large else pa.binary()
+    return pa.large_string() if large else pa.string()
 
 
 def _widened(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     held = set(batch.schema.names)
     arrays = [
-        batch.column(each.name).cast(each.type) if each.name in held else pa.nulls(len(batch), each.type)
+        _as_wide(batch.column(each.name), each.type) if each.name in held else pa.nulls(len(batch), each.type)
         for each in schema
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _as_wide(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    if values.type != kind and _is_bytes(kind) and not _is_bytes(values.type):
+        values = values.cast(pa.large_string())  # a number has a text, which has bytes
+    return values.cast(kind)

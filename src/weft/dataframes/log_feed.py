@@ -62,7 +62,7 @@ class _LogFeed:
         fields = {name: array for name, array in columns.items() if name not in META_TYPES}
         for name, texts in _of_extra(extra, self.layout).items():
             # A value that fits no column is there too, under a name that has one.
-            fields[name] = pc.coalesce(fields[name].cast(pa.string()), texts) if name in fields else texts
+            fields[name] = _either(fields[name], texts) if name in fields else texts
         names = name_columns([name.encode() for name in fields], self.layout.taken)
         milliseconds = pc.divide(published.cast(pa.int64()), 1000)
         page = Page(
@@ -71,6 +71,11 @@ class _LogFeed:
             (milliseconds, pa.repeat(pa.scalar(0), len(batch))),
         )
         return self.layout.convert(page, self.name)[0]
+
+
+def _either(values: pa.Array, texts: pa.Array) -> pa.Array:
+    kind = values.type if pa.types.is_binary(values.type) else pa.string()
+    return pc.coalesce(values.cast(kind), texts.cast(kind))
 
 
 def _of_extra(extra: pa.Array | None, layout: Layout) -> dict[str, pa.Array]:

@@ -21,6 +21,7 @@ from weft.dataframes.opening import (
     wait_of,
     whole_number,
 )
+from weft.errors import SettingsError
 from weft.streams.declare import Stream
 from weft.systems.base import Connection
 
@@ -112,9 +113,14 @@ def batches_of(feed: Feed, count: int | None = None, wait_seconds: float | None 
             return
 
 
-def ack_entries(url: str | Connection, stream: str | bytes | Stream, group: str, entry_ids: Iterable[str]) -> int:
+def ack_entries(
+    url: str | Connection, stream: str | bytes | Stream, group: str, entry_ids: Iterable[str | bytes]
+) -> int:
     """Acknowledge entries by their ids, as a frame's `_id` has them; how many were not acknowledged yet."""
-    ids = [str(each) for each in (entry_ids.to_pylist() if hasattr(entry_ids, "to_pylist") else entry_ids)]
+    if isinstance(entry_ids, str | bytes):
+        raise SettingsError(f"entry_ids is a list of ids, not {entry_ids!r}.", hint=f"[{entry_ids!r}]")
+    listed = entry_ids.to_pylist() if hasattr(entry_ids, "to_pylist") else entry_ids
+    ids = [each.decode() if isinstance(each, bytes) else str(each) for each in listed]
     connection = find_connection(url)
     if is_declared(stream, connection):
         from weft.dataframes import log_feed
