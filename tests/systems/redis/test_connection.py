@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -174,6 +175,15 @@ def test_sentinels_name_the_server(own_server: servers.Server) -> None:
             RedisConnection(sentinels="a:b", service="mymaster").check()
     finally:
         sentinel.kill()
+
+
+def test_a_server_that_says_nothing() -> None:
+    """It accepts connections, as one does that hangs."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        for where in ({"host": "127.0.0.1", "port": port}, {"sentinels": f"127.0.0.1:{port}", "service": "mymaster"}):
+            with pytest.raises(ConnectionFailedError):
+                RedisConnection(**where, connect_timeout=0.1).check()
 
 
 def test_acknowledged_events_survive_a_kill(own_server: servers.Server, project: Path) -> None:

@@ -125,3 +125,50 @@ def test_given_back_events_come_in_order(streams: Project, client: Any) -> None:
     weft.nack_sync("orders", "worker", weft.consume_sync("orders", "worker"))
     for start in range(0, 30, 5):
         assert numbers(weft.consume_sync("orders", "worker", 5, member=f"m{start}")) == [*range(start, start + 5)]
+
+
+# ------------------------------------------------------------------------------------------------------------- settling
+
+
+def test_the_name_of_what_was_given_back_is_nobodys(streams: Project) -> None:
+    declare(fields={"n": "int64"})
+    weft.publish_sync("orders", {"n": 1})
+    with pytest.raises(weft.SettingsError, match="cannot be 'weft:given-back'"):
+        weft.consume_sync("orders", "worker", member="weft:given-back")
+
+
+def test_an_ack_after_the_books_are_gone(streams: Project, client: Any) -> None:
+    """It does not say that the member itself took the event away from itself."""
+    declare(fields={"n": "int64"})
+    weft.publish_sync("orders", [{"n": 0}, {"n": 1}])
+    events = weft.consume_sync("orders", "worker", member="a")
+    client.delete("weft:{orders}:held:worker")
+    with pytest.raises(weft.LeaseLostError, match="their lease is gone"):
+        weft.ack_sync("orders", "worker", events)
+    held = client.xpending_range("orders", "worker", "-", "+", 1)[0]["message_id"]
+    client.xclaim("orders", "worker", "plain", 0, [held])
+    with pytest.raises(weft.LeaseLostError, match="member 'plain' holds them now"):
+        weft.ack_sync("orders", "worker", events[:1])
+
+
+def test_more_than_a_text_can_have(streams: Project, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    declare(fields={"body": "string"})
+    monkeypatch.setattr("weft.systems.redis.store._MOST_BYTES", 10_000)
+    with pytest.raises(weft.SchemaError, match="may have 10,000 bytes, not 2"):
+        weft.publish_sync("orders", [{"body": "x" * 1000} for _ in range(20)])
+    weft.publish_sync("orders", {"body": "x" * 1000})
+    assert client.xlen("orders") == 1
+
+
+def test_a_key_that_is_no_stream_any_more_disturbs_no_other(streams: Project, client: Any) -> None:
+    """All streams are watched together."""
+    for name in ("orders", "others"):
+        declare(name, fields={"n": "int64"})
+        weft.publish_sync(name, {"n": 1})
+    store = log_of("orders").store
+    assert store.changed(None, 1).keys() == {"orders", "others"}
+    client.delete("others")
+    client.set("others", "text")
+    before = store.changed(None, 1)
+    entry = client.xadd("orders", {"n": 2})
+    assert store.changed(before, 1) == {"orders": entry}

@@ -93,8 +93,9 @@ def open_async_client(connection: Connection, **more: Any) -> AsyncClient:
 
 
 def _of_sentinels(given: dict[str, Any]) -> dict[str, Any]:
-    """Sentinels have passwords of their own, or none: the server's would be refused."""
-    return {name: value for name, value in given.items() if name.startswith(("socket_", "ssl"))}
+    """Sentinels have passwords of their own, or none: the server's would be refused. They answer at once, or never."""
+    found = {name: value for name, value in given.items() if name.startswith(("socket_", "ssl"))}
+    return {**found, "socket_timeout": given["socket_connect_timeout"]}
 
 
 def info(client: Client, section: str) -> dict[str, Any]:

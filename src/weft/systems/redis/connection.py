@@ -135,8 +135,9 @@ class RedisConnection(Connection):
         from weft.systems.redis import client, durability
 
         report: dict[str, Any] = {}
+        options = self.resolved().options()
         try:
-            opened = client.open_client(self)
+            opened = client.open_client(self, socket_timeout=options.get("connect_timeout", CONNECT_SECONDS))
             try:
                 with measured(report):
                     opened.ping()
@@ -146,7 +147,6 @@ class RedisConnection(Connection):
                 opened.close()
         except (redis.RedisError, OSError) as error:
             raise self.unreachable(error, answered=client.answered(error)) from None
-        options = self.resolved().options()
         what = "Redis cluster" if options.get("cluster") else "Redis"
         report = {
             "server": f"{what} {about.get('redis_version', '')}".strip(),

@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from weft.errors import unknown
+from weft.errors import SettingsError, unknown
 from weft.systems.log import META_TYPES, ROWID, Group, Leased, Member, Page, Refused, Span
 from weft.systems.redis import ids, values
 from weft.types import FieldType, comparable, dump_json
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("weft.streams")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+# Holds what was given back until somebody takes it, as the scripts have it.
+_NOBODY = "weft:given-back"
 # Retention tells consumers of so many events a step, so that nobody waits for long behind it.
 _TRIM_STEP = 1000
 # Entries of one step of a walk, as the scripts have it.
@@ -214,6 +216,8 @@ class RedisLog:
         self, consumer: str, member: str, limit: int, seconds: float, *, max_deliveries: int | None = None
     ) -> Leased:
         """Lease events to a member of a consumer."""
+        if member == _NOBODY:
+            raise SettingsError(f"A member cannot be {_NOBODY!r}: what was given back is in that name.")
         token = secrets.token_hex(8)
         lost, epoch, spans, exhausted = self.store.script(
             "lease",

@@ -28,6 +28,8 @@ _log = logging.getLogger("weft.streams")
 _ANSWER_SECONDS = 60.0
 # What the script for publishes says where it wrote nothing.
 _NOTHING_STORED = "NOTSTORED"
+# Redis takes no longer texts, and this leaves room for its own settings.
+_MOST_BYTES = 500_000_000
 # A call in Lua takes no more words than this.
 _MOST_FIELDS = 3_500
 # A wait ends this often, because a stream that was opened meanwhile is not waited for yet.
@@ -204,10 +206,13 @@ class RedisStore:
                 raise self._explain(error) from None
 
     def _last_ids(self, opened: client.Client, streams: list[str]) -> dict[str, bytes]:
-        found = {}
-        for stream in streams:
-            keys = ids.Keys(stream)
-            found[stream] = scripts.run(opened, "state", [keys.stream, keys.meta])[0]
+        together = [[stream] for stream in streams] if isinstance(opened, redis.RedisCluster) else [streams]
+        found: dict[str, bytes] = {}
+        for names in filter(None, together):
+            keys = [key for name in names for key in (name, ids.Keys(name).meta)]
+            # A key that is no stream any more has no last id: who uses it is told.
+            last_ids = zip(names, scripts.run(opened, "last_ids", keys), strict=True)
+            found |= {name: last for name, last in last_ids if last is not None}
         return found
 
     def _wait(self, opened: client.Client, state: dict[str, bytes], seconds: float) -> None:
@@ -284,6 +289,16 @@ def _raw(column: Sequence[bytes | None]) -> list[Any]:
 def _packed(batch: Batch) -> bytes:
     if len(batch.columns) > _MOST_FIELDS:
         raise SchemaError(f"An event of a stream on Redis may have {_MOST_FIELDS:,} fields.")
+    packed = _pack_batch(batch)
+    if len(packed) > _MOST_BYTES:
+        raise SchemaError(
+            f"A publish to a stream on Redis may have {_MOST_BYTES:,} bytes, not {len(packed):,}.",
+            hint="Nothing was stored. Publish the events in parts.",
+        )
+    return packed
+
+
+def _pack_batch(batch: Batch) -> bytes:
     fields = _log_of(batch).fields()
     full = [None not in column for column in batch.values]
     return _pack(

@@ -43,6 +43,15 @@ local function stream_of(key)
   return map_of(call('XINFO', 'STREAM', key))
 end
 
+-- The last id that was given out, also where the stream was deleted; `stream` is its XINFO, or nil.
+local function last_of(stream, meta)
+  local last = stream and stream['last-generated-id'] or '0-0'
+  for _, id in ipairs({call('HGET', meta, 'floor') or '0-0', call('HGET', meta, 'head') or '0-0'}) do
+    if is_before(last, id) then last = id end
+  end
+  return last
+end
+
 local function group_of(key, name)
   if call('EXISTS', key) == 0 then return nil end
   for _, flat in ipairs(call('XINFO', 'GROUPS', key)) do

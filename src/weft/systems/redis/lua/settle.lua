@@ -45,9 +45,11 @@ local function look(id, held)
     if not entry then
       table.insert(is_before(state['last-delivered-id'], id) and unread or gone, id)
       return
-    elseif token ~= '' or (member ~= '' and entry[2] ~= member) then
-      return refuse('other', entry[2], id)
     end
+    -- Nobody has a lease on it. It may be the caller's own all the same, where somebody removed our books.
+    local owner = member ~= '' and member or holder_of(book, token)
+    if owner and entry[2] ~= owner then return refuse('other', entry[2], id) end
+    if token ~= '' then return refuse('gone', '', id) end
   end
   settled[#settled + 1] = id
 end
