@@ -10,25 +10,29 @@ from datetime import UTC, datetime
 from functools import reduce
 from typing import Any
 
+import pyarrow as pa
+
 from weft.engine import frames, outcome
 from weft.engine import given as kinds
 from weft.engine.given import Given
 from weft.engine.load import Job
 from weft.engine.readers import open_tables
+from weft.engine.streaming import dead
 from weft.engine.streaming.fit import Fit
 from weft.engine.streaming.lookups import Lookups
 from weft.engine.streaming.sources import Origin, Taken
 from weft.errors import WeftError
-from weft.pipelines.streaming.spec import StreamingPipeline, Target
+from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.project import current
 from weft.systems.base import Connection, system_for
 from weft.systems.load import Counts, Load
+from weft.systems.objects.spark import moved_to
 
 # Tests stop a process at each of these steps, by a handler on this logger.
 _steps = logging.getLogger("weft.streaming")
 
 # So few rows are read and written by the driver itself: to plan a job takes longer than to carry it out.
-_SMALL = 20_000
+SMALL = 20_000
 
 
 @dataclass(frozen=True)
@@ -37,8 +41,11 @@ class Written:
 
     batch_id: int
     rows: dict[str, int]
-    """By target: rows that it was given."""
+    """How many rows targets were given, by their names."""
     counts: dict[str, Counts]
+    """What became of them."""
+    dead_letters: int = 0
+    """Rows that went nowhere: put aside, or dropped where the pipeline says so."""
 
 
 class Batches:
@@ -47,6 +54,7 @@ class Batches:
     def __init__(self, pipeline: StreamingPipeline, origins: Sequence[Origin]) -> None:
         self.pipeline, self.origins = pipeline, origins
         self._lookups: Lookups | None = None
+        self._box = dead.DeadLetterBox(pipeline)
 
     def close(self) -> None:
         """Let go of what batches share."""
@@ -59,43 +67,71 @@ class Batches:
         taken = [origin.take(part) for origin, part in zip(self.origins, split(frame, self.origins), strict=True)]
         taken = [each for each in taken if each.size != 0]
         counts: dict[str, Counts] = {}
+        lost = 0
         if taken:
-            given = self._given(taken, frame.sparkSession)
-            several = len(self.pipeline.targets) > 1 and isinstance(given, kinds.Frame)
-            if several and isinstance(given, kinds.Frame):
-                given.frame.persist()
+            given, letters = self._given(taken, frame.sparkSession)
+            self._box.put(letters, checkpoint, batch_id, "transform")
+            lost = len(letters)
             try:
                 for target in self.pipeline.targets:
-                    counts[target.name] = self._load(target, given, checkpoint, batch_id)
+                    loaded = self._load(target, given, checkpoint, batch_id)
+                    # Two may have one name, in two databases.
+                    counts[target.name] = counts[target.name] + loaded if target.name in counts else loaded
                     _steps.debug("loaded")
             finally:
-                if several and isinstance(given, kinds.Frame):
+                if isinstance(given, kinds.Frame):
                     given.frame.unpersist()
         for each in taken:
             each.done()
         _steps.debug("done")
-        return Written(batch_id, {name: each.rows_read for name, each in counts.items()}, counts)
+        lost += sum(each.quarantined for each in counts.values())
+        return Written(batch_id, {name: each.rows_read for name, each in counts.items()}, counts, lost)
 
     # ------------------------------------------------------------------------------------------------------------- rows
 
-    def _given(self, taken: list[Taken], spark: Any) -> Given:
+    def _given(self, taken: list[Taken], spark: Any) -> tuple[Given, list[dead.Letter]]:
         sql = self.pipeline.transform_sql
-        is_small = all(each.size is not None for each in taken) and sum(each.size or 0 for each in taken) <= _SMALL
+        is_small = all(each.size is not None for each in taken) and sum(each.size or 0 for each in taken) <= SMALL
         if len(taken) == 1 and sql is None and taken[0].reader is not None:
             reader = taken[0].reader
-            return _in_memory(reader) if is_small else kinds.Rows(reader)
+            return _in_memory(reader) if is_small else kinds.Rows(reader), []
         rows = [self._frame(each, spark, is_small) for each in taken]
         whole = reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), rows)
-        if sql is not None:
-            self._look_up(whole.sparkSession)
-            whole = frames.transformed(whole, sql)
-        if not is_small:
-            return kinds.Frame(whole)
+        # The session of the query, in which the lookups are.
+        whole = moved_to(whole, spark)
+        made = whole if sql is None else self._transformed(whole, sql)
+        if sql is None or self.pipeline.transform_on_error == "fail":
+            return self._carried(made, is_small), []
+        try:
+            return self._carried(made, is_small, now=True), []
+        except WeftError as error:
+            with outcome.explained(f"read the batch of {self.pipeline.name}"):
+                source = whole.toArrow()
+            kept, bad = dead.blamed(source, lambda part: self._attempt(part, sql, spark))
+            if not bad:  # it is no row alone
+                raise error from None
+            name = self.pipeline.sources[0].name
+            return _memory(self._attempt(kept, sql, spark)), [dead.letter_of(row, why, name) for row, why in bad]
+
+    def _attempt(self, rows: pa.Table, sql: str, spark: Any) -> pa.Table:
+        made = self._transformed(frames.from_memory(spark, _memory(rows)), sql)
         with outcome.explained(f"run the batch of {self.pipeline.name}"):
-            table = whole.toArrow()
-        made = kinds.understand(table, has_source=False)
-        assert isinstance(made, kinds.Memory)
-        return kinds.Memory(made.schema, list(made.batches))  # several targets may read it
+            return made.toArrow()
+
+    def _transformed(self, rows: Any, sql: str) -> Any:
+        self._look_up(rows.sparkSession)
+        return frames.transformed(rows, sql)
+
+    def _carried(self, made: Any, is_small: bool, *, now: bool = False) -> Given:
+        """Rows for the targets: here, or held by Spark where they are needed more than once or must be sure."""
+        with outcome.explained(f"run the batch of {self.pipeline.name}"):
+            if is_small:
+                return _memory(made.toArrow())
+            if now or len(self.pipeline.targets) > 1:
+                made = made.persist()
+            if now:
+                made.count()
+        return kinds.Frame(made)
 
     def _look_up(self, spark: Any) -> None:
         if self._lookups is None:
@@ -112,12 +148,15 @@ class Batches:
     # ---------------------------------------------------------------------------------------------------------- targets
 
     def _load(self, target: Target, given: Given, checkpoint: str, batch_id: int) -> Counts:
-        connection = current().connection(target.connection)
+        connection: Any = current().connection(target.connection)
         options = dict(target.options)
         if connection.kind.startswith("object_store"):
             # How the files are written is said of the target, and kept by a connection.
-            connection = dataclasses.replace(connection, **options)
+            connection = dataclasses.replace(connection, **vars(target.files(connection)))
             options = {}
+        puts_aside = self.pipeline.dead_letters is not None and system_for(connection.kind).tables is not None
+        if puts_aside:
+            options.setdefault("on_bad_rows", "quarantine")
         planned = Load.declare(
             target=target.table or (None, target.name),
             mode=target.mode,
@@ -134,6 +173,11 @@ class Batches:
         except WeftError as error:
             error.add_note(f"target {target.name} of {self.pipeline.name}, batch {batch_id}")
             raise
+        if puts_aside and (counts.quarantined or counts.replayed):
+            # First into the box, then out of the target's own: a crash between repeats what the box knows already.
+            name = ", ".join(each.name for each in self.pipeline.sources)
+            with dead.rejected(connection, planned, name) as letters:
+                self._box.put(letters, checkpoint, batch_id, f"store {target.name}")
         return counts
 
 
@@ -155,6 +199,12 @@ def joined(streams: Sequence[Any]) -> Any:
         for number, each in enumerate(streams)
     ]
     return reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), packed)
+
+
+def _memory(table: pa.Table) -> kinds.Memory:
+    made = kinds.understand(table, has_source=False)
+    assert isinstance(made, kinds.Memory)
+    return kinds.Memory(made.schema, list(made.batches))  # several targets may read it
 
 
 def _in_memory(reader: Any) -> kinds.Memory:

@@ -130,11 +130,11 @@ class LogOrigin:
 class FileOrigin:
     """The files under a prefix of a folder or bucket."""
 
-    def __init__(self, source: Source, connection: Connection) -> None:
+    def __init__(self, source: Source, connection: Any) -> None:
         self._source = source
         self.name = source.name
-        options = {name: value for name, value in source.options.items() if value is not None}
-        self.connection: Any = dataclasses.replace(connection, **options) if options else connection
+        # How the files are read is said of the source, and kept by a connection.
+        self.connection: Any = dataclasses.replace(connection, **vars(source.files(connection)))
 
     def stream(self, spark: Any) -> Any:
         """The files that are there, each once."""

@@ -1,0 +1,81 @@
+"""Tables that a pipeline's SQL joins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import weft
+from engine.streaming.conftest import declare, rows, run_once
+from servers import wait_until
+from weft.engine.streaming.query import Query
+from weft.errors import WeftError
+from weft.pipelines.streaming.declare import make
+
+pytestmark = pytest.mark.usefixtures("plain_spark", "here")
+
+SQL = "SELECT s.n, u.name FROM source s LEFT JOIN users u ON s.n = u.id"
+
+
+@pytest.mark.parametrize("lookup", [{"table": "users"}, {"query": "SELECT id, name FROM users WHERE id < 9"}])
+def test_rows_are_enriched(lookup: dict[str, Any], way: str) -> None:
+    events = declare(n="int64")
+    weft.load([{"id": 1, "name": "Ann"}, {"id": 2, "name": "Bob"}], target="users")
+    weft.publish_sync(events, [{"n": 1}, {"n": 2}, {"n": 3}])
+    run_once(
+        name="names",
+        source=events,
+        target_table=(None, "named"),
+        transform_sql=SQL,
+        lookups={"users": weft.Lookup(**lookup)},
+    )
+    assert rows("named") == [(1, "Ann"), (2, "Bob"), (3, None)]
+
+
+def test_a_lookup_is_read_again() -> None:
+    events = declare(n="int64")
+    weft.load([{"id": 1, "name": "Ann"}], target="users", mode="merge", keys=["id"])
+    pipeline = make(
+        name="names",
+        source=events,
+        target="default",
+        target_table=(None, "named"),
+        transform_sql=SQL,
+        lookups={"users": weft.Lookup(table="users", refresh_interval_ms=1)},
+    )
+    query = Query(pipeline)
+    query.start()
+    try:
+        weft.publish_sync(events, {"n": 1})
+        wait_until(lambda: _named() >= {"Ann"}, "the first name")
+        weft.load([{"id": 1, "name": "Anna"}], target="users", mode="merge", keys=["id"])
+
+        def is_renamed() -> bool:
+            weft.publish_sync(events, {"n": 1})
+            return "Anna" in _named()
+
+        wait_until(is_renamed, "the new name")
+    finally:
+        query.stop()
+        query.wait(60)
+
+
+def test_a_lookup_that_is_not_there_is_an_error() -> None:
+    events = declare(n="int64")
+    weft.publish_sync(events, {"n": 1})
+    with pytest.raises(WeftError, match="users"):
+        run_once(
+            name="names",
+            source=events,
+            target_table=(None, "named"),
+            transform_sql=SQL,
+            lookups={"users": weft.Lookup(table="users")},
+        )
+
+
+def _named() -> set[str | None]:
+    try:
+        return {name for _, name in rows("named")}
+    except WeftError:
+        return set()

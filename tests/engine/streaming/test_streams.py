@@ -1,0 +1,202 @@
+"""Streams of ours as sources: each event once, whatever happens between batches."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import weft
+from conftest import System
+from engine.streaming.conftest import declare, rows, run_once
+from servers import wait_until
+from weft.engine.streaming.query import Query
+from weft.errors import BusyError, DeclarationError, LoadRefusedError, WeftError
+from weft.pipelines.streaming.declare import make
+
+pytestmark = pytest.mark.usefixtures("plain_spark")
+
+
+@pytest.mark.usefixtures("streams")
+def test_a_stream_becomes_a_table(system: System, way: str) -> None:
+    events = declare(n="int64", name="string")
+    weft.publish_sync(events, [{"n": n, "name": f"é{n}"} for n in range(5)])
+    pipeline: dict[str, Any] = {"name": "copy", "source": events, "target_table": (None, "copies")}
+    run_once(**pipeline)
+    assert rows("copies", "n, name") == [(n, f"é{n}") for n in range(5)]
+    # A column that appears meanwhile follows, and loses nothing.
+    weft.publish_sync(events, [{"n": 5, "name": None, "more": 1.5}])
+    run_once(**pipeline)
+    run_once(**pipeline)
+    assert rows("copies", "n, name, more") == [*((n, f"é{n}", None) for n in range(5)), (5, None, 1.5)]
+
+
+@pytest.mark.usefixtures("here")
+def test_sql_runs_over_the_whole_batch(way: str) -> None:
+    events = declare(kind="string", n="int64")
+    weft.publish_sync(events, [{"kind": "ab"[n % 2], "n": n} for n in range(1000)])
+    sql = "SELECT kind, count(*) AS events, max(n) AS highest FROM source GROUP BY kind"
+    targets = [
+        weft.Target(table=(None, "kinds"), mode="merge", primary_key=["kind"]),
+        weft.Target(table=(None, "history")),
+    ]
+    run_once(name="kinds", source=events, targets=targets, transform_sql=sql)
+    assert rows("kinds") == rows("history") == [("a", 500, 998), ("b", 500, 999)]
+    weft.publish_sync(events, [{"kind": "a", "n": 2000}])
+    run_once(name="kinds", source=events, targets=targets, transform_sql=sql)
+    assert rows("kinds") == [("a", 1, 2000), ("b", 500, 999)]
+    assert rows("history") == [("a", 1, 2000), ("a", 500, 998), ("b", 500, 999)]
+
+
+@pytest.mark.usefixtures("here")
+def test_batches_are_bounded() -> None:
+    events = declare(n="int64")
+    weft.publish_sync(events, [{"n": n} for n in range(25)])
+    source = weft.Source(query=events, max_rows=10)
+    run_once(
+        name="counts",
+        source=source,
+        target_table=(None, "counts"),
+        transform_sql="SELECT count(*) AS n, max(n) AS highest FROM source",
+    )
+    assert rows("counts") == [(10, 19), (10, 9), (5, 24)]
+
+
+@pytest.mark.usefixtures("here")
+def test_several_sources_are_one_table(way: str) -> None:
+    orders, refunds = declare("orders", id="int64", total="float64"), declare("refunds", id="int64", reason="string")
+    weft.publish_sync(orders, [{"id": 1, "total": 2.5}, {"id": 2, "total": 3.5}])
+    pipeline: dict[str, Any] = {"name": "all", "sources": [orders, refunds], "target_table": (None, "everything")}
+    run_once(**pipeline)
+    weft.publish_sync(refunds, {"id": 1, "reason": "late"})
+    run_once(**pipeline)
+    assert rows("everything", "id, total, reason") == [(1, 2.5, None), (1, None, "late"), (2, 3.5, None)]
+
+
+@pytest.mark.usefixtures("here")
+def test_a_batch_that_spark_forgot_is_not_applied_twice(way: str, project: Path) -> None:
+    """As after a crash between the target's commit and Spark's."""
+    events = declare(n="int64")
+    pipeline: dict[str, Any] = {
+        "name": "copy",
+        "source": events,
+        "targets": [weft.Target(table=(None, "one")), weft.Target(table=(None, "two"))],
+        "transform_sql": "SELECT n FROM source",
+    }
+    for number in range(5):
+        weft.publish_sync(events, {"n": number})
+        run_once(**pipeline)
+        last = max((project / ".weft/checkpoints/copy/commits").glob("[0-9]*"), key=lambda each: int(each.name))
+        last.unlink()
+        last.with_name(f".{last.name}.crc").unlink(missing_ok=True)
+    run_once(**pipeline)
+    assert rows("one") == rows("two") == [(n,) for n in range(5)]
+
+
+@pytest.mark.usefixtures("here")
+def test_what_weft_adds_is_written_where_there_is_room() -> None:
+    events = declare(n="int64")
+    weft.publish_sync(events, {"n": 1})
+    weft.load([{"n": 0, "_weft_rowid": 0}], target="offsets")
+    run_once(name="offsets", source=events, target_table=(None, "offsets"))
+    run_once(name="times", source=events, target_table=(None, "times"))
+    assert rows("offsets") == [(0, 0), (1, 1)]
+    assert set(_columns("times")) == {"n", "_event_ts"}
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("policy", ["evolve", "ignore", "fail"])
+def test_new_columns_follow_the_policy(policy: str) -> None:
+    events = declare(n="int64")
+    weft.load([{"n": 0}], target="table")
+    weft.publish_sync(events, {"n": 1, "more": "x"})
+    pipeline: dict[str, Any] = {"name": "drift", "source": events, "target_table": (None, "table")}
+    if policy == "fail":
+        with pytest.raises(LoadRefusedError, match="a column 'more', which the table has not") as refused:
+            run_once(**pipeline, on_drift=policy)
+        assert refused.value.__notes__ == ["target table of drift, batch 0"]
+        # Nothing is lost: once the table has it, the same batch goes in.
+        run_once(**pipeline)
+    else:
+        run_once(**pipeline, on_drift=policy)
+    assert rows("table") == ([(0,), (1,)] if policy == "ignore" else [(0, None), (1, "x")])
+
+
+@pytest.mark.usefixtures("here")
+def test_an_error_is_ours_and_the_batch_comes_again() -> None:
+    events = declare(n="int64")
+    weft.publish_sync(events, {"n": 1})
+    pipeline: dict[str, Any] = {"name": "wrong", "source": events, "target_table": (None, "copies")}
+    with pytest.raises(WeftError, match=r"understand transform_sql.*`m`"):
+        run_once(**pipeline, transform_sql="SELECT m FROM source")
+    weft.publish_sync(events, {"n": 2})
+    run_once(**pipeline, transform_sql="SELECT n FROM source")
+    assert rows("copies") == [(1,), (2,)]
+
+
+@pytest.mark.usefixtures("here")
+def test_it_goes_on_until_it_is_stopped() -> None:
+    events = declare(n="int64")
+    pipeline = make(name="live", source=events, target="default", target_table=(None, "copies"))
+    written = []
+    query = Query(pipeline, written=written.append)
+    query.start()
+    try:
+        with pytest.raises(BusyError, match="'live' runs already, as process"):
+            Query(pipeline).start()
+        for number in range(3):
+            weft.publish_sync(events, {"n": number})
+            wait_until(lambda number=number: len(written) > number, "the batch")
+        assert not query.wait(0.01)
+        publisher = threading.Thread(target=lambda: [weft.publish_sync(events, {"n": n}) for n in range(3, 100)])
+        publisher.start()
+    finally:
+        query.stop()
+    assert query.wait(60)
+    publisher.join()
+    done = len(rows("copies"))
+    run_once(name="live", source=events, target_table=(None, "copies"))
+    assert done <= 100 and rows("copies", "n") == sorted(((n,) for n in range(100)), key=repr)
+
+
+@pytest.mark.usefixtures("here")
+def test_where_a_new_checkpoint_begins() -> None:
+    events = declare(n="int64")
+    weft.publish_sync(events, [{"n": n} for n in range(3)])
+    for start in ("latest", "earliest", "2"):
+        run_once(name=f"from {start}", source=weft.Source(query=events, start=start), target_table=(None, f"t{start}"))
+    weft.publish_sync(events, {"n": 3})
+    for start, expected in (("latest", [3]), ("earliest", [0, 1, 2, 3]), ("2", [1, 2, 3])):
+        run_once(name=f"from {start}", source=weft.Source(query=events, start=start), target_table=(None, f"t{start}"))
+        assert rows(f"t{start}", "n") == [(n,) for n in expected]
+
+
+@pytest.mark.usefixtures("here")
+def test_a_name_becomes_a_folder(project: Path) -> None:
+    events = declare(n="int64")
+    weft.publish_sync(events, {"n": 1})
+    run_once(name="a b: é", source=events, target_table=(None, "copies"))
+    (found,) = (each for each in (project / ".weft/checkpoints").iterdir() if each.is_dir())
+    assert found.name == "a%20b%3A%20%C3%A9"
+    assert json.loads((found / "metadata").read_text())["id"]
+
+
+@pytest.mark.usefixtures("here")
+def test_a_source_that_cannot_be_followed_is_refused() -> None:
+    connection = weft.DuckDBConnection("other.duckdb", name="ducks")
+    with pytest.raises(DeclarationError, match="cannot be the source of a streaming pipeline"):
+        run_once(name="no", source=connection, source_query="ducks", target_table=(None, "copies"))
+
+
+def _columns(table: str) -> list[str]:
+    from weft.engine.load import open_tables
+    from weft.project import current
+
+    tables = open_tables(current().connection(None))
+    try:
+        return list(tables.describe(f"SELECT * FROM {tables.table(None, table)}").names)
+    finally:
+        tables.close()
