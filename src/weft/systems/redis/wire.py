@@ -179,7 +179,8 @@ class Wire:
             return self.connection.unreachable(error, answered=False)
         if isinstance(error, ReplyError):
             said = said_by(error)
-            kind = _KINDS.get(said.partition(" ")[0], exceptions.ResponseError)
+            in_script = "user executing the script can't" in said
+            kind = _KINDS.get("NOPERM" if in_script else said.partition(" ")[0], exceptions.ResponseError)
             error = kind(f"{said} (about {text_of(self.key)!r})")
         return explain(self.connection, error)
 
