@@ -23,9 +23,9 @@ from weft.project import Project, current, use
 from weft.systems.sql.tables import Slice
 
 
-def declare(name: str = "events", **fields: str) -> Any:
+def declare(stream: str = "events", /, **fields: str) -> Any:
     """A stream with these fields."""
-    return weft.stream(name=name, fields=fields)(lambda: None)
+    return weft.stream(name=stream, fields=fields)(lambda: None)
 
 
 def run_once(**declared: Any) -> None:

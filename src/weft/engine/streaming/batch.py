@@ -20,9 +20,10 @@ from weft.engine.readers import open_tables
 from weft.engine.streaming import dead
 from weft.engine.streaming.fit import Fit
 from weft.engine.streaming.lookups import Lookups
+from weft.engine.streaming.publish import published
 from weft.engine.streaming.sources import Origin, Taken
 from weft.errors import WeftError
-from weft.pipelines.streaming.spec import StreamingPipeline
+from weft.pipelines.streaming.spec import StreamingPipeline, Target
 from weft.project import current
 from weft.systems.base import Connection, system_for
 from weft.systems.load import Counts, Load
@@ -149,6 +150,8 @@ class Batches:
 
     def _load(self, target: Target, given: Given, checkpoint: str, batch_id: int) -> Counts:
         connection: Any = current().connection(target.connection)
+        if target.stream is not None:
+            return published(target, connection, given, f"{checkpoint} {batch_id}")
         options = dict(target.options)
         if connection.kind.startswith("object_store"):
             # How the files are written is said of the target, and kept by a connection.

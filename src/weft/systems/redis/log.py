@@ -6,13 +6,15 @@ import logging
 import math
 import secrets
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from weft.errors import SettingsError, unknown
-from weft.systems.log import META_TYPES, ROWID, Group, Leased, Member, Page, Refused, Span
+from weft.systems.log import META_TYPES, Group, Leased, Member, Page, Refused, Span
 from weft.systems.redis import ids, values
+from weft.systems.redis.connection import RedisConnection
 from weft.types import FieldType, comparable, dump_json
 
 if TYPE_CHECKING:
@@ -29,7 +31,6 @@ _TRIM_STEP = 1000
 # Entries of one step of a walk, as the scripts have it.
 _WALK_STEP = 10_000
 # Entries of one reply of a range read.
-_ARROW_PAGE = 10_000
 _PAGE = 5000
 
 
@@ -150,6 +151,11 @@ class RedisLog:
             first = f"({found.decode()}"
         return total, reached
 
+    def bound(self, after: int, upto: int, most: int) -> int:
+        """Entries are counted: their ids tell moments, not how many there are."""
+        count, last = self._walk("XRANGE", ids.to_id(after + 1), ids.to_id(upto), most)
+        return upto if last is None or count < most else self._offset(last)
+
     def first_since(self, moment: datetime) -> int:
         """The first offset at or after a moment; one past the head if there is none."""
         milliseconds = math.ceil((moment - _EPOCH) / timedelta(milliseconds=1))
@@ -193,19 +199,36 @@ class RedisLog:
     def _batches(self, after: int, upto: int, wanted: dict[str, FieldType]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
 
+        from weft.systems.redis import arrow, resp
+        from weft.systems.redis.wire import ReplyError, Wire
+
         schema = pa.schema([(name, kind.arrow) for name, kind in wanted.items()])
-        while after < upto:
-            page = self.read(after, upto, _ARROW_PAGE)
-            found = dict(zip(page.names, page.columns, strict=True))
-            offsets = found[ROWID]
-            if not offsets:
-                return
-            arrays = [
-                pa.array(_texts(found[name], kind), kind.arrow) if name in found else pa.nulls(len(offsets), kind.arrow)
-                for name, kind in wanted.items()
-            ]
-            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
-            after = offsets[-1]
+        assert isinstance(self.store.connection, RedisConnection)
+        # Stopped from the beginning: it waits for no server that is gone.
+        with closing(Wire(self.store.connection, self.keys.stream, stopped=lambda: True)) as wire:
+            while after < upto:
+                words = (self.keys.stream, ids.to_id(after + 1), ids.to_id(upto), "COUNT", _PAGE)
+                try:
+                    reply = wire.ask("XRANGE", *words)
+                except ReplyError as error:
+                    raise wire.explained(error) from None
+                page = resp.page_of(reply, ())
+                if not len(page):
+                    return
+                batch = arrow.batch_of(page, self.fields(), schema)
+                yield self._batch(resp.parse(reply), wanted, schema) if batch is None else batch
+                after = self._offset(page.ids[-1].as_py())
+
+    def _batch(self, entries: list[values.Entry], wanted: dict[str, FieldType], schema: pa.Schema) -> pa.RecordBatch:
+        import pyarrow as pa
+
+        page = self._page(entries)
+        found = dict(zip(page.names, page.columns, strict=True))
+        arrays = [
+            pa.array(_texts(found[name], kind), kind.arrow) if name in found else pa.nulls(len(entries), kind.arrow)
+            for name, kind in wanted.items()
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     # -------------------------------------------------------------------------------------------------------- consumers
 

@@ -1,0 +1,94 @@
+"""Targets that are streams: each row of a batch is an event."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from weft.engine import frames, outcome, session
+from weft.engine import given as kinds
+from weft.engine.given import Given
+from weft.engine.streaming.sources import EVENT_TS
+from weft.pipelines.streaming.spec import Target
+from weft.systems.base import Connection
+from weft.systems.load import Counts
+from weft.systems.log import RESERVED_PREFIX
+
+# So many events are one publish: all of them or none, and few enough to be held as Python objects.
+_EVENTS = 100_000
+
+
+def published(target: Target, connection: Connection, given: Given, key: str) -> Counts:
+    """Publish the rows of a batch. One that is tried again is found by its key where it is one publish, and stored
+    again where it is several: which rows come first may differ between two tries, so that a key could lose some."""
+    if connection.kind == "kafka":
+        from weft.systems.kafka import sink
+
+        broker: Any = connection
+        with outcome.explained(f"write to {target.name}"):
+            sent = sink.write(_frame(given), broker, target.name, keys=target.primary_key, batch_id=key)
+        return Counts(rows_read=sent, inserted=sent)
+    from weft.streams.publishing import publish_sync
+    from weft.streams.runtime import open_stream
+
+    assert target.stream is not None
+    ready = open_stream(target.stream, connection)
+    keeps_time = EVENT_TS in ready.stream.fields
+    read = stored = 0
+    waiting: list[dict[str, Any]] | None = None
+    for events in _events(given, keeps_time=keeps_time):
+        if waiting is not None:
+            stored += _stored(publish_sync(ready.stream, waiting, connection=connection))
+        read, waiting = read + len(events), events
+    if waiting is not None:
+        is_one = read == len(waiting)
+        told = publish_sync(
+            ready.stream, waiting, connection=connection, idempotency_key=f"{key} {target.name}" if is_one else None
+        )
+        stored += _stored(told)
+    return Counts(rows_read=read, inserted=stored)
+
+
+def _stored(told: dict[str, Any]) -> int:
+    return int(told["rows_received"] - told["rows_deduplicated"])
+
+
+def _events(given: Given, *, keeps_time: bool) -> Iterator[list[dict[str, Any]]]:
+    gathered: list[dict[str, Any]] = []
+    for batch in _batches(given):
+        names = [
+            name
+            for name in batch.schema.names
+            if not name.startswith(RESERVED_PREFIX) and (keeps_time or name != EVENT_TS)
+        ]
+        gathered += batch.select(names).to_pylist()
+        while len(gathered) > _EVENTS:
+            yield gathered[:_EVENTS]
+            gathered = gathered[_EVENTS:]
+    if gathered:
+        yield gathered
+
+
+def _batches(given: Given) -> Iterator[Any]:
+    if isinstance(given, kinds.Memory):
+        yield from given.batches
+    elif isinstance(given, kinds.Rows):
+        parts, held = given.reader.parts(1)
+        try:
+            for part in parts:
+                yield from given.reader.read(part)
+        finally:
+            if held is not None:
+                held.close()
+    elif isinstance(given, kinds.Frame):
+        with outcome.explained("run the batch"):
+            yield from given.frame.toArrow().to_batches()
+
+
+def _frame(given: Given) -> Any:
+    if isinstance(given, kinds.Frame):
+        return given.frame
+    if isinstance(given, kinds.Rows):
+        return frames.from_reader(session.spark(), given.reader)
+    assert isinstance(given, kinds.Memory)
+    return frames.from_memory(session.spark(), given)

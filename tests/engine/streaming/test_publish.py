@@ -1,0 +1,50 @@
+"""Streams as targets: each row of a batch is an event."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import weft
+from conftest import System
+from engine.streaming.conftest import declare, run_once
+from weft.engine.streaming import publish
+
+pytestmark = pytest.mark.usefixtures("plain_spark", "here")
+
+
+@pytest.mark.parametrize("size", [100_000, 2])
+def test_a_stream_is_cleaned_into_another(size: int, way: str, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publish, "_EVENTS", size)
+    events, clean = declare(n="int64", name="string"), declare("clean", n="int64", name="string")
+    weft.publish_sync(events, [{"n": n, "name": " x "} for n in range(6)])
+    pipeline: dict[str, Any] = {
+        "name": "clean",
+        "source": events,
+        "target": clean,
+        "transform_sql": "SELECT n, trim(name) AS name, _event_ts FROM source WHERE n <> 3",
+    }
+    run_once(**pipeline)
+    last = max((project / ".weft/checkpoints/clean/commits").glob("[0-9]*"), key=lambda each: int(each.name))
+    last.unlink()
+    run_once(**pipeline)
+    found = weft.consume_sync(clean, "me", batch_size=100)
+    assert {each["name"] for each in found} == {"x"}
+    stored = sorted(each["n"] for each in found)
+    # As one publish it is stored once, else at least once.
+    assert stored == sorted([0, 1, 2, 4, 5] * (1 if size > 5 else 2))
+
+
+def test_from_redis_to_redis(open_system: Callable[[str], AbstractContextManager[System]], way: str) -> None:
+    with open_system("redis") as redis:
+        connection = redis.connection
+        source = weft.stream(name="clicks", fields={"n": "int64"}, connection=connection)(lambda: None)
+        target = weft.stream(name="copies", fields={"n": "int64"}, connection=connection)(lambda: None)
+        weft.publish_sync(source, [{"n": n} for n in range(5)])
+        run_once(name="copy", source=weft.Source(query=source, max_rows=2), target=target)
+        assert [each["n"] for each in weft.consume_sync(target, "me")] == list(range(5))
+        weft.streams.close()
