@@ -58,6 +58,18 @@ def test_columns_that_the_target_lacks_are_refused(tables: SqlTables) -> None:
     assert [row["name"] for row in sorted(rows_of(tables, "t"), key=lambda row: row["id"])] == ["a", None]
 
 
+def test_the_ledger_forgets_batches_that_nobody_repeats(tables: SqlTables, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "_BATCHES_KEPT", 3)
+    monkeypatch.setattr(ledger, "_BATCHES_BETWEEN", 5)
+    load(tables, [{"id": 0}], commit_key="other")
+    for number in range(12):
+        assert load(tables, [{"id": number}], commit_key="stream", batch_id=number).inserted == 1
+    assert load(tables, [{"id": 11}], commit_key="stream", batch_id=11).replayed
+    with tables.driver.session("read") as session:
+        found = session.rows(f"SELECT checkpoint_id, batch_id FROM {ledger.table(tables)}")
+    assert sorted(found) == [("other", 0), *(("stream", number) for number in range(7, 12))]
+
+
 def test_columns_that_must_be_there(tables: SqlTables) -> None:
     run(tables, "CREATE TABLE t (id INTEGER NOT NULL, name VARCHAR(20) NOT NULL, n INTEGER DEFAULT 7)")
     with pytest.raises(LoadRefusedError, match="'name' of t may not be null"):

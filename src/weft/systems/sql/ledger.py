@@ -25,6 +25,8 @@ _FIELDS = pa.schema(
 )
 _OF_LOAD = " AND ".join(f"{name} = ?" for name in _KEY)
 _UNNAMED_KEPT = timedelta(days=7)
+# Of a streaming pipeline, whose batches are numbered: it repeats the last one at most. Looked at once in so many.
+_BATCHES_KEPT, _BATCHES_BETWEEN = 1000, 100
 
 
 class ClaimRefusedError(Exception):
@@ -65,6 +67,11 @@ def claim(tables: SqlTables, session: Session, load: Load) -> None:
         f"AND committed_at < {tables.moment(load.moment - _UNNAMED_KEPT)}",
         (load.pipeline,),
     )
+    if load.batch_id and load.batch_id % _BATCHES_BETWEEN == 0:
+        session.run(
+            f"DELETE FROM {table(tables)} WHERE pipeline = ? AND checkpoint_id = ? AND batch_id < ?",
+            (load.pipeline, load.checkpoint_id, load.batch_id - _BATCHES_KEPT),
+        )
     names = ", ".join(map(tables.quote, _FIELDS.names))
     values = ", ".join([*"?" * len(_KEY), tables.moment(load.moment), *"0" * len(_COUNTS)])
     try:
