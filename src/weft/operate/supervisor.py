@@ -62,7 +62,7 @@ class Report:
     written: dict[str, int]
     """By target."""
     dead: int
-    """Rows that were put aside."""
+    """Rows that went nowhere: into the dead letters, or dropped where the pipeline says so."""
     replayed: bool
     """Whether all targets had it already: it was done before a crash."""
     seconds: float
@@ -175,16 +175,15 @@ class Supervisor:
         if not self.watchers:
             return
         counts = written.counts.values()
-        first = next(iter(counts), None)
         consumed = sum(each.taken.size or 0 for each in query.watched if each.taken is not None)
-        if first is not None and (self.pipeline.transform_sql is None or not consumed):
-            consumed = first.rows_read + first.quarantined
+        if self.pipeline.transform_sql is None or not consumed:  # then each target was given all there is
+            consumed = sum(each.rows_read for each in counts) // len(self.pipeline.targets)
         report = Report(
             pipeline=self.pipeline.name,
             batch_id=written.batch_id,
             consumed=consumed,
             written=dict(written.rows),
-            dead=sum(each.quarantined for each in counts),
+            dead=written.dead_letters,
             replayed=bool(counts) and all(each.replayed for each in counts),
             seconds=query.seconds,
             lag=self.lag.now(fresh=True),

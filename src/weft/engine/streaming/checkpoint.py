@@ -156,16 +156,20 @@ class Checkpoint:
         moment, offsets = _entry(self.path / "offsets" / str(committed))
         return State(query_id, committed, planned, offsets, moment)
 
-    def begun(self, sources: Sequence[Source]) -> list[Source]:
-        """The sources of a query, from where a rewind said that a checkpoint without batches begins."""
+    def starts(self) -> dict[str, int]:
+        """By source, the first event that a rewind lets a checkpoint without batches begin with."""
         file = self._beside("start.json")
-        if self.is_url or not file.exists():
-            return list(sources)
-        if _last(self.path / "offsets") is not None:
-            # Spark's log goes on from here. Were the folder removed by hand one day, this is not where it began.
-            file.unlink()
-            return list(sources)
-        starts = json.loads(file.read_text(encoding="utf-8"))
+        if self.is_url or _last(self.path / "offsets") is not None or not file.exists():
+            return {}
+        found: dict[str, int] = json.loads(file.read_text(encoding="utf-8"))
+        return found
+
+    def begun(self, sources: Sequence[Source]) -> list[Source]:
+        """The sources of a query that starts now, from where it is to begin."""
+        starts = self.starts()
+        if not starts:
+            # Spark's log goes on. Were its folder removed by hand one day, the last rewind is not what is meant.
+            self._beside("start.json").unlink(missing_ok=True)
         return [replace(each, start=str(starts.get(each.name, each.start))) for each in sources]
 
     # -------------------------------------------------------------------------------------------------------- moving it

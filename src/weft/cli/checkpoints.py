@@ -1,0 +1,274 @@
+"""`weft checkpoints`: how far streaming pipelines have come, and how to have them begin elsewhere."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from weft.cli.common import Command, format_option, module_option, print_json, print_table
+from weft.cli.consume import find_pipeline
+from weft.cli.pipelines import ago, moment
+from weft.cli.streams_common import Moment
+from weft.engine.streaming.checkpoint import Checkpoint, State, stored
+from weft.engine.streaming.watch import Lag
+from weft.errors import DeclarationError, unknown
+from weft.project import current
+
+if TYPE_CHECKING:
+    from weft.pipelines.streaming.spec import Source, StreamingPipeline
+    from weft.systems.log import Log
+
+_WHAT = click.argument("what", metavar="NAME|FILE.toml")
+
+
+def _dry_run_option(command: Command) -> Command:
+    return click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")(command)
+
+
+@click.group()
+def checkpoints() -> None:
+    """Show, reset and rewind the checkpoints of streaming pipelines."""
+
+
+# -------------------------------------------------------------------------------------------------------------- looking
+
+
+@checkpoints.command("list")
+@module_option
+@format_option
+def list_(modules: tuple[str, ...], output: str) -> None:
+    """List the checkpoints of this project, and those that declared pipelines have elsewhere."""
+    current().load_modules(modules)
+    declared = current().streaming_pipelines
+    found = {each.location: (each, declared.get(each.name)) for each in stored()}
+    for pipeline in declared.values():
+        checkpoint = Checkpoint.of(pipeline)
+        if checkpoint.location not in found and (checkpoint.is_url or checkpoint.path.exists()):
+            found[checkpoint.location] = (checkpoint, pipeline)
+    rows = [_described(*each) for each in found.values()]
+    if output == "json":
+        print_json(rows)
+    elif rows:
+        now = datetime.now(UTC)
+        shown = [{**row, "offsets": _places(row["offsets"]), "last_batch": ago(row["last_batch"], now)} for row in rows]
+        print_table(shown, ["pipeline", "running", "committed", "last_batch", "offsets", "location"], ["location"])
+    else:
+        click.echo("There are no checkpoints.", err=True)
+
+
+@checkpoints.command()
+@_WHAT
+@module_option
+@format_option
+def show(what: str, modules: tuple[str, ...], output: str) -> None:
+    """Show how far a pipeline has come.
+
+    committed: the last batch that is done; planned: the last one whose rows are chosen; offsets: by source, the last
+    event of the batches that are done; starts: where a rewind lets it begin; lag: events that wait.
+    """
+    checkpoint, pipeline = _found(what, modules)
+    row = _described(checkpoint, pipeline)
+    if pipeline is not None and not checkpoint.is_url:
+        row["lag"] = Lag(pipeline.sources, checkpoint).now()
+    if output == "json":
+        print_json(row)
+        return
+    shown = {**row, **{name: _places(row.get(name, {})) for name in ("offsets", "starts", "lag")}}
+    shown["last_batch"] = moment(row["last_batch"])
+    for name, value in shown.items():
+        if value not in (None, ""):
+            click.echo(f"{name.replace('_', ' ') + ':':<12} {value}")
+
+
+def _found(what: str, modules: tuple[str, ...]) -> tuple[Checkpoint, StreamingPipeline | None]:
+    """The checkpoint of a pipeline that is declared, or that ran here once."""
+    current().load_modules(modules)
+    declared = current().streaming_pipelines
+    if what.endswith(".toml") or what in declared:
+        pipeline = find_pipeline(what, modules)
+        return Checkpoint.of(pipeline), pipeline
+    known = {each.name: each for each in stored()}
+    if what not in known:
+        raise unknown("checkpoint", what, {*known, *declared}, otherwise="weft checkpoints list")
+    return known[what], None
+
+
+def _described(checkpoint: Checkpoint, pipeline: StreamingPipeline | None) -> dict[str, Any]:
+    state = State() if checkpoint.is_url else checkpoint.state()
+    return {
+        "pipeline": checkpoint.name,
+        "running": checkpoint.runner(),
+        "committed": state.committed,
+        "planned": state.planned,
+        "last_batch": state.moment,
+        "offsets": _offsets(state, pipeline),
+        "starts": checkpoint.starts(),
+        "query_id": state.query_id,
+        "location": checkpoint.location,
+    }
+
+
+def _offsets(state: State, pipeline: StreamingPipeline | None) -> dict[str, Any]:
+    """By source; where the pipeline is not declared here, by its number."""
+    names = [each.name for each in pipeline.sources] if pipeline is not None else []
+    if len(names) != len(state.offsets):
+        names = [str(number) for number in range(1, len(state.offsets) + 1)]
+    return dict(zip(names, state.offsets, strict=True))
+
+
+def _places(found: dict[str, Any]) -> str:
+    return ", ".join(
+        f"{name} {offset:,}" if type(offset) is int else f"{name} {offset}" for name, offset in found.items()
+    )
+
+
+# --------------------------------------------------------------------------------------------------------------- moving
+
+
+@checkpoints.command()
+@_WHAT
+@_dry_run_option
+@module_option
+@format_option
+def reset(what: str, dry_run: bool, modules: tuple[str, ...], output: str) -> None:
+    """Have a pipeline begin anew, as if it had never run.
+
+    Its checkpoint is not removed but moved aside, so that it can be brought back. Targets keep their rows: what is read
+    again is added again by the mode append, and changes nothing by the mode merge.
+    """
+    checkpoint, pipeline = _found(what, modules)
+    before = _offsets(checkpoint.state(), pipeline)
+    aside = checkpoint.reset(dry_run=dry_run)
+    _report(checkpoint, pipeline, aside, before, {}, dry_run, output)
+
+
+@checkpoints.command()
+@_WHAT
+@click.option("--to-offset", type=click.IntRange(1), metavar="N", help="The first event to be read again.")
+@click.option("--to-time", type=Moment(), metavar="TIME", help="What was published since: ISO, or 10m (ago).")
+@click.option("--source", metavar="NAME", help="Of this source; the others go on where they are.")
+@_dry_run_option
+@module_option
+@format_option
+def rewind(
+    what: str,
+    to_offset: int | None,
+    to_time: int | datetime | None,
+    source: str | None,
+    dry_run: bool,
+    modules: tuple[str, ...],
+    output: str,
+) -> None:
+    """Have a pipeline read again what it has read since an offset or a time.
+
+    Its checkpoint is moved aside, and a new one begins there. What is read again is added again by the mode append, and
+    changes nothing by the mode merge.
+    """
+    if (to_offset is None) == (to_time is None):
+        raise click.UsageError("Give one of --to-offset and --to-time.")
+    if to_time is not None and not isinstance(to_time, datetime):
+        raise click.UsageError(f"{to_time} is no time. To go to an offset: --to-offset {to_time}.")
+    pipeline = find_pipeline(what, modules)
+    checkpoint = Checkpoint.of(pipeline)
+    state = checkpoint.state()
+    before = _offsets(state, pipeline)
+    if state.committed is None:
+        raise DeclarationError(f"{pipeline.name} has done no batch, so there is nothing to go back to.")
+    if len(state.offsets) != len(pipeline.sources):
+        raise DeclarationError(
+            f"The checkpoint of {pipeline.name} is of {len(state.offsets)} sources, and now it has "
+            f"{len(pipeline.sources)}."
+        )
+    chosen = _chosen(pipeline, source, to_offset)
+    starts = {
+        each.name: _first(pipeline, each, before[each.name], to_offset, to_time)
+        if each in chosen
+        else before[each.name] + 1
+        for each in pipeline.sources
+        if each in chosen or type(before[each.name]) is int
+    }
+    aside = checkpoint.rewind(starts, dry_run=dry_run)
+    _report(checkpoint, pipeline, aside, before, starts, dry_run, output)
+
+
+def _chosen(pipeline: StreamingPipeline, name: str | None, to_offset: int | None) -> list[Source]:
+    sources = {each.name: each for each in pipeline.sources}
+    if name is not None and name not in sources:
+        raise unknown("source", name, sources)
+    if name is None and to_offset is not None and len(sources) > 1:
+        raise click.UsageError(f"Whose offset? Name one: --source {' or '.join(sources)}.")
+    for each in pipeline.sources:
+        _log(pipeline, each)  # all of them: what is not chosen goes on where it is, which only a log can say too
+    return [sources[name]] if name is not None else list(sources.values())
+
+
+def _log(pipeline: StreamingPipeline, source: Source) -> Log:
+    from weft.streams.declare import Stream
+    from weft.streams.runtime import open_stream
+    from weft.systems.base import system_for
+
+    if not isinstance(source.query, Stream):
+        kind = current().connection(source.connection).kind
+        if system_for(kind).log is None:
+            raise DeclarationError(
+                f"{pipeline.name} reads {source.name} from {kind}, whose place cannot be moved yet.",
+                hint=f"Streams of Weft can be rewound. To begin anew: weft checkpoints reset {quote(pipeline.name)}",
+            )
+    return open_stream(source.query, source.connection).log
+
+
+def _first(
+    pipeline: StreamingPipeline, source: Source, before: Any, to_offset: int | None, to_time: datetime | None
+) -> int:
+    """The first event that is read again."""
+    log = _log(pipeline, source)
+    wanted = to_offset if to_time is None else log.first_since(to_time)
+    assert wanted is not None
+    if type(before) is not int or wanted > before:
+        place = f"is at {before:,}" if type(before) is int else "was not read yet"
+        raise DeclarationError(
+            f"{source.name} {place}, and {wanted:,} comes after that.", hint="A rewind goes back, and skips nothing."
+        )
+    floor = log.floor()
+    if wanted <= floor:
+        click.echo(f"note: retention removed the events of {source.name} up to {floor:,}.", err=True)
+    return max(wanted, floor + 1)
+
+
+def _report(
+    checkpoint: Checkpoint,
+    pipeline: StreamingPipeline | None,
+    aside: Path,
+    before: dict[str, Any],
+    starts: dict[str, int],
+    dry_run: bool,
+    output: str,
+) -> None:
+    if output == "json":
+        print_json(
+            {
+                "pipeline": checkpoint.name,
+                "location": checkpoint.location,
+                "moved_to": str(aside),
+                "offsets": before,
+                "starts": starts,
+                "dry_run": dry_run,
+            }
+        )
+        return
+    would = "would begin" if dry_run else "begins"
+    for name, start in starts.items():
+        click.echo(f"{checkpoint.name} {would} with event {start:,} of {name}; it was at {before[name]:,}.")
+    if not starts:
+        click.echo(f"{checkpoint.name} {would} anew.")
+    if dry_run:
+        click.echo("Nothing was done.")
+        return
+    click.echo(f"To bring the old checkpoint back: mv -T {quote(str(aside))} {quote(checkpoint.location)}")
+    added = [each.name for each in pipeline.targets if each.mode == "append"] if pipeline is not None else []
+    if added:
+        click.echo(f"note: rows that are read again are added again to {', '.join(added)}.", err=True)

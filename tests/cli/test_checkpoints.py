@@ -1,0 +1,195 @@
+"""`weft checkpoints`: how far a pipeline has come, and having it read again from elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import weft
+from weft.engine.streaming.checkpoint import Checkpoint
+from weft.project import Project
+from workers import next_millisecond
+
+pytest.importorskip("pyspark")
+
+
+@pytest.fixture
+def numbers(local: Project) -> Any:
+    """A stream with the events 1 to 10, and pipelines that add them to a table and merge them into another."""
+
+    @weft.stream(fields={"n": "int64"})
+    def numbers() -> None:
+        pass
+
+    @weft.streaming_pipeline(source=numbers, target="default", target_table="copies")
+    def copies() -> None:
+        pass
+
+    @weft.streaming_pipeline(source=numbers, target="default", target_table="merged", mode="merge", keys=["n"])
+    def merged() -> None:
+        pass
+
+    weft.publish_sync(numbers, [{"n": n} for n in range(1, 11)])
+    return numbers
+
+
+def rows(table: str = "copies") -> list[int]:
+    with closing(sqlite3.connect(".weft/weft.db")) as database:
+        return sorted(n for (n,) in database.execute(f"SELECT n FROM {table}"))
+
+
+def test_rewind_and_reset(call: Any, numbers: Any) -> None:
+    def state(*arguments: object) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(call("checkpoints", *arguments, "--format", "json").stdout)
+        return found
+
+    assert call("checkpoints", "list").stderr == "There are no checkpoints.\n"
+    call("consume", "copies", "--once")
+    shown = state("show", "copies")
+    assert (shown["committed"], shown["planned"], shown["running"]) == (0, 0, None)
+    assert (shown["offsets"], shown["starts"], shown["lag"]) == ({"numbers": 10}, {}, {"numbers": 0})
+    assert shown["location"] == str(Path(".weft/checkpoints/copies").absolute())
+    (listed,) = json.loads(call("checkpoints", "list", "--format", "json").stdout)
+    assert listed == {name: value for name, value in shown.items() if name != "lag"}
+    assert call("checkpoints", "list").stdout.splitlines()[1].split()[0] == "copies"
+
+    # Nothing is done by a dry run.
+    would = call("checkpoints", "rewind", "copies", "--to-offset", "8", "--dry-run").stdout
+    assert would == "copies would begin with event 8 of numbers; it was at 10.\nNothing was done.\n"
+    assert call("checkpoints", "reset", "copies", "--dry-run").stdout == "copies would begin anew.\nNothing was done.\n"
+    assert state("show", "copies") == shown
+    call("consume", "copies", "--once")
+    assert rows() == list(range(1, 11))
+
+    # To an offset: the event of that offset is the first to come again.
+    done = call("checkpoints", "rewind", "copies", "--to-offset", "8")
+    assert done.stdout.startswith("copies begins with event 8 of numbers; it was at 10.\nTo bring the old checkpoint ")
+    assert done.stderr == "note: rows that are read again are added again to copies.\n"
+    assert state("show", "copies")["starts"] == {"numbers": 8}
+    call("consume", "copies", "--once")
+    assert rows() == sorted([*range(1, 11), 8, 9, 10])
+    again = state("show", "copies")
+    assert (again["offsets"], again["starts"], again["committed"]) == ({"numbers": 10}, {}, 0)
+    assert again["query_id"] != shown["query_id"]
+
+    # To a time.
+    next_millisecond()
+    moment = time.time()
+    weft.publish_sync(numbers, [{"n": 11}, {"n": 12}])
+    call("consume", "copies", "--once")
+    since = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(moment)) + f".{int(moment % 1 * 1e6):06}"
+    moved = state("rewind", "copies", "--to-time", since)
+    assert (moved["starts"], moved["offsets"], moved["dry_run"]) == ({"numbers": 11}, {"numbers": 12}, False)
+    call("consume", "copies", "--once")
+    assert rows() == sorted([*range(1, 13), 8, 9, 10, 11, 12])
+
+    # Anew; and the old checkpoint can be brought back.
+    reset = state("reset", "copies")
+    assert not Path(reset["location"]).exists()
+    back = call("checkpoints", "list").stderr
+    assert back == "There are no checkpoints.\n"
+    Path(reset["moved_to"]).rename(reset["location"])
+    call("consume", "copies", "--once")
+    assert len(rows()) == 17
+    call("checkpoints", "reset", "copies")
+    call("consume", "copies", "--once")
+    assert rows() == sorted([*range(1, 13), 8, 9, 10, 11, 12, *range(1, 13)])
+
+
+def test_merged_rows_stay_single(call: Any, numbers: Any) -> None:
+    call("consume", "merged", "--once")
+    assert call("checkpoints", "rewind", "merged", "--to-offset", "3").stderr == ""
+    call("consume", "merged", "--once")
+    assert rows("merged") == list(range(1, 11))
+
+
+def test_refused(call: Any, numbers: Any) -> None:
+    def said(*arguments: object, code: int = 1) -> str:
+        return str(call("checkpoints", *arguments, code=code).stderr)
+
+    assert "has done no batch" in said("rewind", "copies", "--to-offset", 1)
+    assert "There is no checkpoint of 'copies'" in said("reset", "copies")
+    call("consume", "copies", "--once")
+    before = json.loads(call("checkpoints", "show", "copies", "--format", "json").stdout)
+    assert "numbers is at 10, and 11 comes after that." in said("rewind", "copies", "--to-offset", 11)
+    assert "comes after that" in said("rewind", "copies", "--to-time", "2100-01-01")
+    assert "Give one of --to-offset and --to-time." in said("rewind", "copies", code=2)
+    assert "5 is no time" in said("rewind", "copies", "--to-time", 5, code=2)
+    assert "Did you mean 'numbers'?" in said("rewind", "copies", "--to-offset", 1, "--source", "numbrs")
+    assert "Did you mean 'copies'?" in said("show", "copis")
+    running = Checkpoint("copies")
+    with running.locked():
+        for command in (["reset"], ["rewind", "--to-offset", "1"], ["reset", "--dry-run"]):
+            assert "The pipeline 'copies' runs already, as process" in said(command[0], "copies", *command[1:])
+        shown = json.loads(call("checkpoints", "show", "copies", "--format", "json").stdout)
+        assert shown["running"] == os.getpid()
+    assert json.loads(call("checkpoints", "show", "copies", "--format", "json").stdout) == before
+
+
+def test_what_cannot_be_rewound(call: Any, local: Project) -> None:
+    Path("in").mkdir()
+    Path("in/a.json").write_text('{"n": 1}\n')
+    weft.register_connection(weft.ObjectStoreLocalConnection("in", name="files", format="json_lines"))
+
+    @weft.streaming_pipeline(source="files", source_query="/", target="default", target_table="copies")
+    def copies() -> None:
+        pass
+
+    call("consume", "copies", "--once")
+    told = call("checkpoints", "rewind", "copies", "--to-offset", 1, code=1).stderr
+    assert "from object_store_local, whose place cannot be moved yet" in told
+    elsewhere = Checkpoint("far", "s3://bucket/far")
+    with pytest.raises(weft.DeclarationError, match="is not in a folder of this machine"):
+        elsewhere.reset()
+
+
+def test_pipelines_that_are_declared_nowhere(call: Any, numbers: Any) -> None:
+    """What ran here once is known by its folder."""
+    call("consume", "copies", "--once")
+    weft.project.current().streaming_pipelines.clear()
+    shown = json.loads(call("checkpoints", "show", "copies", "--format", "json").stdout)
+    assert shown["offsets"] == {"1": 10}
+    call("checkpoints", "reset", "copies")
+    assert not Path(".weft/checkpoints/copies").exists()
+
+
+@pytest.mark.parametrize("name", ["a b", "äöü", "a~b", "50%", "a.lock"])
+def test_names(local: Project, name: str) -> None:
+    """Each name has a folder of its own, from which it is read back."""
+    from weft.engine.streaming.checkpoint import stored
+
+    made = Checkpoint(name)
+    made.lock()
+    made.unlock()
+    made.path.mkdir()
+    assert [each.name for each in stored()] == [name]
+
+
+def test_a_lock_ends_with_its_process(local: Project) -> None:
+    code = """
+from weft.engine.streaming.checkpoint import Checkpoint
+held = Checkpoint("copies")
+held.lock()
+print("locked", flush=True)
+input()
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "locked\n"
+    with pytest.raises(weft.BusyError, match=f"runs already, as process {process.pid}"):
+        Checkpoint("copies").lock()
+    assert Checkpoint("copies").runner() == process.pid
+    process.kill()
+    process.communicate()
+    assert Checkpoint("copies").runner() is None
+    with Checkpoint("copies").locked():
+        pass
