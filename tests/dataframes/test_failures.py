@@ -12,9 +12,11 @@ from typing import Any
 
 import polars as pl
 import pytest
+import redis
 
 import servers
 import weft
+from consumers.protected import behind_tls, wait_for_replica, watched
 from weft.errors import ConnectionFailedError, StorageError
 
 GROUP: dict[str, Any] = {"group": "g", "consumer": "c"}
@@ -230,34 +232,15 @@ def test_users_and_passwords(url: str, client: Any) -> None:
 
 def test_tls(need_server: Callable[[str], None], tmp_path: Path) -> None:
     need_server("redis")
-    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
-    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-keyout", str(key)]
-    subprocess.run([*make, "-out", str(cert), *subject], check=True, capture_output=True)
-    for path in (tmp_path, key, cert):
-        path.chmod(0o755)
-    for parent in tmp_path.parents[:3]:
-        parent.chmod(0o755)
-    tls_port = servers.free_port()
-
-    class WithTls(servers.RedisServer):
-        def settings(self) -> dict[str, str]:
-            files = {"--tls-cert-file": str(cert), "--tls-key-file": str(key), "--tls-ca-cert-file": str(cert)}
-            return super().settings() | files | {"--tls-port": str(tls_port), "--tls-auth-clients": "no"}
-
-    server = WithTls()
-    server.start()
-    try:
+    with behind_tls(tmp_path) as (server, url, authority):
         with closing(server.connect()) as client:
             ids = fill(client, range(30_000))
-        url = f"rediss://127.0.0.1:{tls_port}/?tls_ca={cert}"
-        assert weft.read_stream(url, "events")["_id"].to_list() == ids
-        with weft.iter_stream(url, "events", batch_size=10_000, auto_ack=True, **GROUP) as batches:
+        known = f"{url}/?tls_ca={authority}"
+        assert weft.read_stream(known, "events")["_id"].to_list() == ids
+        with weft.iter_stream(known, "events", batch_size=10_000, auto_ack=True, **GROUP) as batches:
             assert [len(next(batches)) for _ in range(3)] == [10_000] * 3
         with pytest.raises(ConnectionFailedError):
-            weft.read_stream(f"rediss://127.0.0.1:{tls_port}", "events")
-    finally:
-        server.kill()
+            weft.read_stream(url, "events")
 
 
 # ------------------------------------------------------------------------------------------------------------- cluster
@@ -276,7 +259,12 @@ def test_streams_on_every_node_of_a_cluster(cluster: str, shared_server: Callabl
         frame = weft.read_streams(cluster, "events:*")
         assert sorted(frame["_id"].to_list()) == sorted(each for found in ids.values() for each in found)
         assert set(frame["_stream"].to_list()) == set(names)
-        assert weft.write_hashes(cluster, frame, key_column="_id") == 240
+        frame = frame.with_columns(key=pl.col("_stream") + " " + pl.col("_id"))
+        assert weft.write_hashes(cluster, frame, key_prefix="hash of ") == 240
+        for row in frame.rows(named=True):
+            wanted = {name: value for name, value in row.items() if name != "key"}
+            found = client.hgetall(f"hash of {row['key']}")
+            assert found == {name.encode(): str(value).encode() for name, value in wanted.items()}
 
 
 def test_a_bad_entry_of_a_cluster(cluster: str, shared_server: Callable[[str], Any]) -> None:
@@ -354,43 +342,14 @@ def test_what_killed_consumers_had_is_claimed(url: str, client: Any, count: Call
 # ------------------------------------------------------------------------------------------------------------ failover
 
 
-class _Sentinel(servers.RedisServer):
-    """Watches over one server, and promotes its replica soon after that is gone."""
-
-    watched: servers.RedisServer
-
-    def command(self) -> list[str]:
-        config = self.folder / "sentinel.conf"
-        config.write_text(
-            f"port {self.port}\nbind 127.0.0.1\ndir {self.data}\n"
-            f"sentinel monitor mymaster 127.0.0.1 {self.watched.port} 1\n"
-            "sentinel down-after-milliseconds mymaster 500\nsentinel failover-timeout mymaster 2000\n"
-        )
-        config.chmod(0o666)
-        return [self.program, str(config), "--sentinel"]
-
-
 def test_a_failover_while_it_iterates(own_server: servers.RedisServer) -> None:
-    replica, sentinel = servers.RedisServer(), _Sentinel()
-    sentinel.watched = own_server
-    try:
-        replica.start()
-        with closing(replica.connect()) as client:
-            client.execute_command("REPLICAOF", "127.0.0.1", own_server.port)
-        sentinel.start()
-        with closing(own_server.connect()) as client:
-            ids = fill(client, range(30))
-            servers.wait_until(lambda: client.execute_command("WAIT", 1, 100) == 1, "the replica to have them")
-        with closing(sentinel.connect()) as client:
-            servers.wait_until(
-                lambda: len(client.execute_command("SENTINEL", "REPLICAS", "mymaster")) == 1, "the replica to be known"
-            )
-        connection = weft.RedisConnection(sentinels=f"127.0.0.1:{sentinel.port}", service="mymaster")
+    with closing(own_server.connect()) as client:
+        ids = fill(client, range(30))
+    with watched(own_server) as (replica, connection):
         seen: list[str] = []
         with weft.iter_stream(connection, "events", batch_size=10, auto_ack=True, **GROUP) as batches:
             seen += next(batches)["_id"].to_list()
-            with closing(own_server.connect()) as client:
-                servers.wait_until(lambda: client.execute_command("WAIT", 1, 100) == 1, "the replica to have the acks")
+            wait_for_replica(own_server)
             own_server.kill()
             while len(set(seen)) < 30:
                 seen += next(batches)["_id"].to_list()
@@ -398,34 +357,71 @@ def test_a_failover_while_it_iterates(own_server: servers.RedisServer) -> None:
         assert sorted(set(seen)) == sorted(ids)
         with closing(replica.connect()) as client:
             assert client.xpending("events", "g")["pending"] == 0
-    finally:
-        sentinel.kill()
-        replica.kill()
 
 
 # -------------------------------------------------------------------------------------------------------------- memory
 
 ITERATE = """
 import resource, sys, weft
-rows, peak = 0, []
-for frame in weft.iter_stream(sys.argv[1], "events", batch_size=1000, count=int(sys.argv[2]), to="arrow"):
+url, entries, group, auto_ack = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4] == "True"
+member = dict(group=group, consumer="c", auto_ack=auto_ack) if group else {}
+rows, peak, ids = 0, [], []
+for frame in weft.iter_stream(url, "events", batch_size=1000, count=entries, to="arrow", **member):
     rows += len(frame)
-    if rows in (int(sys.argv[2]) // 4, int(sys.argv[2])):
+    if group and not auto_ack:
+        weft.ack_entries(url, "events", group, frame["_id"])
+    if rows in (entries // 4, entries):
         peak.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 print(rows, peak[1] - peak[0])
 """
 
 
-def test_memory_does_not_grow_while_iterating(url: str, client: Any, count: Callable[[int], int]) -> None:
-    entries = count(1_000_000)
-    for first in range(0, entries, 10_000):
-        pipeline = client.pipeline(transaction=False)
-        for n in range(first, first + 10_000):
-            pipeline.xadd("events", {"n": n, "text": "some text that takes a few bytes more"})
-        pipeline.execute()
-    command = [sys.executable, "-c", ITERATE, url, str(entries)]
+@pytest.mark.parametrize(
+    ("group", "auto_ack"), [("", False), ("g", True), ("g", False)], ids=["range", "group", "acks by hand"]
+)
+def test_memory_does_not_grow_while_iterating(
+    many: tuple[str, int], shared_server: Callable[[str], Any], group: str, auto_ack: bool
+) -> None:
+    url, entries = many
+    command = [sys.executable, "-c", ITERATE, url, str(entries), group, str(auto_ack)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     rows, kilobytes = map(int, done.stdout.split())
     assert rows == entries
-    # To keep the rows of the last three quarters would take 8 MB and more.
+    # To keep the rows of the last three quarters would take 40 MB and more, their ids alone 20 MB.
+    print(f"{rows:,} rows: {kilobytes:,} KB more at the end than after a quarter")
     assert kilobytes < 4_000
+    with closing(redis.Redis.from_url(url)) as client:
+        if group:
+            assert client.xpending("events", group)["pending"] == 0
+            client.xgroup_destroy("events", group)
+
+
+@pytest.mark.parametrize("group", [None, "g"])
+def test_a_million_entries_are_a_million_rows(many: tuple[str, int], group: str | None) -> None:
+    url, entries = many
+    expected = min(entries, 1_000_000)
+    member: dict[str, Any] = {"group": group, "consumer": "c", "auto_ack": True} if group else {}
+    table = weft.read_stream(url, "events", schema={"n": "int64"}, count=expected, to="arrow", **member)
+    assert table.num_rows == expected
+    assert table["n"].to_numpy().tolist() == list(range(expected))
+    assert len(set(table["_id"].to_pylist())) == expected
+    with closing(redis.Redis.from_url(url)) as client:
+        if group:
+            assert client.xpending("events", group)["pending"] == 0
+            client.xgroup_destroy("events", group)
+
+
+@pytest.fixture(scope="module")
+def many(shared_server: Callable[[str], servers.Server], count: Callable[[int], int]) -> Iterator[tuple[str, int]]:
+    """Five million entries with --full, and where they are."""
+    entries = count(5_000_000)
+    with shared_server("redis").database() as url:
+        with closing(redis.Redis.from_url(url)) as client:
+            for first in range(0, entries, 10_000):
+                client.eval(ADD, 1, "events", first, first + 9_999, "some text that takes a few bytes more")
+        yield url, entries
+
+
+ADD = """
+for n = ARGV[1], ARGV[2] do redis.call('XADD', KEYS[1], '*', 'n', string.format('%d', n), 'text', ARGV[3]) end
+"""

@@ -84,8 +84,12 @@ class RedisReader:
 
     async def close(self) -> None:
         """Close the client, if it is the reader's own."""
-        if self._owned:
-            await self.client.aclose()
+        if not self._owned:
+            return
+        # Those that asked Sentinels stay open beside it.
+        watchers = getattr(getattr(self.client, "connection_pool", None), "sentinel_manager", None)
+        for each in (self.client, *(watchers.sentinels if watchers else ())):
+            await each.aclose()
 
     async def _read(self, part: Part, count: int, wait: float) -> list[StreamEntry]:
         positions = [self._positions[stream] for stream in part]
