@@ -101,15 +101,19 @@ class RedisLog:
     def _state(self) -> tuple[int, int, int]:
         last, floor, length = self.store.script("state", [self.keys.stream, self.keys.meta])
         head = self._offset(last)
-        if head < self.highest and not self._is_behind:
-            _log.warning(
-                "%s: stream %r ends at offset %d, and went up to %d before. The server lost its last events: it was "
-                "flushed, restored, or a replica took over. Readers beyond that see nothing until the next publish.",
-                *(self.store.connection.label, self.name, head, self.highest),
-            )
-        self._is_behind = head < self.highest
+        self.note_loss(is_behind=head < self.highest)
         self.highest = max(self.highest, head)
         return head, self._offset(floor), int(length)
+
+    def note_loss(self, *, is_behind: bool) -> None:
+        """Warn, once, of a server whose stream ends before what this process saw."""
+        if is_behind and not self._is_behind:
+            _log.warning(
+                "%s: stream %r ended before offset %d, which it had reached. The server lost its last events: it was "
+                "flushed, restored, or a replica took over.",
+                *(self.store.connection.label, self.name, self.highest),
+            )
+        self._is_behind = is_behind
 
     def head(self) -> int:
         """The last offset; a server runs one command after the other, so that nothing appears below it later."""

@@ -164,13 +164,14 @@ class RedisStore:
                 raise
             # It failed at work, and nobody knows how far it came: to try it again could store some of it twice.
             raise ConnectionFailedError(error.what, hint="Some of these events may be stored.") from None
-        for batch, (is_known, _) in zip(batches, replies, strict=True):
+        for batch, (is_known, went_back, _) in zip(batches, replies, strict=True):
+            _log_of(batch).note_loss(is_behind=bool(went_back))
             if not is_known:
                 with suppress(WeftError):  # the events are stored; the next publish comes here again
                     _log_of(batch).fields(fresh=True)
                     _log_of(batch).enlist()
         results = []
-        for batch, (_, reply) in zip(batches, replies, strict=True):
+        for batch, (_, _, reply) in zip(batches, replies, strict=True):
             log, stream = _log_of(batch), _log_of(batch).keys.stream
             found = [
                 Appended(

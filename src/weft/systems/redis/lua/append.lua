@@ -2,8 +2,8 @@
 -- KEYS: for each batch its stream, meta and idempotency keys, or the stream again where it has none. ARGV: for each batch a MessagePack list of
 -- {names, columns, publish ids, their counts, whether there are no nulls, extra or nil, keys or nil, horizon in
 -- microseconds, an id that was given out}.
--- Gives for each batch whether the server knows the stream (it may have been flushed), and for each publish: first id,
--- last id, how many were stored.
+-- Gives for each batch whether the server knows the stream (it may have been flushed), 1 where it went back to an earlier
+-- state, and for each publish: first id, last id, how many were stored.
 
 -- The low 20 bits of an offset hold an id's sequence, the others its milliseconds.
 local SEQUENCES, MILLISECONDS = 1048576, 8796093022208
@@ -12,16 +12,16 @@ local now = now_micros()
 
 -- The millisecond of the next entries, and how many can have it. One for all of a commit, whatever the clock does
 -- meanwhile; not before the last entry's, nor at or before an id that was given out: the stream may have been deleted, or
--- the server went back to an earlier state.
+-- the server went back to an earlier state, which is told.
 local function place_in(key, meta, given_out)
   local stream, ms = stream_of(key), math.floor(now / 1000)
-  local last = stream and stream['last-generated-id'] or '0-0'
+  local last, head = stream and stream['last-generated-id'] or '0-0', last_of(stream, meta)
+  local went_back = is_before(head, given_out)
+  if went_back then head = given_out end
   local last_ms, last_seq = parts(last)
-  for _, id in ipairs({call('HGET', meta, 'head') or '0-0', given_out}) do
-    if is_before(last, id) then last, last_ms, last_seq = id, parts(id) + 1, -1 end
-  end
-  if last_ms >= ms then return last_ms, SEQUENCES - 1 - last_seq end
-  return ms, SEQUENCES
+  if is_before(last, head) then last_ms, last_seq = parts(head) + 1, -1 end
+  if last_ms >= ms then return last_ms, SEQUENCES - 1 - last_seq, went_back end
+  return ms, SEQUENCES, went_back
 end
 
 -- Before anything is written: nothing may fail after that.
@@ -65,7 +65,7 @@ for b = 1, #ARGV do
   local key, meta, seen = KEYS[3 * b - 2], KEYS[3 * b - 1], KEYS[3 * b]
   local names, columns, publishes, counts, is_full, extra, keys, horizon, given_out =
     unpack(cmsgpack.unpack(ARGV[b]), 1, 9)
-  local ms, room = place_in(key, meta, given_out)
+  local ms, room, went_back = place_in(key, meta, given_out)
   local words = {'XADD', key, string.format('%d-*', ms)}
   local width = #names
   local add = is_full and not extra and not keys and adder(key, names, columns)
@@ -113,6 +113,6 @@ for b = 1, #ARGV do
     answers[p], head = {first, last, stored}, last or head
   end
   if head then call('HSET', meta, 'head', head) end
-  results[b] = {call('HEXISTS', meta, 'floor'), answers}
+  results[b] = {call('HEXISTS', meta, 'floor'), went_back and 1 or 0, answers}
 end
 return results
