@@ -84,13 +84,15 @@ def test_nothing_is_left_of_what_was_settled(on_own_server: Any) -> None:
     assert on_own_server.keys("weft:{orders}:*:worker") == []
 
 
-def test_leasing_large_events_takes_little_memory(on_own_server: Any) -> None:
+def test_scripts_take_little_memory_for_large_events(on_own_server: Any) -> None:
     """Scripts see entries with their values, but some at a time. Memory of Lua is not limited by maxmemory."""
     declare(fields={"body": "string"})
     for _ in range(100):
         weft.publish_sync("orders", [{"body": "x" * 100_000} for _ in range(10)])
     before = on_own_server.info("memory")["used_memory"]
     assert log_of("orders").lease("worker", "a", 1000, 3600).spans[0].events == 1000
+    log_of("orders").lease("behind", "a", 1, 3600)
+    assert log_of("orders").trim(log_of("orders").head()) == 1000
     assert on_own_server.info("memory")["used_memory_peak"] - before < 70_000_000
 
 

@@ -211,6 +211,7 @@ class RedisLog:
         # Stopped from the beginning: it waits for no server that is gone.
         with closing(Wire(self.store.connection, self.keys.stream, stopped=lambda: True)) as wire:
             while after < upto:
+                self.store.check_open()
                 words = (self.keys.stream, ids.to_id(after + 1), ids.to_id(upto), "COUNT", _PAGE)
                 try:
                     reply = wire.ask("XRANGE", *words)

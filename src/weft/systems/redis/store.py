@@ -52,11 +52,15 @@ class RedisStore:
 
     # --------------------------------------------------------------------------------------------------------- commands
 
-    def _open_client(self) -> client.Client:
+    def check_open(self) -> None:
+        """Raise where this was closed."""
         if self._closed:
             raise ConnectionFailedError(
                 f"Nothing was done: {self.connection.label} was closed.", hint="The next use of the stream opens it."
             )
+
+    def _open_client(self) -> client.Client:
+        self.check_open()
         # Never tried again by itself: a script that appended before its answer was lost would append once more.
         return client.open_client(self.connection, retry=Retry(NoBackoff(), 0), socket_timeout=_ANSWER_SECONDS)
 

@@ -79,6 +79,19 @@ local function in_chunks(words, list, each, ending)
   end
 end
 
+-- The ids of the first entries of a range. Entries come with their values, so that few are looked at together.
+local function first_ids(key, from, to, most)
+  local ids = {}
+  while #ids < most do
+    local wanted = math.min(most - #ids, 100)
+    local page = call('XRANGE', key, from, to, 'COUNT', wanted)
+    for i = 1, #page do ids[#ids + 1] = page[i][1] end
+    if #page < wanted then break end
+    from = '(' .. ids[#ids]
+  end
+  return ids
+end
+
 -- How many entries a group has read, and up to where. Redis counts them too, but forgets that in a restart (7.0).
 local function note_read(meta, name, count, position)
   call('HSET', meta, 'read:' .. name, string.format('%d %s', count, position))

@@ -13,12 +13,12 @@ for _, flat in ipairs(call('XINFO', 'GROUPS', stream)) do
 end
 local cut, more = upto, 0
 if #behind > 0 then
-  local page = call('XRANGE', stream, '-', upto, 'COUNT', step)
-  cut, more = page[#page][1], #page == step and 1 or 0
+  local ids = first_ids(stream, '-', upto, step)
+  cut, more = ids[#ids], #ids == step and 1 or 0
   for _, group in ipairs(behind) do
     local lost = 0
-    for i = #page, 1, -1 do
-      if not is_before(group['last-delivered-id'], page[i][1]) then break end
+    for i = #ids, 1, -1 do
+      if not is_before(group['last-delivered-id'], ids[i]) then break end
       lost = lost + 1
     end
     if lost > 0 then
