@@ -17,8 +17,9 @@ from weft.engine import given as kinds
 from weft.engine.given import Given
 from weft.engine.load import Job
 from weft.engine.readers import open_tables
-from weft.engine.streaming import dead
+from weft.engine.streaming import dead, functions
 from weft.engine.streaming.fit import Fit
+from weft.engine.streaming.letter import Letter
 from weft.engine.streaming.lookups import Lookups
 from weft.engine.streaming.publish import published
 from weft.engine.streaming.sources import Origin, Taken
@@ -66,13 +67,17 @@ class Batches:
         """Carry out the batch that Spark made of all sources."""
         _steps.debug("begun")
         taken = [origin.take(part) for origin, part in zip(self.origins, split(frame, self.origins), strict=True)]
-        taken = [each for each in taken if each.size != 0]
         counts: dict[str, Counts] = {}
         lost = 0
-        if taken:
-            given, letters = self._given(taken, frame.sparkSession)
+        for each in taken:
+            self._refuse_bad(each)
+            self._box.put(each.bad, checkpoint, batch_id, f"read {each.source}")
+            lost += len(each.bad)
+        filled = [each for each in taken if each.size != 0]
+        if filled:
+            given, letters = self._given(filled, frame.sparkSession)
             self._box.put(letters, checkpoint, batch_id, "transform")
-            lost = len(letters)
+            lost += len(letters)
             try:
                 for target in self.pipeline.targets:
                     loaded = self._load(target, given, checkpoint, batch_id)
@@ -88,9 +93,18 @@ class Batches:
         lost += sum(each.quarantined for each in counts.values())
         return Written(batch_id, {name: each.rows_read for name, each in counts.items()}, counts, lost)
 
+    def _refuse_bad(self, taken: Taken) -> None:
+        if taken.bad and self.pipeline.transform_on_error == "fail" and self.pipeline.dead_letters is None:
+            bad, first = len(taken.bad), taken.bad[0]
+            raise WeftError(
+                f"{bad:,} messages of {taken.source} are no rows, the first at {first.offset}: {first.error}",
+                hint="Name a place for them (dead_letter_stream, dead_letter_table, …), or say "
+                "transform_on_error='drop'.",
+            )
+
     # ------------------------------------------------------------------------------------------------------------- rows
 
-    def _given(self, taken: list[Taken], spark: Any) -> tuple[Given, list[dead.Letter]]:
+    def _given(self, taken: list[Taken], spark: Any) -> tuple[Given, list[Letter]]:
         sql = self.pipeline.transform_sql
         is_small = all(each.size is not None for each in taken) and sum(each.size or 0 for each in taken) <= SMALL
         if len(taken) == 1 and sql is None and taken[0].reader is not None:
@@ -120,8 +134,11 @@ class Batches:
             return made.toArrow()
 
     def _transformed(self, rows: Any, sql: str) -> Any:
-        self._look_up(rows.sparkSession)
-        return frames.transformed(rows, sql)
+        if self._lookups is None:
+            functions.register(rows.sparkSession, self.pipeline.udfs, self.pipeline.aggregate_udfs)
+            self._lookups = Lookups(self.pipeline.lookups, rows.sparkSession)
+        self._lookups.ready()
+        return functions.transformed(rows, sql, self.pipeline.aggregate_udfs)
 
     def _carried(self, made: Any, is_small: bool, *, now: bool = False) -> Given:
         """Rows for the targets: here, or held by Spark where they are needed more than once or must be sure."""
@@ -133,11 +150,6 @@ class Batches:
             if now:
                 made.count()
         return kinds.Frame(made)
-
-    def _look_up(self, spark: Any) -> None:
-        if self._lookups is None:
-            self._lookups = Lookups(self.pipeline.lookups, spark)
-        self._lookups.ready()
 
     def _frame(self, taken: Taken, spark: Any, is_small: bool) -> Any:
         if taken.reader is None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 
 from weft.engine import given as kinds
 from weft.engine.load import Job
 from weft.engine.readers import open_tables
+from weft.engine.streaming.letter import Letter
 from weft.errors import WeftError
 from weft.pipelines.streaming.spec import DeadLetters, StreamingPipeline
 from weft.project import current
@@ -23,23 +24,6 @@ from weft.systems.load import Load
 from weft.systems.log import EXTRA, ROWID
 from weft.systems.sql import quarantine
 from weft.types import FieldType
-
-Stage = Literal["read", "transform", "store"]
-
-
-@dataclass(frozen=True)
-class Letter:
-    """One row that went nowhere."""
-
-    stage: Stage
-    """Where it failed: when it was read from its source, by `transform_sql`, or when a target stored it."""
-    error: str
-    source: str
-    payload: str
-    """The row as JSON, or the text of what was no row."""
-    offset: str | None = None
-    target: str | None = None
-
 
 FIELDS = ("failed_at", "pipeline", "batch", "stage", "error", "source", "offset", "target", "payload")
 _SCHEMA = pa.schema(

@@ -12,7 +12,7 @@ from weft.engine import connectors, outcome, session
 from weft.engine.streaming.batch import Batches, Written, joined
 from weft.engine.streaming.checkpoint import Checkpoint
 from weft.engine.streaming.sources import open_source
-from weft.engine.streaming.watch import Watched, on_idle
+from weft.engine.streaming.watch import Watched, listen
 from weft.errors import WeftError
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.project import current
@@ -70,8 +70,8 @@ class Query:
             for name, value in _CONF.items():
                 spark.conf.set(name, value)
             self.checkpoint.note_jvm(spark)
-            if self._idle is not None:
-                on_idle(spark, self._idle)
+            if self._idle is not None or any(each.wants_to_know for each in origins):
+                listen(spark, self._idle or (lambda: None), self._reached)
             self._batches = Batches(self.pipeline, origins)
             writer = (
                 joined([each.stream(spark) for each in origins])
@@ -122,6 +122,10 @@ class Query:
             while self._query.isActive and self._committed() < self._last and time.monotonic() < deadline:
                 time.sleep(0.01)
             self._query.stop()
+
+    def _reached(self, ends: list[Any]) -> None:
+        for each, end in zip(self.watched, ends, strict=True):
+            each.reached(end)
 
     def _unlock(self) -> None:
         if self._is_lock_ours:

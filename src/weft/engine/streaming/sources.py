@@ -12,6 +12,7 @@ import pyarrow as pa
 from weft.engine import connectors, files, outcome
 from weft.engine.readers import Reader, StreamReader, stream_reader
 from weft.engine.streaming import ticks
+from weft.engine.streaming.letter import Letter
 from weft.errors import DeclarationError
 from weft.pipelines.streaming.spec import Source
 from weft.project import current
@@ -34,6 +35,8 @@ class Taken:
     frame: Any = None
     size: int | None = None
     """At most how many rows, where that is known."""
+    bad: tuple[Letter, ...] = ()
+    """What could not be read as rows."""
     done: Callable[[], None] = lambda: None
     """Called once every target has the rows."""
 
@@ -59,12 +62,14 @@ def open_source(source: Source) -> Origin:
         return FileOrigin(source, connection)
     if connection.kind.startswith("delta"):
         return DeltaOrigin(source, connection)
+    if connection.kind == "kafka":
+        return KafkaOrigin(source, connection)
     if system_for(connection.kind).log is not None:
         return LogOrigin(source)
     raise DeclarationError(
         f"{connection.label} ({connection.kind}) is no source of streaming pipelines.",
-        hint="Sources are streams of Weft (SQL databases, Redis), files (object_store_local, object_store_s3) and "
-        "Delta tables (delta_local, delta_s3).",
+        hint="Sources are streams of Weft (SQL databases, Redis), topics (kafka), files (object_store_local, "
+        "object_store_s3) and Delta tables (delta_local, delta_s3).",
     )
 
 
@@ -177,3 +182,48 @@ class DeltaOrigin:
     def take(self, frame: Any) -> Taken:
         """The rows themselves."""
         return Taken(self.name, frame=frame)
+
+
+# --------------------------------------------------------------------------------------------------------------- topics
+
+
+class KafkaOrigin:
+    """A topic of Kafka."""
+
+    def __init__(self, source: Source, connection: Any) -> None:
+        self._source, self.connection = source, connection
+        self.name = source.name
+
+    def stream(self, spark: Any) -> Any:
+        """The messages, as Spark's own connector gives them."""
+        from weft.systems.kafka import source as kafka
+
+        connectors.add(spark, "kafka")
+        start, most = self._source.start, self._source.max_rows or ticks.MAX_ROWS
+        return kafka.stream(spark, self.connection, self.name, start=start, max_rows=most)
+
+    def take(self, frame: Any) -> Taken:
+        """The messages as rows, and those that are none."""
+        from weft.systems.kafka import source as kafka
+
+        with outcome.explained(f"read the topic {self.name}"):
+            found = kafka.rows(frame, self.connection)
+            bad = tuple(
+                Letter(
+                    "read",
+                    each["error"],
+                    self.name,
+                    each["payload"].decode(errors="backslashreplace"),
+                    f"{each['partition']}:{each['offset']}",
+                )
+                for each in (found.bad.toArrow().to_pylist() if found.bad_rows else ())
+            )
+        return Taken(self.name, frame=found.good, size=found.good_rows, bad=bad, done=found.release)
+
+    def reached(self, end: dict[str, dict[str, int]]) -> None:
+        """Tell the consumer group, for those who watch its lag: every target has what comes before."""
+        from weft.systems.kafka import source as kafka
+
+        kafka.commit_offsets(
+            self.connection, self.name, {int(partition): offset for partition, offset in end[self.name].items()}
+        )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from weft.engine.streaming.checkpoint import Checkpoint
-from weft.engine.streaming.sources import LogOrigin, Origin, Taken
+from weft.engine.streaming.sources import KafkaOrigin, LogOrigin, Origin, Taken
 from weft.errors import WeftError
 from weft.pipelines.streaming.spec import Source
 from weft.streams import runtime
@@ -32,6 +33,16 @@ class Watched:
         """What the DataFrame of one micro-batch stands for."""
         self.taken = self._origin.take(frame)
         return self.taken
+
+    @property
+    def wants_to_know(self) -> bool:
+        """Whether the source is to be told how far its rows are stored."""
+        return isinstance(self._origin, KafkaOrigin)
+
+    def reached(self, end: Any) -> None:
+        """Tell the source how far its rows are stored."""
+        if isinstance(self._origin, KafkaOrigin) and end is not None:
+            self._origin.reached(end)
 
     @property
     def position(self) -> int | None:
@@ -84,8 +95,9 @@ class Lag:
             return None
 
 
-def on_idle(spark: Any, told: Callable[[], None]) -> None:
-    """Have `told` called whenever a query of this session looked for rows and found none."""
+def listen(spark: Any, idle: Callable[[], None], reached: Callable[[list[Any]], None]) -> None:
+    """Have `idle` called whenever a query of this session looked for rows and found none, and `reached` after each
+    batch with the place that each of its sources was read to."""
     from pyspark.sql.streaming.listener import StreamingQueryListener
 
     class Listener(StreamingQueryListener):
@@ -93,10 +105,10 @@ def on_idle(spark: Any, told: Callable[[], None]) -> None:
             pass
 
         def onQueryProgress(self, event: Any) -> None:
-            pass
+            reached([json.loads(each.endOffset or "null") for each in event.progress.sources])
 
         def onQueryIdle(self, event: Any) -> None:
-            told()
+            idle()
 
         def onQueryTerminated(self, event: Any) -> None:
             pass

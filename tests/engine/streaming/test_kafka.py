@@ -1,0 +1,85 @@
+"""Topics of Kafka as sources and targets."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+import weft
+from engine.streaming.conftest import declare, rows, run_once
+from servers import wait_until
+from weft.engine.streaming.dead import stream_of
+from weft.engine.streaming.query import Query
+from weft.errors import WeftError
+from weft.pipelines.streaming.declare import make
+
+pytestmark = pytest.mark.usefixtures("plain_spark", "here")
+
+
+@pytest.fixture
+def broker(kafka: Any) -> Any:
+    return weft.KafkaConnection(name="broker", bootstrap_servers=kafka.bootstrap, group_id="shop")
+
+
+def test_messages_become_rows(kafka: Any, broker: Any, way: str) -> None:
+    topic = kafka.create_topic()
+    kafka.produce(topic, [json.dumps({"id": n, "name": f"é{n}"}).encode() for n in range(5)])
+    pipeline: dict[str, Any] = {
+        "name": "events",
+        "source": broker,
+        "source_query": topic,
+        "target_table": (None, "copies"),
+    }
+    run_once(**pipeline)
+    kafka.produce(topic, [b'{"id": 5, "name": "x", "more": 1.5}'])
+    run_once(**pipeline)
+    run_once(**pipeline)
+    assert rows("copies", "id, name, more") == [*((n, f"é{n}", None) for n in range(5)), (5, "x", 1.5)]
+    assert all(moment is not None for (moment,) in rows("copies", "_event_ts"))
+
+
+def test_bad_messages_alone_are_dead_letters(kafka: Any, broker: Any) -> None:
+    topic = kafka.create_topic()
+    kafka.produce(topic, [b"{", b'{"id": 1}', b"\xff", b'{"id": 2}', b"[1]"])
+    pipeline: dict[str, Any] = {"source": broker, "source_query": topic}
+    with pytest.raises(WeftError, match=r"3 messages of .* are no rows"):
+        run_once(name="fail", target_table=(None, "failing"), **pipeline)
+    run_once(name="letters", target_table=(None, "copies"), dead_letter_stream="failed", **pipeline)
+    assert rows("copies", "id") == [(1,), (2,)]
+    letters = weft.consume_sync(stream_of("failed", None), "me")
+    assert sorted(each["payload"] for each in letters) == ["[1]", "\\xff", "{"]
+    assert {(each["stage"], each["source"]) for each in letters} == {("read", topic)}
+
+
+def test_the_group_is_told(kafka: Any, broker: Any) -> None:
+    topic = kafka.create_topic()
+    pipeline = make(name="told", source=broker, source_query=topic, target="default", target_table=(None, "copies"))
+    query = Query(pipeline)
+    query.start()
+    try:
+        kafka.produce(topic, [b'{"id": 1}', b'{"id": 2}'])
+        wait_until(lambda: _committed(kafka, topic) == 2, "the group's offsets")
+        assert rows("copies", "id") == [(1,), (2,)]
+    finally:
+        query.stop()
+        query.wait(60)
+
+
+def test_rows_become_messages(kafka: Any, broker: Any) -> None:
+    topic = kafka.create_topic()
+    events = declare(n="int64", text="string")
+    weft.publish_sync(events, [{"n": n, "text": "x"} for n in range(3)])
+    target = weft.Target(connection=broker, stream=topic, primary_key=["n"])
+    run_once(name="out", source=events, targets=[target], transform_sql="SELECT n, text FROM source")
+    run_once(name="back", source=broker, source_query=topic, target_table=(None, "copies"))
+    assert rows("copies", "n, text") == [(n, "x") for n in range(3)]
+
+
+def _committed(kafka: Any, topic: str) -> int:
+    """As any tool that watches lag sees it."""
+    from confluent_kafka import ConsumerGroupTopicPartitions
+
+    (found,) = kafka.admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions("shop")]).values()
+    return sum(max(each.offset, 0) for each in found.result().topic_partitions if each.topic == topic)
