@@ -83,3 +83,21 @@ def _committed(kafka: Any, topic: str) -> int:
 
     (found,) = kafka.admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions("shop")]).values()
     return sum(max(each.offset, 0) for each in found.result().topic_partitions if each.topic == topic)
+
+
+def test_columns_that_a_batch_lacks(kafka: Any, broker: Any) -> None:
+    topic = kafka.create_topic()
+    pipeline: dict[str, Any] = {
+        "name": "sparse",
+        "source": broker,
+        "source_query": topic,
+        "target_table": (None, "copies"),
+        "transform_sql": "SELECT id, upper(name) AS name, amount FROM source",
+    }
+    for message in (b'{"id": 1, "name": "a", "amount": 1.5}', b'{"id": 2}', b'{"id": 3, "name": null, "amount": null}'):
+        kafka.produce(topic, [message])
+        run_once(**pipeline)
+    assert rows("copies") == [(1, "A", 1.5), (2, None, None), (3, None, None)]
+    kafka.produce(topic, [b'{"id": 4, "other": null}'])
+    run_once(name="all", source=broker, source_query=topic, target_table=(None, "everything"))
+    assert rows("everything", "id, name") == [(1, "a"), (2, None), (3, None), (4, None)]

@@ -18,6 +18,7 @@ from weft.engine.given import Given
 from weft.engine.load import Job
 from weft.engine.readers import open_tables
 from weft.engine.streaming import dead, functions
+from weft.engine.streaming.columns import Columns
 from weft.engine.streaming.fit import Fit
 from weft.engine.streaming.letter import Letter
 from weft.engine.streaming.lookups import Lookups
@@ -53,8 +54,8 @@ class Written:
 class Batches:
     """Carries out micro-batches, each exactly once under the name of its checkpoint."""
 
-    def __init__(self, pipeline: StreamingPipeline, origins: Sequence[Origin]) -> None:
-        self.pipeline, self.origins = pipeline, origins
+    def __init__(self, pipeline: StreamingPipeline, origins: Sequence[Origin], columns: Columns) -> None:
+        self.pipeline, self.origins, self._columns = pipeline, origins, columns
         self._lookups: Lookups | None = None
         self._box = dead.DeadLetterBox(pipeline)
 
@@ -75,7 +76,7 @@ class Batches:
             lost += len(each.bad)
         filled = [each for each in taken if each.size != 0]
         if filled:
-            given, letters = self._given(filled, frame.sparkSession)
+            given, letters = self._given(filled, frame.sparkSession, checkpoint)
             self._box.put(letters, checkpoint, batch_id, "transform")
             lost += len(letters)
             try:
@@ -104,13 +105,13 @@ class Batches:
 
     # ------------------------------------------------------------------------------------------------------------- rows
 
-    def _given(self, taken: list[Taken], spark: Any) -> tuple[Given, list[Letter]]:
+    def _given(self, taken: list[Taken], spark: Any, checkpoint: str) -> tuple[Given, list[Letter]]:
         sql = self.pipeline.transform_sql
         is_small = all(each.size is not None for each in taken) and sum(each.size or 0 for each in taken) <= SMALL
         if len(taken) == 1 and sql is None and taken[0].reader is not None:
             reader = taken[0].reader
             return _in_memory(reader) if is_small else kinds.Rows(reader), []
-        rows = [self._frame(each, spark, is_small) for each in taken]
+        rows = [self._frame(each, spark, is_small, checkpoint) for each in taken]
         whole = reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), rows)
         # The session of the query, in which the lookups are.
         whole = moved_to(whole, spark)
@@ -151,9 +152,9 @@ class Batches:
                 made.count()
         return kinds.Frame(made)
 
-    def _frame(self, taken: Taken, spark: Any, is_small: bool) -> Any:
+    def _frame(self, taken: Taken, spark: Any, is_small: bool, checkpoint: str) -> Any:
         if taken.reader is None:
-            return taken.frame
+            return self._columns.complete(taken.frame, taken.source, checkpoint)
         if is_small:
             return frames.from_memory(spark, _in_memory(taken.reader))
         return frames.from_reader(spark, taken.reader, spark.sparkContext.defaultParallelism)

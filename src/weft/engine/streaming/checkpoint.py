@@ -141,6 +141,11 @@ class Checkpoint:
 
     # -------------------------------------------------------------------------------------------------------- how it is
 
+    @property
+    def columns(self) -> Path:
+        """Where the columns of its sources are kept."""
+        return self._beside("columns.json")
+
     def state(self) -> State:
         """What Spark's log says, without Spark."""
         self._refuse_url("read")

@@ -11,6 +11,7 @@ from typing import Any
 from weft.engine import connectors, outcome, session
 from weft.engine.streaming.batch import Batches, Written, joined
 from weft.engine.streaming.checkpoint import Checkpoint
+from weft.engine.streaming.columns import Columns
 from weft.engine.streaming.sources import open_source
 from weft.engine.streaming.watch import Watched, listen
 from weft.errors import WeftError
@@ -72,7 +73,7 @@ class Query:
             self.checkpoint.note_jvm(spark)
             if self._idle is not None or any(each.wants_to_know for each in origins):
                 listen(spark, self._idle or (lambda: None), self._reached)
-            self._batches = Batches(self.pipeline, origins)
+            self._batches = Batches(self.pipeline, origins, Columns(self.checkpoint.columns))
             writer = (
                 joined([each.stream(spark) for each in origins])
                 .writeStream.foreachBatch(self._carry_out)
