@@ -22,6 +22,7 @@ AsyncClient = redis.asyncio.Redis | redis.asyncio.RedisCluster
 ERRORS = (exceptions.RedisError, exceptions.RedisClusterException, OSError)
 # Of a client of a cluster also this: it is sent on to a node that has no slots yet, which it does not know.
 CLUSTER_ERRORS = (*ERRORS, AttributeError)
+NO_SUCH_NODE = "'NoneType' object has no attribute 'redis_connection'"
 
 
 def arguments(connection: RedisConnection) -> dict[str, Any]:
@@ -133,6 +134,6 @@ def explain(connection: Connection, error: BaseException) -> WeftError:
 # anything.
 _BUSY = (
     *("LOADING", "BUSY ", "TRYAGAIN", "CLUSTERDOWN"),
-    *("TTL exhausted", "'NoneType' object has no attribute 'redis_connection'"),
+    *("TTL exhausted", NO_SUCH_NODE),
 )
 _FULL = ("MISCONF", "NOREPLICAS")

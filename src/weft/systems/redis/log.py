@@ -334,7 +334,7 @@ class RedisLog:
         members: dict[bytes, Member] = {}
         first, count = "-", _WALK_STEP
         while count == _WALK_STEP:
-            count, last, found = self.store.script("members", [self.keys.stream], consumer, first)
+            count, last, found = self.store.script("holders", [self.keys.stream], consumer, first)
             first = last and f"({last.decode()}"
             for name, pending, since, deliveries in found:
                 member = members.get(name)

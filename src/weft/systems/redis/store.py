@@ -104,7 +104,7 @@ class RedisStore:
     def _explain(self, error: BaseException) -> BaseException:
         if isinstance(error, WeftError):
             return error
-        if isinstance(error, AttributeError) and not isinstance(self._client, redis.RedisCluster):
+        if isinstance(error, AttributeError) and client.NO_SUCH_NODE not in str(error):
             return error
         if self._closed:
             return ConnectionFailedError(f"{self.connection.label} was closed.")
