@@ -116,6 +116,8 @@ def answered(error: BaseException) -> bool:
 def explain(connection: Connection, error: BaseException) -> WeftError:
     """An error of redis-py as one of ours, without secrets."""
     said = " ".join(settings.redact(str(error), connection.secrets()).split()) or type(error).__name__
+    if said == NO_SUCH_NODE:
+        said = "TRYAGAIN the slot moves to a node that had none"
     what = f"Redis ({connection.target}): {said}"
     if isinstance(error, exceptions.BusyLoadingError) or said.startswith(_BUSY):
         return BusyError(what, hint="Nothing was stored. The server is busy, or moves this slot; try again.")
@@ -130,10 +132,6 @@ def explain(connection: Connection, error: BaseException) -> WeftError:
     )
 
 
-# The second line is what redis-py says of itself: every node that it asked sent it on to another, and none of them did
-# anything.
-_BUSY = (
-    *("LOADING", "BUSY ", "TRYAGAIN", "CLUSTERDOWN"),
-    *("TTL exhausted", NO_SUCH_NODE),
-)
+# The last is what redis-py says: every node that it asked sent it on to another, and none of them did anything.
+_BUSY = ("LOADING", "BUSY ", "TRYAGAIN", "CLUSTERDOWN", "TTL exhausted")
 _FULL = ("MISCONF", "NOREPLICAS")
