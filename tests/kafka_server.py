@@ -6,8 +6,8 @@
     broker.kill()        # -9
     broker.restart()
 
-It listens twice: `bootstrap` for everybody, `sasl_bootstrap` for who signs in as `USER` with `PASSWORD` (PLAIN,
-SCRAM-SHA-256, SCRAM-SHA-512). Its jars are kept in the cache that Spark's are kept in.
+It listens twice: `bootstrap` for everybody, `sasl_bootstrap` for who signs in as `USER` with `PASSWORD` (PLAIN; SCRAM
+after `add_scram_user`). Its jars are kept in the cache that Spark's are kept in.
 """
 
 from __future__ import annotations
@@ -53,11 +53,9 @@ class KafkaServer(Server):
         self.sasl_port, self.controller_port = free_port(), free_port()
         properties = self.folder / "server.properties"
         properties.write_text("".join(f"{name}={_escaped(value)}\n" for name, value in self.settings().items()))
-        scram = (f'{mechanism}=[name="{USER}",password={_quoted(PASSWORD)}]' for mechanism in SCRAM)
         self.run(
             *(self.program, "-cp", self.class_path, "kafka.tools.StorageTool", "format"),
             *("-t", _CLUSTER, "-c", str(properties)),
-            *(word for each in scram for word in ("--add-scram", each)),
         )
 
     def settings(self) -> dict[str, str]:
@@ -120,6 +118,15 @@ class KafkaServer(Server):
         from confluent_kafka.admin import AdminClient
 
         return AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
+
+    def add_scram_user(self) -> None:
+        """Let `USER` sign in by SCRAM."""
+        from confluent_kafka import admin
+
+        for mechanism in SCRAM:
+            info = admin.ScramCredentialInfo(admin.ScramMechanism[mechanism.replace("-", "_")], 4096)
+            change = admin.UserScramCredentialUpsertion(USER, info, PASSWORD.encode())
+            self.admin.alter_user_scram_credentials([change])[USER].result(30)
 
     def create_topic(self, partitions: int = 1) -> str:
         """Make an empty topic and give its name."""

@@ -88,6 +88,7 @@ if TYPE_CHECKING:
     from weft.systems.delta.connection import DeltaLocalConnection as DeltaLocalConnection
     from weft.systems.delta.connection import DeltaS3Connection as DeltaS3Connection
     from weft.systems.duckdb.connection import DuckDBConnection as DuckDBConnection
+    from weft.systems.kafka.connection import KafkaConnection as KafkaConnection
     from weft.systems.mysql.connection import MySQLConnection as MySQLConnection
     from weft.systems.objects.connection import ObjectStoreLocalConnection as ObjectStoreLocalConnection
     from weft.systems.objects.connection import ObjectStoreS3Connection as ObjectStoreS3Connection
@@ -149,6 +150,7 @@ _NAMES_OF_MODULES = {
     ),
     "weft.systems.delta.connection": ("DeltaLocalConnection", "DeltaS3Connection"),
     "weft.systems.duckdb.connection": ("DuckDBConnection",),
+    "weft.systems.kafka.connection": ("KafkaConnection",),
     "weft.systems.mysql.connection": ("MySQLConnection",),
     "weft.systems.objects.connection": ("ObjectStoreLocalConnection", "ObjectStoreS3Connection"),
     "weft.systems.objects.formats": ("format_from_path",),

@@ -47,11 +47,11 @@ def test_list_as_json(run, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_list_goes_on_past_a_mistake(run) -> None:
-    Path("weft.toml").write_text('[connections.bad]\nkind = "kafka"\n')
+    Path("weft.toml").write_text('[connections.bad]\nkind = "pulsar"\n')
     done = run("connections", "list")
     assert done.returncode == 0
     assert re.search(r"^bad +\? +weft\.toml$", done.stdout, re.M)
-    assert "warning: bad: weft.toml, [connections.bad]: There is no kind of connection named 'kafka'." in done.stderr
+    assert "warning: bad: weft.toml, [connections.bad]: There is no kind of connection named 'pulsar'." in done.stderr
 
 
 def test_check(run, system, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,8 +101,8 @@ def test_kind_and_fields_of_a_file(write_settings, monkeypatch: pytest.MonkeyPat
         ("", DeclarationError, "url or kind is missing"),
         ('url = ""', DeclarationError, "url is empty"),
         ('url = "hunter2"', SettingsError, "must begin with a scheme"),
-        ('url = "kafka://h"', NotFoundError, r"URLs that begin with kafka://[\s\S]*Known schemes: .*postgres"),
-        ('kind = "kafka"', NotFoundError, r"no kind .* 'kafka'[\s\S]*Known kinds: .*mysql.*postgres.*sqlite"),
+        ('url = "pulsar://h"', NotFoundError, r"URLs that begin with pulsar://[\s\S]*Known schemes: .*postgres"),
+        ('kind = "pulsar"', NotFoundError, r"no kind .* 'pulsar'[\s\S]*Known kinds: .*mysql.*postgres.*sqlite"),
         ('kind = "postgers"', NotFoundError, r"Did you mean 'postgres'\?"),
         ('kind = "postgres"', DeclarationError, "needs the field 'url'"),
         ('kind = "sqlite"\npth = "a"', DeclarationError, r"no field 'pth'[\s\S]*Did you mean 'path'\?"),
@@ -120,7 +120,7 @@ def test_mistake_in_a_file_names_the_place(write_settings, registry: Project, te
 
 
 def test_mistake_in_one_connection_does_not_hide_the_others(write_settings, registry: Project) -> None:
-    write_settings('[connections.bad]\nkind = "kafka"\n' + table("good", "a.db"))
+    write_settings('[connections.bad]\nkind = "pulsar"\n' + table("good", "a.db"))
     shown = {each.name: (each.kind, each.problem is not None) for each in registry.describe_connections()}
     assert shown == {"bad": (None, True), "default": ("sqlite", False), "good": ("sqlite", False)}
 

@@ -342,6 +342,12 @@ _BUILT_IN = {
             describes="Redis: one server, a cluster, or one behind Sentinels",
         ),
         System(
+            kind="kafka",
+            connection="weft.systems.kafka.connection:KafkaConnection",
+            extra="kafka",
+            describes="Kafka: topics of JSON messages or of bytes",
+        ),
+        System(
             kind="object_store_local",
             connection="weft.systems.objects.connection:ObjectStoreLocalConnection",
             schemes=(),

@@ -1,0 +1,1 @@
+"""Topics of Kafka: read and written by Spark's own connector."""

@@ -1,0 +1,148 @@
+"""Clients of confluent-kafka for a connection: metadata, offsets, groups, and what their errors mean."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from functools import lru_cache
+from typing import Any, TypeVar
+
+from weft import settings
+from weft.errors import ConnectionFailedError, WeftError, unknown
+from weft.systems.base import require
+from weft.systems.kafka import options
+from weft.systems.kafka.connection import KafkaConnection
+
+SECONDS = 10.0
+"""How long brokers may take to answer."""
+_STEP = 0.5
+_Found = TypeVar("_Found")
+
+
+class Admin:
+    """Asks the brokers of one connection. Thread-safe."""
+
+    def __init__(self, connection: KafkaConnection) -> None:
+        self.library = require("confluent_kafka", connection.kind)
+        self.admin = require("confluent_kafka.admin", connection.kind)
+        self.connection = connection
+        self.said: dict[int, str] = {}
+        self.client = self.admin.AdminClient({**options.for_client(connection), "error_cb": self._hear})
+
+    def _hear(self, error: Any) -> None:
+        self.said[error.code()] = error.str()
+
+    def metadata(self) -> Any:
+        """The brokers and topics of the cluster."""
+        deadline = time.monotonic() + SECONDS
+        self.said.clear()
+        while True:
+            try:
+                return self.client.list_topics(timeout=_STEP)
+            except self.library.KafkaException as error:
+                self.client.poll(0)  # so that it says why
+                codes = self.library.KafkaError
+                # Neither gets better by waiting.
+                if {codes._AUTHENTICATION, codes._ALL_BROKERS_DOWN} & self.said.keys() or time.monotonic() > deadline:
+                    raise self.failed(error) from None
+
+    def partitions(self, topic: str) -> list[int]:
+        """The numbers of a topic's partitions."""
+        topics = self.metadata().topics
+        if options.topic_name(topic) not in topics:
+            raise unknown(f"topic of {self.connection.label}", topic, [name for name in topics if name[:2] != "__"])
+        return sorted(topics[topic].partitions)
+
+    def offsets(self, topic: str, which: Any) -> dict[int, int]:
+        """An offset of each partition: the latest, or the first at a time."""
+        of = self.library.TopicPartition
+        asked = {of(topic, number): which for number in self.partitions(topic)}
+        futures = self.client.list_offsets(asked, request_timeout=SECONDS)
+        return {place.partition: self.result(future).offset for place, future in futures.items()}
+
+    def commit(self, group: str, topic: str, ends: Mapping[int, int]) -> None:
+        """Set the offsets of a consumer group."""
+        of = self.library.TopicPartition
+        wanted = self.library.ConsumerGroupTopicPartitions(group, [of(topic, *each) for each in ends.items()])
+        for future in self.client.alter_consumer_group_offsets([wanted], request_timeout=SECONDS).values():
+            for place in self.result(future).topic_partitions:
+                if place.error is not None:
+                    raise self.failed(self.library.KafkaException(place.error))
+
+    def result(self, future: Future[_Found]) -> _Found:
+        """What a broker answers."""
+        try:
+            return future.result(2 * SECONDS)
+        except (self.library.KafkaException, TimeoutError) as error:
+            self.client.poll(0)
+            raise self.failed(error) from None
+
+    def failed(self, error: BaseException) -> WeftError:
+        """An error of the client as one of ours, with the reason that its threads gave beside it."""
+        codes = self.library.KafkaError
+        told = self.said.get(codes._AUTHENTICATION) or self.said.get(codes._SSL) or self.said.get(codes._TRANSPORT)
+        refused = codes._AUTHENTICATION in self.said
+        return self.connection.unreachable(ConnectionError(told) if told else error, answered=refused)
+
+
+@lru_cache(maxsize=32)
+def _admin(connection: KafkaConnection) -> Admin:
+    return Admin(connection)
+
+
+def admin(connection: KafkaConnection) -> Admin:
+    """The process's client of a connection, as its variables are now."""
+    return _admin(connection.resolved())
+
+
+def metadata(connection: KafkaConnection) -> Any:
+    """The brokers and topics, by a client of its own: it connects anew."""
+    return Admin(connection.resolved()).metadata()
+
+
+def send(
+    connection: KafkaConnection,
+    topic: str,
+    records: Iterable[tuple[bytes | None, bytes | None, Mapping[str, bytes]]],
+) -> int:
+    """Store messages (key, value, headers), and wait until every replica has them; how many there were."""
+    library = require("confluent_kafka", connection.kind)
+    failures: list[Any] = []
+    heard: list[str] = []
+
+    def delivered(error: Any, _: Any) -> None:
+        if error is not None:
+            failures.append(error)
+
+    producer = library.Producer(
+        {
+            **options.for_client(connection),
+            "acks": "all",
+            "enable.idempotence": True,
+            "delivery.timeout.ms": int(3 * SECONDS * 1000),
+            "linger.ms": 5,
+            "error_cb": lambda error: heard.append(error.str()),
+        }
+    )
+    count = 0
+    for key, value, headers in records:
+        count += 1
+        while True:
+            try:
+                producer.produce(topic, value, key, headers=list(headers.items()), on_delivery=delivered)
+                break
+            except BufferError:  # as much waits for the brokers as may
+                producer.poll(_STEP)
+            except library.KafkaException as error:  # larger than a message may be
+                failures.append(error.args[0])
+                break
+    producer.flush()
+    if failures:
+        why = settings.redact(failures[0].str(), connection.secrets())
+        raise ConnectionFailedError(
+            f"{len(failures)} of {count} messages were not taken by the topic {topic!r} of {connection.label} "
+            f"({connection.target}): {why}" + (f" ({heard[-1]})" if heard else ""),
+            hint="The others are stored. Sent again, they are there twice.",
+        )
+    return count

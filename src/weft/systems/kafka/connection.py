@@ -1,0 +1,147 @@
+"""How to reach the brokers of a Kafka cluster, and what its messages hold."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from dataclasses import field as option
+from typing import Any, ClassVar
+
+from weft import settings
+from weft.errors import DeclarationError, nearest
+from weft.systems.base import Connection, measured
+
+PORT = 9092
+FORMATS = ("json", "raw_bytes")
+_LATER_FORMATS = ("avro", "protobuf")
+MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+_SERVER = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:/@\[\]]+)(?::(?P<port>[0-9]{1,5}))?")
+
+
+@dataclass(frozen=True)
+class KafkaConnection(Connection):
+    """A Kafka cluster: `KafkaConnection(bootstrap_servers="broker-1:9092,broker-2:9092", group_id="weft")`.
+
+    `payload_format` says what messages hold: `json` (an object each) or `raw_bytes`. With `sasl_plain_username` the
+    connection is encrypted unless `security_protocol="SASL_PLAINTEXT"` says otherwise. Certificates are PEM files.
+    """
+
+    kind: ClassVar[str] = "kafka"
+
+    bootstrap_servers: str
+    group_id: str | None = option(default=None, kw_only=True)
+    payload_format: str = option(default="json", kw_only=True)
+    sasl_plain_username: str | None = option(default=None, kw_only=True)
+    sasl_plain_password: str | None = option(default=None, kw_only=True, metadata={"secret": True})
+    sasl_mechanism: str | None = option(default=None, kw_only=True)
+    security_protocol: str | None = option(default=None, kw_only=True)
+    ssl_ca_location: str | None = option(default=None, kw_only=True)
+    ssl_certificate_location: str | None = option(default=None, kw_only=True)
+    ssl_key_location: str | None = option(default=None, kw_only=True)
+    ssl_key_password: str | None = option(default=None, kw_only=True, metadata={"secret": True})
+    schema_registry: Any = option(default=None, kw_only=True)
+    schema_registry_url: str | None = option(default=None, kw_only=True)
+
+    def validate(self) -> None:
+        """What contradicts itself, or is not there yet, is refused when it is declared."""
+        super().validate()
+        self._one_of("payload_format", FORMATS, _LATER_FORMATS)
+        self._one_of("sasl_mechanism", MECHANISMS)
+        self._one_of("security_protocol", PROTOCOLS)
+        for name in ("schema_registry", "schema_registry_url"):
+            if getattr(self, name) is not None:
+                raise DeclarationError(
+                    f"{self.label} names a schema registry ({name}), which this version cannot use.",
+                    hint=f"Leave it out, and use payload_format {' or '.join(map(repr, FORMATS))}.",
+                )
+        self._check_sign_in()
+        if bool(self.ssl_certificate_location) != bool(self.ssl_key_location):
+            raise DeclarationError(
+                f"{self.label} needs ssl_certificate_location and ssl_key_location, both or neither."
+            )
+        if self._is_resolved or not settings.has_references(self.bootstrap_servers):
+            _ = self.servers
+
+    def _one_of(self, name: str, known: tuple[str, ...], later: tuple[str, ...] = ()) -> None:
+        value = getattr(self, name)
+        if value is None or value in known or (not self._is_resolved and settings.has_references(value)):
+            return
+        if value in later:
+            raise DeclarationError(
+                f"{self.label} has the {name} {value!r}, which this version cannot read.",
+                hint=f"It can read {' and '.join(known)}.",
+            )
+        close = nearest(value, known) or nearest(value.upper(), known)
+        hint = f"Did you mean {close!r}?" if close else f"Known: {', '.join(known)}."
+        raise DeclarationError(f"{self.label} has the {name} {value!r}, which there is not.", hint=hint)
+
+    def _check_sign_in(self) -> None:
+        if (self.sasl_plain_username is None) != (self.sasl_plain_password is None):
+            raise DeclarationError(f"{self.label} needs sasl_plain_username and sasl_plain_password, both or neither.")
+        signs_in = self.sasl_plain_username is not None
+        if not signs_in and (self.sasl_mechanism or (self.security_protocol or "").startswith("SASL")):
+            raise DeclarationError(
+                f"{self.label} signs in ({self.sasl_mechanism or self.security_protocol}) without a user.",
+                hint="Give sasl_plain_username and sasl_plain_password.",
+            )
+        if signs_in and self.security_protocol in ("PLAINTEXT", "SSL"):
+            raise DeclarationError(
+                f"{self.label} has a user, and a security_protocol that does not sign in ({self.security_protocol}).",
+                hint="SASL_SSL, or SASL_PLAINTEXT for a network that nobody listens to.",
+            )
+
+    @property
+    def servers(self) -> list[str]:
+        """Each bootstrap server as host:port."""
+        found = []
+        for each in filter(None, (text.strip() for text in self.bootstrap_servers.split(","))):
+            parts = _SERVER.fullmatch(each)
+            if parts is None or not 0 < int(parts["port"] or PORT) < 65536:
+                raise DeclarationError(
+                    f"The bootstrap_servers of {self.label} have one among them that is no host:port.",
+                    hint='bootstrap_servers="broker-1:9092,broker-2:9092"',
+                )
+            found.append(f"{parts['host']}:{parts['port'] or PORT}")
+        if not found:
+            raise DeclarationError(f"{self.label} has no bootstrap_servers.", hint='bootstrap_servers="localhost:9092"')
+        return found
+
+    @property
+    def protocol(self) -> str:
+        """How brokers are spoken to. With a password never in the clear, unless somebody asked for it."""
+        if self.security_protocol is not None:
+            return self.security_protocol
+        if self.sasl_plain_username is not None:
+            return "SASL_SSL"
+        return "SSL" if self.ssl_ca_location or self.ssl_certificate_location else "PLAINTEXT"
+
+    @property
+    def mechanism(self) -> str:
+        """How a user proves who they are."""
+        return self.sasl_mechanism or "PLAIN"
+
+    @property
+    def group(self) -> str:
+        """The consumer group that offsets are committed to."""
+        return self.group_id or "weft"
+
+    @property
+    def target(self) -> str:
+        """The bootstrap servers."""
+        return self.bootstrap_servers
+
+    def check(self) -> dict[str, Any]:
+        """Ask the cluster which brokers there are."""
+        from weft.systems.kafka import client
+
+        report: dict[str, Any] = {}
+        with measured(report):
+            found = client.metadata(self)
+        brokers = len(found.brokers)
+        return {
+            "server": f"Kafka, {brokers} broker{'s' if brokers != 1 else ''}",
+            "cluster": found.cluster_id,
+            "topics": sum(not name.startswith("__") for name in found.topics),
+            **report,
+        }

@@ -1,0 +1,300 @@
+"""JSON messages as columns of Arrow, and of each that cannot be one why not.
+
+The values of a batch are joined by newlines and parsed at once: a message that begins with `{` and ends with `}` cannot
+run into its neighbour, because a `{` never follows a `}` within an object, so as many rows as messages means that each
+is a row. Whatever is odd about one of them (an error, two objects, a type that differs, a number that would be altered)
+sends the batch to the careful way, which looks at each message by itself. Both give the same where the first gives
+anything.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as arrow_json
+
+from weft.systems.kafka.kinds import WHOLE, depth, json_of, leaves, text_of, without_times
+from weft.types import FieldType, check_value, from_json, round_float32
+
+MAX_DEPTH = 32
+"""Deeper values are refused: types of Spark and Parquet are walked by recursion. Arrow's reader dies of deep ones."""
+_MOST_BRACKETS = 1000
+_EXACT = 2.0**53
+_TOO_DEEP = f"It is nested deeper than {MAX_DEPTH} levels."
+_decode = msgspec.json.Decoder().decode
+_decode_exactly = msgspec.json.Decoder(float_hook=Decimal).decode
+
+
+class Parsed(NamedTuple):
+    """The columns of a batch, from which messages the rows are, and what is wrong with the others, by their numbers."""
+
+    columns: dict[str, pa.Array]
+    taken: Sequence[int]
+    bad: dict[int, str]
+
+
+class Reader:
+    """Reads the batches of one task. It remembers the types of columns, for what comes next is most likely of them."""
+
+    def __init__(self, known: Mapping[str, pa.DataType]) -> None:
+        self.known = {name.lower(): kind for name, kind in known.items()}
+        self.seen: dict[str, pa.DataType] = {}
+        self.hopes = True
+
+    def parse(self, values: pa.Array) -> Parsed:
+        """The rows of messages, none of which is null."""
+        columns = self._at_once(values) if self.hopes else None
+        if columns is not None:
+            return Parsed(columns, range(len(values)), {})
+        parsed = self._one_by_one(values)
+        # Where no message was to blame, the next batch would be tried in vain too.
+        self.hopes = bool(parsed.bad)
+        return parsed
+
+    # ------------------------------------------------------------------------------------------------------- at once
+
+    def _at_once(self, values: pa.Array) -> dict[str, pa.Array] | None:
+        if not len(values) or not _is_regular(values):
+            return None
+        joined = pc.binary_join(pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values), b"\n")
+        text = joined[0].as_buffer()
+        for _ in range(3):
+            table = _read(text, self.seen)
+            if table is None and self.seen:
+                self.seen = {}  # a column may have become of a wider type
+                continue
+            if table is None or table.num_rows != len(values):
+                return None
+            wanted = {each.name: self._reading(each) for each in table.schema}
+            if None in wanted.values() or "" in wanted or len({name.lower() for name in wanted}) < len(wanted):
+                return None
+            self.seen = {name: kind for name, kind in wanted.items() if not pa.types.is_null(kind)}
+            if all(each.type.equals(wanted[each.name]) for each in table.schema):
+                return self._finished(table)
+        return None
+
+    def _reading(self, field: pa.Field) -> pa.DataType | None:
+        """The type that Arrow is to read a column as; `None` where it cannot."""
+        known = self.known.get(field.name.lower())
+        if known is None:
+            return without_times(field.type)
+        if pa.types.is_timestamp(known) or pa.types.is_date(known):
+            return pa.string()
+        return known if _is_plain(known) else None
+
+    def _finished(self, table: pa.Table) -> dict[str, pa.Array] | None:
+        columns = {}
+        for name in table.column_names:
+            column = table.column(name).combine_chunks()
+            if depth(column.type) > MAX_DEPTH or not _is_exact(column):
+                return None
+            try:
+                columns[name] = column.cast(self.known.get(name.lower(), column.type))
+            except pa.ArrowInvalid:
+                return None
+        return columns
+
+    # ---------------------------------------------------------------------------------------------------- one by one
+
+    def _one_by_one(self, values: pa.Array) -> Parsed:
+        names: dict[str, str] = {}
+        rows: list[dict[str, Any]] = []
+        taken: list[int] = []
+        bad: dict[int, str] = {}
+        for number, value in enumerate(values.to_pylist()):
+            try:
+                row = self._row(value)
+            except ValueError as error:
+                bad[number] = str(error)
+                continue
+            taken.append(number)
+            rows.append({name.lower(): each for name, each in row.items()})
+            for name in row:
+                names.setdefault(name.lower(), name)
+        return Parsed(
+            {name: self._array(key, [row.get(key) for row in rows]) for key, name in names.items()}, taken, bad
+        )
+
+    def _row(self, value: bytes) -> dict[str, Any]:
+        """The values of one message, as their columns hold them; `ValueError` says why there are none."""
+        try:
+            value.decode()
+            found = _decode(value)
+        except UnicodeDecodeError as error:
+            raise ValueError(f"It is not UTF-8: byte {error.start} cannot be read.") from None
+        except msgspec.DecodeError as error:
+            raise ValueError(f"It is not JSON: {error}.") from None
+        except RecursionError:
+            raise ValueError(_TOO_DEEP) from None
+        if type(found) is not dict:
+            raise ValueError(f"It is JSON, but no object: it is {_NAMES[type(found)]}.")
+        if "" in found:
+            raise ValueError("It has a key without a name, which no column can have.")
+        if value.count(b"{") + value.count(b"[") > MAX_DEPTH and _is_deep(found):
+            raise ValueError(_TOO_DEEP)
+        if len({name.lower() for name in found}) < len(found):
+            twice = [name for name, times in Counter(name.lower() for name in found).items() if times > 1]
+            raise ValueError(f"It has two keys that are one column: {twice[0]!r} in upper and lower case.")
+        for name, each in found.items() if self.known else ():
+            if (known := self.known.get(name.lower())) is not None:
+                exact = _decode_exactly(value)[name] if pa.types.is_decimal(known) else each
+                found[name] = _fitted(name, exact, known)
+        return found
+
+    def _array(self, key: str, values: list[Any]) -> pa.Array:
+        known = self.known.get(key)
+        return _inferred(values) if known is None else pa.array(values, storage(known))
+
+
+def _is_regular(values: pa.Array) -> bool:
+    """Whether no message can run into the next, and Arrow's reader survives them."""
+    try:
+        texts = values.cast(pa.string())  # which looks whether it is UTF-8
+    except pa.ArrowInvalid:
+        return False
+    brackets = pc.add(pc.count_substring(texts, "{"), pc.count_substring(texts, "["))
+    objects = pc.and_(pc.starts_with(texts, "{"), pc.ends_with(texts, "}"))
+    return bool(pc.all(objects).as_py()) and pc.max(brackets).as_py() <= _MOST_BRACKETS
+
+
+def _read(text: pa.Buffer, seen: Mapping[str, pa.DataType]) -> pa.Table | None:
+    try:
+        return arrow_json.read_json(
+            pa.BufferReader(text),
+            # In one block: where there are several, each ends at a newline, and a value may hold one.
+            arrow_json.ReadOptions(use_threads=False, block_size=text.size + 1),
+            arrow_json.ParseOptions(explicit_schema=pa.schema(list(seen.items())), unexpected_field_behavior="infer"),
+        )
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return None
+
+
+def _is_exact(column: pa.Array) -> bool:
+    """Whether each number is the one that was sent: Arrow reads an integer beyond 64 bits as the nearest float, and
+    takes NaN for a number."""
+    for leaf in leaves(column):
+        if pa.types.is_floating(leaf.type) and leaf.null_count < len(leaf):
+            bounds = pc.min_max(leaf)
+            within = bounds["min"].as_py() > -_EXACT and bounds["max"].as_py() < _EXACT
+            if not within or pc.any(pc.is_nan(leaf)).as_py():
+                return False
+    return True
+
+
+def _inferred(values: list[Any]) -> pa.Array:
+    """An array of JSON values, of the one type that they have, else of texts."""
+    kinds = {type(value) for value in values if value is not None}
+    try:
+        if kinds == {int, float}:
+            return pa.array([None if value is None else float(value) for value in values], pa.float64())
+        return pa.array(values) if len(kinds) < 2 else _texts(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+        if kinds != {int}:
+            return _texts(values)
+    try:
+        return pa.array(values, WHOLE)
+    except pa.ArrowInvalid:
+        return _texts(values)
+
+
+def _texts(values: list[Any]) -> pa.Array:
+    return pa.array([text_of(value) for value in values], pa.string())
+
+
+# ---------------------------------------------------------------------------------------------------------- known types
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    """Whether Arrow reads JSON as this type as we do."""
+    types = pa.types
+    return bool(
+        types.is_string(kind)
+        or types.is_boolean(kind)
+        or types.is_signed_integer(kind)
+        or types.is_floating(kind)
+        or types.is_decimal128(kind)
+    )
+
+
+def storage(kind: pa.DataType) -> pa.DataType:
+    """The type that a column of a known type is of: JSON and UUIDs travel as texts."""
+    return pa.string() if isinstance(kind, pa.BaseExtensionType) else kind
+
+
+def _fitted(name: str, value: Any, kind: pa.DataType) -> Any:
+    """The value as a column of this type holds it; `ValueError` where it cannot."""
+    if value is None:
+        return None
+    try:
+        return _fit(value, kind)
+    except (ValueError, TypeError, OverflowError, pa.ArrowException) as error:
+        shown = text_of(value) or ""
+        shown = shown if len(shown) <= 80 else f"{shown[:80]}…"
+        why = f" ({error})" if isinstance(error, ValueError) and not isinstance(error, pa.ArrowException) else ""
+        raise ValueError(f"{name!r} is {shown}, which does not fit {kind}{why}.") from None
+
+
+def _fit(value: Any, kind: pa.DataType) -> Any:
+    types = pa.types
+    if types.is_string(kind):
+        return text_of(value)
+    if types.is_boolean(kind) and not isinstance(value, bool):
+        raise TypeError
+    if types.is_integer(kind) or types.is_floating(kind):
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise TypeError
+        if types.is_floating(kind):
+            return float(value) if kind.bit_width == 64 else round_float32(value)
+        if isinstance(value, float) and not value.is_integer():
+            raise TypeError
+        return pa.scalar(int(value), kind).as_py()
+    if isinstance(kind, pa.JsonType):
+        return json_of(value)
+    for matches, field_type in _CHECKED:
+        if matches(kind):
+            declared = field_type(kind)
+            found = check_value(from_json(value, declared), declared)
+            if types.is_timestamp(kind):
+                return found if kind.tz else found.replace(tzinfo=None)
+            return str(found) if isinstance(kind, pa.UuidType) else found
+    return pa.scalar(value, kind).as_py()
+
+
+_CHECKED: list[tuple[Callable[[pa.DataType], bool], Callable[[Any], FieldType]]] = [
+    (lambda kind: isinstance(kind, pa.UuidType), lambda _: FieldType("uuid")),
+    (pa.types.is_decimal, lambda kind: FieldType("decimal", kind.precision, kind.scale)),
+    (pa.types.is_timestamp, lambda _: FieldType("timestamp")),
+    (pa.types.is_date, lambda _: FieldType("date")),
+    (pa.types.is_binary, lambda _: FieldType("bytes")),
+]
+
+
+def _is_deep(value: Any) -> bool:
+    layer, level = [value], 0
+    while layer:
+        level += 1
+        if level > MAX_DEPTH + 1:
+            return True
+        layer = [
+            inner
+            for outer in layer
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+    return False
+
+
+_NAMES = {
+    list: "an array",
+    str: "a string",
+    int: "a number",
+    float: "a number",
+    bool: "a boolean",
+    type(None): "null",
+}

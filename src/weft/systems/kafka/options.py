@@ -1,0 +1,92 @@
+"""What a connection is to the two clients that there are: librdkafka's and, inside Spark, Java's."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from weft.errors import DeclarationError, SettingsError
+from weft.systems.kafka.connection import KafkaConnection
+
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_LOGIN = {
+    "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
+    "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
+    "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
+}
+
+
+def for_client(connection: KafkaConnection) -> dict[str, str | int]:
+    """The settings of a client of confluent-kafka."""
+    given = connection.resolved()
+    found: dict[str, str | int] = {
+        "bootstrap.servers": ",".join(given.servers),
+        "security.protocol": given.protocol,
+        "client.id": "weft",
+        # What goes wrong is told by errors: it would print to stderr beside them.
+        "log_level": 0,
+    }
+    if given.sasl_plain_username is not None:
+        found |= {
+            "sasl.mechanism": given.mechanism,
+            "sasl.username": given.sasl_plain_username,
+            "sasl.password": given.sasl_plain_password or "",
+        }
+    for name, value in (
+        ("ssl.ca.location", given.ssl_ca_location),
+        ("ssl.certificate.location", given.ssl_certificate_location),
+        ("ssl.key.location", given.ssl_key_location),
+        ("ssl.key.password", given.ssl_key_password),
+    ):
+        if value:
+            found[name] = value if name == "ssl.key.password" else str(Path(value).expanduser())
+    return found
+
+
+def for_spark(connection: KafkaConnection) -> dict[str, str]:
+    """The options of Spark's connector that say where the brokers are and who we are."""
+    given = connection.resolved()
+    found = {"bootstrap.servers": ",".join(given.servers), "security.protocol": given.protocol}
+    if given.sasl_plain_username is not None:
+        user, password = _quoted(given.sasl_plain_username), _quoted(given.sasl_plain_password or "")
+        found |= {
+            "sasl.mechanism": given.mechanism,
+            "sasl.jaas.config": f"{_LOGIN[given.mechanism]} required username={user} password={password};",
+        }
+    # The texts of the files, not their names: executors on other machines do not have them.
+    if given.ssl_ca_location:
+        found |= {
+            "ssl.truststore.type": "PEM",
+            "ssl.truststore.certificates": _read(given, given.ssl_ca_location),
+        }
+    if given.ssl_certificate_location and given.ssl_key_location:
+        found |= {
+            "ssl.keystore.type": "PEM",
+            "ssl.keystore.certificate.chain": _read(given, given.ssl_certificate_location),
+            "ssl.keystore.key": _read(given, given.ssl_key_location),
+        }
+        if given.ssl_key_password:
+            found["ssl.key.password"] = given.ssl_key_password
+    return {f"kafka.{name}": value for name, value in found.items()}
+
+
+def topic_name(topic: str) -> str:
+    """The topic, if there can be one of this name: Spark would take a comma for the end of a name."""
+    if not _TOPIC.fullmatch(topic) or topic in (".", ".."):
+        raise DeclarationError(
+            f"{topic!r} cannot be a topic of Kafka.", hint="Letters, digits, dots, underscores and hyphens, up to 249."
+        )
+    return topic
+
+
+def _quoted(text: str) -> str:
+    """A text in the configuration of Java's sign-in."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _read(connection: KafkaConnection, path: str) -> str:
+    try:
+        return Path(path).expanduser().read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no PEM file"
+        raise SettingsError(f"{path} of {connection.label} cannot be read: {why}.") from None

@@ -1,0 +1,239 @@
+"""Topics as DataFrames of Spark, and the offsets beside them.
+
+    frame = source.stream(spark, connection, "events")         # messages, as Spark's connector gives them
+    with source.rows(batch, connection, known) as (good, bad):  # of one micro-batch
+        …
+
+The messages of a batch are read and parsed once, whatever is asked of them later. A task parses them a few thousand at
+a time into Arrow and keeps each chunk as one value of bytes; what columns there are is known when all are parsed; then
+the chunks are columns of Spark. Measured on two cores with a million messages of four fields in four partitions, as
+rows/s: MEASURED.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import pyarrow as pa
+
+from weft.columns import UTC_TIME
+from weft.errors import WeftError
+from weft.systems.base import require
+from weft.systems.kafka import options
+from weft.systems.kafka.client import admin
+from weft.systems.kafka.connection import KafkaConnection
+from weft.systems.kafka.kinds import converted, unified_schema
+from weft.systems.kafka.messages import Reader
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Map = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+EVENT_TIME = "_event_ts"
+"""When the message was made, as its producer or its broker says."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_log = logging.getLogger("weft.kafka")
+_COUNTS = ("good_rows", "bad_rows", "tombstones")
+_CHUNK = pa.schema(
+    [*((name, pa.binary()) for name in ("good", "columns", "bad")), *((name, pa.int64()) for name in _COUNTS)]
+)
+_BAD = pa.schema(
+    [
+        ("payload", pa.binary()),
+        ("error", pa.string()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+    ]
+)
+
+
+def stream(
+    spark: SparkSession,
+    connection: KafkaConnection,
+    topic: str,
+    *,
+    start: str = "earliest",
+    max_rows: int | None = None,
+) -> DataFrame:
+    """A streaming DataFrame of a topic: key, value, topic, partition, offset, timestamp, timestampType, headers.
+
+    Messages that the brokers removed before they were read are an error. A new checkpoint begins at `start`
+    ("earliest" or "latest"); `max_rows` bounds a micro-batch.
+    """
+    admin(connection).partitions(topic)  # one that is missing is told here, by its name
+    reader = spark.readStream.format("kafka").options(**options.for_spark(connection))
+    reader = reader.options(
+        subscribe=topic,
+        startingOffsets=start,
+        failOnDataLoss="true",
+        includeHeaders="true",
+        groupIdPrefix=connection.resolved().group,
+    )
+    if max_rows is not None:
+        reader = reader.option("maxOffsetsPerTrigger", str(max_rows))
+    return reader.load()
+
+
+@dataclass
+class Rows:
+    """The rows of one micro-batch and the messages that are none. Unpacks as `good, bad`.
+
+    Parsed messages are kept until `release()`, or the end of a `with`: both frames can be used as often as one likes.
+    """
+
+    good: DataFrame
+    bad: DataFrame
+    good_rows: int | None
+    """`None` for raw bytes: nobody has counted them."""
+    bad_rows: int
+    tombstones: int
+    """Messages without a value, which are no rows."""
+    kept: DataFrame | None = None
+    columns: pa.Schema | None = None
+
+    def map_in_arrow(self, function: Map, schema: str) -> DataFrame:
+        """What `good.mapInArrow(function, schema)` gives, for JSON without a row that crosses the JVM."""
+        if self.kept is None or self.columns is None:
+            return self.good.mapInArrow(function, schema)
+        return self.kept.select("good").mapInArrow(partial(_unpack_for, function, self.columns), schema)
+
+    def __iter__(self) -> Iterator[DataFrame]:
+        return iter((self.good, self.bad))
+
+    def release(self) -> None:
+        """Let go of what was kept."""
+        if self.kept is not None:
+            self.kept.unpersist()
+            self.kept = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+def rows(frame: DataFrame, connection: KafkaConnection, schema: Mapping[str, pa.DataType] | None = None) -> Rows:
+    """The messages of one micro-batch as rows, and those that are none with the reason.
+
+    JSON: the keys of all objects are the columns. A column of `schema` is of its type, and a message with a value that
+    does not fit it is bad, alone; the types of the others are those of their values, text where they differ.
+    `pa.json_()` asks for JSON as text. A column of nulls alone is of type void. `_event_ts` is the time of the message,
+    also where it has such a key. Bad messages: payload, error, topic, partition, offset.
+    """
+    from pyspark.sql import functions as F
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    spark = frame.sparkSession
+    if connection.resolved().payload_format == "raw_bytes":
+        good = frame.select("key", "value", "topic", "partition", "offset", F.col("timestamp").alias(EVENT_TIME))
+        return Rows(good, spark.createDataFrame([], from_arrow_schema(_BAD)), None, 0, 0)
+    known = dict(schema or {})
+    wanted = frame.select("value", "topic", "partition", "offset", "timestamp")
+    chunks = wanted.mapInArrow(partial(_parse, known), from_arrow_schema(_CHUNK)).persist()
+    try:
+        found = chunks.select("columns", *_COUNTS).toArrow()
+        schemas = [pa.ipc.read_schema(pa.py_buffer(each)) for each in dict.fromkeys(found["columns"].to_pylist())]
+        columns = unified_schema(schemas, known)
+        columns = columns.append(pa.field(EVENT_TIME, UTC_TIME))
+        good_rows, bad_rows, tombstones = (sum(found[name].to_pylist()) for name in _COUNTS)
+        of_columns = from_arrow_schema(columns, prefer_timestamp_ntz=True)
+        good = chunks.select("good").mapInArrow(partial(_unpack, columns), of_columns)
+        bad = chunks.where("bad_rows > 0").select("bad").mapInArrow(partial(_unpack, _BAD), from_arrow_schema(_BAD))
+        return Rows(good, bad, good_rows, bad_rows, tombstones, chunks, columns)
+    except BaseException:
+        chunks.unpersist()
+        raise
+
+
+def _parse(known: Mapping[str, pa.DataType], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """In a task: messages to chunks."""
+    reader = Reader(known)
+    for batch in batches:
+        messages = batch.filter(batch["value"].is_valid())
+        parsed = reader.parse(messages["value"])
+        columns = {name: each for name, each in parsed.columns.items() if name.lower() != EVENT_TIME}
+        times = messages["timestamp"].cast(UTC_TIME)
+        columns[EVENT_TIME] = (
+            times if len(parsed.taken) == len(times) else times.take(pa.array(parsed.taken, pa.int64()))
+        )
+        good = pa.RecordBatch.from_pydict(columns)
+        numbers = pa.array(parsed.bad, pa.int64())
+        of_bad = (messages[name].take(numbers) for name in ("value", "topic", "partition", "offset"))
+        payload, *place = of_bad
+        bad = pa.RecordBatch.from_arrays([payload, pa.array(parsed.bad.values(), pa.string()), *place], schema=_BAD)
+        yield pa.RecordBatch.from_pylist(
+            [
+                {
+                    "good": _packed(good),
+                    "columns": good.drop_columns([EVENT_TIME]).schema.serialize().to_pybytes(),
+                    "bad": _packed(bad),
+                    "good_rows": good.num_rows,
+                    "bad_rows": bad.num_rows,
+                    "tombstones": batch.num_rows - messages.num_rows,
+                }
+            ],
+            schema=_CHUNK,
+        )
+
+
+def _unpack(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """In a task: chunks to columns."""
+    for batch in batches:
+        for chunk in batch.column(0):
+            with pa.ipc.open_stream(chunk.as_buffer()) as reader:
+                for part in reader:
+                    there = {name.lower(): part.column(number) for number, name in enumerate(part.schema.names)}
+                    nothing = pa.nulls(part.num_rows)
+                    yield pa.RecordBatch.from_arrays(
+                        [converted(there.get(each.name.lower(), nothing), each.type) for each in schema], schema=schema
+                    )
+
+
+def _unpack_for(function: Map, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    return function(_unpack(schema, batches))
+
+
+def _packed(batch: pa.RecordBatch) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    found: bytes = sink.getvalue().to_pybytes()
+    return found
+
+
+def commit_offsets(connection: KafkaConnection, topic: str, ends: Mapping[int, int]) -> None:
+    """Tell the consumer group how far we are (the next offset of each partition), for those who watch its lag.
+
+    Nothing depends on it: where the brokers do not take it, that is a line in the log.
+    """
+    try:
+        admin(connection).commit(connection.resolved().group, topic, ends)
+    except WeftError as error:
+        _log.warning("The offsets of %s were not committed: %s", topic, error.what)
+
+
+def latest(connection: KafkaConnection, topic: str) -> dict[int, int]:
+    """The offset that each partition's next message will have."""
+    library = require("confluent_kafka.admin", connection.kind)
+    return admin(connection).offsets(topic, library.OffsetSpec.latest())
+
+
+def offsets_at(connection: KafkaConnection, topic: str, moment: datetime) -> dict[int, int]:
+    """Of each partition the offset of the first message at or after a moment; its end where there is none."""
+    library = require("confluent_kafka.admin", connection.kind)
+    since = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH
+    # The next whole one: a message of the same millisecond may be older.
+    milliseconds = -(-since // timedelta(milliseconds=1))
+    found = admin(connection).offsets(topic, library.OffsetSpec.for_timestamp(milliseconds))
+    ends = latest(connection, topic) if -1 in found.values() else {}
+    return {number: offset if offset >= 0 else ends[number] for number, offset in found.items()}

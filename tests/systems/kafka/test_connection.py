@@ -1,0 +1,147 @@
+"""A connection is what both clients need, refuses what cannot be, signs in, and keeps its secrets."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import pytest
+
+from kafka_server import PASSWORD, SCRAM, USER
+from weft import ConnectionFailedError, DeclarationError, KafkaConnection, NotFoundError, SettingsError
+from weft.systems.kafka import options, sink, source
+
+
+def test_what_the_clients_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KAFKA_BOOTSTRAP", "a, b:9093,[::1]")
+    monkeypatch.setenv("KAFKA_PASS", 'p"w\\')
+    made = KafkaConnection(
+        "${KAFKA_BOOTSTRAP}", sasl_plain_username="me", sasl_plain_password="${KAFKA_PASS}", sasl_mechanism="PLAIN"
+    )
+    client, spark = options.for_client(made), options.for_spark(made)
+    assert client["bootstrap.servers"] == spark["kafka.bootstrap.servers"] == "a:9092,b:9093,[::1]:9092"
+    # A password does not go in the clear unless somebody says so.
+    assert client["security.protocol"] == spark["kafka.security.protocol"] == "SASL_SSL"
+    assert (client["sasl.username"], client["sasl.password"]) == ("me", 'p"w\\')
+    assert spark["kafka.sasl.jaas.config"].endswith(r'PlainLoginModule required username="me" password="p\"w\\";')
+    assert made.group == "weft"
+
+
+def test_certificates_travel_as_texts(tmp_path: Any) -> None:
+    for name in ("ca", "cert", "key"):
+        (tmp_path / name).write_text(f"-----{name}-----")
+    made = KafkaConnection(
+        "h",
+        ssl_ca_location=str(tmp_path / "ca"),
+        ssl_certificate_location=str(tmp_path / "cert"),
+        ssl_key_location=str(tmp_path / "key"),
+        ssl_key_password="hunter2",
+    )
+    spark = options.for_spark(made)
+    assert spark["kafka.security.protocol"] == "SSL"
+    assert spark["kafka.ssl.truststore.certificates"] == "-----ca-----"
+    assert spark["kafka.ssl.keystore.key"] == "-----key-----"
+    assert options.for_client(made)["ssl.key.location"] == str(tmp_path / "key")
+    assert "hunter2" not in repr(made)
+    (tmp_path / "ca").unlink()
+    with pytest.raises(SettingsError, match=r"/ca of a kafka connection cannot be read: No such file"):
+        options.for_spark(made)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"payload_format": "avro"}, r"payload_format 'avro', which this version cannot read[\s\S]*json and raw_bytes"),
+        ({"payload_format": "protobuf"}, "protobuf"),
+        ({"payload_format": "jsn"}, r"Did you mean 'json'\?"),
+        ({"schema_registry": "sr"}, r"schema registry \(schema_registry\)"),
+        ({"schema_registry_url": "http://h"}, r"schema registry \(schema_registry_url\)"),
+        ({"sasl_plain_username": "me"}, "sasl_plain_password, both or neither"),
+        ({"sasl_mechanism": "PLAIN"}, "without a user"),
+        ({"security_protocol": "SASL_SSL"}, "without a user"),
+        (
+            {"sasl_plain_username": "me", "sasl_plain_password": "x", "security_protocol": "SSL"},
+            "does not sign in",
+        ),
+        (
+            {"sasl_plain_username": "me", "sasl_plain_password": "x", "sasl_mechanism": "scram-sha-256"},
+            r"Did you mean 'SCRAM-SHA-256'\?",
+        ),
+        ({"ssl_key_location": "/k"}, "both or neither"),
+        ({"bootstrap_servers": ""}, "has no bootstrap_servers"),
+        ({"bootstrap_servers": "kafka://h:1"}, "no host:port"),
+        ({"bootstrap_servers": "h:99999"}, "no host:port"),
+        ({"bootstap_servers": "h"}, r"Did you mean 'bootstrap_servers'\?"),
+        ({"group_id": 3}, "group_id must be str"),
+    ],
+)
+def test_what_cannot_be_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(DeclarationError, match=message):
+        KafkaConnection(**{"bootstrap_servers": "h:9092", **fields})
+
+
+def test_check(kafka: Any, connection: KafkaConnection) -> None:
+    kafka.create_topic()
+    report = connection.check()
+    assert report["server"] == "Kafka, 1 broker"
+    assert report["topics"] >= 1
+    assert report["latency_ms"] > 0
+
+
+def test_nobody_answers() -> None:
+    with socket.socket() as taken:  # bound, so that nobody else is there, and not listening
+        taken.bind(("127.0.0.1", 0))
+        at = f"127.0.0.1:{taken.getsockname()[1]}"
+        made = KafkaConnection(at, name="events")
+        with pytest.raises(
+            ConnectionFailedError, match=rf"'events' \({at}\).*refused[\s\S]*Check that the server runs"
+        ):
+            made.check()
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", *SCRAM])
+def test_sign_in(kafka: Any, spark: Any, mechanism: str) -> None:
+    """Both clients, with a password of the characters that configurations give a meaning to."""
+    made = KafkaConnection(
+        kafka.sasl_bootstrap,
+        sasl_plain_username=USER,
+        sasl_plain_password=PASSWORD,
+        sasl_mechanism=mechanism,
+        security_protocol="SASL_PLAINTEXT",
+    )
+    topic = kafka.create_topic()
+    if mechanism in SCRAM:
+        kafka.add_scram_user()
+    assert made.check()["server"] == "Kafka, 1 broker"
+    assert sink.write(spark.createDataFrame([(1,)], "n int"), made, topic, batch_id="b") == 1
+    assert sink.produce(made, topic, [(None, b'{"n": 2}', {})]) == 1
+    read = spark.read.format("kafka").options(**options.for_spark(made)).option("subscribe", topic).load()
+    with source.rows(read, made) as (good, _):
+        assert sorted(row.n for row in good.collect()) == [1, 2]
+
+
+def test_a_wrong_password_is_told_without_it(kafka: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KAFKA_PASS", "correct-horse")
+    made = KafkaConnection(
+        kafka.sasl_bootstrap,
+        name="events",
+        sasl_plain_username=USER,
+        sasl_plain_password="${KAFKA_PASS}",
+        security_protocol="SASL_PLAINTEXT",
+    )
+    with pytest.raises(ConnectionFailedError, match=r"(?i)authentication failed[\s\S]*password") as raised:
+        made.check()
+    assert "correct-horse" not in f"{raised.value} {made!r} {made.resolved()!r}"
+
+
+def test_a_topic_that_is_not_there(kafka: Any, connection: KafkaConnection, spark: Any) -> None:
+    topic = kafka.create_topic()
+    for ask in (
+        lambda: source.latest(connection, f"{topic}x"),
+        lambda: source.stream(spark, connection, f"{topic}x"),
+        lambda: sink.produce(connection, f"{topic}x", []),
+    ):
+        with pytest.raises(NotFoundError, match=rf"no topic of the connection 'events' named '{topic}x'[\s\S]*{topic}"):
+            ask()
+    with pytest.raises(DeclarationError, match="cannot be a topic"):
+        source.stream(spark, connection, f"{topic},{topic}")

@@ -1,0 +1,240 @@
+"""JSON messages become columns: the fast way and the careful way agree, and whatever is bad is bad alone."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from weft.systems.kafka.kinds import converted, unified_schema
+from weft.systems.kafka.messages import Parsed, Reader
+
+BAD = {
+    "no JSON": (b"{nope}", "It is not JSON"),
+    "cut off": (b'{"n": 1', "It is not JSON"),
+    "its neighbour's end": (b'"m": 1}', "It is not JSON"),
+    "empty": (b"", "It is not JSON"),
+    "blank": (b"\n", "It is not JSON"),
+    "an array": (b"[1]", "no object: it is an array"),
+    "null": (b"null", "no object: it is null"),
+    "a string": (b'"{}"', "no object: it is a string"),
+    "two objects": (b'{"n": 1}{"n": 2}', "It is not JSON"),
+    "not UTF-8": (b'{"s": "\xff"}', "It is not UTF-8: byte 7"),
+    "half a character": (b'{"s": "\\ud800"}', "It is not JSON"),
+    "a newline in a string": (b'{"s": "a\nb"}', "It is not JSON"),
+    "NaN": (b'{"n": NaN}', "It is not JSON"),
+    "a number beyond all": (b'{"n": 1e400}', "It is not JSON"),
+    "a key without a name": (b'{"": 1}', "a key without a name"),
+    "two spellings": (b'{"n": 1, "N": 2}', "two keys that are one column: 'n'"),
+    "deep": (b'{"n": ' + b"[" * 40 + b"]" * 40 + b"}", "deeper than 32 levels"),
+    "as deep as kills": (b'{"n": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "deeper than 32 levels"),
+    "not what is known": (b'{"known": "x"}', "'known' is x, which does not fit int32"),
+    "more than is known": (b'{"known": 3000000000}', "'known' is 3000000000, which does not fit int32"),
+}
+KNOWN = {"known": pa.int32()}
+
+
+def parse(values: list[bytes], known: dict[str, pa.DataType] | None = None, *, carefully: bool = False) -> Parsed:
+    reader = Reader(known or {})
+    reader.hopes = not carefully
+    return reader.parse(pa.array(values, pa.binary()))
+
+
+def one_column(values: list[Any], known: pa.DataType | None = None) -> pa.Array:
+    """Messages with one key, read as one column."""
+    parsed = parse([json.dumps({"a": value}).encode() for value in values], {"a": known} if known else None)
+    assert not parsed.bad, parsed.bad
+    return parsed.columns["a"]
+
+
+@pytest.mark.parametrize("position", range(4))
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_message_is_bad_alone_wherever_it_is(kind: str, position: int) -> None:
+    value, why = BAD[kind]
+    messages = [b'{"n": 1, "known": 1}', b'{"n": 2}', b'{"n": 3}']
+    messages.insert(position, value)
+    parsed = parse(messages, KNOWN)
+    assert list(parsed.bad) == [position]
+    assert why in parsed.bad[position]
+    assert list(parsed.taken) == [number for number in range(4) if number != position]
+    assert parsed.columns["n"].to_pylist() == [1, 2, 3]
+
+
+def test_all_bad_messages_at_once() -> None:
+    parsed = parse([value for value, _ in BAD.values()], KNOWN)
+    assert list(parsed.bad) == list(range(len(BAD)))
+    assert not parsed.columns
+
+
+def test_two_wrongs_do_not_make_a_right() -> None:
+    """As many objects as messages, and yet not one each."""
+    parsed = parse([b"", b'{"n": 1}{"n": 2}', b'{"n": 3}'])
+    assert list(parsed.bad) == [0, 1]
+    parsed = parse([b'{"n": {}', b'"m": 2}', b'{"n": 3}{"n": 4}'])
+    assert list(parsed.bad) == [0, 1, 2]
+
+
+def test_newlines_within_values() -> None:
+    parsed = parse([b'{\n  "n": 1,\n  "s": "a\\nb"\n}', b'{"n": 2}\n', b'\r\n{"n": 3}'])
+    assert parsed.columns["n"].to_pylist() == [1, 2, 3]
+    assert parsed.columns["s"].to_pylist() == ["a\nb", None, None]
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "expected"),
+    [
+        ([1, None, -(2**63)], pa.int64(), None),
+        ([1, 2.5], pa.float64(), [1.0, 2.5]),
+        ([True, None], pa.bool_(), None),
+        (["2026-01-01", "x"], pa.string(), None),
+        (["2026-01-01", "2026-01-01T00:00:00Z"], pa.string(), None),
+        ([1, "x", True, None, [1], {"b": 2}], pa.string(), ["1", "x", "true", None, "[1]", '{"b":2}']),
+        ([2**63, 1], pa.decimal128(38, 0), [Decimal(2**63), Decimal(1)]),
+        ([10**40], pa.string(), [str(10**40)]),
+        ([None], pa.null(), None),
+        ([[1, 2], [], None], pa.list_(pa.int64()), None),
+        ([["2026-01-01"]], pa.list_(pa.string()), None),
+        ([[1, "x"]], pa.string(), ['[1,"x"]']),
+        (
+            [{"b": 1}, {"c": "x"}],
+            pa.struct({"b": pa.int64(), "c": pa.string()}),
+            [{"b": 1, "c": None}, {"b": None, "c": "x"}],
+        ),
+        ([{"b": 2**64}], pa.string(), [f'{{"b":{2**64}}}']),
+    ],
+)
+def test_types_are_those_of_the_values(values: list[Any], kind: pa.DataType, expected: list[Any] | None) -> None:
+    found = one_column(values)
+    assert found.type.equals(kind), found.type
+    assert found.to_pylist() == (values if expected is None else expected)
+
+
+@pytest.mark.parametrize(
+    ("known", "values", "expected"),
+    [
+        (pa.int16(), [1, 2.0], [1, 2]),
+        (pa.float64(), [1, 2.5, 2**53 + 1], [1.0, 2.5, float(2**53)]),
+        (pa.float32(), [0.5], [0.5]),
+        (pa.string(), ["x", 1, {"b": [1]}, False], ["x", "1", '{"b":[1]}', "false"]),
+        (pa.json_(), ["x", 1, {"b": None}, None], ['"x"', "1", '{"b":null}', None]),
+        (pa.decimal128(38, 19), [0.5, 7, "1.25"], [Decimal("0.5"), Decimal(7), Decimal("1.25")]),
+        (pa.date32(), ["2026-01-31"], [date(2026, 1, 31)]),
+        (
+            pa.timestamp("us", "UTC"),
+            ["2026-01-31T12:00:00.123456+02:00", "2026-01-31 12:00:00", "2026-01-31"],
+            [
+                datetime(2026, 1, 31, 10, 0, 0, 123456, UTC),
+                datetime(2026, 1, 31, 12, tzinfo=UTC),
+                datetime(2026, 1, 31, tzinfo=UTC),
+            ],
+        ),
+        (pa.timestamp("us"), ["2026-01-31T12:00:00"], [datetime(2026, 1, 31, 12)]),
+        (pa.binary(), ["aGk="], [b"hi"]),
+        (pa.uuid(), ["12345678-1234-5678-1234-567812345678"], ["12345678-1234-5678-1234-567812345678"]),
+        (pa.list_(pa.int64()), [[1], []], [[1], []]),
+    ],
+)
+def test_known_types_win(known: pa.DataType, values: list[Any], expected: list[Any]) -> None:
+    assert one_column(values, known).to_pylist() == expected
+
+
+def test_a_decimal_is_what_was_sent_also_beside_a_bad_message() -> None:
+    digits = "0.1234567890123456789"
+    known = {"a": pa.decimal128(38, 19)}
+    for messages in ([f'{{"a": {digits}}}'.encode()], [f'{{"a": {digits}}}'.encode(), b"bad"]):
+        assert parse(messages, known).columns["a"].to_pylist() == [Decimal(digits)]
+
+
+@pytest.mark.parametrize(
+    ("known", "value"),
+    [
+        (pa.bool_(), 1),
+        (pa.int64(), True),
+        (pa.int64(), 1.5),
+        (pa.int64(), "1"),
+        (pa.int8(), 128),
+        (pa.float64(), "1.5"),
+        (pa.float32(), 1e39),
+        (pa.decimal128(4, 2), 1.234),
+        (pa.date32(), "yesterday"),
+        (pa.timestamp("us", "UTC"), "2026-01-31T12:00:00.1234567Z"),
+        (pa.timestamp("us", "UTC"), 5),
+        (pa.binary(), "?"),
+        (pa.uuid(), "x"),
+        (pa.list_(pa.int64()), ["x"]),
+    ],
+)
+def test_what_does_not_fit_is_bad(known: pa.DataType, value: Any) -> None:
+    parsed = parse([json.dumps({"a": value}).encode(), b'{"a": null}'], {"A": known})
+    assert list(parsed.bad) == [0]
+    assert "'a' is " in parsed.bad[0]
+    assert parsed.columns["a"].to_pylist() == [None]
+
+
+def test_what_is_known_and_not_sent_is_no_column() -> None:
+    """A merge would take it for nulls, and overwrite what the target has."""
+    assert set(parse([b'{"n": 1}', b'{"n": 2}'], {"n": pa.int64(), "other": pa.string()}).columns) == {"n"}
+
+
+def test_batches_of_one_task_with_new_keys_and_wider_types() -> None:
+    reader = Reader({})
+    found = [
+        reader.parse(pa.array(values, pa.binary()))
+        for values in (
+            [b'{"n": 1, "t": "2026-01-01"}'],
+            [b'{"n": 2.5, "t": "2026-01-02", "m": null}'],
+            [b'{"n": "x", "M": {"b": []}}'],
+            [b"{}"],
+        )
+    ]
+    assert not any(each.bad for each in found)
+    batches = [pa.table(each.columns) for each in found[:3]]
+    schema = unified_schema((batch.schema for batch in batches), [])
+    assert schema == pa.schema({"n": pa.string(), "t": pa.string(), "M": pa.struct({"b": pa.list_(pa.string())})})
+    rows = [converted(batch["n"].combine_chunks(), pa.string()).to_pylist() for batch in batches]
+    assert rows == [["1"], ["2.5"], ["x"]]
+
+
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=5),
+    st.sampled_from(["2026-01-01", "2026-01-01T00:00:00Z", "NaN"]),
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["x", "y"]), inner, max_size=2),
+    max_leaves=4,
+)
+OBJECTS = st.dictionaries(st.sampled_from(["a", "b", "B", "_event_ts"]), VALUES, max_size=3)
+KINDS = [
+    *(pa.bool_(), pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.string(), pa.json_(), pa.date32()),
+    *(pa.decimal128(10, 2), pa.timestamp("us", "UTC"), pa.timestamp("us"), pa.list_(pa.int64())),
+]
+
+
+@given(
+    st.lists(OBJECTS, min_size=1, max_size=4),
+    st.dictionaries(st.sampled_from(["a", "b"]), st.sampled_from(KINDS), max_size=2),
+)
+@example([{"a": 2**53 + 1}, {"a": 0.5}], {})
+@example([{"a": [2**53 + 1, 0.5]}], {})
+@example([{"a": -0.0}], {})
+def test_both_ways_give_the_same(rows: list[dict[str, Any]], known: dict[str, pa.DataType]) -> None:
+    messages = [json.dumps(row, ensure_ascii=False).encode() for row in rows]
+    fast, careful = parse(messages, known), parse(messages, known, carefully=True)
+    assert fast.bad == careful.bad
+    assert list(fast.taken) == list(careful.taken)
+    assert set(fast.columns) == set(careful.columns)
+    for name, column in fast.columns.items():
+        other = careful.columns[name]
+        assert column.type.equals(other.type), (name, column.type, other.type)
+        assert repr(column.to_pylist()) == repr(other.to_pylist())
