@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import redis
 
 import servers
 import weft
@@ -84,9 +86,10 @@ def add_after_takeover(replica: servers.RedisServer, stream: str, fields: dict[s
     """Wait until the Sentinel has promoted the replica, which ends its connections, and add an entry there."""
 
     def is_master() -> bool:
-        with closing(replica.connect()) as client:
+        with suppress(redis.ConnectionError), closing(replica.connect()) as client:
             role: str = client.info("replication")["role"]
             return role == "master"
+        return False
 
     servers.wait_until(is_master, "the replica to take over")
     with closing(replica.connect()) as client:

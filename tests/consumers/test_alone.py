@@ -153,7 +153,7 @@ async def test_waits_for_all_slots_at_once(cluster: weft.RedisCluster) -> None:
     async with client.xconsumer(streams=["one", "two", "three"], timeout=60_000) as consumer:
         assert len({client.get_node_from_key(stream).name for stream in consumer.streams}) > 1
         waiting = asyncio.create_task(consumer.get_entry())
-        nodes = {client.get_node_from_key(stream) for stream in consumer.streams}
+        nodes = [client.get_node_from_key(stream) for stream in consumer.streams]
         while True:
             about = [await client.info("clients", target_nodes=node) for node in nodes]
             if all(each["blocked_clients"] for each in about):

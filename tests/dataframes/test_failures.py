@@ -73,7 +73,7 @@ def test_a_reply_that_is_lost_is_delivered_again(url: str, client: Any) -> None:
         wire.send("XREADGROUP", "GROUP", "g", "c", "COUNT", 5, "STREAMS", "events", ">")
         servers.wait_until(lambda: client.xpending("events", "g")["pending"] == 10, "the entries to be delivered")
         wire._sent = None
-        wire._link._get_socket().close()
+        wire._socket().close()
         while len(seen) < 20:
             seen += next(batches)["_id"].to_list()
     assert seen == ids

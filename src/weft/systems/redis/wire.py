@@ -235,8 +235,8 @@ class Wire:
             self._socket().sendall(self._asking + encode(*words))
 
     def _socket(self) -> socket.socket:
-        """The one of redis-py's connection, which has no public name for it."""
-        found: socket.socket = self._link._get_socket()
+        """The one of redis-py's connection, which has no public name for it; this one since version 6."""
+        found: socket.socket = self._link._sock
         return found
 
     def _pool(self) -> Any:
