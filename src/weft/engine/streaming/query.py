@@ -22,9 +22,9 @@ from weft.project import current
 _CONF = {
     "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming.checkpointing."
     "FileSystemBasedCheckpointFileManager",
-    # Our sources wait by themselves.
-    "spark.sql.streaming.pollingDelay": "0",
 }
+# To compile the plan of a batch takes longer than to run it over a few rows.
+_PROFILES = {"low_latency": {"spark.sql.codegen.wholeStage": "false"}}
 _LAST_COMMIT_SECONDS = 10.0
 
 
@@ -63,13 +63,17 @@ class Query:
         if self._is_lock_ours:
             self.checkpoint.lock()
         try:
-            origins = [Watched(open_source(each)) for each in self.checkpoint.begun(self.pipeline.sources)]
+            sources, pause = self.checkpoint.begun(self.pipeline.sources), self.pipeline.idle_pause_seconds
+            origins = [Watched(open_source(each, pause / len(sources))) for each in sources]
             self.watched = origins
             used = [source.connection for source in self.pipeline.sources]
             used += [target.connection for target in self.pipeline.targets]
             spark = connectors.ready(session.spark().newSession(), *map(current().connection, used))
-            for name, value in _CONF.items():
+            for name, value in {**_CONF, **_PROFILES.get(self.pipeline.profile or "", {})}.items():
                 spark.conf.set(name, value)
+            # Streams of ours wait by themselves. For the others Spark does, before it asks them again.
+            waits = all(each.waits for each in origins)
+            spark.conf.set("spark.sql.streaming.pollingDelay", "0" if waits else str(int(pause * 1000)))
             self.checkpoint.note_jvm(spark)
             if self._idle is not None or any(each.wants_to_know for each in origins):
                 listen(spark, self._idle or (lambda: None), self._reached)

@@ -53,10 +53,10 @@ class Origin(Protocol):
         """What the DataFrame of one micro-batch stands for."""
 
 
-def open_source(source: Source) -> Origin:
-    """The source, looked up and checked."""
+def open_source(source: Source, wait_seconds: float) -> Origin:
+    """The source, looked up and checked. One of ours waits so long for news by itself."""
     if isinstance(source.query, Stream):
-        return LogOrigin(source)
+        return LogOrigin(source, wait_seconds)
     connection = current().connection(source.connection)
     if connection.kind.startswith("object_store"):
         return FileOrigin(source, connection)
@@ -65,7 +65,7 @@ def open_source(source: Source) -> Origin:
     if connection.kind == "kafka":
         return KafkaOrigin(source, connection)
     if system_for(connection.kind).log is not None:
-        return LogOrigin(source)
+        return LogOrigin(source, wait_seconds)
     raise DeclarationError(
         f"{connection.label} ({connection.kind}) is no source of streaming pipelines.",
         hint="Sources are streams of Weft (SQL databases, Redis), topics (kafka), files (object_store_local, "
@@ -102,8 +102,8 @@ class EventReader(StreamReader):
 class LogOrigin:
     """A stream of ours."""
 
-    def __init__(self, source: Source) -> None:
-        self._source = source
+    def __init__(self, source: Source, wait_seconds: float) -> None:
+        self._source, self._wait_seconds = source, wait_seconds
         self.name = source.name
 
     def stream(self, spark: Any) -> Any:
@@ -115,6 +115,7 @@ class LogOrigin:
             now.stream,
             self._source.start,
             self._source.max_rows or ticks.MAX_ROWS,
+            self._wait_seconds,
         )
         return ticks.stream(spark, offsets)
 

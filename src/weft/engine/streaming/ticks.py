@@ -20,8 +20,6 @@ from weft.systems.log import Log, Store
 SCHEMA = "first_after BIGINT, upto BIGINT"
 # How many events a batch has at most where nobody says it: what one transaction of a database takes well.
 MAX_ROWS = 500_000
-# A source that waits holds up the end of its query; one that does not asks its database again and again.
-_WAIT_SECONDS = 0.2
 
 _numbers = itertools.count()
 
@@ -35,6 +33,8 @@ class Offsets:
     name: str
     start: str = "earliest"
     max_rows: int = MAX_ROWS
+    wait_seconds: float = 0.1
+    """How long to wait for news: while it does, its query cannot end, and other sources of the query wait too."""
 
     end: int | None = None
     """Where to stop, if anywhere."""
@@ -73,7 +73,7 @@ class Offsets:
         log = self.log
         head = log.head() if self.end is None else self.end
         if head <= after and self.end is None:
-            self._seen = self.store.changed(self._seen, _WAIT_SECONDS)
+            self._seen = self.store.changed(self._seen, self.wait_seconds)
             head = log.head()
         return after if head <= after else log.bound(after, head, self.max_rows)
 

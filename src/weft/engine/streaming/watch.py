@@ -35,6 +35,11 @@ class Watched:
         return self.taken
 
     @property
+    def waits(self) -> bool:
+        """Whether it waits for news by itself."""
+        return isinstance(self._origin, LogOrigin)
+
+    @property
     def wants_to_know(self) -> bool:
         """Whether the source is to be told how far its rows are stored."""
         return isinstance(self._origin, KafkaOrigin)
