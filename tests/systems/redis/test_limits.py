@@ -12,6 +12,7 @@ import servers
 import weft
 from weft import StorageError, WeftError
 from weft.project import Project, use
+from weft.systems.redis.log import RedisLog
 from workers import declare, drain, log_of
 
 
@@ -115,3 +116,20 @@ def test_walks_of_several_steps(on_own_server: Any) -> None:
         (group,) = log.groups()
         assert (group.lag, group.pending) == (count - 13_001, 13_000)
         assert [(member.member, member.pending) for member in group.members] == [("a", 11_000), ("b", 2_000)]
+
+
+def test_a_walk_while_others_trim(on_own_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes keep the last eight events. The second one takes none of them for too old."""
+    declare(fields={"n": "int64"})
+    weft.publish_sync("orders", [{"n": n} for n in range(10)])
+    log = log_of("orders")
+    assert isinstance(log, RedisLog)
+    walk = log._walk
+
+    def walk_late(*given: Any) -> Any:
+        on_own_server.xtrim("orders", maxlen=8, approximate=False)
+        return walk(*given)
+
+    monkeypatch.setattr(log, "_walk", walk_late)
+    weft.trim_sync("orders", max_rows=8)
+    assert [event["n"] for event in drain("orders")] == list(range(2, 10))

@@ -133,15 +133,17 @@ class RedisLog:
 
     def nth_last(self, n: int) -> int | None:
         """The offset of the n-th event from the end, counted from the nearer end."""
-        length = self.count()
-        if n > length:
-            return None
-        if n <= length - n:
-            count, last = self._walk("XREVRANGE", "+", "-", n)
-        else:
-            n = length - n + 1
-            count, last = self._walk("XRANGE", "-", "+", n)
-        return None if last is None or count < n else self._offset(last)
+        while True:
+            length = self.count()
+            if n > length:
+                return None
+            if n <= length - n:
+                count, last = self._walk("XREVRANGE", "+", "-", n)
+                return None if last is None or count < n else self._offset(last)
+            count, last = self._walk("XRANGE", "-", "+", length - n + 1)
+            # Where others removed some meanwhile it may be later than the n-th, and retention would take too many.
+            if last is not None and self.count() - count + 1 >= n:
+                return self._offset(last)
 
     def _walk(self, command: str, first: str, last: str, most: float = math.inf) -> tuple[int, bytes | None]:
         """How many entries there are from one id to another, and the last of them, in steps that nobody waits for."""
