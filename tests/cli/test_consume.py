@@ -220,3 +220,32 @@ def test_refused(run: Any, arguments: list[str], said: str) -> None:
     done = run("consume", *arguments)
     assert done.returncode == (2 if "--once" in arguments else 1)
     assert said in done.stderr
+
+
+def test_the_jvm_dies(start: Any) -> None:
+    """It is started again with the pipeline, and goes on."""
+    publish(10)
+    process = start("consume", "copies", "--format", "json", "--restart-on-error", "--min-backoff-ms", "100")
+    assert json.loads(process.stdout.readline())["consumed"] == 10
+    jvm = int(json.loads(Path(".weft/checkpoints/copies~lock").read_text())["jvm"].partition(":")[0])
+    os.kill(jvm, signal.SIGKILL)
+    publish(5)
+    batches = [json.loads(process.stdout.readline())]
+    if batches[0]["replayed"]:  # the JVM had not written down yet that the first one was done
+        batches.append(json.loads(process.stdout.readline()))
+    assert batches[-1]["consumed"] == 5
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, out) == (0, "")
+    assert "copies failed, and is started again in 0.1 s: Spark's JVM ended while copies ran." in err
+    assert copied() == sorted([*range(10), *range(5)])
+
+
+def test_on_a_terminal(on_a_terminal: Any) -> None:
+    """A line that tells how things stand, and is gone at the end."""
+    publish(10)
+    code, shown = on_a_terminal("consume", "copies", "--once")
+    assert code == 0
+    assert re.search(r"copies  starts  0 rows  0 rows/s", shown)
+    assert "INFO: copies runs, with its checkpoint in " in shown
+    assert shown.endswith("copies: 10 rows in 1 batch\n")

@@ -17,10 +17,11 @@ import click
 from weft.cli.common import escaped, format_option, module_option
 from weft.cli.pipelines import kept_apart
 from weft.errors import NotFoundError
-from weft.operate.supervisor import Report, Restarts, Watcher, supervise
+from weft.operate.supervisor import Report, Restarts, Supervisor, Watcher, supervise
 from weft.project import current
 
 if TYPE_CHECKING:
+    from weft.engine.streaming.watch import Lag
     from weft.pipelines.streaming.spec import StreamingPipeline
 
 # The line on the terminal tells the speed of so many seconds.
@@ -144,6 +145,8 @@ class _Line(Watcher):
         self._rows = self._batches = 0
         self._last: Report | None = None
         self._state = "starts"
+        self._lag: Lag | None = None
+        self._began = time.monotonic()
 
     def batch(self, report: Report) -> None:
         with self._lock:
@@ -152,8 +155,10 @@ class _Line(Watcher):
             self._recent.append((time.monotonic(), report.consumed))
             self._last = report
 
-    def started(self) -> None:
-        self._state = ""
+    def started(self, supervisor: Supervisor) -> None:
+        if self._lag is None:
+            self._began = time.monotonic()  # what Spark takes to start is no work
+        self._state, self._lag = "", supervisor.lag
 
     def failed(self, error: Exception, again_in: float | None) -> None:
         self._state = "failed" if again_in is None else "waits for its next start"
@@ -172,18 +177,18 @@ class _Line(Watcher):
 
     def text(self) -> str:
         """The line."""
+        lag = self._lag.now() if self._lag is not None else {}
         with self._lock:
             now = time.monotonic()
             while self._recent and now - self._recent[0][0] > _RECENT_SECONDS:
                 self._recent.popleft()
-            rate = sum(rows for _, rows in self._recent) / _RECENT_SECONDS
-            parts = [self._name, *([self._state] if self._state else [])]
+            rate = sum(rows for _, rows in self._recent) / min(_RECENT_SECONDS, max(now - self._began, 1.0))
+            parts = [self._name, self._state, f"{self._rows:,} rows", f"{rate:,.0f} rows/s"]
+            if lag:
+                parts.append(f"lag {sum(lag.values()):,}")
             if self._last is not None:
-                parts += [f"{self._rows:,} rows", f"{rate:,.0f} rows/s"]
-                if self._last.lag:
-                    parts.append(f"lag {sum(self._last.lag.values()):,}")
                 parts.append(f"batch {self._last.batch_id:,} in {self._last.seconds:.2f} s")
-            return "  ".join(parts)
+            return "  ".join(filter(None, parts))
 
 
 def _set_up_logging() -> None:

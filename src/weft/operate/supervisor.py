@@ -16,7 +16,8 @@ from weft.engine.streaming.batch import Written
 from weft.engine.streaming.checkpoint import Checkpoint
 from weft.engine.streaming.query import Query
 from weft.engine.streaming.watch import Lag
-from weft.errors import DeclarationError, MissingExtraError, SettingsError
+from weft.errors import ConnectionFailedError, DeclarationError, MissingExtraError, SettingsError, WeftError
+from weft.operate.runner import described
 from weft.pipelines.streaming.spec import StreamingPipeline
 
 _log = logging.getLogger("weft.operate")
@@ -77,8 +78,8 @@ class Watcher:
     wants_idle = False
     """Whether to be told of each look at the sources that found nothing."""
 
-    def started(self) -> None:
-        """It runs; batches come from now on."""
+    def started(self, supervisor: Supervisor) -> None:
+        """It runs; batches come from now on. `supervisor.lag` tells how far it is behind."""
 
     def batch(self, report: Report) -> None:
         """A batch was carried out."""
@@ -149,11 +150,18 @@ class Supervisor:
         self._query = query
         _log.info("%s runs, with its checkpoint in %s", self.pipeline.name, self.checkpoint.location)
         for each in self.watchers:
-            each.started()
+            each.started(self)
         try:
             if self._stopping.is_set():  # by whoever did not see the query yet
                 query.stop()
             query.wait()
+        except Exception as error:
+            if _lost_jvm(error):
+                raise ConnectionFailedError(
+                    f"Spark's JVM ended while {self.pipeline.name} ran.",
+                    hint="What it said last is in .weft/spark.log.",
+                ) from error
+            raise
         finally:
             self._query = None
 
@@ -166,7 +174,8 @@ class Supervisor:
             error.add_note(f"{self.pipeline.name} was started again {self.restarts.max_restarts} times.")
             return None
         pause = self.restarts.seconds(self._failures)
-        _log.warning("%s failed, and is started again in %.1f s: %s", self.pipeline.name, pause, error)
+        told = (self.pipeline.name, pause, described(error))
+        _log.warning("%s failed, and is started again in %.1f s: %s", *told)
         return pause
 
     def _written(self, query: Query, written: Written) -> None:
@@ -215,6 +224,14 @@ def supervise(
 
     with served(supervisor, metrics_host, metrics_port):
         supervisor.run()
+
+
+def _lost_jvm(error: Exception) -> bool:
+    """Whether a call into the JVM found nobody there."""
+    from py4j.protocol import Py4JNetworkError
+
+    cause = error.__cause__ if type(error) is WeftError else error
+    return isinstance(cause, Py4JNetworkError | ConnectionError) and not isinstance(cause, WeftError)
 
 
 @contextmanager
