@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
@@ -316,6 +316,108 @@ def declare_pipelines() -> None:
     weft_command("status", "--module", "my_pipelines")
 
 
+SHOP = """
+import weft
+
+
+@weft.stream(fields={"order_id": "int64", "country": "string", "total": "string"})
+def orders():
+    pass
+
+
+@weft.streaming_pipeline(
+    source=weft.Source(query=orders, max_rows=500),
+    target="default",
+    target_table=(None, "clean_orders"),
+    mode="merge",
+    keys=["order_id"],
+    transform_sql=\"\"\"
+        SELECT s.order_id, c.name AS country, CAST(trim(s.total) AS DECIMAL(10, 2)) AS total
+        FROM source s LEFT JOIN countries c ON upper(trim(s.country)) = c.code
+    \"\"\",
+    lookups={"countries": weft.Lookup(connection="default", table="countries")},
+    transform_on_error="dlq",
+    dead_letter_stream="orders_failed",
+)
+def clean():
+    pass
+"""
+PUBLISHER = """
+import sys
+
+import my_shop
+import weft
+
+first = int(sys.argv[1])
+for number in range(first, first + 1000, 50):
+    rows = [
+        {"order_id": each, "country": " nl" if each % 2 else "BE ", "total": f" {each}.50"}
+        for each in range(number, number + 50)
+    ]
+    weft.publish_sync(my_shop.orders, rows)
+"""
+
+
+def stream_into_a_table() -> None:
+    step("A streaming pipeline on Spark: clean, enrich and merge events as they come, and be killed in the middle")
+    Path("my_shop.py").write_text(SHOP)
+    Path("publisher.py").write_text(PUBLISHER)
+    weft.load([{"code": "NL", "name": "Netherlands"}, {"code": "BE", "name": "Belgium"}], target="countries")
+    consume = [sys.executable, "-m", "weft", "consume", "--module", "my_shop", "clean"]
+    say("$ weft consume --module my_shop clean")
+    with open("consume.log", "w") as log:
+        daemon = subprocess.Popen(consume, stdout=log, stderr=log)
+        try:
+            publishers = [subprocess.Popen([sys.executable, "publisher.py", str(1000 * each)]) for each in range(4)]
+            say("four processes publish a thousand orders each")
+            patiently(lambda: 0 < orders_stored() < 4000, "some orders are in the table")
+            daemon.kill()
+            daemon.wait()
+            check(True, f"killed (-9) in the middle, with {orders_stored():,} orders in the table")
+            check([each.wait() for each in publishers] == [0] * 4, "the publishers did not notice")
+            sys.path.insert(0, os.getcwd())
+            import my_shop  # type: ignore[import-not-found]
+
+            weft.publish_sync(my_shop.orders, {"order_id": 4000, "country": "NL", "total": "a lot"})
+            daemon = subprocess.Popen(consume, stdout=log, stderr=log)
+            patiently(lambda: orders_stored() == 4000, "started again, it goes on where it was")
+            letters = weft.consume_sync(dead_letters(), "operator", wait=60)
+            daemon.terminate()
+            check(daemon.wait(60) == 0, "stopped by SIGTERM, it ends in order")
+        finally:
+            daemon.kill()
+    with closing(sqlite3.connect(".weft/weft.db")) as reader:
+        rows = reader.execute("SELECT count(*), count(DISTINCT order_id), sum(total) FROM clean_orders").fetchone()
+        first = reader.execute("SELECT order_id, country, total FROM clean_orders ORDER BY 1 LIMIT 2").fetchall()
+    say("\n".join(f"{number}  {country:<12} {total}" for number, country, total in first))
+    check(rows[:2] == (4000, 4000), "nothing is lost, and nothing is there twice")
+    check(abs(rows[2] - sum(number + 0.5 for number in range(4000))) < 0.01, "the totals add up")
+    say(f"dead letter: {letters[0]['payload']}: {letters[0]['error'][:90]}…")
+    check(len(letters) == 1 and "a lot" in letters[0]["payload"], "the one that is no number is in the dead letters")
+
+
+def orders_stored() -> int:
+    with closing(sqlite3.connect(".weft/weft.db")) as reader:
+        try:
+            return int(reader.execute("SELECT count(*) FROM clean_orders").fetchone()[0])
+        except sqlite3.OperationalError:  # there is no such table yet
+            return 0
+
+
+def dead_letters() -> object:
+    return weft.stream(name="orders_failed", fields={"payload": "string", "error": "string"})(lambda: None)
+
+
+def patiently(condition: Callable[[], bool], expected: str) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        if time.monotonic() > deadline:
+            say(Path("consume.log").read_text()[-2000:])
+            check(False, expected)
+        time.sleep(0.05)
+    check(True, expected)
+
+
 def weft_command(*arguments: str) -> str:
     """Run a command as a user would, and show what it prints."""
     say(f"$ weft {' '.join(arguments)}")
@@ -343,6 +445,7 @@ def main() -> None:
         read_arrow()
         load_into_a_table(folder)
         declare_pipelines()
+        stream_into_a_table()
         weft.streams.close()
     console.print(f"\n[bold green]All of it worked[/], in {time.perf_counter() - began:.1f} seconds.")
 

@@ -15,13 +15,14 @@ from weft.engine import given as kinds
 from weft.engine.load import Job
 from weft.engine.readers import open_tables
 from weft.engine.streaming.letter import Letter
+from weft.engine.streaming.sources import EVENT_TS
 from weft.errors import WeftError
 from weft.pipelines.streaming.spec import DeadLetters, StreamingPipeline
 from weft.project import current
 from weft.streams.declare import Stream
 from weft.systems.base import Connection
 from weft.systems.load import Load
-from weft.systems.log import EXTRA, ROWID
+from weft.systems.log import EXTRA, RESERVED_PREFIX, ROWID
 from weft.systems.sql import quarantine
 from weft.types import FieldType
 
@@ -119,7 +120,7 @@ def letter_of(row: dict[str, Any], why: str, source: str) -> Letter:
     row = dict(row)
     offset = row.get(ROWID)
     extra = row.pop(EXTRA, None)
-    shown = {name: value for name, value in row.items() if not name.startswith("_weft_")}
+    shown = {name: value for name, value in row.items() if not name.startswith(RESERVED_PREFIX) and name != EVENT_TS}
     if extra is not None:
         shown |= json.loads(extra)
     return Letter(
