@@ -96,6 +96,8 @@ if TYPE_CHECKING:
     from weft.systems.postgres.connection import PostgresConnection as PostgresConnection
     from weft.systems.redis.connection import RedisConnection as RedisConnection
     from weft.systems.sqlite.connection import SQLiteConnection as SQLiteConnection
+    from weft.udfs import udaf as udaf
+    from weft.udfs import udf as udf
 
     __version__: str
 
@@ -157,6 +159,7 @@ _NAMES_OF_MODULES = {
     "weft.systems.postgres.connection": ("PostgresConnection",),
     "weft.systems.redis.connection": ("RedisConnection",),
     "weft.systems.sqlite.connection": ("SQLiteConnection",),
+    "weft.udfs": ("udaf", "udf"),
 }
 _MODULE_OF = {name: module for module, names in _NAMES_OF_MODULES.items() for name in names}
 # Reached as attributes too, without an import of their own: `weft.testing.…`.

@@ -1,0 +1,307 @@
+"""Users' functions in Spark: their registration, the SQL that calls them, and what runs in the tasks.
+
+A `@udf` is an Arrow UDF of Spark's. Spark's own form of an aggregate in Python stands beside no built-in aggregate and
+gives no row for no rows, so a `@udaf` is made of two things that Spark mixes freely: `collect_list`, which gathers the
+rows of a group, and an Arrow UDF over many such lists at once. Where everything is one group, rows become states first.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from weft.engine import frames
+from weft.errors import DeclarationError, WeftError
+from weft.udfs import Udaf, Udf, arrow_type, declared_udaf, declared_udf
+
+_PREFIX = "__weft_"
+# Spark has no unsigned types.
+_SPARK_TYPES = {
+    "Int8": "tinyint",
+    "Int16": "smallint",
+    "Int32": "int",
+    "Int64": "bigint",
+    "UInt8": "smallint",
+    "UInt16": "int",
+    "UInt32": "bigint",
+    "UInt64": "decimal(20,0)",
+    "Float32": "float",
+    "Float64": "double",
+    "Boolean": "boolean",
+    "Utf8": "string",
+    "Binary": "binary",
+}
+_STORED_UNSIGNED = {
+    "UInt8": pa.int16(),
+    "UInt16": pa.int32(),
+    "UInt32": pa.int64(),
+    "UInt64": pa.decimal128(20, 0),
+}
+_pickling = threading.Lock()
+
+
+def register(spark: Any, udfs: Sequence[Any], aggregate_udfs: Sequence[Any]) -> None:
+    """Make functions known to a session, under names that nothing else has there."""
+    from pyspark.sql.pandas.functions import arrow_udf
+
+    functions, aggregates = [declared_udf(each) for each in udfs], [declared_udaf(each) for each in aggregate_udfs]
+    if not functions and not aggregates:
+        return
+    built_in = {row[0].lower() for row in spark.sql("SHOW SYSTEM FUNCTIONS").collect()}
+    seen: set[str] = set()
+    declared: list[Udf | Udaf] = [*functions, *aggregates]
+    for each in declared:
+        name = each.sql_name.lower()
+        if name in built_in or name in seen:
+            raise DeclarationError(
+                f"The UDF {each.sql_name!r} has the name of "
+                + ("a function that Spark has already." if name in built_in else "another UDF."),
+                hint=f'Give it another name in SQL: name="my_{each.sql_name}".',
+            )
+        seen.add(name)
+
+    def add(name: str, run: Callable[..., pa.Array], returns: str) -> None:
+        # Spark reads from the annotations of `run` which kind of function it is; its own annotations do not say so.
+        spark.udf.register(name, arrow_udf(run, returns))  # type: ignore[call-overload]
+
+    for udf in functions:
+        add(udf.sql_name, _scalar(udf), _SPARK_TYPES[udf.returns])
+    for udaf in aggregates:
+        name, returns = udaf.sql_name.lower(), _SPARK_TYPES[udaf.returns]
+        states = ", ".join(f"s{number}: {_SPARK_TYPES[each]}" for number, each in enumerate(udaf.state))
+        add(f"{_PREFIX}rows_{name}", _over_lists(udaf, "update_batch"), returns)
+        add(f"{_PREFIX}partial_{name}", _partial(udaf), f"struct<{states}>")
+        add(f"{_PREFIX}states_{name}", _over_lists(udaf, "merge_batch"), returns)
+
+
+def transformed(frame: Any, sql: str, aggregate_udfs: Sequence[Any] = ()) -> Any:
+    """The result of Spark SQL over the table `source`, which may call the aggregates that were registered."""
+    return frames.transformed(frame, rewritten(sql, [declared_udaf(each) for each in aggregate_udfs]))
+
+
+# ---------------------------------------------------------------------------------------------------------------- SQL
+
+
+def rewritten(sql: str, aggregates: Sequence[Udaf]) -> str:
+    """SQL in which calls of aggregates are calls of what was registered for them. All other text stays as it is."""
+    if not aggregates:
+        return sql
+    from sqlglot import tokenize
+    from sqlglot.errors import TokenError
+    from sqlglot.tokenizer_core import TokenType
+
+    try:
+        tokens = tokenize(sql, read="spark")
+    except TokenError as error:
+        raise DeclarationError(f"transform_sql cannot be read: {error}") from None
+    kinds = [token.token_type for token in tokens]
+    words = [token.text.upper() for token in tokens if token.token_type != TokenType.STRING]
+    # A subquery may be grouped by what it is joined on, and PIVOT groups without a word.
+    is_one_group = words.count("SELECT") == 1 and not any(word.startswith(("GROUP", "PIVOT")) for word in words)
+    by_name = {each.sql_name.lower(): each for each in aggregates}
+    pieces: list[tuple[int, int, str]] = []  # from, up to, and what stands there instead
+
+    def closing(opened: int) -> int:
+        depth = 0
+        for number in range(opened, len(tokens)):
+            depth += (kinds[number] == TokenType.L_PAREN) - (kinds[number] == TokenType.R_PAREN)
+            if depth == 0:
+                return number
+        raise DeclarationError(f"transform_sql: a parenthesis in line {tokens[opened].line} is never closed.")
+
+    # From the last call to the first: of two that end at one place, the inner one ends first.
+    for number in reversed(range(len(tokens) - 1)):
+        udaf = by_name.get(tokens[number].text.lower())
+        is_call = kinds[number + 1] == TokenType.L_PAREN and kinds[number] != TokenType.STRING
+        if udaf is None or not is_call or (number > 0 and kinds[number - 1] == TokenType.DOT):
+            continue
+        last = end = closing(number + 1)
+        is_distinct = kinds[number + 2] == TokenType.DISTINCT
+        first = number + 2 + is_distinct
+        ends = [*_commas(kinds, first, last), last] if first < last else []
+        if len(ends) != len(udaf.args):
+            raise DeclarationError(
+                f"transform_sql, line {tokens[number].line}: {udaf.sql_name} takes {len(udaf.args)} arguments "
+                f"({', '.join(udaf.args)}), not {len(ends)}."
+            )
+        # FILTER (…), OVER (…) and OVER name belong to what gathers the rows.
+        while end + 2 < len(tokens) and kinds[end + 1] in (TokenType.FILTER, TokenType.OVER):
+            end = closing(end + 2) if kinds[end + 2] == TokenType.L_PAREN else end + 2
+        name = udaf.sql_name.lower()
+        if is_one_group and end == last and not is_distinct:
+            start = f"{_PREFIX}states_{name}(collect_list({_PREFIX}partial_{name}("
+            named = [""] * len(ends)
+        else:
+            start = f"{_PREFIX}rows_{name}(collect_list({'DISTINCT ' if is_distinct else ''}struct("
+            named = [f" AS a{position}" for position in range(len(ends))]
+        named[-1] += ")"
+        pieces.append((tokens[number].start, tokens[first].start, start))
+        pieces += [(tokens[each].start, tokens[each].start, text) for each, text in zip(ends, named, strict=True)]
+        pieces.append((tokens[end].end + 1, tokens[end].end + 1, ")"))
+    made, done = [], 0
+    for begin, upto, instead in sorted(pieces, key=lambda piece: piece[0]):
+        made += [sql[done:begin], instead]
+        done = upto
+    return "".join((*made, sql[done:]))
+
+
+def _commas(kinds: Sequence[Any], first: int, last: int) -> Iterator[int]:
+    from sqlglot.tokenizer_core import TokenType
+
+    depth = 0
+    for number in range(first, last):
+        depth += kinds[number] in (TokenType.L_PAREN, TokenType.L_BRACKET)
+        depth -= kinds[number] in (TokenType.R_PAREN, TokenType.R_BRACKET)
+        if depth == 0 and kinds[number] == TokenType.COMMA:
+            yield number
+
+
+# -------------------------------------------------------------------------------------------------------------- tasks
+
+
+def _scalar(udf: Udf) -> Callable[..., pa.Array]:
+    name, args, returns, code = f"UDF {udf.sql_name!r}", udf.args, udf.returns, _portable(udf.function)
+
+    def run(*arrays: pa.Array) -> pa.Array:
+        function = _loaded(code)
+        given = _taken(arrays, args, name)
+        with _told(name):
+            result = function(*given)
+        return _stored(_checked(result, returns, len(arrays[0]), name), returns)
+
+    return run
+
+
+def _partial(udaf: Udaf) -> Callable[..., pa.Array]:
+    """Of all rows of a batch one state, which stands in the first row; the others have none."""
+    name, args, state, code = f"UDF {udaf.sql_name!r}", udaf.args, udaf.state, _portable(udaf.made)
+
+    def run(*arrays: pa.Array) -> pa.Array:
+        made, given = _loaded(code), _taken(arrays, args, name)
+        with _told(name):
+            gathered = made()
+            gathered.update_batch(*given)
+            found = gathered.state()
+        method = f"{name}: {made.__name__}.state()"
+        if not isinstance(found, tuple | list) or len(found) != len(state):
+            raise WeftError(f"{method} gave {_described(found)}, and a tuple of {len(state)} arrays is declared.")
+        fields = [_stored(_checked(each, kind, 1, method), kind) for each, kind in zip(found, state, strict=True)]
+        first = pa.StructArray.from_arrays(fields, names=[f"s{number}" for number in range(len(state))])
+        rows = len(arrays[0])
+        return pa.concat_arrays([first, pa.nulls(rows, first.type)]).slice(0, rows)
+
+    return run
+
+
+def _over_lists(udaf: Udaf, method: str) -> Callable[..., pa.Array]:
+    """Of lists of structs, one a group, the result of each group; `method` takes what is in the lists."""
+    name, returns, code = f"UDF {udaf.sql_name!r}", udaf.returns, _portable(udaf.made)
+    kinds = udaf.args if method == "update_batch" else udaf.state
+
+    def run(lists: pa.Array) -> pa.Array:
+        made = _loaded(code)
+        fields = _taken(lists.values.flatten(), kinds, name)
+        offsets, results, empty = lists.offsets.to_pylist(), [], pa.array([], arrow_type(returns))
+        with _told(name):
+            for start, stop in itertools.pairwise(offsets):
+                gathered = made()
+                if stop > start:
+                    getattr(gathered, method)(*(each.slice(start, stop - start) for each in fields))
+                results.append(gathered.evaluate())
+        evaluate = f"{name}: {made.__name__}.evaluate()"
+        return _stored(pa.concat_arrays([empty, *(_checked(each, returns, 1, evaluate) for each in results)]), returns)
+
+    return run
+
+
+def _portable(function: Any) -> bytes:
+    """A function or class with what its module defines: workers elsewhere do not have that module."""
+    from pyspark import cloudpickle
+
+    pickler: Any = cloudpickle  # it has no annotations
+    module = sys.modules.get(function.__module__)
+    with _pickling:
+        is_other = module is not None and module.__name__ not in pickler.list_registry_pickle_by_value()
+        if is_other:
+            pickler.register_pickle_by_value(module)
+        try:
+            return bytes(pickler.dumps(function))
+        finally:
+            if is_other:
+                pickler.unregister_pickle_by_value(module)
+
+
+@functools.lru_cache(maxsize=64)
+def _loaded(code: bytes) -> Any:
+    from pyspark import cloudpickle
+
+    return cloudpickle.loads(code)
+
+
+def _taken(arrays: Sequence[pa.Array], declared: Sequence[str], name: str) -> list[pa.Array]:
+    """Arguments as the types that were declared, where that loses nothing."""
+    if len(arrays) != len(declared):
+        raise WeftError(
+            f"The {name} takes {len(declared)} arguments ({', '.join(declared)}), and SQL gives {len(arrays)}."
+        )
+    taken = []
+    for number, (array, kind) in enumerate(zip(arrays, declared, strict=True), 1):
+        wanted = arrow_type(kind)
+        if not _fits(array.type, wanted):
+            raise WeftError(f"Argument {number} of the {name} is {array.type} in SQL, and {kind} is declared: CAST it.")
+        try:
+            taken.append(array.cast(wanted))
+        except pa.ArrowInvalid as error:
+            raise WeftError(f"Argument {number} of the {name} does not fit {kind}: {error}") from None
+    return taken
+
+
+def _fits(given: pa.DataType, wanted: pa.DataType) -> bool:
+    types = pa.types
+    if given == wanted or types.is_null(given):
+        return True
+    if types.is_integer(wanted):
+        return bool(types.is_integer(given) or (types.is_decimal(given) and given.scale == 0))
+    if types.is_floating(wanted):
+        is_shorter = types.is_floating(given) and given.bit_width < wanted.bit_width
+        return bool(is_shorter or types.is_integer(given) or types.is_decimal(given))
+    return (str(given), str(wanted)) in (("large_string", "string"), ("large_binary", "binary"))
+
+
+def _checked(result: Any, declared: str, length: int, name: str) -> pa.Array:
+    if not isinstance(result, pa.Array) or result.type != arrow_type(declared):
+        raise WeftError(f"The {name} gave {_described(result)}, and an array of {declared} is declared.")
+    if len(result) != length:
+        raise WeftError(f"The {name} gave {len(result)} values, and {length} are wanted.")
+    return result
+
+
+def _described(result: Any) -> str:
+    if isinstance(result, pa.Array | pa.ChunkedArray):
+        return f"{type(result).__name__} of {result.type}"
+    return f"{type(result).__module__}.{type(result).__qualname__}".removeprefix("builtins.")
+
+
+def _stored(array: pa.Array, declared: str) -> pa.Array:
+    return array.cast(_STORED_UNSIGNED[declared]) if declared in _STORED_UNSIGNED else array
+
+
+@contextmanager
+def _told(name: str) -> Iterator[None]:
+    """One line for an error of the user's code: the driver shows the last one of what a worker says."""
+    try:
+        yield
+    except Exception as error:
+        theirs = [each for each in traceback.extract_tb(error.__traceback__) if each.filename != __file__]
+        where = f" in line {theirs[0].lineno} of {Path(theirs[0].filename).name}" if theirs else ""
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        raise WeftError(f"The {name} failed{where}: {what}") from error
