@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 
@@ -15,7 +15,9 @@ from engine.streaming.conftest import declare, rows, run_once
 from servers import wait_until
 from weft.engine.streaming.query import Query
 from weft.errors import BusyError, DeclarationError, LoadRefusedError, WeftError
+from weft.normalize import lower, trim
 from weft.pipelines.streaming.declare import make
+from weft.types import BigInt, Text
 
 pytestmark = pytest.mark.usefixtures("plain_spark")
 
@@ -172,6 +174,40 @@ def test_where_a_new_checkpoint_begins() -> None:
     for start, expected in (("latest", [3]), ("earliest", [0, 1, 2, 3]), ("2", [1, 2, 3])):
         run_once(name=f"from {start}", source=weft.Source(query=events, start=start), target_table=(None, f"t{start}"))
         assert rows(f"t{start}", "n") == [(n,) for n in expected]
+
+
+@weft.table
+class Users:
+    id: Annotated[BigInt, weft.pk()]
+    email: Annotated[Text | None, lower(), trim()]
+
+
+@pytest.mark.usefixtures("streams")
+def test_a_declared_table(way: str) -> None:
+    events = declare(id="int64", email="string", more="string")
+    weft.publish_sync(events, [{"id": 1, "email": " A@B ", "more": "x"}, {"id": 2, "email": None, "more": None}])
+    pipeline: dict[str, Any] = {"name": "users", "source": events, "target": Users, "mode": "merge"}
+    run_once(**pipeline, on_drift="ignore")
+    assert rows("users") == [(1, "a@b"), (2, None)]
+    weft.publish_sync(events, {"id": 2, "email": "C"})
+    with pytest.raises(LoadRefusedError, match="'more'"):
+        run_once(**pipeline, on_drift="fail")
+    run_once(**pipeline, on_drift="evolve")
+    assert rows("users", "id, email") == [(1, "a@b"), (2, "c")]
+
+
+@pytest.mark.usefixtures("here")
+def test_a_stream_that_was_made_anew_is_told(project: Path) -> None:
+    events = declare(n="int64")
+    weft.publish_sync(events, [{"n": n} for n in range(5)])
+    pipeline: dict[str, Any] = {"name": "copy", "source": events, "target_table": (None, "copies")}
+    run_once(**pipeline)
+    weft.streams.close()
+    for each in (project / ".weft").glob("weft.db*"):
+        each.unlink()
+    weft.publish_sync(events, {"n": 1})
+    with pytest.raises(WeftError, match="ends at offset 1, and was read up to 5"):
+        run_once(**pipeline)
 
 
 @pytest.mark.usefixtures("here")

@@ -19,7 +19,7 @@ from weft.engine.load import Job
 from weft.engine.readers import open_tables
 from weft.engine.streaming import dead, functions
 from weft.engine.streaming.columns import Columns
-from weft.engine.streaming.fit import Fit
+from weft.engine.streaming.fit import DeclaredFit, Fit
 from weft.engine.streaming.letter import Letter
 from weft.engine.streaming.lookups import Lookups
 from weft.engine.streaming.publish import published
@@ -183,7 +183,10 @@ class Batches:
             moment=datetime.now(UTC),
             **options,
         )
-        job = Job(planned, connection, None, None, None, Fit(_columns(connection, planned), self.pipeline.on_drift))
+        fit: Fit | DeclaredFit = Fit(_columns(connection, planned), self.pipeline.on_drift)
+        if target.declared is not None and target.declared.columns:
+            fit = DeclaredFit(target.declared, self.pipeline.on_drift)
+        job = Job(planned, connection, None, None, None, fit)
         try:
             counts, _ = job.run(given)
         except WeftError as error:

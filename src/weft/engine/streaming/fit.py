@@ -7,9 +7,12 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
+from weft.engine import shape
 from weft.engine.streaming.sources import EVENT_TS
 from weft.errors import LoadRefusedError
+from weft.pipelines import declare
 from weft.pipelines.streaming.spec import Drift
+from weft.pipelines.table import Table
 from weft.systems.load import Declared, Load, Projected
 from weft.systems.log import RESERVED_PREFIX
 
@@ -41,7 +44,7 @@ class Fit:
             return not name.startswith(RESERVED_PREFIX)
         if name.lower() in self.present:
             return True
-        if name.startswith(RESERVED_PREFIX) or name == EVENT_TS:
+        if _is_own(name):
             return False
         if self.on_drift == "fail":
             raise LoadRefusedError(
@@ -49,3 +52,31 @@ class Fit:
                 hint="Add it to the table, leave it out by transform_sql, or say on_drift='evolve' or 'ignore'.",
             )
         return self.on_drift == "evolve"
+
+
+_DRIFTS: dict[Drift, declare.Drift] = {"evolve": "evolve", "ignore": "ignore", "fail": "error"}
+
+
+class DeclaredFit:
+    """Fits a batch to a table under `@weft.table`, as a load of a declared pipeline does. What Weft adds to rows is
+    written where the table declares a column for it."""
+
+    def __init__(self, table: Table, on_drift: Drift) -> None:
+        self._names = set(table.names)
+        self._fit = shape.Fit(declare.Target(table=table, on_drift=_DRIFTS[on_drift]))
+
+    def __call__(self, load: Load, source: pa.Schema, dialect: str, quote: Callable[[str], str]) -> Load:
+        """The load with the columns that it writes."""
+        wanted = pa.schema([field for field in source if not _is_own(field.name) or field.name in self._names])
+        made = self._fit(load, wanted, dialect, quote)
+        if made.projection is None and len(wanted) < len(source):
+            made = replace(made, projection=tuple(Projected(f"q.{quote(field.name)}", field) for field in wanted))
+        return made
+
+    def runs_in(self, dialect: str) -> bool:
+        """Whether a database can apply all normalizers itself; else Spark does."""
+        return self._fit.runs_in(dialect)
+
+
+def _is_own(name: str) -> bool:
+    return name.startswith(RESERVED_PREFIX) or name == EVENT_TS

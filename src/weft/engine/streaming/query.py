@@ -57,6 +57,7 @@ class Query:
         self._failure: BaseException | None = None
         self._last = -1
         self._query: Any = None
+        self._batches: Batches | None = None
 
     def start(self) -> None:
         """Start it: after this, batches are carried out."""
@@ -133,6 +134,8 @@ class Query:
             each.reached(end)
 
     def _unlock(self) -> None:
+        if self._batches is not None:
+            self._batches.close()
         if self._is_lock_ours:
             self.checkpoint.unlock()
 
@@ -147,6 +150,7 @@ class Query:
             try:
                 if self._stopping.is_set():
                     raise StoppedError
+                assert self._batches is not None
                 written = self._batches.run(frame, str(self._query.id), batch_id)
             except BaseException as error:
                 # Spark tells of it in its own words; whoever waits shall have the error itself.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from weft.errors import DeclarationError
+from weft.errors import DeclarationError, StorageError
 from weft.systems.base import Connection, system_for
 from weft.systems.log import Log, Store
 
@@ -75,6 +75,11 @@ class Offsets:
         if head <= after and self.end is None:
             self._seen = self.store.changed(self._seen, self.wait_seconds)
             head = log.head()
+        if head < after:
+            raise StorageError(
+                f"The stream {self.name!r} ends at offset {head}, and was read up to {after}: it is another one, or an "
+                "older copy. To begin anew: weft checkpoints reset.",
+            )
         return after if head <= after else log.bound(after, head, self.max_rows)
 
 
