@@ -17,7 +17,7 @@ import pytest
 import weft
 from weft.engine.streaming.checkpoint import Checkpoint
 from weft.project import Project
-from workers import next_millisecond
+from workers import declare, drain, next_millisecond, rowids
 
 pytest.importorskip("pyspark")
 
@@ -193,3 +193,53 @@ input()
     assert Checkpoint("copies").runner() is None
     with Checkpoint("copies").locked():
         pass
+
+
+@pytest.mark.parametrize("system", ["postgres", "redis"], indirect=True)
+def test_elsewhere(call: Any, streams: Project, system: Any) -> None:
+    """Two streams, on servers whose offsets are no small numbers; one is rewound, the other goes on where it is."""
+    weft.register_connection(weft.SQLiteConnection("out.db", name="out"))
+    made = [declare(name, fields={"n": "int64"}) for name in ("left", "right")]
+
+    @weft.streaming_pipeline(
+        sources=made, target="out", target_table="copies", transform_sql="SELECT n FROM source WHERE n > 0"
+    )
+    def both() -> None:
+        pass
+
+    weft.publish_sync(made[0], [{"n": n} for n in (0, 1, 2, 3)])
+    weft.publish_sync(made[1], [{"n": n} for n in (10, 11)])
+    lines = call("consume", "both", "--once", "--format", "json").stdout.splitlines()
+    assert [sum(json.loads(each)[key] for each in lines) for key in ("consumed",)] == [6]
+    assert sum(json.loads(each)["written"]["copies"] for each in lines) == 5
+    weft.publish_sync(made[1], {"n": 12})
+    shown = json.loads(call("checkpoints", "show", "both", "--format", "json").stdout)
+    assert shown["lag"] == {"left": 0, "right": 1}
+    left = rowids(drain(made[0]))
+    assert shown["offsets"]["left"] == left[-1]
+    assert (
+        "Whose offset? Name one: --source left or right."
+        in call("checkpoints", "rewind", "both", "--to-offset", left[2], code=2).stderr
+    )
+    call("checkpoints", "rewind", "both", "--to-offset", left[2], "--source", "left")
+    call("consume", "both", "--once")
+    with closing(sqlite3.connect("out.db")) as database:
+        found = sorted(n for (n,) in database.execute("SELECT n FROM copies"))
+    assert found == [1, 2, 2, 3, 3, 10, 11, 12]
+
+
+def test_a_crash_during_a_rewind(call: Any, numbers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the two steps the old checkpoint is there, and goes on; what was begun is forgotten."""
+    call("consume", "copies", "--once")
+
+    def crash(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("weft.engine.streaming.checkpoint.os.rename", crash)
+        Checkpoint("copies").rewind({"numbers": 1})
+    assert Path(".weft/checkpoints/copies~start.json").exists()
+    weft.publish_sync(numbers, {"n": 11})
+    call("consume", "copies", "--once")
+    assert rows() == list(range(1, 12))
+    assert not Path(".weft/checkpoints/copies~start.json").exists()

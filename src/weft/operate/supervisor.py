@@ -184,8 +184,8 @@ class Supervisor:
         if not self.watchers:
             return
         counts = written.counts.values()
-        consumed = sum(each.taken.size or 0 for each in query.watched if each.taken is not None)
-        if self.pipeline.transform_sql is None or not consumed:  # then each target was given all there is
+        consumed = self.lag.consumed(query.watched) if self.pipeline.transform_sql is not None else 0
+        if not consumed:  # without SQL each target was given all there is
             consumed = sum(each.rows_read for each in counts) // len(self.pipeline.targets)
         report = Report(
             pipeline=self.pipeline.name,

@@ -165,6 +165,9 @@ class Log(Protocol):
     def bound(self, after: int, upto: int, most: int) -> int:
         """An offset up to which a range has at most so many events, and at least one if it has any."""
 
+    def extent(self, after: int, upto: int, most: int) -> int:
+        """At most how many events a range has. Where they must be counted one by one, no further than `most`."""
+
     def first_since(self, moment: datetime) -> int:
         """The first offset published at or after `moment`; one past the head if there is none."""
 

@@ -16,6 +16,8 @@ from weft.streams import runtime
 
 # Whoever looks more often is told the same: each look is a question to a database.
 _LOOK_SECONDS = 1.0
+# On Redis, where entries are counted one by one.
+_MOST_COUNTED = 100_000
 
 
 class Watched:
@@ -90,12 +92,27 @@ class Lag:
                 self._looking.release()
         return self._known
 
+    def consumed(self, watched: Sequence[Watched]) -> int:
+        """How many rows the batch had, at most, as far as somebody knows."""
+        sources = {each.name: each for each in self._sources}
+        return sum(self._taken(sources[each.name], each) for each in watched)
+
+    def _taken(self, source: Source, watched: Watched) -> int:
+        if watched.taken is None:
+            return 0
+        if watched.position is None:
+            return watched.taken.size or 0
+        reader: Any = watched.taken.reader
+        return self._extent(source, reader.after, reader.upto) or 0
+
     def _of(self, source: Source) -> int | None:
         position = self._positions.get(source.name)
-        if position is None:
-            return None
+        return None if position is None else self._extent(source, position)
+
+    def _extent(self, source: Source, after: int, upto: int | None = None) -> int | None:
         try:
-            return max(runtime.open_stream(source.query, source.connection).log.head() - position, 0)
+            log = runtime.open_stream(source.query, source.connection).log
+            return log.extent(after, log.head() if upto is None else upto, _MOST_COUNTED)
         except WeftError:
             return None
 

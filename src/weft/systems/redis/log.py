@@ -162,6 +162,10 @@ class RedisLog:
         count, last = self._walk("XRANGE", ids.to_id(after + 1), ids.to_id(upto), most)
         return upto if last is None or count < most else self._offset(last)
 
+    def extent(self, after: int, upto: int, most: int) -> int:
+        """Entries are counted, which takes longer the more there are."""
+        return self._walk("XRANGE", ids.to_id(after + 1), ids.to_id(upto), most)[0]
+
     def first_since(self, moment: datetime) -> int:
         """The first offset at or after a moment; one past the head if there is none."""
         milliseconds = math.ceil((moment - _EPOCH) / timedelta(milliseconds=1))

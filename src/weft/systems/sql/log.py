@@ -76,6 +76,10 @@ class SqlLog:
         """As many offsets: some of them may be of no event."""
         return min(upto, max(after, self.floor()) + most)
 
+    def extent(self, after: int, upto: int, most: int) -> int:
+        """As many as there are offsets: some of them may be of no event."""
+        return max(upto - max(after, self.floor()), 0)
+
     def removed_after(self, offset: int) -> int:
         """As many as there are offsets up to the floor, if each of them had an event."""
         return max(self.floor() - offset, 0)
