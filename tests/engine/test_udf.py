@@ -381,6 +381,26 @@ def test_everything_is_one_group(plain_spark: SparkSession) -> None:
     assert aggregated(plain_spark, f"{sql} HAVING vwap(price, qty) < 0") == []
 
 
+def test_one_group_of_what_joins_and_functions_leave(plain_spark: SparkSession) -> None:
+    @udf(args=("Float64",), returns="Float64")
+    def twice(x: Any) -> Any:
+        return pc.multiply(x, 2.0)
+
+    (made,) = run(
+        plain_spark,
+        TABLE,
+        """
+        SELECT vwap(twice(s.price), s.qty) AS a, twice(vwap(s.price, s.qty)) AS b
+        FROM source s JOIN VALUES (0), (1), (1), (5) AS u(minute) ON s.minute = u.minute
+        WHERE twice(s.price) < 150
+        """,
+        [twice],
+        [Vwap],
+    )
+    left = [row for row in ROWS for minute in (0, 1, 1, 5) if row["minute"] == minute and row["price"] < 75]
+    assert made == dict.fromkeys("ab", pytest.approx(2 * vwap(left).expected))
+
+
 def test_no_rows_are_no_groups(plain_spark: SparkSession) -> None:
     assert aggregated(plain_spark, "SELECT minute, vwap(price, qty) FROM source GROUP BY 1", TABLE[:0]) == []
 
