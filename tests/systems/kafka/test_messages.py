@@ -33,6 +33,8 @@ BAD = {
     "a key without a name": (b'{"": 1}', "a key without a name"),
     "two spellings": (b'{"n": 1, "N": 2}', "two keys that are one column: 'n'"),
     "deep": (b'{"n": ' + b"[" * 40 + b"]" * 40 + b"}", "deeper than 32 levels"),
+    "deep objects": (b'{"n": ' + b'{"a": ' * 150 + b"1" + b"}" * 151, "deeper than 32 levels"),
+    "long and deep": (b'{"n": ' + b'{"a": ' * 490 + b"1" + b"}" * 491, "deeper than 32 levels"),
     "as deep as kills": (b'{"n": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "deeper than 32 levels"),
     "not what is known": (b'{"known": "x"}', "'known' is x, which does not fit int32"),
     "more than is known": (b'{"known": 3000000000}', "'known' is 3000000000, which does not fit int32"),

@@ -122,13 +122,13 @@ def leaves(array: pa.Array) -> Iterator[pa.Array]:
         yield array
 
 
-def depth(kind: pa.DataType) -> int:
-    """How many levels of lists and objects there are in a type."""
+def is_deeper(kind: pa.DataType, levels: int) -> bool:
+    """Whether there are more levels of lists and objects in a type. It looks no further, so that none is too deep."""
     if pa.types.is_list(kind):
-        return 1 + depth(kind.value_type)
+        return not levels or is_deeper(kind.value_type, levels - 1)
     if pa.types.is_struct(kind):
-        return 1 + max((depth(each.type) for each in kind), default=0)
-    return 0
+        return not levels or any(is_deeper(each.type, levels - 1) for each in kind)
+    return False
 
 
 def without_times(kind: pa.DataType) -> pa.DataType:

