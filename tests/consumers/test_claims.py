@@ -99,6 +99,13 @@ async def test_given_back_entries_come_again(client: Any) -> None:
         assert numbers(await second.get_batch()) == [1]
 
 
+async def test_the_name_under_which_they_are_kept(client: Any, redis_url: str) -> None:
+    with pytest.raises(weft.SettingsError, match="weft:given-back"):
+        await member(client, "weft:given-back").get_entry()
+    with pytest.raises(weft.SettingsError, match="weft:given-back"):
+        weft.read_stream(redis_url, "s", group="g", consumer="weft:given-back")
+
+
 async def test_a_deleted_entry_that_was_given_back(client: Any) -> None:
     await fill(client, 2)
     async with member(client, "a", buffer_size=9) as consumer:

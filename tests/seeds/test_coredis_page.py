@@ -82,6 +82,7 @@ async def test_iterate(client: Any) -> None:
 async def test_iterate_for_ever(client: Any) -> None:
     consumer = client.xconsumer(streams=["one", "two", "three"])
     found = []
+    added = asyncio.Event()
 
     async def forever() -> None:
         async with client:
@@ -89,11 +90,13 @@ async def test_iterate_for_ever(client: Any) -> None:
                 async for stream, _ in consumer:
                     found.append(stream)
                     if len(found) == 6:
+                        await added.wait()  # through the same client, which is closed then
                         return
 
     async with consumer:
         running = asyncio.create_task(forever())
         await add(client, "one", "two", count=3)
+        added.set()
         await asyncio.wait_for(running, 60)
     assert sorted(found) == [b"one"] * 3 + [b"two"] * 3
 

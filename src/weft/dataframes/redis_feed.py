@@ -293,8 +293,7 @@ class GroupFeed(_RedisFeed):
             # Nobody else can: they are in no frame.
             self._acknowledge([each.id for each in rejected])
         if self._confirms:
-            aside = {each.id for each in rejected}
-            self._unconfirmed += [each for each in page.ids.to_pylist() if each not in aside]
+            self._unconfirmed += page.ids.to_pylist()  # those too, which harms nobody
         return batch
 
     def confirm(self) -> None:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Generator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from weft.errors import NotFoundError
+from weft.errors import NotFoundError, SettingsError
 
 T = TypeVar("T")
 
@@ -74,6 +74,8 @@ class Member:
         claim_idle: int | None,
         how_to_create: str,
     ) -> None:
+        if text_of(consumer) == GIVEN_BACK:
+            raise SettingsError(f"No member can have the name {GIVEN_BACK!r}: it holds what members gave back.")
         self.stream, self.group, self.consumer = stream, group, consumer
         self.start = start
         """Where the group begins, now and whenever it is created again: `$` becomes where the stream ended."""
