@@ -139,8 +139,11 @@ class FileOrigin:
     def __init__(self, source: Source, connection: Any) -> None:
         self._source = source
         self.name = source.name
-        # How the files are read is said of the source, and kept by a connection.
-        self.connection: Any = dataclasses.replace(connection, **vars(source.files(connection)))
+        self.connection = connection
+        if source.options:
+            # How the files are read is said of the source, and kept by a connection. One that says nothing has no
+            # format either: then the names of the files do.
+            self.connection = dataclasses.replace(connection, **vars(source.files(connection)))
 
     def stream(self, spark: Any) -> Any:
         """The files that are there, each once."""
