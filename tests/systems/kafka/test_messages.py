@@ -230,6 +230,10 @@ KINDS = [
 @example([{"a": 2**53 + 1}, {"a": 0.5}], {})
 @example([{"a": [2**53 + 1, 0.5]}], {})
 @example([{"a": -0.0}], {})
+@example([{"a": [None, None]}], {})
+@example([{"a": [None, 1]}, {"a": [2, 3]}], {})
+@example([{"a": {"x": [None, "y"]}}, {"a": {"x": ["z"]}}], {})
+@example([{"a": [{"x": []}, {"x": [[None]]}]}], {})
 def test_both_ways_give_the_same(rows: list[dict[str, Any]], known: dict[str, pa.DataType]) -> None:
     messages = [json.dumps(row, ensure_ascii=False).encode() for row in rows]
     fast, careful = parse(messages, known), parse(messages, known, carefully=True)

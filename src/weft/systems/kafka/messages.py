@@ -71,7 +71,7 @@ class Reader:
                 continue
             if table is None or table.num_rows != len(values):
                 return None
-            if any(is_deeper(each.type, MAX_DEPTH) for each in table.schema):
+            if any(is_deeper(kind, MAX_DEPTH) for kind in table.schema.types) or not _is_whole(table):
                 return None
             wanted = {each.name: self._reading(each) for each in table.schema}
             if None in wanted.values() or "" in wanted or len({name.lower() for name in wanted}) < len(wanted):
@@ -178,6 +178,18 @@ def _read(text: pa.Buffer, seen: Mapping[str, pa.DataType]) -> pa.Table | None:
         )
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return None
+
+
+def _is_whole(table: pa.Table) -> bool:
+    """Whether no list lost a null: Arrow's reader forgets those that come before it has seen what a list is of, and
+    leaves an array that is shorter than its lists."""
+    try:
+        for column in table.columns:
+            if pa.types.is_nested(column.type):
+                column.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
 def _is_exact(column: pa.Array) -> bool:
