@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 
 import weft
+from servers import wait_until
 from weft.engine.streaming.checkpoint import Checkpoint
 from weft.project import Project
+from weft.systems.objects.manifest import process_of
 from workers import declare, drain, next_millisecond, rowids
 
 pytest.importorskip("pyspark")
@@ -243,3 +245,27 @@ def test_a_crash_during_a_rewind(call: Any, numbers: Any, monkeypatch: pytest.Mo
     call("consume", "copies", "--once")
     assert rows() == list(range(1, 12))
     assert not Path(".weft/checkpoints/copies~start.json").exists()
+
+
+def test_a_jvm_that_does_not_end(local: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is waited for, and not for ever; one that ended and that nobody asked for is gone."""
+    checkpoint = Checkpoint("copies")
+    jvm = subprocess.Popen(["sleep", "600"])
+    try:
+        Path(".weft/checkpoints").mkdir(parents=True)
+        noted = {"process": "1:gone", "jvm": process_of(jvm.pid)}
+        Path(".weft/checkpoints/copies~lock").write_text(json.dumps(noted))
+        monkeypatch.setattr("weft.engine.streaming.checkpoint._JVM_SECONDS", 0.1)
+        with pytest.raises(weft.BusyError, match=f"still runs.*\n.*kill {jvm.pid}"):
+            checkpoint.lock()
+        jvm.kill()
+        wait_until(lambda: process_state(jvm.pid) == "Z", "it to end")
+        with checkpoint.locked():
+            pass
+    finally:
+        jvm.kill()
+        jvm.wait()
+
+
+def process_state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

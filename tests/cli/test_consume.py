@@ -174,6 +174,14 @@ def handles(pid: int, number: signal.Signals) -> bool:
     return bool(int(caught[1], 16) >> (number - 1) & 1)
 
 
+def test_stopped_while_it_starts(start: Any) -> None:
+    process = start("consume", "copies")
+    wait_until(lambda: handles(process.pid, signal.SIGTERM), "signals to be heeded")
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0
+
+
 def test_killed(start: Any) -> None:
     """The next start waits until the JVM of the last one is gone."""
     publish(10)

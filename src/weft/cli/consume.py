@@ -122,9 +122,14 @@ class _Json(Watcher):
 
     def __init__(self) -> None:
         self._out = sys.stdout  # what modules print while it runs goes elsewhere
+        self._lag: Lag | None = None
+
+    def started(self, supervisor: Supervisor) -> None:
+        self._lag = supervisor.lag
 
     def batch(self, report: Report) -> None:
-        told = {**dataclasses.asdict(report), "ended_at": report.ended_at.isoformat()}
+        lag = self._lag.now(fresh=True) if self._lag is not None else {}
+        told = {**dataclasses.asdict(report), "ended_at": report.ended_at.isoformat(), "lag": lag}
         print(escaped(json.dumps(told, ensure_ascii=False)), file=self._out, flush=True)
 
     def shown(self) -> AbstractContextManager[None]:

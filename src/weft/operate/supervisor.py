@@ -54,7 +54,7 @@ class Restarts:
 
 @dataclass(frozen=True)
 class Report:
-    """What a batch did, and how things stand after it."""
+    """What a batch did."""
 
     pipeline: str
     batch_id: int
@@ -67,8 +67,6 @@ class Report:
     replayed: bool
     """Whether all targets had it already: it was done before a crash."""
     seconds: float
-    lag: dict[str, int]
-    """By source."""
     ended_at: datetime
 
 
@@ -195,7 +193,6 @@ class Supervisor:
             dead=written.dead_letters,
             replayed=bool(counts) and all(each.replayed for each in counts),
             seconds=query.seconds,
-            lag=self.lag.now(fresh=True),
             ended_at=datetime.now(UTC),
         )
         for each in self.watchers:
