@@ -149,6 +149,14 @@ def test_what_cannot_be_rewound(call: Any, local: Project) -> None:
     call("consume", "copies", "--once")
     told = call("checkpoints", "rewind", "copies", "--to-offset", 1, code=1).stderr
     assert "from object_store_local, whose place cannot be moved yet" in told
+    weft.register_connection(weft.KafkaConnection("localhost:9", name="kafka", group_id="g"))
+
+    @weft.streaming_pipeline(source="kafka", source_query="orders", target="default", target_table="orders")
+    def orders() -> None:
+        pass
+
+    told = call("checkpoints", "rewind", "orders", "--to-time", "1h", code=1).stderr
+    assert "orders reads orders from kafka, whose place cannot be moved yet." in told
     elsewhere = Checkpoint("far", "s3://bucket/far")
     with pytest.raises(weft.DeclarationError, match="is not in a folder of this machine"):
         elsewhere.reset()

@@ -173,6 +173,7 @@ def rewind(
     if to_time is not None and not isinstance(to_time, datetime):
         raise click.UsageError(f"{to_time} is no time. To go to an offset: --to-offset {to_time}.")
     pipeline = find_pipeline(what, modules)
+    chosen = _chosen(pipeline, source, to_offset)
     checkpoint = Checkpoint.of(pipeline)
     state = checkpoint.state()
     before = _offsets(state, pipeline)
@@ -183,7 +184,6 @@ def rewind(
             f"The checkpoint of {pipeline.name} is of {len(state.offsets)} sources, and now it has "
             f"{len(pipeline.sources)}."
         )
-    chosen = _chosen(pipeline, source, to_offset)
     starts = {
         each.name: _first(pipeline, each, before[each.name], to_offset, to_time)
         if each in chosen
