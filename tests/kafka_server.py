@@ -6,8 +6,9 @@
     broker.kill()        # -9
     broker.restart()
 
-It listens twice: `bootstrap` for everybody, `sasl_bootstrap` for who signs in as `USER` with `PASSWORD` (PLAIN; SCRAM
-after `add_scram_user`). Its jars are kept in the cache that Spark's are kept in.
+It listens three times: `bootstrap` for everybody, `sasl_bootstrap` for who signs in as `USER` with `PASSWORD` (PLAIN;
+SCRAM after `add_scram_user`), `tls_bootstrap` for who trusts `certificate`. Its jars are kept in the cache that Spark's
+are kept in.
 """
 
 from __future__ import annotations
@@ -50,7 +51,13 @@ class KafkaServer(Server):
 
         lock = jars.read_lock(Path(__file__).with_name("kafka_server.lock").read_text())
         self.class_path = os.pathsep.join(map(str, jars.jars_for("Kafka's broker", lock=lock)))
-        self.sasl_port, self.controller_port = free_port(), free_port()
+        self.sasl_port, self.tls_port, self.controller_port = free_port(), free_port(), free_port()
+        self.certificate, key = self.folder / "certificate.pem", self.folder / "key.pem"
+        self.run(
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"),
+            *("-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(self.certificate)),
+        )
+        (self.folder / "server.pem").write_text(key.read_text() + self.certificate.read_text())
         properties = self.folder / "server.properties"
         properties.write_text("".join(f"{name}={_escaped(value)}\n" for name, value in self.settings().items()))
         self.run(
@@ -68,8 +75,11 @@ class KafkaServer(Server):
             "controller.listener.names": "CONTROLLER",
             "inter.broker.listener.name": "PLAINTEXT",
             "listeners": f"PLAINTEXT://127.0.0.1:{self.port},SASL_PLAINTEXT://127.0.0.1:{self.sasl_port},"
-            f"CONTROLLER://127.0.0.1:{self.controller_port}",
-            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT",
+            f"SSL://127.0.0.1:{self.tls_port},CONTROLLER://127.0.0.1:{self.controller_port}",
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT,SSL:SSL,"
+            "CONTROLLER:PLAINTEXT",
+            "listener.name.ssl.ssl.keystore.type": "PEM",
+            "listener.name.ssl.ssl.keystore.location": str(self.folder / "server.pem"),
             "sasl.enabled.mechanisms": ",".join(["PLAIN", *SCRAM]),
             "listener.name.sasl_plaintext.plain.sasl.jaas.config": plain,
             **{f"listener.name.sasl_plaintext.{each.lower()}.sasl.jaas.config": scram for each in SCRAM},
@@ -98,6 +108,10 @@ class KafkaServer(Server):
     @property
     def sasl_bootstrap(self) -> str:
         return f"127.0.0.1:{self.sasl_port}"
+
+    @property
+    def tls_bootstrap(self) -> str:
+        return f"127.0.0.1:{self.tls_port}"
 
     def connect(self, database: str | None = None) -> Any:
         from confluent_kafka import Consumer

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,7 +29,7 @@ def test_what_the_clients_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert made.group == "weft"
 
 
-def test_certificates_travel_as_texts(tmp_path: Any) -> None:
+def test_certificates_travel_as_texts(tmp_path: Path) -> None:
     for name in ("ca", "cert", "key"):
         (tmp_path / name).write_text(f"-----{name}-----")
     made = KafkaConnection(
@@ -118,6 +120,17 @@ def test_sign_in(kafka: Any, spark: Any, mechanism: str) -> None:
     read = spark.read.format("kafka").options(**options.for_spark(made)).option("subscribe", topic).load()
     with source.rows(read, made) as (good, _):
         assert sorted(row.n for row in good.collect()) == [1, 2]
+
+
+def test_tls(kafka: Any, spark: Any) -> None:
+    """Both clients."""
+    made = KafkaConnection(kafka.tls_bootstrap, ssl_ca_location=str(kafka.certificate))
+    topic = kafka.create_topic()
+    assert made.check()["server"] == "Kafka, 1 broker"
+    assert sink.write(spark.createDataFrame([(1,)], "n int"), made, topic, batch_id="b") == 1
+    assert [json.loads(message.value()) for message in kafka.messages(topic)] == [{"n": 1}]
+    with pytest.raises(ConnectionFailedError, match=r"(?i)certificate verify failed|SSL handshake failed"):
+        KafkaConnection(kafka.tls_bootstrap, security_protocol="SSL").check()
 
 
 def test_a_wrong_password_is_told_without_it(kafka: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -230,9 +230,11 @@ KINDS = [
 @example([{"a": 2**53 + 1}, {"a": 0.5}], {})
 @example([{"a": [2**53 + 1, 0.5]}], {})
 @example([{"a": -0.0}], {})
+@example([{"a": 10**8}], {"a": pa.decimal128(10, 2)})
 @example([{"a": [None, None]}], {})
 @example([{"a": [None, 1]}, {"a": [2, 3]}], {})
 @example([{"a": {"x": [None, "y"]}}, {"a": {"x": ["z"]}}], {})
+@example([{"a": [{}, {"x": None}]}], {})
 @example([{"a": [{"x": []}, {"x": [[None]]}]}], {})
 def test_both_ways_give_the_same(rows: list[dict[str, Any]], known: dict[str, pa.DataType]) -> None:
     messages = [json.dumps(row, ensure_ascii=False).encode() for row in rows]

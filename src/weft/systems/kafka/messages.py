@@ -71,7 +71,7 @@ class Reader:
                 continue
             if table is None or table.num_rows != len(values):
                 return None
-            if any(is_deeper(kind, MAX_DEPTH) for kind in table.schema.types) or not _is_whole(table):
+            if any(is_deeper(kind, MAX_DEPTH) for kind in table.schema.types):
                 return None
             wanted = {each.name: self._reading(each) for each in table.schema}
             if None in wanted.values() or "" in wanted or len({name.lower() for name in wanted}) < len(wanted):
@@ -93,11 +93,16 @@ class Reader:
     def _finished(self, table: pa.Table) -> dict[str, pa.Array] | None:
         columns = {}
         for name in table.column_names:
-            column = table.column(name).combine_chunks()
+            column = table.column(name)
+            if not _is_whole(column):
+                return None
+            column = column.combine_chunks()
             if not _is_exact(column):
                 return None
+            known = self.known.get(name.lower(), column.type)
             try:
-                columns[name] = column.cast(self.known.get(name.lower(), column.type))
+                # Arrow breaks nested ones also by a cast to the type that they have.
+                columns[name] = column if column.type.equals(known) else column.cast(known)
             except pa.ArrowInvalid:
                 return None
         return columns
@@ -180,13 +185,13 @@ def _read(text: pa.Buffer, seen: Mapping[str, pa.DataType]) -> pa.Table | None:
         return None
 
 
-def _is_whole(table: pa.Table) -> bool:
-    """Whether no list lost a null: Arrow's reader forgets those that come before it has seen what a list is of, and
-    leaves an array that is shorter than its lists."""
+def _is_whole(column: pa.ChunkedArray) -> bool:
+    """Whether an array is as its type says. Arrow's reader forgets nulls in lists that come before it has seen what a
+    list is of, and leaves an array that is shorter than its lists; and it takes decimals of too many digits."""
+    if not pa.types.is_nested(column.type) and not pa.types.is_decimal(column.type):
+        return True
     try:
-        for column in table.columns:
-            if pa.types.is_nested(column.type):
-                column.validate(full=True)
+        column.validate(full=True)
     except pa.ArrowInvalid:
         return False
     return True

@@ -222,6 +222,8 @@ def commit_offsets(connection: KafkaConnection, topic: str, ends: Mapping[int, i
 
     Nothing depends on it: where the brokers do not take it, that is a line in the log.
     """
+    if not ends:
+        return
     try:
         admin(connection).commit(connection.resolved().group, topic, ends)
     except WeftError as error:
