@@ -16,6 +16,7 @@ from weft.engine.streaming.letter import Letter
 from weft.errors import DeclarationError
 from weft.pipelines.streaming.spec import Source
 from weft.project import current
+from weft.streams import runtime
 from weft.streams.declare import Stream
 from weft.systems.base import Connection, system_for
 from weft.systems.log import PUBLISHED_AT
@@ -127,7 +128,8 @@ class LogOrigin:
         after, upto = min(each[0] for each in ranges), max(each[1] for each in ranges)
         now = stream_reader(self._source.query, self._source.connection)
         reader = EventReader(now.connection, now.stream_schema, now.stream, now.types, after, upto)
-        return Taken(self.name, reader, size=upto - after)
+        log = runtime.open_stream(self._source.query, self._source.connection).log
+        return Taken(self.name, reader, size=log.extent(after, upto, self._source.max_rows or ticks.MAX_ROWS))
 
 
 # ------------------------------------------------------------------------------------------------------ files and Delta
