@@ -23,6 +23,8 @@ from weft.systems.log import PUBLISHED_AT
 
 # Of one batch: enough to be worth a job, and not so many that a crash repeats hours of work.
 _MAX_FILES = 1000
+# Whether a batch is small can be told without counting further.
+_COUNTED = 100_000
 EVENT_TS = "_event_ts"
 """When a row happened, as its source tells it: every source has this column."""
 
@@ -35,7 +37,7 @@ class Taken:
     reader: Reader | None = None
     frame: Any = None
     size: int | None = None
-    """At most how many rows, where that is known."""
+    """How many rows it may have, where that is known; of many not all are counted."""
     bad: tuple[Letter, ...] = ()
     """What could not be read as rows."""
     done: Callable[[], None] = lambda: None
@@ -129,7 +131,7 @@ class LogOrigin:
         now = stream_reader(self._source.query, self._source.connection)
         reader = EventReader(now.connection, now.stream_schema, now.stream, now.types, after, upto)
         log = runtime.open_stream(self._source.query, self._source.connection).log
-        return Taken(self.name, reader, size=log.extent(after, upto, self._source.max_rows or ticks.MAX_ROWS))
+        return Taken(self.name, reader, size=log.extent(after, upto, _COUNTED))
 
 
 # ------------------------------------------------------------------------------------------------------ files and Delta
