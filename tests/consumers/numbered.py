@@ -23,6 +23,9 @@ async def drained(consumer: Any) -> list[Any]:
 
 
 async def until_idle(client: Any, stream: str, milliseconds: int) -> None:
-    """Wait until the server says that the first pending entry has been held for so long."""
-    while (await client.xpending_range(stream, "g", "-", "+", 1))[0]["time_since_delivered"] < milliseconds:
+    """Wait until the server says that every pending entry has been held for so long: they are not all of one
+    millisecond."""
+    while min(each["time_since_delivered"] for each in await client.xpending_range(stream, "g", "-", "+", 1000)) < (
+        milliseconds
+    ):
         await client.ping()
