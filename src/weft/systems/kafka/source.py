@@ -8,9 +8,9 @@ The messages of a batch are read and parsed once, whatever is asked of them late
 a time into Arrow and keeps each chunk as one value of bytes; what columns there are is known when all are parsed; then
 the chunks are columns of Spark.
 
-A million messages of four fields in four partitions, seconds of CPU on two busy cores: read by Spark alone 2.0 to 2.4,
-then as rows 4.0 to 4.4, of which 0.6 is parsing. A consumer of confluent-kafka that parses with orjson and COPYs row by
-row into PostgreSQL takes 4.2 to 4.7, three of them on one core.
+A million messages of four fields in four partitions, two cores, session warm, the throughput profile: 2.7 to 3.3 s as
+rows, of which parsing is 0.6 s of CPU; 3.7 s with `weft.load` of them into PostgreSQL. A consumer of confluent-kafka
+that parses with orjson and COPYs 10,000 rows at a time took 7.7 s in the same run.
 """
 
 from __future__ import annotations
