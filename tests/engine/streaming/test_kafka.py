@@ -101,3 +101,7 @@ def test_columns_that_a_batch_lacks(kafka: Any, broker: Any) -> None:
     kafka.produce(topic, [b'{"id": 4, "other": null}'])
     run_once(name="all", source=broker, source_query=topic, target_table=(None, "everything"))
     assert rows("everything", "id, name") == [(1, "a"), (2, None), (3, None), (4, None)]
+    # What `other` is nobody knows before it has a value.
+    kafka.produce(topic, [b'{"id": 5, "other": 1.5}'])
+    run_once(name="all", source=broker, source_query=topic, target_table=(None, "everything"))
+    assert rows("everything", "id, other")[-1] == (5, 1.5)

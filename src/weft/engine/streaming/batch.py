@@ -67,7 +67,18 @@ class Batches:
     def run(self, frame: Any, checkpoint: str, batch_id: int) -> Written:
         """Carry out the batch that Spark made of all sources."""
         _steps.debug("begun")
-        taken = [origin.take(part) for origin, part in zip(self.origins, split(frame, self.origins), strict=True)]
+        taken: list[Taken] = []
+        try:
+            for origin, part in zip(self.origins, split(frame, self.origins), strict=True):
+                taken.append(origin.take(part))
+            written = self._run(taken, frame.sparkSession, checkpoint, batch_id)
+        finally:
+            for each in taken:
+                each.close()
+        _steps.debug("done")
+        return written
+
+    def _run(self, taken: list[Taken], spark: Any, checkpoint: str, batch_id: int) -> Written:
         counts: dict[str, Counts] = {}
         lost = 0
         for each in taken:
@@ -76,7 +87,7 @@ class Batches:
             lost += len(each.bad)
         filled = [each for each in taken if each.size != 0]
         if filled:
-            given, letters = self._given(filled, frame.sparkSession, checkpoint)
+            given, letters = self._given(filled, spark, checkpoint)
             self._box.put(letters, checkpoint, batch_id, "transform")
             lost += len(letters)
             try:
@@ -88,9 +99,6 @@ class Batches:
             finally:
                 if isinstance(given, kinds.Frame):
                     given.frame.unpersist()
-        for each in taken:
-            each.done()
-        _steps.debug("done")
         lost += sum(each.quarantined for each in counts.values())
         return Written(batch_id, {name: each.rows_read for name, each in counts.items()}, counts, lost)
 
@@ -142,7 +150,12 @@ class Batches:
         return functions.transformed(rows, sql, self.pipeline.aggregate_udfs)
 
     def _carried(self, made: Any, is_small: bool, *, now: bool = False) -> Given:
-        """Rows for the targets: here, or held by Spark where they are needed more than once or must be sure."""
+        """Rows for the targets: here, or held by Spark where they are needed more than once or must be sure.
+
+        A column of nulls alone is left out: what type it has will be seen when it has a value."""
+        from pyspark.sql.types import NullType
+
+        made = made.drop(*(field.name for field in made.schema if isinstance(field.dataType, NullType)))
         with outcome.explained(f"run the batch of {self.pipeline.name}"):
             if is_small:
                 return _memory(made.toArrow())

@@ -40,8 +40,8 @@ class Taken:
     """How many rows it may have, where that is known; of many not all are counted."""
     bad: tuple[Letter, ...] = ()
     """What could not be read as rows."""
-    done: Callable[[], None] = lambda: None
-    """Called once every target has the rows."""
+    close: Callable[[], None] = lambda: None
+    """Lets go of the rows, whatever became of them."""
 
 
 class Origin(Protocol):
@@ -226,7 +226,7 @@ class KafkaOrigin:
                 )
                 for each in (found.bad.toArrow().to_pylist() if found.bad_rows else ())
             )
-        return Taken(self.name, frame=found.good, size=found.good_rows, bad=bad, done=found.release)
+        return Taken(self.name, frame=found.good, size=found.good_rows, bad=bad, close=found.release)
 
     def reached(self, end: dict[str, dict[str, int]]) -> None:
         """Tell the consumer group, for those who watch its lag: every target has what comes before."""
