@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -180,3 +180,11 @@ def test_jars_of_a_running_session(plain_spark: SparkSession, tmp_path: Path) ->
         assert loader.getResource("weft-test-resource.txt") is not None
     urls = [url.toString() for url in loader.getURLs()]
     assert len([url for url in urls if "with%20space" in url]) == 1
+
+
+def test_code_has_room(plain_spark: SparkSession) -> None:
+    """Where it has none, nothing is compiled any more, and threads die that need a method for the first time."""
+    machine: Any = plain_spark.sparkContext._jvm
+    pools = machine.java.lang.management.ManagementFactory.getMemoryPoolMXBeans()
+    code = [each for each in pools if each.getName().startswith("Code")]
+    assert sum(each.getUsage().getMax() for each in code) >= 200 * 1024 * 1024

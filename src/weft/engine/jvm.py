@@ -66,8 +66,10 @@ DEFAULT_PROFILE: Profile = "quick"
 #   7M rows hashed and grouped in the JVM alone: quick 45 s, throughput 33 s
 # So quick is the default, and throughput is for what runs for minutes.
 _PROFILES: dict[Profile, tuple[str, ...]] = {
-    # The first compiler alone, and the collector that needs no threads.
-    "quick": ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
+    # The first compiler alone, and the collector that needs no threads. With as much room for code as both compilers
+    # have: Java gives one alone 48 MB, which Spark filled after twenty minutes of many queries. Then nothing is
+    # compiled any more, and threads die in which a method is needed for the first time.
+    "quick": ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=240m"),
     # Not Java's own choice (G1), which took more CPU for both kinds of load. And Arrow does not check each value's
     # place: every vector was made by Spark or by Arrow itself, and the checks took a twentieth of a load with SQL.
     "throughput": (
