@@ -22,6 +22,7 @@ MODULES = tuple(
         "engine_start",
         "engine_loads",
         "engine_files",
+        "streaming",
         "pipelines_start",
         "pipelines_loads",
         "server",

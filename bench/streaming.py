@@ -1,0 +1,210 @@
+"""Streaming pipelines into PostgreSQL: from files, Kafka and Redis, against the same work by hand."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import weft
+from bench.engine_loads import Job, Pair, _folder, _rows, _with_reset
+from bench.harness import Case
+from tests import servers
+
+FILES = 10
+BATCH = 10_000
+COLUMNS = "id bigint, name text, amount double precision, n integer"
+
+
+def _row(number: int) -> dict[str, Any]:
+    return {"id": number, "name": f"customer {number % 1000}", "amount": number * 1.37, "n": number % 100}
+
+
+class Target:
+    """An empty table of a database, made anew before each round."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+        self.pair = Pair(10)
+        self.url = self.pair.there
+
+    def job(self, table: str, work: Callable[[], object]) -> Job:
+        """A job that finds its table empty, and must fill it."""
+
+        def run() -> int:
+            work()
+            return self.rows
+
+        return _with_reset(run, lambda: self._reset(table))
+
+    def _reset(self, table: str) -> None:
+        self.pair.execute(f"DROP TABLE IF EXISTS {table}", f"CREATE TABLE {table} ({COLUMNS})")
+
+    def run(self, source: Any, query: str, table: str, **options: Any) -> None:
+        """Our pipeline over what is there, from the beginning."""
+        weft.run_streaming_pipeline(
+            name=f"bench {uuid.uuid4().hex}",
+            source=source,
+            source_query=query,
+            target=weft.connect(url=self.url),
+            target_table=("public", table),
+            once=True,
+            **options,
+        )
+
+    def copy(self, path: Path, table: str) -> None:
+        """`psql \\copy` of a CSV file."""
+        command = f"\\copy {table} FROM '{path}' WITH (FORMAT csv, HEADER)"
+        subprocess.run(["psql", "-q", "-X", "-v", "ON_ERROR_STOP=1", self.url, "-c", command], check=True)
+
+
+# ---------------------------------------------------------------------------------------------------------------- files
+
+
+@cache
+def _written(rows: int) -> Path:
+    """A folder with the rows as Parquet and as CSV, in ten files each, and as one CSV file."""
+    import pyarrow as pa
+    import pyarrow.csv as pc
+    import pyarrow.parquet as pq
+
+    folder = Path(tempfile.mkdtemp(dir=_folder.name))
+    each = rows // FILES
+    tables = [pa.Table.from_pylist([_row(n) for n in range(at, at + each)]) for at in range(0, rows, each)]
+    for kind in ("parquet", "csv"):
+        (folder / kind).mkdir()
+    for number, table in enumerate(tables):
+        pq.write_table(table, folder / "parquet" / f"{number}.parquet")
+        pc.write_csv(table, folder / "csv" / f"{number}.csv")
+    pc.write_csv(pa.concat_tables(tables), folder / "all.csv")
+    return folder
+
+
+def _files(kind: str) -> Callable[[float], tuple[Job, Job]]:
+    def prepare(scale: float) -> tuple[Job, Job]:
+        target = Target(_rows(scale))
+        folder = _written(target.rows)
+        lake = weft.ObjectStoreLocalConnection(str(folder), name="lake", format=kind)
+        sql = "SELECT id, name, amount, n FROM source WHERE n >= 0"
+        return (
+            target.job("ours", lambda: target.run(lake, kind, "ours", transform_sql=sql)),
+            target.job("theirs", lambda: target.copy(folder / "all.csv", "theirs")),
+        )
+
+    return prepare
+
+
+# ---------------------------------------------------------------------------------------------------------------- Kafka
+
+
+@cache
+def _topic(rows: int) -> tuple[Any, str]:
+    """A broker with a topic of so many messages in four partitions."""
+    sys.path.append(str(Path(__file__).parents[1] / "tests"))
+    import kafka_server
+
+    server: Any = kafka_server.KafkaServer()
+    server.start()
+    topic = server.create_topic(4)
+    for partition in range(4):
+        server.produce(topic, (json.dumps(_row(n)).encode() for n in range(partition, rows, 4)), partition)
+    return server, topic
+
+
+def _from_kafka(scale: float) -> tuple[Job, Job]:
+    target = Target(_rows(scale))
+    server, topic = _topic(target.rows)
+    broker = weft.KafkaConnection(name="broker", bootstrap_servers=server.bootstrap, group_id="bench")
+
+    def by_hand() -> None:
+        import orjson
+        import psycopg
+        from confluent_kafka import Consumer
+
+        consumer = Consumer(
+            {
+                "bootstrap.servers": server.bootstrap,
+                "group.id": uuid.uuid4().hex,
+                "auto.offset.reset": "earliest",
+                "enable.auto.commit": False,
+            }
+        )
+        consumer.subscribe([topic])
+        done = 0
+        with psycopg.connect(target.url) as driver:
+            while done < target.rows:
+                messages = consumer.consume(BATCH, 1.0)
+                rows = [orjson.loads(message.value()) for message in messages]
+                with driver.cursor().copy("COPY theirs FROM STDIN") as copy:
+                    for row in rows:
+                        copy.write_row((row["id"], row["name"], row["amount"], row["n"]))
+                driver.commit()
+                done += len(rows)
+        consumer.close()
+
+    return target.job("ours", lambda: target.run(broker, topic, "ours")), target.job("theirs", by_hand)
+
+
+# ---------------------------------------------------------------------------------------------------------------- Redis
+
+
+@cache
+def _stream(rows: int) -> tuple[Any, Any]:
+    """A Redis that keeps nothing on disk, with a stream of so many events."""
+    server = servers.KINDS["redis"]()
+    server.start()
+    client = server.connect()
+    client.config_set("appendonly", "no")
+    client.close()
+    connection = weft.connect(url=server.url())
+    fields = {"id": "int64", "name": "string", "amount": "float64", "n": "int32"}
+    stream = weft.stream(name="orders", connection=connection, fields=fields)(lambda: None)
+    for at in range(0, rows, BATCH):
+        weft.publish_sync(stream, [_row(n) for n in range(at, at + BATCH)])
+    return server, stream
+
+
+def _from_redis(scale: float) -> tuple[Job, Job]:
+    import pyarrow.csv as pc
+
+    target = Target(_rows(scale))
+    _, stream = _stream(target.rows)
+    path = Path(tempfile.mkdtemp(dir=_folder.name)) / "drained.csv"
+
+    def by_hand() -> None:
+        schema = {"id": "int64", "name": "string", "amount": "float64", "n": "int32"}
+        table = weft.read_stream(stream.connection, stream, schema=schema, to="arrow")
+        pc.write_csv(table.select(list(schema)), path)
+        target.copy(path, "theirs")
+
+    def ours() -> None:
+        weft.run_streaming_pipeline(
+            name=f"bench {uuid.uuid4().hex}",
+            source=stream,
+            target=weft.connect(url=target.url),
+            target_table=("public", "ours"),
+            once=True,
+        )
+
+    return target.job("ours", ours), target.job("theirs", by_hand)
+
+
+CASES = [
+    Case("Parquet files → filter → PostgreSQL", "psql \\copy", 0.5, _files("parquet"), needs="postgres"),
+    Case("CSV files → filter → PostgreSQL", "psql \\copy", 0.5, _files("csv"), needs="postgres"),
+    Case(
+        "Kafka JSON → PostgreSQL",
+        "confluent-kafka, orjson, COPY in batches",
+        1.5,
+        _from_kafka,
+        needs="postgres",
+        rounds=3,
+    ),
+    Case("Redis stream → PostgreSQL", "drained to Arrow, then psql \\copy", 0.6, _from_redis, needs="postgres"),
+]
