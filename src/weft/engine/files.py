@@ -118,6 +118,22 @@ def reached(connection: Connection, load: Load, column: str) -> tuple[Any, int]:
     return found["value"], found["rows"]
 
 
+def columns(spark: Any, connection: Connection, load: Load) -> list[str] | None:
+    """The columns of the target as it is now; `None` where no load has made it."""
+    ready = connectors.ready(spark, connection)
+    if connection.kind.startswith("delta"):
+        from weft.systems.delta import source as delta
+
+        try:
+            found = delta.read(ready, connection, load.table, load.schema)
+        except NotFoundError:
+            return None
+        return list(found.columns)
+    from weft.systems.objects import source as objects
+
+    return objects.table_columns(ready, connection, load.schema, load.table)  # type: ignore[arg-type]
+
+
 def copy(rows: Rows, connection: Connection, load: Load) -> Counts | None:
     """Write rows that are Arrow, without Spark's rows between. `None` where only `write` can do it."""
     spark = connectors.ready(session.spark(), connection)

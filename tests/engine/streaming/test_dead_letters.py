@@ -73,6 +73,25 @@ def test_a_batch_that_only_fails_together_is_an_error() -> None:
         )
 
 
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("place", ["stream", "table"])
+def test_other_letters_of_the_same_batch_are_not_taken_for_those(place: str, project: Path) -> None:
+    """SQL was changed between two tries of a batch: what is bad now is another row, and the first one stays."""
+    events = declare(n="int64", text="string")
+    weft.publish_sync(events, [{"n": 0, "text": "1"}, {"n": 1, "text": "x"}])
+    pipeline: dict[str, Any] = {
+        "name": "numbers",
+        "source": events,
+        "target_table": (None, "numbers"),
+        "transform_on_error": "dlq",
+        f"dead_letter_{place}": "failed",
+    }
+    run_once(**pipeline, transform_sql=SQL)
+    _forget_last_commit(project)
+    run_once(**pipeline, transform_sql="SELECT n, 1 DIV n AS number FROM source")
+    assert sorted(json.loads(each["payload"])["n"] for each in _letters(place, project)) == [0, 1]
+
+
 @pytest.mark.usefixtures("streams")
 def test_rows_that_a_target_rejects(system: System, way: str) -> None:
     events = declare(n="int64", name="string")

@@ -11,6 +11,7 @@ import pytest
 import weft
 from conftest import S3
 from engine.streaming.conftest import declare, rows, run_once
+from weft.errors import LoadRefusedError
 
 pytestmark = pytest.mark.usefixtures("spark", "here")
 
@@ -99,6 +100,28 @@ def test_a_stream_becomes_files_and_a_delta_table(lake: Callable[..., Any], proj
     assert sorted(map(tuple, files.select("n", "name").collect())) == [(0, "a"), (1, "a"), (2, "a"), (2, "b")]
     table = weft.read("events", source=delta)
     assert sorted(map(tuple, table.select("n", "name").collect())) == [(0, "a"), (1, "a"), (2, "b")]
+
+
+@pytest.mark.parametrize("kind", ["delta", "files"])
+def test_columns_that_are_not_there(kind: str, project: Path) -> None:
+    """What Weft adds is left out; what is new is an error, which loses nothing."""
+    events = declare(n="int64")
+    lake: Any = weft.DeltaLocalConnection(str(project / "lake"), name="lake")
+    target = weft.Target(connection=lake, table=(None, "copies"))
+    if kind == "files":
+        lake = weft.ObjectStoreLocalConnection(str(project / "lake"), name="lake", format="parquet")
+        target = weft.Target(connection=lake, prefix="copies")
+    weft.load([{"n": 0}], target="copies", connection=lake)
+    pipeline: dict[str, Any] = {"name": "copies", "source": events, "targets": [target]}
+    weft.publish_sync(events, {"n": 1})
+    run_once(**pipeline)
+    weft.publish_sync(events, {"n": 2, "more": "x"})
+    with pytest.raises(LoadRefusedError, match="no column 'more'"):
+        run_once(**pipeline)
+    run_once(**pipeline, on_drift="ignore")
+    found = weft.read("copies", source=lake)
+    assert found.columns == ["n"]
+    assert sorted(map(tuple, found.collect())) == [(0,), (1,), (2,)]
 
 
 def test_a_delta_table_is_followed(project: Path) -> None:

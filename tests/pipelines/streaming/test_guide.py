@@ -20,11 +20,8 @@ from weft import (
 from weft.pipelines.streaming.declare import make
 from weft.pipelines.streaming.toml import parse, to_toml
 from weft.project import Project
-from weft.systems.base import systems
 
 pytestmark = pytest.mark.usefixtures("local")
-
-needs_kafka = pytest.mark.skipif("kafka" not in systems(), reason="there is no Kafka in this version")
 
 WAREHOUSE = PostgresConnection(name="warehouse", url="postgres://localhost/mydb")
 LAKE = ObjectStoreLocalConnection(name="lake", path="/data/lake", format="parquet")
@@ -45,7 +42,6 @@ def kafka(**more: Any) -> Any:
     return KafkaConnection(**{"name": "src", "bootstrap_servers": "localhost:9092", "group_id": "weft", **more})
 
 
-@needs_kafka
 def test_events_to_pg() -> None:
     made = make(
         name="events-to-pg",
@@ -58,7 +54,6 @@ def test_events_to_pg() -> None:
     assert made.targets == (Target(connection=WAREHOUSE, table=("public", "events")),)
 
 
-@needs_kafka
 def test_connections_as_classes_and_the_decorator(local: Project) -> None:
     @weft.connection
     class kafka_prod:
@@ -84,7 +79,6 @@ def test_connections_as_classes_and_the_decorator(local: Project) -> None:
     assert local.streaming_pipelines["events_to_pg"].sources[0].connection is kafka_prod
 
 
-@needs_kafka
 def test_archive_in_files() -> None:
     made = make(
         name="events_archive",
@@ -95,7 +89,6 @@ def test_archive_in_files() -> None:
     assert made.targets[0].files(LAKE).parquet_compression == "zstd"
 
 
-@needs_kafka
 def test_events_clean() -> None:
     users = Lookup(
         connection=PostgresConnection(name="lookups", url="postgres://localhost/refdata"),
@@ -149,7 +142,6 @@ def test_the_secrets_of_s3_stay_references() -> None:
     assert parse(text).sources == made.sources
 
 
-@needs_kafka
 def test_two_sources() -> None:
     orders, payments = kafka(name="orders_kafka"), kafka(name="payments_kafka")
     common: dict[str, Any] = {
@@ -181,7 +173,6 @@ def test_primary_keys_of_delta() -> None:
     assert one.targets == other.targets
 
 
-@needs_kafka
 def test_a_source_inline_and_a_declared_table() -> None:
     @weft.table(connection="warehouse")
     class customers:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from weft.engine import frames, outcome
+from weft.engine import files, frames, outcome, session
 from weft.engine import given as kinds
 from weft.engine.given import Given
 from weft.engine.load import Job
@@ -252,11 +252,13 @@ def _in_memory(reader: Any) -> kinds.Memory:
 def _columns(connection: Connection, load: Load) -> frozenset[str] | None:
     """The columns that a target has now, in small letters; `None` where it is not there."""
     if system_for(connection.kind).tables is None:
-        return None
-    tables = open_tables(connection)
-    try:
-        with tables.driver.session("read") as opened:
-            columns = tables.columns(opened, load.schema, load.table)
-    finally:
-        tables.close()
-    return None if columns is None else frozenset(each.name.lower() for each in columns)
+        names = files.columns(session.spark(), connection, load)
+    else:
+        tables = open_tables(connection)
+        try:
+            with tables.driver.session("read") as opened:
+                columns = tables.columns(opened, load.schema, load.table)
+        finally:
+            tables.close()
+        names = None if columns is None else [each.name for each in columns]
+    return None if names is None else frozenset(name.lower() for name in names)

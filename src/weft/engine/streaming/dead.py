@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from datetime import UTC, datetime
+from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -20,13 +23,14 @@ from weft.errors import WeftError
 from weft.pipelines.streaming.spec import DeadLetters, StreamingPipeline
 from weft.project import current
 from weft.streams.declare import Stream
+from weft.streams.publishing import publish_once
 from weft.systems.base import Connection
 from weft.systems.load import Load
 from weft.systems.log import EXTRA, RESERVED_PREFIX, ROWID
 from weft.systems.sql import quarantine
 from weft.types import FieldType
 
-FIELDS = ("failed_at", "pipeline", "batch", "stage", "error", "source", "offset", "target", "payload")
+FIELDS = ("failed_at", "letter_id", "pipeline", "batch", "stage", "error", "source", "offset", "target", "payload")
 _SCHEMA = pa.schema(
     [
         pa.field("failed_at", pa.timestamp("us", "UTC")),
@@ -42,22 +46,27 @@ class DeadLetterBox:
         self.pipeline, self.place = pipeline, pipeline.dead_letters
 
     def put(self, letters: Sequence[Letter], checkpoint: str, batch_id: int, part: str) -> None:
-        """Store letters. The same part of the same batch again changes nothing, but on a topic."""
+        """Store letters. The same ones of the same batch again change nothing, but on a topic."""
         if not letters or self.place is None:
             return
         now = datetime.now(UTC)
-        records: list[dict[str, Any]] = [
-            {"failed_at": now, "pipeline": self.pipeline.name, "batch": batch_id, **asdict(each)} for each in letters
-        ]
+        seen: Counter[Letter] = Counter()
+        records: list[dict[str, Any]] = []
+        for each in letters:
+            seen[each] += 1
+            # By what it says: a batch that is tried again under other SQL may have other letters, in another order.
+            about = (checkpoint, batch_id, part, astuple(each), seen[each])
+            letter_id = blake2b(repr(about).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+            told = {"failed_at": now, "letter_id": letter_id, "pipeline": self.pipeline.name, "batch": batch_id}
+            records.append({**told, **asdict(each)})
         _put(self.place, records, self.pipeline.name, f"{checkpoint} {part}", batch_id)
 
 
 def _put(place: DeadLetters, records: list[dict[str, Any]], pipeline: str, key: str, batch_id: int) -> None:
     if place.stream is not None:
-        import weft
-
         stream = place.stream if isinstance(place.stream, Stream) else stream_of(place.stream, place.connection)
-        weft.publish_sync(stream, records, connection=place.connection, idempotency_key=f"{key} {batch_id}")
+        where = None if place.connection is None else current().connection(place.connection)
+        publish_once(stream, where, records, "letter_id")
         return
     if place.topic is not None:
         from weft.systems.kafka import sink
@@ -66,17 +75,19 @@ def _put(place: DeadLetters, records: list[dict[str, Any]], pipeline: str, key: 
         broker: Any = current().connection(place.connection)
         sink.produce(broker, place.topic, [(None, text, {}) for text in texts])
         return
-    connection: Connection = current().connection(place.connection)
-    target: tuple[str | None, str] = place.table or (None, "")
-    if place.path is not None:
-        from weft.systems.objects.connection import ObjectStoreLocalConnection
-
-        folder, _, name = place.path.rstrip("/").rpartition("/")
-        connection = ObjectStoreLocalConnection(folder or ".", name="dead letters", format="json_lines")
-        target = (None, name)
-    load = Load.declare(target=target, pipeline=pipeline, commit_key=key, batch_id=batch_id)
     rows = kinds.Memory(_SCHEMA, pa.Table.from_pylist(records, _SCHEMA).to_batches())
-    Job(load, connection, None, None, None).run(rows)
+    if place.table is not None:
+        load = Load.declare(target=place.table, mode="merge", keys=["letter_id"], pipeline=pipeline)
+        Job(load, current().connection(place.connection), None, None, None).run(rows)
+        return
+    from weft.systems.objects.connection import ObjectStoreLocalConnection
+
+    assert place.path is not None
+    path = Path(place.path).expanduser().absolute()
+    folder = ObjectStoreLocalConnection(str(path.parent), name="dead letters", format="json_lines")
+    # Files are never changed, so that these are told by their place in the batch alone.
+    load = Load.declare(target=(None, path.name), pipeline=pipeline, commit_key=key, batch_id=batch_id)
+    Job(load, folder, None, None, None).run(rows)
 
 
 def stream_of(name: str, connection: str | Connection | None) -> Stream:

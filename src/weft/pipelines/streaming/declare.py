@@ -137,7 +137,7 @@ def assemble(
         udfs=_functions(given.get("udfs", ()), "udfs", where),
         aggregate_udfs=_functions(given.get("aggregate_udfs", ()), "aggregate_udfs", where),
         on_drift=_one_of(given.get("on_drift", "evolve"), get_args(Drift), "on_drift", where),
-        every_seconds=_interval(given.get("every"), where),
+        every_seconds=interval(given.get("every"), where),
         idle_pause_seconds=_pause(given.get("idle_pause_ms", 100), where),
         checkpoint=_path(given.get("checkpoint"), "checkpoint", where),
         delivery=_one_of(given.get("delivery", "exactly_once"), get_args(Delivery), "delivery", where),
@@ -391,7 +391,8 @@ def sql_name(function: Any) -> str:
     return str(getattr(function, "sql_name", None) or getattr(function, "__name__", type(function).__name__))
 
 
-def _interval(given: Any, where: str) -> float | None:
+def interval(given: Any, where: str) -> float | None:
+    """The seconds of `every`."""
     if given is None:
         return None
     if isinstance(given, timedelta):
@@ -416,6 +417,16 @@ def _path(given: Any, option: str, where: str) -> str | None:
     return _text(os.fspath(given) if isinstance(given, os.PathLike) else given, option, where)
 
 
+def _folder(given: Any, option: str, where: str) -> str | None:
+    found = _path(given, option, where)
+    if found is not None and "://" in found:
+        raise DeclarationError(
+            f"{where}: {option} is a folder of this machine, not a URL.",
+            hint="For other places use dead_letter_stream, dead_letter_table or dead_letter_topic.",
+        )
+    return found
+
+
 def _dead_letters(given: Mapping[str, Any], made: StreamingPipeline, where: str) -> DeadLetters | None:
     chosen = [each for each in DEAD_LETTERS if f"dead_letter_{each}" in given]
     connection = _connection(given.get("dead_letter_connection"), "dead_letter_connection", where)
@@ -438,7 +449,7 @@ def _dead_letters(given: Mapping[str, Any], made: StreamingPipeline, where: str)
         default = holder.connection if holder else None
         letters = DeadLetters(table=table_name(value, option, where), connection=connection or default)
     elif place == "path":
-        letters = DeadLetters(path=_path(value, option, where), connection=connection)
+        letters = DeadLetters(path=_folder(value, option, where), connection=connection)
     elif isinstance(value, Stream):
         letters = DeadLetters(stream=value, connection=value.connection if connection is None else connection)
     else:

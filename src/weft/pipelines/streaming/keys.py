@@ -83,7 +83,7 @@ TABLES: dict[str, dict[str, Key]] = {
         "dead_letter_table": Key(
             "The table that takes bad rows: schema.table.", ("text", "table"), "dead_letter_table"
         ),
-        "dead_letter_path": Key("The folder or URL that takes bad rows, as files."),
+        "dead_letter_path": Key("The folder of this machine that takes bad rows, as files."),
         "dead_letter_connection": Key("Where the dead letters are.", ("text", "table"), "dead_letter_connection"),
         "on_drift": Key("What becomes of new columns.", choices=get_args(Drift)),
         "every": Key("The time between the beginnings of two batches: 500ms, 10s, 1m."),
