@@ -263,6 +263,7 @@ def connect(machine: jvm.Jvm, conf: Mapping[str, str]) -> tuple[SparkSession, An
     except ImportError as error:
         raise MissingExtraError(f"Spark cannot be imported: {error}.", hint="pip install 'weft[spark]'") from error
     _quiet_gateway()
+    _mend_interrupts()
     with _variables(dict(zip(_GATEWAY_VARIABLES, (str(machine.port), machine.secret), strict=True))):
         gateway = launch_gateway()  # type: ignore[no-untyped-call]
     try:
@@ -300,6 +301,18 @@ def _quiet_gateway() -> None:
 
     if gateway.logging is logging:
         gateway.logging = logging.getLogger("py4j.java_gateway")
+
+
+def _mend_interrupts() -> None:
+    """Have Py4J close a call that is interrupted on this side alone. It asks the JVM to close it too, and that closes,
+    a moment later, whatever has the gateway's port: also the connection that the next call has opened meanwhile."""
+    from py4j.clientserver import ClientServerConnection
+
+    def shutdown_socket(connection: Any, *_: object) -> None:
+        if connection.initiated_from_client:  # else it is the JVM's, which calls functions of ours through it
+            connection.close()
+
+    ClientServerConnection.shutdown_socket = shutdown_socket
 
 
 def _ignore(*_: object) -> None:
