@@ -263,7 +263,7 @@ def test_a_jvm_that_does_not_end(local: Project, monkeypatch: pytest.MonkeyPatch
         Path(".weft/checkpoints").mkdir(parents=True)
         noted = {"process": "1:gone", "jvm": process_of(jvm.pid)}
         Path(".weft/checkpoints/copies~lock").write_text(json.dumps(noted))
-        monkeypatch.setattr("weft.engine.streaming.checkpoint._JVM_SECONDS", 0.1)
+        monkeypatch.setattr("weft.engine.streaming.lock._JVM_SECONDS", 0.1)
         with pytest.raises(weft.BusyError, match=f"still runs.*\n.*kill {jvm.pid}"):
             checkpoint.lock()
         jvm.kill()

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import logging
 import os
 import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 from urllib.parse import unquote
 
-from weft.errors import BusyError, DeclarationError, NotFoundError, StorageError, nearest
+from weft.engine.streaming.lock import Lock
+from weft.errors import DeclarationError, NotFoundError, StorageError, nearest
 from weft.pipelines.streaming.spec import Source, StreamingPipeline
 from weft.project import current
-from weft.systems.objects.manifest import process_of
 
-_log = logging.getLogger("weft.engine")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 # Between the name of a checkpoint and what a file beside it is for: no folder of a pipeline has one in its name.
 _BESIDE = "~"
-# A JVM whose Python was killed ends by itself: it runs its hooks, and a busy machine takes its time.
-_JVM_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -56,7 +50,7 @@ class Checkpoint:
         self.path = Path(location).expanduser().absolute() if location is not None and not self.is_url else own
         """Of a URL, where files beside it would be if it were a folder here."""
         self.location = location if location is not None and self.is_url else str(self.path)
-        self._held: IO[str] | None = None
+        self._lock = Lock(name, self._beside("lock"))
 
     @classmethod
     def of(cls, pipeline: StreamingPipeline) -> Checkpoint:
@@ -70,38 +64,15 @@ class Checkpoint:
 
     def lock(self) -> None:
         """Keep others of this machine from it, until `unlock` or the end of this process."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        held = self._beside("lock").open("a+")
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            owner = _pid(_read_note(held).get("process"))
-            held.close()
-            raise BusyError(
-                f"The pipeline {self.name!r} runs already" + (f", as process {owner}." if owner else "."),
-                hint="Stop that one first: two at one checkpoint would write over each other's log.",
-            ) from None
-        before, this = _read_note(held), process_of(os.getpid())
-        try:
-            if before.get("process") != this:
-                self._wait_for_jvm(before.get("jvm"))
-        except BaseException:
-            held.close()
-            raise
-        self._held = held
-        self._note(process=this)
+        self._lock.take()
 
     def note_jvm(self, spark: Any) -> None:
         """Write down which JVM runs the query: it outlives a process that is killed, by some seconds."""
-        number = spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid()
-        self._note(process=process_of(os.getpid()), jvm=process_of(number))
+        self._lock.note_jvm(spark)
 
     def unlock(self) -> None:
         """Let others have it."""
-        held, self._held = self._held, None
-        if held is not None:
-            held.truncate(0)
-            held.close()
+        self._lock.release()
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -114,30 +85,7 @@ class Checkpoint:
 
     def runner(self) -> int | None:
         """The process that runs its pipeline now."""
-        try:
-            with self._beside("lock").open() as file:
-                noted = _read_note(file).get("process")
-        except OSError:
-            return None
-        return _pid(noted) if _is_there(noted) else None
-
-    def _note(self, **processes: str) -> None:
-        if self._held is not None:
-            self._held.truncate(0)
-            self._held.write(json.dumps(processes))
-            self._held.flush()
-
-    def _wait_for_jvm(self, noted: object) -> None:
-        if _is_there(noted):
-            _log.warning("%s was killed; waiting for its JVM, process %s, to end", self.name, _pid(noted))
-        deadline = time.monotonic() + _JVM_SECONDS
-        while _is_there(noted):
-            if time.monotonic() > deadline:
-                raise BusyError(
-                    f"The pipeline {self.name!r} was killed, and its JVM (process {_pid(noted)}) still runs.",
-                    hint=f"It was waited for {_JVM_SECONDS:.0f} seconds. End it: kill {_pid(noted)}",
-                )
-            time.sleep(0.05)
+        return self._lock.holder()
 
     # -------------------------------------------------------------------------------------------------------- how it is
 
@@ -235,30 +183,6 @@ def stored() -> list[Checkpoint]:
 
 
 # ---------------------------------------------------------------------------------------------------------------- files
-
-
-def _read_note(file: IO[str]) -> dict[str, Any]:
-    file.seek(0)
-    try:
-        found = json.loads(file.read())
-    except ValueError:  # empty, or half of it was written
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _pid(noted: object) -> int | None:
-    return int(noted.partition(":")[0]) if isinstance(noted, str) else None
-
-
-def _is_there(noted: object) -> bool:
-    number = _pid(noted)
-    try:
-        os.readlink(f"/proc/{number}/exe")
-    except FileNotFoundError:  # nor has one that ended and that nobody asked for yet
-        return False
-    except OSError:
-        pass  # another user's
-    return number is not None and process_of(number) == noted
 
 
 def _last(log: Path) -> int | None:
