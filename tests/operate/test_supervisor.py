@@ -19,7 +19,10 @@ import servers
 import weft
 from servers import wait_until
 from weft.engine.streaming.checkpoint import Checkpoint
-from weft.operate.supervisor import Report, Restarts, Supervisor, Watcher
+from weft.engine.streaming.watch import Lag
+from weft.operate.running import Restarts, Running
+from weft.operate.supervisor import Supervisor
+from weft.operate.watcher import Report, Watcher
 from weft.pipelines.streaming.declare import make
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.project import Project, use
@@ -38,7 +41,7 @@ class Witness(Watcher):
         self.batches: list[Report] = []
         self.failures: list[tuple[Exception, float | None]] = []
 
-    def started(self, supervisor: Supervisor) -> None:
+    def started(self, lag: Lag) -> None:
         self.starts += 1
 
     def batch(self, report: Report) -> None:
@@ -103,7 +106,8 @@ def test_a_target_that_is_down_for_a_while(numbers: Any, server: servers.Server)
     witness = Witness()
     supervisor = Supervisor(copies(numbers, weft.PostgresConnection(url)), restarts=QUICK, watchers=[witness])
     weft.publish_sync(numbers, [{"n": n} for n in range(10)])
-    with served(supervisor, "127.0.0.1", 0) as port, running(supervisor):
+    with served("copies", supervisor.now_behind, "127.0.0.1", 0) as (metrics, port), running(supervisor):
+        supervisor.watchers.append(metrics)
         wait_until(lambda: len(witness.batches) == 1, "the first batch", PATIENCE)
         server.kill()
         weft.publish_sync(numbers, [{"n": n} for n in range(10, 15)])
@@ -189,7 +193,7 @@ def test_a_port_that_is_taken(numbers: Any, tmp_path: Path) -> None:
         target = weft.SQLiteConnection(str(tmp_path / "out.db"))
         pipeline = make(name="copies", source=numbers, target=target, target_table="copies")
         with pytest.raises(weft.ConnectionFailedError, match=f"at 127.0.0.1:{port}: Address already in use"):
-            supervise(pipeline, metrics_port=port)
+            supervise(pipeline, Running(metrics_port=port))
 
 
 @given(st.integers(0, 10_000), st.integers(0, 100_000), st.integers(1, 10_000))

@@ -10,14 +10,16 @@ import threading
 import time
 from collections import deque
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from weft.cli.common import escaped, format_option, module_option
 from weft.cli.pipelines import kept_apart
 from weft.errors import NotFoundError
-from weft.operate.supervisor import Report, Restarts, Supervisor, Watcher, supervise
+from weft.operate.running import Running
+from weft.operate.supervisor import supervise
+from weft.operate.watcher import Report, Watcher
 from weft.project import current
 
 if TYPE_CHECKING:
@@ -47,12 +49,18 @@ def find_pipeline(what: str, modules: tuple[str, ...]) -> StreamingPipeline:
 @click.option("--once", is_flag=True, help="Take what is there now, then stop.")
 @click.option("--every", metavar="TIME", help="Begin a batch each 10s, 500ms, 1m …; by default when the last is done.")
 @click.option("--metrics-port", type=click.IntRange(0, 65535), metavar="PORT", help="Serve /metrics for Prometheus.")
-@click.option("--metrics-host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Where to serve them.")
+@click.option(
+    "--metrics-host",
+    default=Running.metrics_host,
+    show_default=True,
+    metavar="ADDRESS",
+    help="Where to serve them.",
+)
 @click.option("--restart-on-error", is_flag=True, help="Start it again when it fails.")
 @click.option(
     "--min-backoff-ms",
     type=click.IntRange(0),
-    default=Restarts.min_backoff_ms,
+    default=Running.min_backoff_ms,
     show_default=True,
     metavar="N",
     help="Wait so long before the first start after a failure. Each failure in a row doubles it.",
@@ -60,7 +68,7 @@ def find_pipeline(what: str, modules: tuple[str, ...]) -> StreamingPipeline:
 @click.option(
     "--max-backoff-ms",
     type=click.IntRange(0),
-    default=Restarts.max_backoff_ms,
+    default=Running.max_backoff_ms,
     show_default=True,
     metavar="N",
     help="Wait no longer than this.",
@@ -73,25 +81,13 @@ def find_pipeline(what: str, modules: tuple[str, ...]) -> StreamingPipeline:
 )
 @module_option
 @format_option
-def consume(
-    what: str,
-    once: bool,
-    every: str | None,
-    metrics_port: int | None,
-    metrics_host: str,
-    restart_on_error: bool,
-    min_backoff_ms: int,
-    max_backoff_ms: int,
-    max_restarts: int | None,
-    modules: tuple[str, ...],
-    output: str,
-) -> None:
+def consume(what: str, every: str | None, modules: tuple[str, ...], output: str, **running: Any) -> None:
     """Run a streaming pipeline until it is stopped: that of a TOML file, or the one declared as NAME.
 
     SIGTERM and Ctrl-C finish the batch in hand and stop, with exit code 0 and 130; a second one ends at once. With
     --format json each batch is a line of JSON.
     """
-    if once and every is not None:
+    if running["once"] and every is not None:
         raise click.UsageError("--once takes what is there now, so there is no --every.")
     pipeline = find_pipeline(what, modules)
     if every is not None:
@@ -102,17 +98,7 @@ def consume(
     try:
         with told.shown(), kept_apart(output):
             _set_up_logging()
-            supervise(
-                pipeline,
-                once=once,
-                metrics_port=metrics_port,
-                metrics_host=metrics_host,
-                restart_on_error=restart_on_error,
-                min_backoff_ms=min_backoff_ms,
-                max_backoff_ms=max_backoff_ms,
-                max_restarts=max_restarts,
-                watchers=[told],
-            )
+            supervise(pipeline, Running(**running), [told])
     finally:
         told.end()
 
@@ -124,8 +110,8 @@ class _Json(Watcher):
         self._out = sys.stdout  # what modules print while it runs goes elsewhere
         self._lag: Lag | None = None
 
-    def started(self, supervisor: Supervisor) -> None:
-        self._lag = supervisor.lag
+    def started(self, lag: Lag) -> None:
+        self._lag = lag
 
     def batch(self, report: Report) -> None:
         lag = self._lag.now(fresh=True) if self._lag is not None else {}
@@ -160,10 +146,10 @@ class _Line(Watcher):
             self._recent.append((time.monotonic(), report.consumed))
             self._last = report
 
-    def started(self, supervisor: Supervisor) -> None:
+    def started(self, lag: Lag) -> None:
         if self._lag is None:
             self._began = time.monotonic()  # what Spark takes to start is no work
-        self._state, self._lag = "", supervisor.lag
+        self._state, self._lag = "", lag
 
     def failed(self, error: Exception, again_in: float | None) -> None:
         self._state = "failed" if again_in is None else "waits for its next start"

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from weft.errors import ConnectionFailedError, MissingExtraError
-from weft.operate.supervisor import Report, Supervisor, Watcher
+from weft.operate.watcher import Report, Watcher
 
 try:
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
@@ -93,9 +93,9 @@ class _Lag:
 
 
 @contextmanager
-def served(supervisor: Supervisor, host: str, port: int) -> Iterator[int]:
-    """Serve the metrics of a pipeline during the block, and give the port."""
-    metrics = Metrics(supervisor.pipeline.name, lambda: supervisor.lag.now())
+def served(pipeline: str, lag: Callable[[], dict[str, int]], host: str, port: int) -> Iterator[tuple[Metrics, int]]:
+    """Serve the metrics of a pipeline during the block, and give who is to be told what it does, and the port."""
+    metrics = Metrics(pipeline, lag)
     try:
         server, thread = start_http_server(port, host, metrics.registry)
     except (OSError, OverflowError) as error:
@@ -103,9 +103,8 @@ def served(supervisor: Supervisor, host: str, port: int) -> Iterator[int]:
         raise ConnectionFailedError(
             f"Metrics cannot be served at {host}:{port}: {reason}.", hint="Choose another port for the metrics."
         ) from None
-    supervisor.watchers.append(metrics)
     try:
-        yield server.server_port
+        yield metrics, server.server_port
     finally:
         server.shutdown()
         server.server_close()

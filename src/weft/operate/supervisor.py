@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-import random
 import signal
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,75 +16,14 @@ from weft.engine.streaming.query import Query
 from weft.engine.streaming.watch import Lag
 from weft.errors import ConnectionFailedError, DeclarationError, MissingExtraError, SettingsError, WeftError
 from weft.operate.runner import described
+from weft.operate.running import Restarts, Running
+from weft.operate.watcher import Report, Watcher
 from weft.pipelines.streaming.spec import StreamingPipeline
 
 _log = logging.getLogger("weft.operate")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # They are the same at every start, until somebody changes something.
 _LASTING = (DeclarationError, SettingsError, MissingExtraError)
-
-
-@dataclass(frozen=True)
-class Restarts:
-    """How a pipeline that failed is started again."""
-
-    min_backoff_ms: int = 1000
-    max_backoff_ms: int = 30_000
-    max_restarts: int | None = None
-    """One after the other, without a batch between them."""
-
-    def __post_init__(self) -> None:
-        for name in ("min_backoff_ms", "max_backoff_ms", "max_restarts"):
-            value = getattr(self, name)
-            if not (type(value) is int and value >= 0) and (value is not None or name != "max_restarts"):
-                raise SettingsError(f"{name} must be a whole number of at least 0, not {value!r}.")
-        if self.min_backoff_ms > self.max_backoff_ms:
-            raise SettingsError(
-                f"min_backoff_ms is {self.min_backoff_ms}, which is more than max_backoff_ms, {self.max_backoff_ms}."
-            )
-
-    def seconds(self, failures: int) -> float:
-        """How long to wait after so many failures. Part of it is chance: what failed together, because one database
-        was down, does not come back together."""
-        longest = min(self.max_backoff_ms, self.min_backoff_ms << min(failures - 1, 40))
-        return random.uniform(0.5, 1.0) * longest / 1000
-
-
-@dataclass(frozen=True)
-class Report:
-    """What a batch did."""
-
-    pipeline: str
-    batch_id: int
-    consumed: int
-    """Rows before the SQL; with SQL over a stream counted by offsets, so at most so many."""
-    written: dict[str, int]
-    """By target."""
-    dead: int
-    """Rows that went nowhere: into the dead letters, or dropped where the pipeline says so."""
-    replayed: bool
-    """Whether all targets had it already: it was done before a crash."""
-    seconds: float
-    ended_at: datetime
-
-
-class Watcher:
-    """Is told what a pipeline does, from threads of the engine. Whoever wants to know overrides what it needs."""
-
-    wants_idle = False
-    """Whether to be told of each look at the sources that found nothing."""
-
-    def started(self, supervisor: Supervisor) -> None:
-        """It runs; batches come from now on. `supervisor.lag` tells how far it is behind."""
-
-    def batch(self, report: Report) -> None:
-        """A batch was carried out."""
-
-    def idle(self) -> None:
-        """There was nothing to do."""
-
-    def failed(self, error: Exception, again_in: float | None) -> None:
-        """It failed; it is started again after so many seconds, or not."""
 
 
 class Supervisor:
@@ -124,6 +61,10 @@ class Supervisor:
                         raise
                     self._stopping.wait(pause)
 
+    def now_behind(self) -> dict[str, int]:
+        """By source, how far it is behind; nothing before it runs."""
+        return self.lag.now()
+
     def stop(self) -> None:
         """Finish the batch in hand, and end. Does not wait for it."""
         self._stopping.set()
@@ -148,7 +89,7 @@ class Supervisor:
         self._query = query
         _log.info("%s runs, with its checkpoint in %s", self.pipeline.name, self.checkpoint.location)
         for each in self.watchers:
-            each.started(self)
+            each.started(self.lag)
         try:
             if self._stopping.is_set():  # by whoever did not see the query yet
                 query.stop()
@@ -199,27 +140,18 @@ class Supervisor:
             each.batch(report)
 
 
-def supervise(
-    pipeline: StreamingPipeline,
-    *,
-    once: bool = False,
-    metrics_port: int | None = None,
-    metrics_host: str = "127.0.0.1",
-    restart_on_error: bool = False,
-    min_backoff_ms: int = Restarts.min_backoff_ms,
-    max_backoff_ms: int = Restarts.max_backoff_ms,
-    max_restarts: int | None = None,
-    watchers: Sequence[Watcher] = (),
-) -> None:
+def supervise(pipeline: StreamingPipeline, running: Running | None = None, watchers: Sequence[Watcher] = ()) -> None:
     """Run a pipeline as `weft consume` does."""
-    restarts = Restarts(min_backoff_ms, max_backoff_ms, max_restarts)
-    supervisor = Supervisor(pipeline, once=once, restarts=restarts if restart_on_error else None, watchers=watchers)
-    if metrics_port is None:
+    running = running or Running()
+    restarts = running if running.restart_on_error else None
+    supervisor = Supervisor(pipeline, once=running.once, restarts=restarts, watchers=watchers)
+    if running.metrics_port is None:
         supervisor.run()
         return
     from weft.operate.streaming_metrics import served
 
-    with served(supervisor, metrics_host, metrics_port):
+    with served(pipeline.name, supervisor.now_behind, running.metrics_host, running.metrics_port) as (metrics, _):
+        supervisor.watchers.append(metrics)
         supervisor.run()
 
 

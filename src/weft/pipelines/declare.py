@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -12,12 +11,20 @@ from typing import Any, Literal, get_args
 
 from weft.errors import DeclarationError, nearest, unknown
 from weft.pipelines import graph
+from weft.pipelines.options import (
+    connection_option,
+    is_second,
+    look_like,
+    one_of,
+    place_of,
+    refuse_unknown,
+    text_option,
+)
 from weft.pipelines.retry import Retry
 from weft.pipelines.schedule import Schedule
 from weft.pipelines.table import Table, table_of
 from weft.pipelines.transforms import Deduplicate, Limit, Sample, Transform
 from weft.project import Project, current
-from weft.settings import redact_url
 from weft.systems.base import Connection
 from weft.systems.expectation import REACTIONS, Expectation, Reaction
 from weft.systems.load import Load
@@ -136,7 +143,7 @@ def target(
 
 def _make_target(table: Any, given: Mapping[str, Any], where: str) -> Target:
     known = ("connection", "column_map", "on_drift", "expectations", "on_quality_failure", *_LOAD_OPTIONS, *_ALIASES)
-    _refuse_unknown(given, known, where)
+    refuse_unknown(given, known, where)
     found = _table(table, where)
     options = {
         _ALIASES.get(name, name): value for name, value in given.items() if _ALIASES.get(name, name) in _LOAD_OPTIONS
@@ -168,12 +175,12 @@ def _make_target(table: Any, given: Mapping[str, Any], where: str) -> Target:
             )
     made = Target(
         table=found,
-        connection=_connection(given.get("connection"), "connection", where) or found.connection,
+        connection=connection_option(given.get("connection"), "connection", where) or found.connection,
         options=MappingProxyType(options),
         column_map=MappingProxyType(dict(column_map)),
-        on_drift=_one_of(given.get("on_drift", "evolve"), DRIFTS, "on_drift", where),
+        on_drift=one_of(given.get("on_drift", "evolve"), DRIFTS, "on_drift", where),
         expectations=expectations,
-        on_quality_failure=_one_of(given.get("on_quality_failure", "fail"), REACTIONS, "on_quality_failure", where),
+        on_quality_failure=one_of(given.get("on_quality_failure", "fail"), REACTIONS, "on_quality_failure", where),
         given=MappingProxyType(dict(given)),
     )
     return made
@@ -196,7 +203,7 @@ def pipeline(function: Callable[..., Any] | None = None, /, **options: Any) -> A
         if not callable(function):
             raise DeclarationError(f"@pipeline decorates a function, not a {type(function).__name__}.")
         made = _make(function, options)
-        _look_like(made, function)
+        look_like(made, function)
         _register(made)
         return made
 
@@ -234,7 +241,7 @@ OPTIONS = (*_OWN_OPTIONS, *_TARGET_OPTIONS)
 def _make(function: Callable[..., Any], given: Mapping[str, Any]) -> Pipeline:
     name = given.get("name", getattr(function, "__name__", ""))
     where = f"Pipeline {name!r}"
-    _refuse_unknown(given, OPTIONS, where)
+    refuse_unknown(given, OPTIONS, where)
     if not isinstance(name, str) or not name or len(name) > 200 or not name.isprintable():
         raise DeclarationError(f"{where}: a pipeline's name has 1 to 200 printable characters.")
     transforms = _transforms(given.get("transforms_pre", ()), where)
@@ -260,11 +267,11 @@ def _make(function: Callable[..., Any], given: Mapping[str, Any]) -> Pipeline:
         function=function,
         targets=_targets(given, shared, where),
         schedule=schedule,
-        source_connection=_connection(given.get("source_connection"), "source_connection", where),
-        source_table=_text(given.get("source_table"), "source_table", where),
+        source_connection=connection_option(given.get("source_connection"), "source_connection", where),
+        source_table=text_option(given.get("source_table"), "source_table", where),
         transforms_pre=transforms,
         transforms_post=_after(given.get("transforms_post", ()), where),
-        incremental_column=_text(given.get("incremental_column"), "incremental_column", where),
+        incremental_column=text_option(given.get("incremental_column"), "incremental_column", where),
         lookback=given.get("lookback"),
         count_late=_flag(given.get("count_late", True), "count_late", where),
         depends_on=_depends_on(given.get("depends_on", ()), where),
@@ -272,13 +279,13 @@ def _make(function: Callable[..., Any], given: Mapping[str, Any]) -> Pipeline:
         retry=retry,
         freshness_sla=_seconds(given.get("freshness_sla"), "freshness_sla", where),
         continue_on_failure=_flag(given.get("continue_on_failure", False), "continue_on_failure", where),
-        engine=None if given.get("engine") is None else _one_of(given["engine"], _ENGINES, "engine", where),
-        description=_text(given.get("description"), "description", where) or inspect.getdoc(function),
+        engine=None if given.get("engine") is None else one_of(given["engine"], _ENGINES, "engine", where),
+        description=text_option(given.get("description"), "description", where) or inspect.getdoc(function),
         tags=_texts(given.get("tags", ()), "tags", where),
-        owner=_text(given.get("owner"), "owner", where),
+        owner=text_option(given.get("owner"), "owner", where),
         parameters=_parameters(function, where),
         origin=f"{function.__module__}.{getattr(function, '__qualname__', name)}",
-        place=_place(function),
+        place=place_of(function),
     )
     _check(made, where)
     return made
@@ -294,7 +301,7 @@ def _targets(given: Mapping[str, Any], shared: Mapping[str, Any], where: str) ->
     listed = [one] if one is not None else list(several or ())
     if not listed:
         raise DeclarationError(f"{where}: targets is empty.")
-    fallback = _connection(given.get("target_connection"), "target_connection", where)
+    fallback = connection_option(given.get("target_connection"), "target_connection", where)
     made = []
     for each in listed:
         if isinstance(each, Target):
@@ -400,7 +407,7 @@ def load_mode(target: Target) -> str:
 def _register(made: Pipeline) -> None:
     pipelines = current().pipelines
     present = pipelines.get(made.name)
-    if present is not None and (present.origin != made.origin or _is_second(present, made)):
+    if present is not None and (present.origin != made.origin or is_second(made.function, made.place, present.place)):
         raise DeclarationError(
             f"Pipeline {made.name!r} is declared twice: {present.place} and {made.place}.",
             hint="Give one of them another name.",
@@ -412,22 +419,7 @@ def _register(made: Pipeline) -> None:
     current().declarations += 1
 
 
-def _is_second(present: Pipeline, made: Pipeline) -> bool:
-    """Whether a module has two functions of one name, which is no reload of it and no cell that is run again."""
-    module = sys.modules.get(getattr(made.function, "__module__", ""))
-    is_importing = getattr(getattr(module, "__spec__", None), "_initializing", False)
-    return bool(is_importing) and present.place != made.place
-
-
 # ------------------------------------------------------------------------------------------------------ single options
-
-
-def _refuse_unknown(given: Mapping[str, Any], known: Sequence[str], where: str) -> None:
-    for name in given:
-        if name not in known:
-            close = nearest(name, known)
-            hint = f"Did you mean {close!r}?" if close else f"Options: {', '.join(known)}."
-            raise DeclarationError(f"{where} has no option {name!r}.", hint=hint)
 
 
 def _table(given: Any, where: str) -> Table:
@@ -444,19 +436,6 @@ def _table(given: Any, where: str) -> Table:
     raise DeclarationError(
         f'{where}: a target is a class under @weft.table, ("schema", "table") or "schema.table", not {given!r}.'
     )
-
-
-def _connection(given: object, option: str, where: str) -> str | Connection | None:
-    if given is None or isinstance(given, Connection):
-        return given
-    if not isinstance(given, str) or not given:
-        raise DeclarationError(f"{where}: {option} must be a connection or its name, not {type(given).__name__}.")
-    if "://" in given:
-        raise DeclarationError(
-            f"{where}: {option} is the URL {redact_url(given)!r}, where a name is needed.",
-            hint="Pass weft.connect(url=…) instead.",
-        )
-    return given
 
 
 def _transforms(given: object, where: str) -> tuple[Transform, ...]:
@@ -491,12 +470,6 @@ def _texts(given: object, option: str, where: str) -> tuple[str, ...]:
     return tuple(listed)
 
 
-def _text(given: object, option: str, where: str) -> str | None:
-    if given is not None and (not isinstance(given, str) or not given):
-        raise DeclarationError(f"{where}: {option} must be a text, not {given!r}.")
-    return given
-
-
 def _flag(given: object, option: str, where: str) -> bool:
     if not isinstance(given, bool):
         raise DeclarationError(f"{where}: {option} must be True or False, not {given!r}.")
@@ -512,16 +485,6 @@ def _seconds(given: object, option: str, where: str) -> float | None:
     return float(seconds)
 
 
-def _one_of(given: Any, allowed: Sequence[str], option: str, where: str) -> Any:
-    if given not in allowed:
-        close = nearest(str(given), allowed)
-        hint = f"Did you mean {close!r}? " if close else ""
-        raise DeclarationError(
-            f"{where}: {option} is {given!r}.", hint=f"{hint}It can be {', '.join(map(repr, allowed))}."
-        )
-    return given
-
-
 def _parameters(function: Callable[..., Any], where: str) -> int:
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     found = list(inspect.signature(function).parameters.values())
@@ -532,17 +495,3 @@ def _parameters(function: Callable[..., Any], where: str) -> int:
             hint="def load(): …, def load(conn): … or def load(source, target): …",
         )
     return len(needed)
-
-
-def _place(function: Callable[..., Any]) -> str:
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    if code is None:
-        return f"{function.__module__}"
-    from weft.project import short_path
-
-    return f"{short_path(code.co_filename)}, line {code.co_firstlineno}"
-
-
-def _look_like(made: Pipeline, function: Callable[..., Any]) -> None:
-    for attribute in ("__module__", "__name__", "__qualname__", "__doc__"):
-        object.__setattr__(made, attribute, getattr(function, attribute, None))

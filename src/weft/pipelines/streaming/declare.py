@@ -5,15 +5,23 @@ from __future__ import annotations
 import inspect
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
 from datetime import timedelta
-from types import MappingProxyType, SimpleNamespace
-from typing import Any, cast, get_args
+from types import MappingProxyType
+from typing import Any, get_args
 
 from weft.errors import DeclarationError, WeftError, unknown
-from weft.pipelines.declare import _connection, _is_second, _look_like, _one_of, _place, _refuse_unknown, _text
+from weft.pipelines.options import (
+    connection_option,
+    is_second,
+    look_like,
+    one_of,
+    place_of,
+    refuse_unknown,
+    text_option,
+)
 from weft.pipelines.streaming.spec import (
     DeadLetters,
     Delivery,
@@ -96,23 +104,28 @@ def streaming_pipeline(function: Callable[..., Any] | None = None, /, **options:
         made = replace(
             made,
             description=made.description or inspect.getdoc(function),
-            place=_place(function),
+            place=place_of(function),
             origin=f"{function.__module__}.{getattr(function, '__qualname__', made.name)}",
         )
-        _look_like(cast(Any, made), function)
+        look_like(made, function)
         _register(made, function)
         return made
 
     return declare
 
 
-def make(**given: Any) -> StreamingPipeline:
-    """A streaming pipeline from loose options, each checked; nothing is registered."""
-    return assemble(given, f"Streaming pipeline {given.get('name', '')!r}")
+def make(beside: Sequence[str] = (), /, **given: Any) -> StreamingPipeline:
+    """A streaming pipeline from loose options, each checked; nothing is registered. Whoever calls this may take other
+    options `beside` these, which an error about a name knows too."""
+    return assemble(given, f"Streaming pipeline {given.get('name', '')!r}", beside=beside)
 
 
 def assemble(
-    given: Mapping[str, Any], where: str, words: Mapping[str, str] = MappingProxyType({})
+    given: Mapping[str, Any],
+    where: str,
+    words: Mapping[str, str] = MappingProxyType({}),
+    *,
+    beside: Sequence[str] = (),
 ) -> StreamingPipeline:
     """A streaming pipeline from options. An error begins with `where`, and calls an option as `words` has it."""
 
@@ -122,7 +135,7 @@ def assemble(
     refuse_later(given, where)
     given = {name: value for name, value in given.items() if name not in LATER}
     of_kind = () if given.get("source_kind") is None else connection_fields(given["source_kind"], where)
-    _refuse_unknown(given, (*OPTIONS, *of_kind), where)
+    refuse_unknown(given, (*OPTIONS, *of_kind, *beside), where)
     inline = {name: value for name, value in given.items() if name not in OPTIONS}
     given = {name: value for name, value in given.items() if value is not None}
     made = StreamingPipeline(
@@ -130,19 +143,19 @@ def assemble(
         sources=_sources(given, inline, where),
         targets=_targets(given, where, word),
         transform_sql=_sql(given.get("transform_sql"), word("transform_sql"), where),
-        transform_on_error=_one_of(
+        transform_on_error=one_of(
             given.get("transform_on_error", "fail"), get_args(OnError), word("transform_on_error"), where
         ),
         lookups=_lookups(given.get("lookups", {}), where),
         udfs=_functions(given.get("udfs", ()), "udfs", where),
         aggregate_udfs=_functions(given.get("aggregate_udfs", ()), "aggregate_udfs", where),
-        on_drift=_one_of(given.get("on_drift", "evolve"), get_args(Drift), "on_drift", where),
+        on_drift=one_of(given.get("on_drift", "evolve"), get_args(Drift), "on_drift", where),
         every_seconds=interval(given.get("every"), where),
         idle_pause_seconds=_pause(given.get("idle_pause_ms", 100), where),
         checkpoint=_path(given.get("checkpoint"), "checkpoint", where),
-        delivery=_one_of(given.get("delivery", "exactly_once"), get_args(Delivery), "delivery", where),
-        profile=None if "profile" not in given else _one_of(given["profile"], get_args(Profile), "profile", where),
-        description=_text(given.get("description"), "description", where),
+        delivery=one_of(given.get("delivery", "exactly_once"), get_args(Delivery), "delivery", where),
+        profile=None if "profile" not in given else one_of(given["profile"], get_args(Profile), "profile", where),
+        description=text_option(given.get("description"), "description", where),
     )
     made = replace(made, dead_letters=_dead_letters(given, made, where))
     _check(made, given, where, word)
@@ -196,7 +209,7 @@ def _sources(given: Mapping[str, Any], inline: Mapping[str, Any], where: str) ->
             f"{where} needs source, sources or source_kind, not {' and '.join(ways) or 'none of them'}.",
             hint='source=orders for a declared stream, or source=kafka_prod, source_query="orders".',
         )
-    query = _text(given.get("source_query"), "source_query", where)
+    query = text_option(given.get("source_query"), "source_query", where)
     if "source_kind" in given:
         listed: list[Any] = [build_connection(None, {"kind": given["source_kind"], **inline}, where)]
     else:
@@ -227,7 +240,7 @@ def _source(given: Any, query: str | None, where: str) -> Source:
         return given
     if isinstance(given, Stream):
         return Source(query=given)
-    connection = _connection(given, "source", where)
+    connection = connection_option(given, "source", where)
     if connection is None:
         raise DeclarationError(f"{where}: a source is None.")
     if query is None:
@@ -290,7 +303,7 @@ def _target(given: Any, options: Mapping[str, Any], where: str) -> Target:
             return Target(**place, primary_key=key)
     if isinstance(given, type):
         raise DeclarationError(f"{where}: the class {given.__name__} is no table.", hint="Put @weft.table above it.")
-    connection = _connection(given, "target", where)
+    connection = connection_option(given, "target", where)
     with told_by(where):
         return Target(connection=connection, table=table, primary_key=key)
 
@@ -337,7 +350,7 @@ def _name(given: Any, where: str, word: str) -> str:
 
 
 def _sql(given: Any, option: str, where: str) -> str | None:
-    found = _text(given, option, where)
+    found = text_option(given, option, where)
     if found is not None and not found.strip():
         raise DeclarationError(f"{where}: {option} is empty.")
     return found
@@ -414,7 +427,7 @@ def _pause(given: Any, where: str) -> float:
 
 
 def _path(given: Any, option: str, where: str) -> str | None:
-    return _text(os.fspath(given) if isinstance(given, os.PathLike) else given, option, where)
+    return text_option(os.fspath(given) if isinstance(given, os.PathLike) else given, option, where)
 
 
 def _folder(given: Any, option: str, where: str) -> str | None:
@@ -429,7 +442,7 @@ def _folder(given: Any, option: str, where: str) -> str | None:
 
 def _dead_letters(given: Mapping[str, Any], made: StreamingPipeline, where: str) -> DeadLetters | None:
     chosen = [each for each in DEAD_LETTERS if f"dead_letter_{each}" in given]
-    connection = _connection(given.get("dead_letter_connection"), "dead_letter_connection", where)
+    connection = connection_option(given.get("dead_letter_connection"), "dead_letter_connection", where)
     if not chosen:
         if connection is not None:
             raise DeclarationError(
@@ -443,7 +456,7 @@ def _dead_letters(given: Mapping[str, Any], made: StreamingPipeline, where: str)
     place, option = chosen[0], f"dead_letter_{chosen[0]}"
     value = given[option]
     if place == "topic":
-        letters = DeadLetters(topic=_text(value, option, where), connection=connection or _kafka_of(made, where))
+        letters = DeadLetters(topic=text_option(value, option, where), connection=connection or _kafka_of(made, where))
     elif place == "table":
         holder = next((each for each in made.targets if each.place == "table"), None)
         default = holder.connection if holder else None
@@ -453,7 +466,7 @@ def _dead_letters(given: Mapping[str, Any], made: StreamingPipeline, where: str)
     elif isinstance(value, Stream):
         letters = DeadLetters(stream=value, connection=value.connection if connection is None else connection)
     else:
-        letters = DeadLetters(stream=_text(value, option, where), connection=connection)
+        letters = DeadLetters(stream=text_option(value, option, where), connection=connection)
     _check_dead_letters(letters, place, made, where)
     return letters
 
@@ -540,8 +553,7 @@ def _check(made: StreamingPipeline, given: Mapping[str, Any], where: str, word: 
 def _register(made: StreamingPipeline, function: Callable[..., Any]) -> None:
     known = current().streaming_pipelines
     present = known.get(made.name)
-    declared: Any = SimpleNamespace(function=function, place=made.place)
-    if present is not None and (present.origin != made.origin or _is_second(cast(Any, present), declared)):
+    if present is not None and (present.origin != made.origin or is_second(function, made.place, present.place)):
         raise DeclarationError(
             f"Streaming pipeline {made.name!r} is declared twice: {present.place} and {made.place}.",
             hint="Give one of them another name.",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from weft.errors import DeclarationError
-from weft.pipelines.declare import _connection, _one_of, _refuse_unknown, _text
+from weft.pipelines.options import connection_option, one_of, refuse_unknown, text_option
 from weft.pipelines.table import Table, table_of
 from weft.streams.declare import Stream
 from weft.systems.base import Connection, system_for
@@ -65,7 +65,7 @@ class Source:
         **more: Any,
     ) -> None:
         where = f"Source {query.name if isinstance(query, Stream) else query!r}"
-        _refuse_unknown(more, (*FILE_OPTIONS, *_parameters(Source)), where)
+        refuse_unknown(more, (*FILE_OPTIONS, *_parameters(Source)), where)
         if isinstance(query, Stream):
             connection = query.connection if connection is None else connection
         elif not isinstance(query, str) or not query:
@@ -78,7 +78,7 @@ class Source:
             )
         _set(
             self,
-            connection=_connection(connection, "connection", where),
+            connection=connection_option(connection, "connection", where),
             query=query,
             start=str(start),
             max_rows=_count(max_rows, "max_rows", where),
@@ -162,7 +162,7 @@ class Target:
         **more: Any,
     ) -> None:
         where = "Target"
-        _refuse_unknown(more, (*FILE_OPTIONS, *LOAD_OPTIONS, *_parameters(Target)), where)
+        refuse_unknown(more, (*FILE_OPTIONS, *LOAD_OPTIONS, *_parameters(Target)), where)
         found = table_of(table)
         if found is not None:
             declared, table = found, (found.schema, found.name)
@@ -176,7 +176,7 @@ class Target:
             raise DeclarationError(f"{where}: stream must be a declared stream or a name, not {stream!r}.")
         _set(
             self,
-            connection=_connection(connection, "connection", where),
+            connection=connection_option(connection, "connection", where),
             table=None if table is None else table_name(table, "table", where),
             prefix=_prefix(prefix, where),
             stream=stream,
@@ -261,14 +261,14 @@ class Lookup:
 
     def __new__(cls, *_: object, **given: object) -> Lookup:
         # Before __init__, which would answer an unknown name with a bare TypeError.
-        _refuse_unknown(given, _parameters(Lookup), "Lookup")
+        refuse_unknown(given, _parameters(Lookup), "Lookup")
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
         where = f"Lookup {self.table}" if isinstance(self.table, str) else "Lookup"
-        _connection(self.connection, "connection", where)
+        connection_option(self.connection, "connection", where)
         for option in ("table", "schema", "query"):
-            _text(getattr(self, option), option, where)
+            text_option(getattr(self, option), option, where)
         if (self.table is None) == (self.query is None):
             raise DeclarationError(f"{where} needs a table or a query, not {'both' if self.table else 'neither'}.")
         if self.schema is not None and self.table is None:
@@ -386,7 +386,7 @@ def check_mode(mode: Any, where: str) -> str:
             f"{where}: a streaming pipeline has no mode {mode!r}.",
             hint="'append' adds every row, 'merge' matches rows by their keys (scd1 in other words).",
         )
-    checked: str = _one_of(mode, MODES, "mode", where)
+    checked: str = one_of(mode, MODES, "mode", where)
     return checked
 
 
@@ -395,7 +395,7 @@ def _parameters(cls: type) -> tuple[str, ...]:
 
 
 def _prefix(given: Any, where: str) -> str | None:
-    found = _text(given, "prefix", where)
+    found = text_option(given, "prefix", where)
     if found is not None and not found.strip("/"):
         raise DeclarationError(f"{where}: prefix must name a folder.", hint='prefix="events/raw"')
     return found and found.strip("/")
@@ -405,7 +405,7 @@ def _said(options: Mapping[str, Any] | None, more: Mapping[str, Any], known: tup
     """Options that were given in a dict or by name."""
     if options is not None and not isinstance(options, Mapping):
         raise DeclarationError(f"{where}: options must be a dict, not {type(options).__name__}.")
-    _refuse_unknown(options or {}, known, where)
+    refuse_unknown(options or {}, known, where)
     found = Settings({name: each for name, each in {**(options or {}), **more}.items() if each is not None})
     for name, value in found.items():
         if name in LOAD_OPTIONS:

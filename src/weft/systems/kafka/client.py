@@ -6,13 +6,15 @@ import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from weft import settings
 from weft.errors import ConnectionFailedError, WeftError, unknown
 from weft.systems.base import require
 from weft.systems.kafka import options
-from weft.systems.kafka.connection import KafkaConnection
+
+if TYPE_CHECKING:
+    from weft.systems.kafka.connection import KafkaConnection
 
 SECONDS = 10.0
 """How long brokers may take to answer."""

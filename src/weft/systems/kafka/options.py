@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from weft.errors import DeclarationError, SettingsError
-from weft.systems.kafka.connection import KafkaConnection
+
+if TYPE_CHECKING:
+    from weft.systems.kafka.connection import KafkaConnection
 
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _LOGIN = {

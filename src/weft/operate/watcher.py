@@ -1,0 +1,47 @@
+"""Who is told what a streaming pipeline does, and what they are told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from weft.engine.streaming.watch import Lag
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a batch did."""
+
+    pipeline: str
+    batch_id: int
+    consumed: int
+    """Rows before the SQL; with SQL over a stream counted by offsets, so at most so many."""
+    written: dict[str, int]
+    """By target."""
+    dead: int
+    """Rows that went nowhere: into the dead letters, or dropped where the pipeline says so."""
+    replayed: bool
+    """Whether all targets had it already: it was done before a crash."""
+    seconds: float
+    ended_at: datetime
+
+
+class Watcher:
+    """Is told what a pipeline does, from threads of the engine. Whoever wants to know overrides what it needs."""
+
+    wants_idle = False
+    """Whether to be told of each look at the sources that found nothing."""
+
+    def started(self, lag: Lag) -> None:
+        """It runs; batches come from now on. `lag` tells how far it is behind."""
+
+    def batch(self, report: Report) -> None:
+        """A batch was carried out."""
+
+    def idle(self) -> None:
+        """There was nothing to do."""
+
+    def failed(self, error: Exception, again_in: float | None) -> None:
+        """It failed; it is started again after so many seconds, or not."""
