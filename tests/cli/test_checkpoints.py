@@ -18,7 +18,7 @@ import weft
 from servers import wait_until
 from weft.engine.streaming.checkpoint import Checkpoint
 from weft.project import Project
-from weft.systems.objects.manifest import process_of
+from weft.systems.process import name_of
 from workers import declare, drain, next_millisecond, rowids
 
 pytest.importorskip("pyspark")
@@ -261,7 +261,7 @@ def test_a_jvm_that_does_not_end(local: Project, monkeypatch: pytest.MonkeyPatch
     jvm = subprocess.Popen(["sleep", "600"])
     try:
         Path(".weft/checkpoints").mkdir(parents=True)
-        noted = {"process": "1:gone", "jvm": process_of(jvm.pid)}
+        noted = {"process": "x:1:1:other", "jvm": name_of(jvm.pid)}
         Path(".weft/checkpoints/copies~lock").write_text(json.dumps(noted))
         monkeypatch.setattr("weft.engine.streaming.lock._JVM_SECONDS", 0.1)
         with pytest.raises(weft.BusyError, match=f"still runs.*\n.*kill {jvm.pid}"):

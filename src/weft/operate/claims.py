@@ -13,9 +13,9 @@ from hashlib import blake2b
 from typing import Any
 from uuid import uuid4
 
-from weft.operate import process
 from weft.operate.logtables import LogTables, attempt_of, instant
 from weft.operate.records import Attempt, Refused, Run, slot_text
+from weft.systems import process
 from weft.systems.sql.driver import Session
 
 FREE_INTERRUPTIONS = 3

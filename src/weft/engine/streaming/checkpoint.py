@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+from weft.engine.streaming.columns import Columns
 from weft.engine.streaming.lock import Lock
 from weft.errors import DeclarationError, NotFoundError, StorageError, nearest
 from weft.pipelines.streaming.spec import Source, StreamingPipeline
 from weft.project import current
+from weft.systems.objects.folder import place_of
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+_BUCKET = re.compile(r"^s3n?://")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 # Between the name of a checkpoint and what a file beside it is for: no folder of a pipeline has one in its name.
 _BESIDE = "~"
@@ -44,13 +47,14 @@ class Checkpoint:
 
     def __init__(self, name: str, location: str | None = None) -> None:
         self.name = name
+        location = location and _BUCKET.sub("s3a://", location)
         safe = _UNSAFE.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode()), name)
         own = folder() / safe
         self.is_url = location is not None and _URL.match(location) is not None
         self.path = Path(location).expanduser().absolute() if location is not None and not self.is_url else own
         """Of a URL, where files beside it would be if it were a folder here."""
         self.location = location if location is not None and self.is_url else str(self.path)
-        self._lock = Lock(name, self._beside("lock"))
+        self._lock = Lock(name, self._beside("lock"), self.location if self.is_url else None)
 
     @classmethod
     def of(cls, pipeline: StreamingPipeline) -> Checkpoint:
@@ -66,9 +70,14 @@ class Checkpoint:
         """Keep others of this machine from it, until `unlock` or the end of this process."""
         self._lock.take()
 
-    def note_jvm(self, spark: Any) -> None:
-        """Write down which JVM runs the query: it outlives a process that is killed, by some seconds."""
-        self._lock.note_jvm(spark)
+    def hold(self, spark: Any, lost: Callable[[], None]) -> None:
+        """Go on holding it with this session; at a URL, keep other machines from it too. `lost` is called when another
+        one took it."""
+        self._lock.hold(spark, lost)
+
+    def check(self) -> None:
+        """Raise where another machine may have taken it."""
+        self._lock.check()
 
     def unlock(self) -> None:
         """Let others have it."""
@@ -89,10 +98,10 @@ class Checkpoint:
 
     # -------------------------------------------------------------------------------------------------------- how it is
 
-    @property
-    def columns(self) -> Path:
-        """Where the columns of its sources are kept."""
-        return self._beside("columns.json")
+    def columns(self, spark: Any = None) -> Columns:
+        """The columns that its sources have had, kept beside it: at a URL by this session."""
+        folder, path = place_of(spark, self.location)
+        return Columns(folder, f"{path}{_BESIDE}columns.json")
 
     def state(self) -> State:
         """What Spark's log says, without Spark."""

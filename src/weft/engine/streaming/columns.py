@@ -6,16 +6,19 @@ They are kept beside the checkpoint, so that SQL which names a column goes on wo
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
+
+from weft.systems.objects.folder import Folder
 
 
 class Columns:
     """By source, the columns of all batches so far, with the type that each had last."""
 
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
+    def __init__(self, folder: Folder, path: str) -> None:
+        """`path`: where they are kept, in a folder that can be another machine's."""
+        self._folder, self._path = folder, path
         self._checkpoint = ""
         self._known: dict[str, dict[str, Any]] = {}
 
@@ -46,20 +49,28 @@ class Columns:
             self._store()
         return frame.select(*columns)
 
+    def kept(self, source: str) -> list[pa.Field]:
+        """All columns that a source has had."""
+        from pyspark.sql.pandas.types import to_arrow_type
+        from pyspark.sql.types import StructField
+
+        stored = self._read()
+        found = {} if stored is None else stored["columns"].get(source, {})
+        return [pa.field(name, to_arrow_type(StructField.fromJson(text).dataType)) for name, text in found.items()]
+
+    def _read(self) -> dict[str, Any] | None:
+        found = self._folder.read(self._path)
+        return None if found is None else dict(json.loads(found))
+
     def _load(self, checkpoint: str) -> None:
         if checkpoint == self._checkpoint:
             return
         self._checkpoint, self._known = checkpoint, {}
-        if self._path is None or not self._path.exists():
-            return
-        stored = json.loads(self._path.read_text(encoding="utf-8"))
-        if stored["checkpoint"] == checkpoint:  # that of a checkpoint that was reset says nothing
+        stored = self._read()
+        # That of a checkpoint that was reset says nothing.
+        if stored is not None and stored["checkpoint"] == checkpoint:
             self._known = stored["columns"]
 
     def _store(self) -> None:
-        if self._path is None:
-            return
         text = json.dumps({"checkpoint": self._checkpoint, "columns": self._known})
-        draft = self._path.with_suffix(".new")
-        draft.write_text(text, encoding="utf-8")
-        os.replace(draft, self._path)
+        self._folder.write(self._path, text.encode())

@@ -1,29 +1,44 @@
-"""Who may go on from a checkpoint: one process at a time."""
+"""Who may go on from a checkpoint: one process at a time.
+
+On one machine that is a lock of the operating system's. A checkpoint at a URL is also leased, by files beside it, so
+that no process of another machine goes on from it. A lease is not a lock: a process that is stopped in the middle of a
+batch, for longer than the lease, and then goes on may finish that batch beside its successor. It writes no commit to
+Spark's log, and targets with a ledger take the batch once.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import json
 import logging
-import os
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+from weft.engine import connectors, outcome
 from weft.errors import BusyError
-from weft.systems.objects.manifest import process_of
+from weft.systems import process
+from weft.systems.objects.folder import place_of
+from weft.systems.objects.lock import HeldError, Lease
 
 _log = logging.getLogger("weft.engine")
 # A JVM whose Python was killed ends by itself: it runs its hooks, and a busy machine takes its time.
 _JVM_SECONDS = 60.0
+# Six beats. Whoever comes after a machine that died waits so long.
+LEASE_SECONDS = 30.0
+_HINT = "Stop that one first: two at one checkpoint would write over each other's log."
 
 
 class Lock:
-    """A file of this machine, held by the process that runs the pipeline."""
+    """What the process that runs a pipeline holds: a file of this machine, and a lease where the checkpoint is at a
+    URL."""
 
-    def __init__(self, name: str, file: Path) -> None:
-        self._name, self._file = name, file
+    def __init__(self, name: str, file: Path, url: str | None = None) -> None:
+        self._name, self._file, self._url = name, file, url
         self._held: IO[str] | None = None
+        self._lease: Lease | None = None
 
     def take(self) -> None:
         """Keep others of this machine out, until `release` or the end of this process."""
@@ -32,13 +47,13 @@ class Lock:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            owner = _pid(_read_note(held).get("process"))
+            owner = _read_note(held).get("process")
             held.close()
             raise BusyError(
-                f"The pipeline {self._name!r} runs already" + (f", as process {owner}." if owner else "."),
-                hint="Stop that one first: two at one checkpoint would write over each other's log.",
+                f"The pipeline {self._name!r} runs already" + (f", as {HeldError([owner])}." if owner else "."),
+                hint=_HINT,
             ) from None
-        before, this = _read_note(held), process_of(os.getpid())
+        before, this = _read_note(held), process.this_process()
         try:
             if before.get("process") != this:
                 self._wait_for_jvm(before.get("jvm"))
@@ -48,26 +63,56 @@ class Lock:
         self._held = held
         self._note(process=this)
 
-    def note_jvm(self, spark: Any) -> None:
-        """Write down which JVM runs the query: it outlives a process that is killed, by some seconds."""
+    def hold(self, spark: Any, lost: Callable[[], None]) -> None:
+        """Go on holding it with this session, whose JVM outlives a process that is killed, by some seconds. At a URL
+        keep other machines out too. `lost` is called when another one took it."""
         number = spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid()
-        self._note(process=process_of(os.getpid()), jvm=process_of(number))
+        owner = {"process": process.this_process(), "jvm": process.name_of(number)}
+        self._note(**owner)
+        if self._url is None:
+            return
+        if self._url.startswith("s3a:"):
+            connectors.add(spark, "s3")
+        with outcome.explained(f"open the checkpoint {self._url}"):
+            folder, path = place_of(spark, self._url)
+            if self._lease is not None:
+                self._lease.folder = folder  # the one before may be of a JVM that ended
+                self._lease.release()
+            self._lease = Lease(folder, f"{path}~lock", tuple(owner.values()), seconds=LEASE_SECONDS, lost=lost)
+            try:
+                self._lease.take()
+            except HeldError as error:
+                self._lease = None
+                raise BusyError(f"The pipeline {self._name!r} runs already, as {error}.", hint=_HINT) from None
+
+    def check(self) -> None:
+        """Raise where another machine may have taken it."""
+        if self._lease is not None and self._lease.is_lost:
+            raise BusyError(
+                f"The pipeline {self._name!r} no longer holds its checkpoint {self._url}: it was silent for too long, "
+                "and another process may have taken it.",
+                hint="Nothing more was committed here. It may be started again once no other runs.",
+            )
 
     def release(self) -> None:
         """Let others have it."""
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            with suppress(Exception):  # its JVM ended, or the store is away: then the lease ends by itself
+                lease.release()
         held, self._held = self._held, None
         if held is not None:
             held.truncate(0)
             held.close()
 
     def holder(self) -> int | None:
-        """The process that has it now."""
+        """The process of this machine that has it now."""
         try:
             with self._file.open() as file:
                 noted = _read_note(file).get("process")
         except OSError:
             return None
-        return _pid(noted) if _is_there(noted) else None
+        return _pid(noted) if noted is not None and _is_there(noted) else None
 
     def _note(self, **processes: str) -> None:
         if self._held is not None:
@@ -75,20 +120,21 @@ class Lock:
             self._held.write(json.dumps(processes))
             self._held.flush()
 
-    def _wait_for_jvm(self, noted: object) -> None:
-        if _is_there(noted):
-            _log.warning("%s was killed; waiting for its JVM, process %s, to end", self._name, _pid(noted))
+    def _wait_for_jvm(self, jvm: str | None) -> None:
+        if jvm is None or not _is_there(jvm):
+            return
+        _log.warning("%s was killed; waiting for its JVM, process %s, to end", self._name, _pid(jvm))
         deadline = time.monotonic() + _JVM_SECONDS
-        while _is_there(noted):
+        while _is_there(jvm):
             if time.monotonic() > deadline:
                 raise BusyError(
-                    f"The pipeline {self._name!r} was killed, and its JVM (process {_pid(noted)}) still runs.",
-                    hint=f"It was waited for {_JVM_SECONDS:.0f} seconds. End it: kill {_pid(noted)}",
+                    f"The pipeline {self._name!r} was killed, and its JVM (process {_pid(jvm)}) still runs.",
+                    hint=f"It was waited for {_JVM_SECONDS:.0f} seconds. End it: kill {_pid(jvm)}",
                 )
             time.sleep(0.05)
 
 
-def _read_note(file: IO[str]) -> dict[str, Any]:
+def _read_note(file: IO[str]) -> dict[str, str]:
     file.seek(0)
     try:
         found = json.loads(file.read())
@@ -97,16 +143,10 @@ def _read_note(file: IO[str]) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _pid(noted: object) -> int | None:
-    return int(noted.partition(":")[0]) if isinstance(noted, str) else None
+def _pid(owner: str) -> int:
+    return process.host_of(owner)[1]
 
 
-def _is_there(noted: object) -> bool:
-    number = _pid(noted)
-    try:
-        os.readlink(f"/proc/{number}/exe")
-    except FileNotFoundError:  # nor has one that ended and that nobody asked for yet
-        return False
-    except OSError:
-        pass  # another user's
-    return number is not None and process_of(number) == noted
+def _is_there(owner: str) -> bool:
+    """Whether a process is known to live: those of other machines are not."""
+    return process.is_here(owner) and not process.is_gone(owner)

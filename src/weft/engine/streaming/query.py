@@ -11,12 +11,12 @@ from typing import Any
 from weft.engine import connectors, outcome, session
 from weft.engine.streaming.batch import Batches, Written, joined
 from weft.engine.streaming.checkpoint import Checkpoint
-from weft.engine.streaming.columns import Columns
 from weft.engine.streaming.sources import open_source
 from weft.engine.streaming.watch import Watched, listen
 from weft.errors import WeftError
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.project import current
+from weft.systems.objects.spark import configure
 
 # A file system of Hadoop's that asks other processes for links and modes takes four fifths of a small batch.
 _CONF = {
@@ -67,18 +67,21 @@ class Query:
             sources, pause = self.checkpoint.begun(self.pipeline.sources), self.pipeline.idle_pause_seconds
             origins = [Watched(open_source(each, pause / len(sources))) for each in sources]
             self.watched = origins
-            used = [source.connection for source in self.pipeline.sources]
-            used += [target.connection for target in self.pipeline.targets]
-            spark = connectors.ready(session.spark().newSession(), *map(current().connection, used))
+            named = [source.connection for source in self.pipeline.sources]
+            named += [target.connection for target in self.pipeline.targets]
+            used = [current().connection(each) for each in named]
+            spark = connectors.ready(session.spark().newSession(), *used)
+            for each in used:
+                configure(spark, each)  # before the checkpoint is opened, which may be in one's bucket
             for name, value in {**_CONF, **_PROFILES.get(self.pipeline.profile or "", {})}.items():
                 spark.conf.set(name, value)
             # Streams of ours wait by themselves. For the others Spark does, before it asks them again.
             waits = all(each.waits for each in origins)
             spark.conf.set("spark.sql.streaming.pollingDelay", "0" if waits else str(int(pause * 1000)))
-            self.checkpoint.note_jvm(spark)
+            self.checkpoint.hold(spark, self.stop)
             if self._idle is not None or any(each.wants_to_know for each in origins):
                 listen(spark, self._idle or (lambda: None), self._reached)
-            self._batches = Batches(self.pipeline, origins, Columns(self.checkpoint.columns))
+            self._batches = Batches(self.pipeline, origins, self.checkpoint.columns(spark))
             writer = (
                 joined([each.stream(spark) for each in origins])
                 .writeStream.foreachBatch(self._carry_out)
@@ -114,7 +117,10 @@ class Query:
             self._unlock()
             raise
         if ended is not False or seconds is None:
-            self._unlock()
+            try:
+                self.checkpoint.check()
+            finally:
+                self._unlock()
             return True
         return False
 
@@ -151,7 +157,9 @@ class Query:
                 if self._stopping.is_set():
                     raise StoppedError
                 assert self._batches is not None
+                self.checkpoint.check()
                 written = self._batches.run(frame, str(self._query.id), batch_id)
+                self.checkpoint.check()  # after it Spark writes to its log
             except BaseException as error:
                 # Spark tells of it in its own words; whoever waits shall have the error itself.
                 self._failure = error

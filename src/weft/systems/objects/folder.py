@@ -35,6 +35,10 @@ class Folder(ABC):
         """Make a file, atomically, unless it is there: whether it was made."""
 
     @abstractmethod
+    def write(self, path: str, data: bytes) -> None:
+        """Make a file, or give one other contents."""
+
+    @abstractmethod
     def move(self, moves: Mapping[str, str]) -> None:
         """Give files other names, each atomically. Those that another process moved already are passed by."""
 
@@ -91,6 +95,13 @@ class LocalFolder(Folder):
                 os.unlink(draft)
         _flush_folder(folder)
         return True
+
+    def write(self, path: str, data: bytes) -> None:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        draft = os.path.join(os.path.dirname(path), f".{uuid4().hex}.tmp")
+        with open(draft, "xb") as file:
+            file.write(data)
+        os.replace(draft, path)
 
     def move(self, moves: Mapping[str, str]) -> None:
         for source, target in moves.items():
@@ -163,11 +174,14 @@ class BucketFolder(Folder):
             raise
 
     def create(self, path: str, data: bytes) -> bool:
-        builder = self.files.createFile(self._path(path))
-        # S3 refuses the object if there is one of that name (If-None-Match), so that of two at once one wins.
-        builder.overwrite(True).must("fs.option.create.conditional.overwrite", True)
-        stream = builder.build()
+        builder = self.files.createFile(self._path(path)).recursive()
+        if path.startswith("s3a:"):
+            # S3 refuses the object if there is one of that name (If-None-Match), so that of two at once one wins.
+            builder.overwrite(True).must("fs.option.create.conditional.overwrite", True)
+        else:
+            builder.overwrite(False)
         try:
+            stream = builder.build()
             stream.write(data)
             stream.close()
         except Exception as error:
@@ -175,6 +189,11 @@ class BucketFolder(Folder):
                 return False
             raise
         return True
+
+    def write(self, path: str, data: bytes) -> None:
+        stream = self.files.create(self._path(path), True)
+        stream.write(data)
+        stream.close()
 
     def move(self, moves: Mapping[str, str]) -> None:
         def one(pair: tuple[str, str]) -> None:
@@ -216,3 +235,11 @@ def _is(error: BaseException, name: str) -> bool:
 def folder_for(spark: Any, path: str) -> Folder:
     """What works with files at this path."""
     return BucketFolder(spark, path) if "://" in path else LocalFolder()
+
+
+def place_of(spark: Any, location: str) -> tuple[Folder, str]:
+    """A path or a URL, as what works with files there calls it."""
+    path = location.rstrip("/")
+    if path.startswith("file:"):
+        path = "/" + path.removeprefix("file:").lstrip("/")
+    return folder_for(spark, path), path

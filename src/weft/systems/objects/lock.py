@@ -1,31 +1,162 @@
-"""One load at a time writes to a Delta table.
+"""What one process at a time may have, of all machines that see a folder or a bucket: a Delta table, a checkpoint.
 
-Delta decides which of two commits wins by who makes a file first, and the clients that Spark has for folders and S3
-cannot make a file only if it is not there: two processes could both believe that they won, and one load would be lost.
-So loads take turns.
+A claim is a file that is made only if nobody made it: `lock/00000000000000000007.claim` says whose it is. Its holder
+changes `….beat` every few seconds. `….released` says that the claim ended: by its holder, or by somebody who saw no
+beat for the time of a lease. Then the next number may be claimed.
+
+Delta needs it because the clients that Spark has for folders and S3 cannot make a file only if it is not there: of two
+commits at once both could believe that they won, and one load would be lost. So loads take turns.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
-import socket
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from uuid import uuid4
 
 from weft.errors import BusyError
+from weft.systems import process
 from weft.systems.objects.folder import Folder, LocalFolder
-from weft.systems.objects.manifest import process_of
 
+_log = logging.getLogger("weft.engine")
 BEAT_SECONDS = 5.0
 """So often a holder says that it lives."""
 LEASE_SECONDS = 60.0
 """A holder that was silent for so long, by the clock of whoever waits, is dead."""
 WAIT_SECONDS = 3600.0
+_LOOK_SECONDS = 0.2
+
+
+class HeldError(Exception):
+    """Somebody who lives has it."""
+
+    def __init__(self, owner: Sequence[str]) -> None:
+        """`owner`: its processes, as `weft.systems.process` names them."""
+        super().__init__(owner)
+        self.owner = tuple(owner)
+
+    def __str__(self) -> str:
+        if not self.owner:
+            return "another process"
+        host, number = process.host_of(self.owner[0])
+        return f"process {number} on {host}"
+
+
+class Lease:
+    """The claim of this process to what `home` stands for."""
+
+    def __init__(
+        self,
+        folder: Folder,
+        home: str,
+        owner: Sequence[str] = (),
+        *,
+        seconds: float | None = None,
+        lost: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`owner`: the processes that must end before the claim does, this one first. `lost` is called, by another
+        thread, when the claim was found to be no longer ours."""
+        self.folder, self._home = folder, home
+        self._owner = tuple(owner) or (process.this_process(),)
+        self._seconds = LEASE_SECONDS if seconds is None else seconds
+        self._claim = json.dumps({"owner": self._owner, "id": uuid4().hex}).encode()
+        self._number = 0
+        self._lost, self._renewed = lost, 0.0
+        self._is_lost = False
+        self._stop = threading.Event()
+        self._beating = threading.Thread(target=self._beat, name="weft-lease", daemon=True)
+
+    def take(self, *, patience: float = 0.0) -> None:
+        """Claim it, from whoever is dead. `HeldError` where its holder lives, and has had it for so many seconds."""
+        began = changed = _now()
+        seen: tuple[int, bytes | None] | None = None
+        while True:
+            names = self._names()
+            last = max((int(each[:20]) for each in names), default=0)
+            if not last or f"{_file(last)}.released" in names:
+                before = _now()
+                if self._create(last + 1):
+                    self._renewed = before
+                    self._beating.start()
+                    return
+                continue
+            owner = self._owner_of(last)
+            if owner and all(map(process.is_gone, owner)):
+                self._end(last)
+                continue
+            state = (last, self.folder.read(f"{self._home}/{_file(last)}.beat"))
+            is_living = bool(owner) and process.is_here(owner[0]) and not process.is_gone(owner[0])
+            if state != seen:
+                # By our own clock: those of other machines may be wrong.
+                is_living, changed = is_living or seen is not None, _now()
+                if seen is None and not is_living:
+                    _log.info("%s was claimed by %s; seeing whether that lives", self._home, HeldError(owner))
+                seen = state
+            elif _now() - changed > self._seconds:
+                self._end(last)
+                continue
+            if is_living and _now() - began >= patience:
+                raise HeldError(owner)
+            time.sleep(_LOOK_SECONDS)
+
+    def release(self) -> None:
+        """Let others have it."""
+        self._stop.set()
+        if self._beating.ident is not None and self._beating is not threading.current_thread():
+            self._beating.join()
+        if self._number:
+            self._end(self._number)
+            # What is older than ours. Whoever still believes to hold that finds its claim gone.
+            self.folder.remove(f"{self._home}/{each}" for each in self._names() if int(each[:20]) < self._number)
+            self._number = 0
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether somebody else may have it by now. Sooner than anybody takes it: a beat that failed counts as none."""
+        return self._is_lost or _now() - self._renewed > self._seconds - min(BEAT_SECONDS, self._seconds / 4)
+
+    def _names(self) -> list[str]:
+        return [each for each in self.folder.files_in(self._home) if each[:20].isdecimal()]  # no drafts
+
+    def _create(self, number: int) -> bool:
+        path = f"{self._home}/{_file(number)}.claim"
+        # Read again: a store that does not refuse the second of two has the last one's.
+        if not self.folder.create(path, self._claim) or self.folder.read(path) != self._claim:
+            return False
+        self._number = number
+        return True
+
+    def _end(self, number: int) -> None:
+        self.folder.create(f"{self._home}/{_file(number)}.released", b"")
+
+    def _owner_of(self, number: int) -> tuple[str, ...]:
+        try:
+            return tuple(json.loads(self.folder.read(f"{self._home}/{_file(number)}.claim") or b"")["owner"])
+        except (ValueError, LookupError):  # it is just being written
+            return ()
+
+    def _beat(self) -> None:
+        count = 0
+        mine = f"{self._home}/{_file(self._number)}"
+        while not self._stop.wait(BEAT_SECONDS):
+            count += 1
+            before = _now()
+            with suppress(Exception):  # it is tried again, until the lease ends
+                if self.folder.read(f"{mine}.claim") != self._claim or self.folder.read(f"{mine}.released") is not None:
+                    self._is_lost = True
+                else:
+                    self.folder.write(f"{mine}.beat", str(count).encode())
+                    self._renewed = before
+            if self.is_lost:
+                self._is_lost = True
+                self._lost()
+                return
 
 
 @contextmanager
@@ -37,17 +168,17 @@ def table_lock(folder: Folder, path: str, name: str) -> Iterator[None]:
         with _locked_file(home):
             yield
         return
-    number = _claimed(folder, home, name)
-    stop = threading.Event()
-    beating = threading.Thread(target=_beat, args=(folder, home, number, stop), daemon=True)
-    beating.start()
+    lease = Lease(folder, home)
+    try:
+        lease.take(patience=WAIT_SECONDS)
+    except HeldError:
+        raise BusyError(
+            f"Another load held {name} for {WAIT_SECONDS / 60:.0f} minutes.", hint=f"If none runs, remove {home}."
+        ) from None
     try:
         yield
     finally:
-        stop.set()
-        beating.join()
-        folder.create(f"{home}/{_file(number)}.released", b"")
-        folder.remove(f"{home}/{each}" for each in folder.files_in(home) if int(each[:20]) < number)
+        lease.release()
 
 
 @contextmanager
@@ -59,49 +190,9 @@ def _locked_file(path: str) -> Iterator[None]:
         yield
 
 
-def _claimed(folder: Folder, home: str, name: str) -> int:
-    """The number of our claim: made only if nobody has it, and only when the one before is released or dead."""
-    owner = json.dumps({"host": socket.gethostname(), "process": process_of(os.getpid()), "id": uuid4().hex}).encode()
-    deadline = time.monotonic() + WAIT_SECONDS
-    seen: tuple[object, float] = (None, 0.0)
-    while time.monotonic() < deadline:
-        names = folder.files_in(home)
-        last = max((int(each[:20]) for each in names), default=0)
-        if not last or f"{_file(last)}.released" in names or _is_dead(folder, home, last):
-            if folder.create(f"{home}/{_file(last + 1)}.claim", owner):
-                return last + 1
-            continue
-        # By our own clock: those of other machines may be wrong.
-        state = (last, *sorted(each for each in names if int(each[:20]) == last))
-        if seen[0] != state:
-            seen = (state, time.monotonic())
-        elif time.monotonic() - seen[1] > LEASE_SECONDS:
-            folder.create(f"{home}/{_file(last)}.released", b"")
-        time.sleep(0.2)
-    raise BusyError(
-        f"Another load held {name} for {WAIT_SECONDS / 60:.0f} minutes.",
-        hint=f"If none runs, remove {home}.",
-    )
-
-
-def _is_dead(folder: Folder, home: str, number: int) -> bool:
-    """Whether a claim is of a process of this machine that is gone."""
-    found = folder.read(f"{home}/{_file(number)}.claim")
-    if found is None:
-        return False
-    owner = json.loads(found)
-    if owner["host"] != socket.gethostname():
-        return False
-    return bool(process_of(int(owner["process"].partition(":")[0])) != owner["process"])
-
-
-def _beat(folder: Folder, home: str, number: int, stop: threading.Event) -> None:
-    count = 0
-    while not stop.wait(BEAT_SECONDS):
-        count += 1
-        # A new name each time, so that a listing shows it.
-        folder.create(f"{home}/{_file(number)}.beat.{count}", b"")
-        folder.remove([f"{home}/{_file(number)}.beat.{count - 1}"])
+def _now() -> float:
+    """Seconds since the machine started, those included in which it slept: others did not."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _file(number: int) -> str:

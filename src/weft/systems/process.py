@@ -9,7 +9,11 @@ from functools import cache
 
 def this_process() -> str:
     """The name of this process: host, number, when it began, and the machine that its number means something on."""
-    pid = os.getpid()
+    return name_of(os.getpid())
+
+
+def name_of(pid: int) -> str:
+    """The same of another process of this machine."""
     found = _stat(pid)
     return f"{socket.gethostname()}:{pid}:{found[1] if found else ''}:{_machine()}"
 
@@ -20,11 +24,17 @@ def host_of(owner: str) -> tuple[str, int]:
     return host, int(pid)
 
 
+def is_here(owner: str) -> bool:
+    """Whether a process is, or was, one of this machine since it started."""
+    _, _, began, machine = owner.rsplit(":", 3)
+    return bool(began and machine) and machine == _machine()
+
+
 def is_gone(owner: str) -> bool:
     """Whether a process has ended. `False` where this machine cannot know."""
-    _, number, began, machine = owner.rsplit(":", 3)
-    if not began or not machine or machine != _machine():
+    if not is_here(owner):
         return False
+    _, number, began, _ = owner.rsplit(":", 3)
     pid = int(number)
     try:
         os.kill(pid, 0)

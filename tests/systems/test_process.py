@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from servers import wait_until
-from weft.operate import process
+from weft.systems import process
 
 
 def test_this_process_lives() -> None:
@@ -20,7 +20,7 @@ def test_this_process_lives() -> None:
 
 def test_a_process_that_ended_is_gone_before_and_after_it_is_reaped() -> None:
     child = subprocess.Popen(
-        [sys.executable, "-c", "from weft.operate.process import this_process; print(this_process())"],
+        [sys.executable, "-c", "from weft.systems.process import this_process; print(this_process())"],
         stdout=subprocess.PIPE,
         text=True,
     )
