@@ -6,7 +6,7 @@ PYTHON ?= python3
 ARGS ?=
 export PYTHON
 
-.PHONY: help demo test bench faults lint lock clean
+.PHONY: help demo test bench faults soak lint lock clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -31,6 +31,11 @@ faults: ## the fault tests with their full counts (the tests run a tenth of them
 	@tools/setup-venv dev
 	@tools/setup-servers
 	.venv/bin/python -m pytest tests/faults --full --timeout=14400 $(ARGS)
+
+soak: ## a streaming pipeline for two hours (SOAK_MINUTES=120): every row there once, memory flat
+	@tools/setup-venv dev
+	@tools/setup-servers
+	.venv/bin/python -m tests.faults.soak
 
 lint: ## ruff and mypy
 	@tools/setup-venv dev

@@ -1,0 +1,330 @@
+"""`make soak`: a streaming pipeline at a steady rate for two hours. In the end every row is there once, and memory,
+files, threads and bookkeeping have stayed what they were.
+
+SOAK_MINUTES=120   how long
+SOAK_RATE=200      events a second
+
+What is compared are the medians of the second and of the last quarter: the first is spent on compiling, and on filling
+what has a limit. A run of less than 30 minutes shows them, and judges the rows alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tests import servers
+from tests.faults.soak_pipeline import COUNTRIES, KEYS, is_bad
+
+MINUTES, RATE = float(os.environ.get("SOAK_MINUTES", "120")), float(os.environ.get("SOAK_RATE", "200"))
+JUDGED_FROM_MINUTES = 30
+AT_MOST = 1.10
+PATIENCE = 300 + MINUTES * 10
+HERE = Path(__file__).parent
+MB = 1 << 20
+# What is sampled: what it is called, and the unit in which it is shown.
+MEASURES = {
+    "driver": ("memory of the driver, MB", MB),
+    "workers": ("memory of Python's workers, MB", MB),
+    "jvm": ("memory of the JVM, MB", MB),
+    "heap": ("what lives in its heap, MB", MB),
+    "classes": ("its classes, MB", MB),
+    "files": ("open files of driver and JVM", 1),
+    "threads": ("threads of driver and JVM", 1),
+    "checkpoint": ("files of the checkpoint", 1),
+    "scratch": ("files of Spark's scratch space", 1),
+    "log": ("Spark's log, kB", 1024),
+    "ledger": ("rows of the ledger", 1),
+    "lag": ("events that wait", 1),
+    "seconds": ("seconds a batch", 1),
+}
+# The log has lines of what happens now and then. The last two follow how busy the machine is with other things.
+SHOWN_ONLY = ("log", "lag", "seconds")
+
+
+@dataclass
+class Samples:
+    """What was seen, each with the share of the run that had passed."""
+
+    seconds: float
+    began: float = field(default_factory=time.monotonic)
+    seen: dict[str, list[tuple[float, float]]] = field(default_factory=lambda: {name: [] for name in MEASURES})
+    batches: int = 0
+
+    def add(self, name: str, value: float) -> None:
+        self.seen[name].append(((time.monotonic() - self.began) / self.seconds, value))
+
+    def quarter(self, name: str, number: int) -> float | None:
+        found = [value for at, value in self.seen[name] if int(at * 4) == number]
+        return statistics.median(found) if found else None
+
+    def last(self, name: str) -> str:
+        return shown(name, self.seen[name][-1][1] if self.seen[name] else None)
+
+
+def shown(name: str, value: float | None) -> str:
+    return "-" if value is None else f"{value / MEASURES[name][1]:,.{2 if name == 'seconds' else 0}f}"
+
+
+# ------------------------------------------------------------------------------------------------------------ processes
+
+
+def children(pid: int) -> list[int]:
+    with suppress(OSError):
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+        return [int(each) for task in tasks for each in (task / "children").read_text().split()]
+    return []
+
+
+def below(pid: int) -> Iterator[int]:
+    for child in children(pid):
+        yield child
+        yield from below(child)
+
+
+def status(pid: int, name: str) -> int:
+    """A number of /proc/…/status, 0 where the process has ended. Memory is in kB there."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1])
+    return 0
+
+
+def open_files(pid: int) -> int:
+    with suppress(OSError):
+        return len(os.listdir(f"/proc/{pid}/fd"))
+    return 0
+
+
+def files_below(folder: Path) -> int:
+    return sum(len(files) for _, _, files in os.walk(folder))
+
+
+def jvm_of(driver: int) -> int | None:
+    for pid in children(driver):
+        with suppress(OSError):
+            if Path(f"/proc/{pid}/comm").read_text().strip() == "java":
+                return pid
+    return None
+
+
+def asked(jvm: int, command: str) -> str:
+    """What a JVM answers to a command of jcmd's, which a runtime without a development kit does not have."""
+    door = Path(tempfile.gettempdir()) / f".java_pid{jvm}"
+    if not door.exists():
+        request = door.with_name(f".attach_pid{jvm}")
+        request.touch()
+        os.kill(jvm, signal.SIGQUIT)
+        servers.wait_until(door.exists, "the JVM to listen")
+        request.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(60)
+        connection.connect(str(door))
+        connection.sendall(b"1\0jcmd\0" + command.encode() + b"\0\0\0")
+        return b"".join(iter(lambda: connection.recv(1 << 16), b"")).decode()
+
+
+def look_inside(samples: Samples, jvm: int) -> None:
+    """What lives in the heap. What the first collection finds unused, Spark's own cleaner lets go of after it."""
+    asked(jvm, "GC.class_histogram")
+    time.sleep(2)
+    total = asked(jvm, "GC.class_histogram").split("Total")[1].split()
+    samples.add("heap", int(total[1]))
+    used = asked(jvm, "GC.heap_info").split("Metaspace")[1].split()
+    samples.add("classes", int(used[1].strip("K,")) * 1024)
+
+
+def look(samples: Samples, driver: int, jvm: int, project: Path, database: Any) -> None:
+    samples.add("driver", status(driver, "VmRSS") * 1024)
+    samples.add("jvm", status(jvm, "VmRSS") * 1024)
+    samples.add("workers", sum(status(pid, "VmRSS") for pid in below(jvm)) * 1024)
+    samples.add("files", open_files(driver) + open_files(jvm))
+    samples.add("threads", status(driver, "Threads") + status(jvm, "Threads"))
+    samples.add("checkpoint", files_below(project / ".weft" / "checkpoints"))
+    samples.add("scratch", files_below(project / "scratch"))
+    samples.add("log", (project / ".weft" / "spark.log").stat().st_size)
+    samples.add("ledger", one(database, "SELECT count(*) FROM weft.commits"))
+
+
+# -------------------------------------------------------------------------------------------------------------- the end
+
+
+def one(database: Any, sql: str) -> int:
+    """A single number; 0 while its table is not there."""
+    import psycopg
+
+    try:
+        return int(database.execute(sql).fetchone()[0])
+    except psycopg.errors.UndefinedTable:
+        return 0
+
+
+def mistakes(database: Any, published: int) -> list[str]:
+    """What is not as it must be in the tables."""
+    good = [n for n in range(published) if not is_bad(n)]
+    bad = [n for n in range(published) if is_bad(n)]
+    found = []
+    copies = "SELECT count(*), count(DISTINCT n), sum(n), sum(twice), sum(amount) FROM everything"
+    amounts = sum(n % 1000 for n in good) + len(good) / 2
+    told = list(map(float, database.execute(copies).fetchone()))
+    if told != [len(good), len(good), sum(good), 2 * sum(good), amounts]:
+        found.append(f"the table `everything` does not have each of {len(good):,} rows once: {told}")
+    if one(database, f"SELECT count(*) FROM everything WHERE country IS DISTINCT FROM 'c' || (n % {COUNTRIES})"):
+        found.append("rows of `everything` have no country, or another's")
+    latest = dict(database.execute("SELECT key, n FROM latest").fetchall())
+    if latest != {n % KEYS: n for n in good}:
+        found.append("the table `latest` does not have the last number of each key")
+    letters = database.execute('SELECT payload, "offset", source, stage FROM events.failed').fetchall() if bad else []
+    about = sorted((json.loads(payload)["n"], int(offset), *more) for payload, offset, *more in letters)
+    if about != [(n, n + 1, "numbered", "transform") for n in bad]:
+        found.append(f"the dead letters are not the {len(bad)} bad events: {about[:20]}")
+    return found
+
+
+def swollen(samples: Samples, console: Console) -> list[str]:
+    """Show the quarters, and name what has grown from the second to the last."""
+    table = Table("", *(f"{each} quarter" for each in ("1st", "2nd", "3rd", "4th")), "4th / 2nd", "")
+    found = []
+    for name, (title, _) in MEASURES.items():
+        quarters = [samples.quarter(name, number) for number in range(4)]
+        second, last = quarters[1], quarters[3]
+        ratio = None if second is None or last is None else 1.0 if second == last else last / max(second, 0.01)
+        is_flat = ratio is not None and ratio <= AT_MOST
+        mark = "" if name in SHOWN_ONLY else "✓" if is_flat else "✗"
+        table.add_row(title, *(shown(name, each) for each in quarters), f"{ratio:.2f}" if ratio else "", mark)
+        if mark == "✗":
+            found.append(f"{title}: {f'{ratio:.2f} times what it was' if ratio else 'not seen'}")
+    console.print(table)
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------- the soak
+
+
+def start(project: Path, url: str, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+    environment = {**os.environ, "WEFT_DSN": url, "WEFT_SPARK_MASTER": "local[2]"}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
+    command = ["nice", "-n", "10", sys.executable, *arguments]
+    return subprocess.Popen(command, cwd=project, env=environment, text=True, stdout=subprocess.PIPE, **options)
+
+
+def soak(project: Path, url: str, console: Console) -> list[str]:
+    import psycopg
+
+    scratch = json.dumps(str(project / "scratch"))
+    # Little memory: what piles up ends the run.
+    (project / "weft.toml").write_text(
+        f'[spark.conf]\n"spark.local.dir" = {scratch}\n"spark.driver.memory" = "1g"\n', encoding="utf-8"
+    )
+    with closing(psycopg.connect(url, autocommit=True)) as database:
+        database.execute("CREATE TABLE countries (id BIGINT, name TEXT)")
+        database.execute(f"INSERT INTO countries SELECT i, 'c' || i FROM generate_series(0, {COUNTRIES - 1}) i")
+        samples = Samples(MINUTES * 60)
+        publisher = start(project, url, str(HERE / "soak_pipeline.py"), str(RATE), stdin=subprocess.PIPE)
+        with (project / "consume.log").open("wb") as log:
+            consume = ("-m", "weft", "consume", "soak", "--module", "soak_pipeline", "--format", "json")
+            runner = start(project, url, *consume, stderr=log)
+        listener = threading.Thread(target=heed, args=(samples, runner))
+        listener.start()
+        try:
+            follow(samples, publisher, runner, project, database, console)
+            out, _ = publisher.communicate("", timeout=PATIENCE)
+            published = int(out)
+            console.print(f"{published:,} events were published; waiting for the last of them")
+            is_done = f"SELECT count(*) FROM (SELECT FROM latest WHERE n = {published - 1}) last"
+            servers.wait_until(
+                lambda: runner.poll() is not None or one(database, is_done) > 0, "the last event", PATIENCE
+            )
+            runner.terminate()
+            code = runner.wait(PATIENCE)
+        finally:
+            for process in (publisher, runner):
+                process.kill()
+                process.wait()
+            listener.join(10)
+        found = [] if code == 0 else [f"the pipeline ended with status {code}:\n{tail(project)}"]
+        found += mistakes(database, published)
+    grown = swollen(samples, console)
+    if MINUTES < JUDGED_FROM_MINUTES:
+        console.print(f"Less than {JUDGED_FROM_MINUTES} minutes: too short to tell what grows.")
+        return found
+    return found + grown
+
+
+def heed(samples: Samples, runner: subprocess.Popen[str]) -> None:
+    """Note what the command tells of each batch."""
+    assert runner.stdout
+    for line in runner.stdout:
+        told = json.loads(line)
+        samples.batches += 1
+        samples.add("seconds", told["seconds"])
+        samples.add("lag", sum(told["lag"].values()))
+
+
+def follow(
+    samples: Samples,
+    publisher: subprocess.Popen[str],
+    runner: subprocess.Popen[str],
+    project: Path,
+    database: Any,
+    console: Console,
+) -> None:
+    """Look at everything until the time is over, and say how it stands."""
+    next_inside = next_line = 30.0
+    while (passed := time.monotonic() - samples.began) < samples.seconds:
+        for process in (publisher, runner):
+            if process.poll() is not None:
+                raise RuntimeError(f"{process.args} ended with status {process.returncode}:\n{tail(project)}")
+        jvm = jvm_of(runner.pid)
+        if jvm is not None:
+            look(samples, runner.pid, jvm, project, database)
+        # Seldom: what piles up where nobody collects must be seen too.
+        if jvm is not None and passed >= next_inside:
+            next_inside = passed + max(10.0, samples.seconds / 60)
+            look_inside(samples, jvm)
+        if passed >= next_line:
+            next_line = passed + max(10.0, samples.seconds / 120)
+            seen = "  ".join(f"{name} {samples.last(name)}" for name in MEASURES)
+            console.print(f"{passed / 60:6.1f} min  batches {samples.batches:,}  {seen}")
+        time.sleep(max(1.0, samples.seconds / 720))
+
+
+def tail(project: Path) -> str:
+    return "\n".join((project / "consume.log").read_text(errors="replace").splitlines()[-20:])
+
+
+def main() -> int:
+    console = Console(highlight=False, soft_wrap=True)
+    if servers.PostgresServer.is_missing():
+        console.print("The soak needs PostgreSQL: sudo apt-get install --no-install-recommends postgresql")
+        return 1
+    server = servers.PostgresServer()
+    server.start()
+    with tempfile.TemporaryDirectory(prefix="weft-soak-") as folder:
+        console.print(f"{MINUTES:g} minutes at {RATE:g} events a second, in {folder}")
+        found = soak(Path(folder), server.create_database("soak"), console)
+    for each in found:
+        console.print(f"✗ {each}", markup=False)
+    console.print("Something is wrong." if found else "All is well: every row is there once.")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
