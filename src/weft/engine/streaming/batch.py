@@ -54,10 +54,16 @@ class Written:
 class Batches:
     """Carries out micro-batches, each exactly once under the name of its checkpoint."""
 
-    def __init__(self, pipeline: StreamingPipeline, origins: Sequence[Origin], columns: Columns) -> None:
+    def __init__(
+        self,
+        pipeline: StreamingPipeline,
+        origins: Sequence[Origin],
+        columns: Columns,
+        box: dead.DeadLetterBox | None = None,
+    ) -> None:
         self.pipeline, self.origins, self._columns = pipeline, origins, columns
         self._lookups: Lookups | None = None
-        self._box = dead.DeadLetterBox(pipeline)
+        self._box = box or dead.DeadLetterBox(pipeline)
 
     def close(self) -> None:
         """Let go of what batches share."""
@@ -92,7 +98,7 @@ class Batches:
             lost += len(letters)
             try:
                 for target in self.pipeline.targets:
-                    loaded = self._load(target, given, checkpoint, batch_id)
+                    loaded = self.load(target, given, checkpoint, batch_id)
                     # Two may have one name, in two databases.
                     counts[target.name] = counts[target.name] + loaded if target.name in counts else loaded
                     _steps.debug("loaded")
@@ -131,14 +137,16 @@ class Batches:
         except WeftError as error:
             with outcome.explained(f"read the batch of {self.pipeline.name}"):
                 source = whole.toArrow()
-            kept, bad = dead.blamed(source, lambda part: self._attempt(part, sql, spark))
+            kept, bad = dead.blamed(source, lambda part: self.attempt(part, sql, spark))
             if not bad:  # it is no row alone
                 raise error from None
             name = self.pipeline.sources[0].name
-            return _memory(self._attempt(kept, sql, spark)), [dead.letter_of(row, why, name) for row, why in bad]
+            letters = [dead.letter_of(source.slice(row, 1).to_pylist()[0], why, name) for row, why in bad]
+            return memory_of(self.attempt(kept, sql, spark)), letters
 
-    def _attempt(self, rows: pa.Table, sql: str, spark: Any) -> pa.Table:
-        made = self._transformed(frames.from_memory(spark, _memory(rows)), sql)
+    def attempt(self, rows: pa.Table, sql: str, spark: Any) -> pa.Table:
+        """What the SQL makes of rows that this process has."""
+        made = self._transformed(frames.from_memory(spark, memory_of(rows)), sql)
         with outcome.explained(f"run the batch of {self.pipeline.name}"):
             return made.toArrow()
 
@@ -158,7 +166,7 @@ class Batches:
         made = made.drop(*(field.name for field in made.schema if isinstance(field.dataType, NullType)))
         with outcome.explained(f"run the batch of {self.pipeline.name}"):
             if is_small:
-                return _memory(made.toArrow())
+                return memory_of(made.toArrow())
             if now or len(self.pipeline.targets) > 1:
                 made = made.persist()
             if now:
@@ -174,7 +182,8 @@ class Batches:
 
     # ---------------------------------------------------------------------------------------------------------- targets
 
-    def _load(self, target: Target, given: Given, checkpoint: str, batch_id: int) -> Counts:
+    def load(self, target: Target, given: Given, checkpoint: str, batch_id: int) -> Counts:
+        """Load rows into a target, once under this checkpoint and number."""
         connection: Any = current().connection(target.connection)
         if target.stream is not None:
             return published(target, connection, given, f"{checkpoint} {batch_id}")
@@ -233,10 +242,11 @@ def joined(streams: Sequence[Any]) -> Any:
     return reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), packed)
 
 
-def _memory(table: pa.Table) -> kinds.Memory:
+def memory_of(table: pa.Table) -> kinds.Memory:
+    """Rows that this process has, for several targets."""
     made = kinds.understand(table, has_source=False)
     assert isinstance(made, kinds.Memory)
-    return kinds.Memory(made.schema, list(made.batches))  # several targets may read it
+    return kinds.Memory(made.schema, list(made.batches))
 
 
 def _in_memory(reader: Any) -> kinds.Memory:

@@ -4,109 +4,97 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, astuple
 from datetime import UTC, datetime
-from hashlib import blake2b
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from weft.engine import given as kinds
-from weft.engine.load import Job
 from weft.engine.readers import open_tables
-from weft.engine.streaming.letter import Letter
-from weft.engine.streaming.sources import EVENT_TS
-from weft.errors import WeftError
-from weft.pipelines.streaming.spec import DeadLetters, StreamingPipeline
-from weft.project import current
-from weft.streams.declare import Stream
-from weft.streams.publishing import publish_once
+from weft.engine.streaming.letter import Letter, Stored, as_json, digest
+from weft.engine.streaming.places import Place, place_of
+from weft.engine.streaming.places import stream_of as stream_of
+from weft.errors import DeclarationError, WeftError
+from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.systems.base import Connection
 from weft.systems.load import Load
 from weft.systems.log import EXTRA, RESERVED_PREFIX, ROWID
 from weft.systems.sql import quarantine
-from weft.types import FieldType
-
-FIELDS = ("failed_at", "letter_id", "pipeline", "batch", "stage", "error", "source", "offset", "target", "payload")
-_SCHEMA = pa.schema(
-    [
-        pa.field("failed_at", pa.timestamp("us", "UTC")),
-        *(pa.field(name, pa.int64() if name == "batch" else pa.string()) for name in FIELDS[1:]),
-    ]
-)
 
 
 class DeadLetterBox:
-    """Where a pipeline puts its dead letters, each batch's once."""
+    """The dead letters of a pipeline. Those of a replay have been replayed so often."""
 
-    def __init__(self, pipeline: StreamingPipeline) -> None:
-        self.pipeline, self.place = pipeline, pipeline.dead_letters
+    def __init__(self, pipeline: StreamingPipeline, *, replays: int = 0) -> None:
+        self.pipeline, self._replays = pipeline, replays
+        self.put_ids: set[str] = set()
+        """Those that this box was given."""
+        self._place = None if pipeline.dead_letters is None else place_of(pipeline.dead_letters, pipeline.name)
+
+    @property
+    def place(self) -> Place:
+        """Where they are; an error that says how to name one, where there is none."""
+        if self._place is None:
+            raise DeclarationError(
+                f"{self.pipeline.name} has no place for dead letters.",
+                hint="Name one: dead_letter_stream, dead_letter_table, dead_letter_topic or dead_letter_path.",
+            )
+        return self._place
 
     def put(self, letters: Sequence[Letter], checkpoint: str, batch_id: int, part: str) -> None:
-        """Store letters. The same ones of the same batch again change nothing, but on a topic."""
-        if not letters or self.place is None:
+        """Store the letters of a batch. The same ones of the same batch again change nothing."""
+        if not letters or self._place is None:
             return
         now = datetime.now(UTC)
         seen: Counter[Letter] = Counter()
-        records: list[dict[str, Any]] = []
+        stored = []
         for each in letters:
             seen[each] += 1
             # By what it says: a batch that is tried again under other SQL may have other letters, in another order.
-            about = (checkpoint, batch_id, part, astuple(each), seen[each])
-            letter_id = blake2b(repr(about).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-            told = {"failed_at": now, "letter_id": letter_id, "pipeline": self.pipeline.name, "batch": batch_id}
-            records.append({**told, **asdict(each)})
-        _put(self.place, records, self.pipeline.name, f"{checkpoint} {part}", batch_id)
+            letter_id = digest(repr((checkpoint, batch_id, part, astuple(each), seen[each])))
+            stored.append(
+                Stored(
+                    **asdict(each),
+                    failed_at=now,
+                    letter_id=letter_id,
+                    pipeline=self.pipeline.name,
+                    batch=None if self._replays else batch_id,
+                    replays=self._replays,
+                )
+            )
+        self.store(stored)
 
+    def store(self, letters: Sequence[Stored]) -> None:
+        """Store letters that have a name."""
+        if letters:
+            self.put_ids.update(each.letter_id for each in letters)
+            self.place.put(letters)
 
-def _put(place: DeadLetters, records: list[dict[str, Any]], pipeline: str, key: str, batch_id: int) -> None:
-    if place.stream is not None:
-        stream = place.stream if isinstance(place.stream, Stream) else stream_of(place.stream, place.connection)
-        where = None if place.connection is None else current().connection(place.connection)
-        publish_once(stream, where, records, "letter_id")
-        return
-    if place.topic is not None:
-        from weft.systems.kafka import sink
+    def letters(self) -> Iterator[Stored]:
+        """All of this pipeline, each once, in no order; replays that were begun are among them."""
+        seen: set[str] = set()
+        for record in self.place.records():
+            letter = Stored.of(record)
+            if letter is None or letter.pipeline != self.pipeline.name or letter.letter_id in seen:
+                continue
+            seen.add(letter.letter_id)
+            if letter.stage != "gone":
+                yield letter
 
-        texts = [json.dumps(record, ensure_ascii=False, default=str).encode() for record in records]
-        broker: Any = current().connection(place.connection)
-        sink.produce(broker, place.topic, [(None, text, {}) for text in texts])
-        return
-    rows = kinds.Memory(_SCHEMA, pa.Table.from_pylist(records, _SCHEMA).to_batches())
-    if place.table is not None:
-        load = Load.declare(target=place.table, mode="merge", keys=["letter_id"], pipeline=pipeline)
-        Job(load, current().connection(place.connection), None, None, None).run(rows)
-        return
-    from weft.systems.objects.connection import ObjectStoreLocalConnection
-
-    assert place.path is not None
-    path = Path(place.path).expanduser().absolute()
-    folder = ObjectStoreLocalConnection(str(path.parent), name="dead letters", format="json_lines")
-    # Files are never changed, so that these are told by their place in the batch alone.
-    load = Load.declare(target=(None, path.name), pipeline=pipeline, commit_key=key, batch_id=batch_id)
-    Job(load, folder, None, None, None).run(rows)
-
-
-def stream_of(name: str, connection: str | Connection | None) -> Stream:
-    """The stream of dead letters with this name: the declared one, or one made for them."""
-    found = current().streams.get(name)
-    if found is not None:
-        return found
-    fields = {each: FieldType.parse("int64" if each == "batch" else "string") for each in FIELDS[1:]}
-    fields = {"failed_at": FieldType.parse("timestamp"), **fields}
-    return Stream(name=name, connection=connection, fields=fields, description="Rows that went nowhere")
+    def remove(self, ids: Collection[str]) -> None:
+        """Have these no longer."""
+        if ids:
+            self.place.remove(ids)
 
 
 # ----------------------------------------------------------------------------------------------- rows that are to blame
 
 
-def blamed(
-    rows: pa.Table, attempt: Callable[[pa.Table], pa.Table]
-) -> tuple[pa.Table, list[tuple[dict[str, Any], str]]]:
-    """The rows that can be transformed, and those that cannot, each with the reason: found by halving."""
+def blamed(rows: pa.Table, attempt: Callable[[pa.Table], pa.Table]) -> tuple[pa.Table, list[tuple[int, str]]]:
+    """The rows that can be transformed, and the numbers of those that cannot, each with the reason: found by
+    halving."""
     bad: list[tuple[int, str]] = []
 
     def look(first: int, end: int) -> None:
@@ -121,9 +109,12 @@ def blamed(
             look(middle, end)
 
     look(0, len(rows))
-    numbers = {number for number, _ in bad}
-    kept = rows.take(pa.array([number for number in range(len(rows)) if number not in numbers], pa.int64()))
-    return kept, [(rows.slice(number, 1).to_pylist()[0], why) for number, why in bad]
+    return without(rows, {number for number, _ in bad}), bad
+
+
+def without(rows: pa.Table, numbers: Collection[int]) -> pa.Table:
+    """The other rows."""
+    return rows.take(pa.array([number for number in range(len(rows)) if number not in numbers], pa.int64()))
 
 
 def letter_of(row: dict[str, Any], why: str, source: str) -> Letter:
@@ -131,14 +122,15 @@ def letter_of(row: dict[str, Any], why: str, source: str) -> Letter:
     row = dict(row)
     offset = row.get(ROWID)
     extra = row.pop(EXTRA, None)
-    shown = {name: value for name, value in row.items() if not name.startswith(RESERVED_PREFIX) and name != EVENT_TS}
+    # Without `_event_ts` the same SQL over it could not be run again.
+    shown = {name: value for name, value in row.items() if not name.startswith(RESERVED_PREFIX)}
     if extra is not None:
         shown |= json.loads(extra)
     return Letter(
         "transform",
         why,
         str(row.get("_weft_source", source)),
-        json.dumps(shown, ensure_ascii=False, default=str),
+        as_json(shown),
         None if offset is None else str(offset),
     )
 

@@ -1,0 +1,324 @@
+"""`weft dlq`: the rows that streaming pipelines could not read, transform or store."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from heapq import nlargest
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from weft.cli.common import Command, escaped, format_option, module_option, one_line, print_json, print_table
+from weft.cli.consume import find_pipeline
+from weft.cli.consume_list import declared
+from weft.cli.pipelines import ago, first_line, moment
+from weft.cli.streams_common import Moment, confirm, yes_option
+from weft.engine.streaming.dead import DeadLetterBox
+from weft.engine.streaming.letter import STAGES, Stored
+from weft.engine.streaming.replay import MAX_REPLAYS, Replay, Replayed, alone, chosen
+from weft.errors import DeclarationError, NotFoundError, WeftError, nearest
+
+if TYPE_CHECKING:
+    from weft.pipelines.streaming.spec import StreamingPipeline
+
+_WHAT = click.argument("what", metavar="NAME|FILE.toml")
+# Enough of a name to tell letters apart, and short enough to be typed.
+_SHORT = 12
+_NAMED = 5
+_PURGED = 1000
+
+
+def _selecting(verb: str) -> Callable[[Command], Command]:
+    """Add the options that say which letters are meant."""
+
+    def add(command: Command) -> Command:
+        command = click.option("--error", metavar="TEXT", help=f"{verb} those with TEXT in their error.")(command)
+        command = click.option("--all", "every", is_flag=True, help=f"{verb} all.")(command)
+        return click.option(
+            "--id", "ids", multiple=True, metavar="ID", help=f"{verb} this one; the beginning will do. May be repeated."
+        )(command)
+
+    return add
+
+
+def _dry_run_option(command: Command) -> Command:
+    return click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")(command)
+
+
+@click.group()
+def dlq() -> None:
+    """Look at the dead letters of streaming pipelines, replay them, remove them."""
+
+
+# -------------------------------------------------------------------------------------------------------------- looking
+
+
+@dlq.command("list")
+@click.argument("what", metavar="[NAME|FILE.toml]", required=False)
+@click.option("--limit", type=click.IntRange(1), default=50, show_default=True, metavar="N", help="Show so many.")
+@click.option("--error", metavar="TEXT", help="Those with TEXT in their error.")
+@click.option("--stage", type=click.Choice(STAGES), help="Those that failed there.")
+@module_option
+@format_option
+def list_(
+    what: str | None, limit: int, error: str | None, stage: str | None, modules: tuple[str, ...], output: str
+) -> None:
+    """List the dead letters of a pipeline, the newest first; without a name, how many each pipeline has."""
+    if what is None:
+        pipelines = [each for each in declared(modules).values() if each.dead_letters is not None]
+        _print_pipelines([_counted(each, error, stage) for each in pipelines], output)
+        return
+    box = DeadLetterBox(find_pipeline(what, modules))
+    is_wanted, counted = _filter(error, stage), 0
+
+    def count(letter: Stored) -> bool:
+        nonlocal counted
+        counted += is_wanted(letter)
+        return is_wanted(letter)
+
+    newest = nlargest(limit, filter(count, box.letters()), key=lambda each: (each.failed_at, each.letter_id))
+    if output == "json":
+        print_json([each.record() for each in newest])
+        return
+    if not newest:
+        click.echo(f"{box.pipeline.name} has no {'such ' if error or stage else ''}dead letters.", err=True)
+        return
+    now = datetime.now(UTC)
+    shown = [
+        {
+            "letter": each.letter_id[:_SHORT],
+            "failed": ago(each.failed_at, now),
+            "stage": each.stage,
+            "where": each.target if each.stage == "store" else " ".join(filter(None, (each.source, each.offset))),
+            "replays": each.replays,
+            "error": first_line(each.error),
+        }
+        for each in newest
+    ]
+    columns = ["letter", "failed", "stage", "where", "replays", "error"]
+    print_table(shown, columns, ["replays"], below="error", whole=["letter"])
+    if counted > limit:
+        click.echo(f"{counted - limit:,} more: --limit {counted}", err=True)
+
+
+def _counted(pipeline: StreamingPipeline, error: str | None, stage: str | None) -> dict[str, Any]:
+    """How many letters a pipeline has. One whose place does not answer keeps nobody from seeing the others."""
+    row: dict[str, Any] = {"pipeline": pipeline.name, "place": None, "letters": None, "newest": None}
+    errors: Counter[str] = Counter()
+    try:
+        box = DeadLetterBox(pipeline)
+        row["place"] = box.place.name
+        for letter in filter(_filter(error, stage), box.letters()):
+            errors[first_line(letter.error) or ""] += 1
+            row["newest"] = max(row["newest"] or letter.failed_at, letter.failed_at)
+    except WeftError as failure:
+        return {**row, "newest": None, "commonest_error": None, "failure": failure.what}
+    common = errors.most_common(1)[0][0] if errors else None
+    return {**row, "letters": errors.total(), "commonest_error": common, "failure": None}
+
+
+def _print_pipelines(rows: Sequence[dict[str, Any]], output: str) -> None:
+    if output == "json":
+        print_json(rows)
+        return
+    if not rows:
+        click.echo("No pipeline has a place for dead letters.", err=True)
+        return
+    now = datetime.now(UTC)
+    shown = [
+        {
+            **row,
+            "letters": "?" if row["letters"] is None else f"{row['letters']:,}",
+            "newest": ago(row["newest"], now),
+            "commonest_error": row["failure"] or row["commonest_error"],
+        }
+        for row in rows
+    ]
+    print_table(shown, ["pipeline", "letters", "newest", "place", "commonest_error"], below="commonest_error")
+
+
+@dlq.command()
+@_WHAT
+@click.argument("letter_id", metavar="ID")
+@module_option
+@format_option
+def show(what: str, letter_id: str, modules: tuple[str, ...], output: str) -> None:
+    """Show all of a dead letter: why and where it failed, and the row itself. The beginning of its ID will do."""
+    box = DeadLetterBox(find_pipeline(what, modules))
+    (letter,) = _named(box, [letter_id]).values()
+    if output == "json":
+        print_json(letter.record())
+        return
+    told = {"letter": letter.letter_id, **letter.record(), "failed_at": moment(letter.failed_at)}
+    for name in ("letter_id", "error", "payload"):
+        del told[name]
+    for name, value in told.items():
+        if value is not None:
+            click.echo(f"{name.replace('_', ' ') + ':':<12} {one_line(value)}")
+    click.echo("error:")
+    for line in letter.error.splitlines():
+        click.echo(f"  {one_line(line)}")
+    click.echo("payload:")
+    for line in _pretty(letter.payload).splitlines():
+        click.echo(f"  {one_line(line)}")
+
+
+def _pretty(payload: str) -> str:
+    try:
+        return escaped(json.dumps(json.loads(payload), indent=2, ensure_ascii=False))
+    except ValueError:
+        return payload
+
+
+# ------------------------------------------------------------------------------------------------------------ replaying
+
+
+@dlq.command()
+@_WHAT
+@_selecting("Replay")
+@click.option(
+    "--max-replays",
+    type=click.IntRange(1),
+    default=MAX_REPLAYS,
+    show_default=True,
+    metavar="N",
+    help="Leave those alone that failed in so many replays.",
+)
+@_dry_run_option
+@module_option
+@format_option
+def replay(
+    what: str,
+    ids: tuple[str, ...],
+    every: bool,
+    error: str | None,
+    max_replays: int,
+    dry_run: bool,
+    modules: tuple[str, ...],
+    output: str,
+) -> None:
+    """Run dead letters through the pipeline once more, as it is now.
+
+    Rows that could not be read or transformed go through the SQL into all targets; rows that a target refused go into
+    that one. What fails again is a dead letter again. The pipeline may run meanwhile.
+    """
+    pipeline = find_pipeline(what, modules)
+    box = DeadLetterBox(pipeline)
+    wanted = _wanted(box, ids, every, error)
+    replaying = Replay(pipeline, wanted, max_replays=max_replays)
+    _report(pipeline.name, replaying.plan() if dry_run else replaying.run(), dry_run, max_replays, output)
+
+
+def _report(name: str, done: Replayed, dry_run: bool, max_replays: int, output: str) -> None:
+    if output == "json":
+        print_json({"pipeline": name, "dry_run": dry_run, **vars(done)})
+        return
+    if dry_run:
+        click.echo(f"{name}: {_letters(done.letters)} would be replayed. Nothing was done.")
+    else:
+        if done.finished:
+            click.echo(f"{name}: {_letters(done.finished)} of a replay that was broken off came first.")
+        click.echo(f"{name}: replayed {_letters(done.letters)}; {done.again:,} failed again.")
+    if done.held:
+        named = [f"{each[:_SHORT]} ({why})" for each, why in list(done.held.items())[:_NAMED]]
+        more = f" and {len(done.held) - _NAMED:,} more" if len(done.held) > _NAMED else ""
+        click.echo(f"note: {_letters(len(done.held))} left alone: {', '.join(named)}{more}.", err=True)
+        if any("replays" in why for why in done.held.values()):
+            click.echo(f"  To try them all the same: --max-replays {max_replays + 1}", err=True)
+
+
+# ------------------------------------------------------------------------------------------------------------- removing
+
+
+@dlq.command()
+@_WHAT
+@_selecting("Remove")
+@click.option("--before", type=Moment(), metavar="TIME", help="Remove those that failed before: ISO, or 10m (ago).")
+@_dry_run_option
+@yes_option
+@module_option
+@format_option
+def purge(
+    what: str,
+    ids: tuple[str, ...],
+    every: bool,
+    error: str | None,
+    before: int | datetime | None,
+    dry_run: bool,
+    yes: bool,
+    modules: tuple[str, ...],
+    output: str,
+) -> None:
+    """Remove dead letters. Their rows are lost unless something else has them."""
+    if before is not None and not isinstance(before, datetime):
+        raise click.UsageError(f"{before} is no time. Letters are named by --id.")
+    pipeline = find_pipeline(what, modules)
+    box = DeadLetterBox(pipeline)
+    wanted = _wanted(box, ids, every, error, before)
+    # Counted once, and again when they are removed: letters come meanwhile.
+    found = [each.letter_id for each in box.letters() if wanted(each)]
+    if found and not dry_run:
+        confirm(f"Remove {_letters(len(found))} of {pipeline.name} from {box.place.name}?", yes)
+        with alone(pipeline):
+            for first in range(0, len(found), _PURGED):
+                box.remove(found[first : first + _PURGED])
+    if output == "json":
+        print_json({"pipeline": pipeline.name, "dry_run": dry_run, "letters": len(found)})
+    elif dry_run:
+        click.echo(f"{pipeline.name}: {_letters(len(found))} would be removed. Nothing was done.")
+    else:
+        click.echo(f"{pipeline.name}: removed {_letters(len(found))}.")
+
+
+# ------------------------------------------------------------------------------------------------------------- choosing
+
+
+def _filter(error: str | None, stage: str | None = None) -> Callable[[Stored], bool]:
+    """Letters that are shown: notes of replays are not."""
+    text = (error or "").casefold()
+    return lambda letter: letter.stage in ((stage,) if stage else STAGES) and text in letter.error.casefold()
+
+
+def _wanted(
+    box: DeadLetterBox, ids: Sequence[str], every: bool, error: str | None, before: datetime | None = None
+) -> Callable[[Stored], bool]:
+    """The letters that are meant. Something must be said, so that nobody means all of them by mistake."""
+    said = bool(ids) + every + (error is not None or before is not None)
+    if said != 1:
+        more = "" if said else " Which letters?"
+        raise click.UsageError(f"Give one of --id, --all and filters such as --error.{more}")
+    if ids:
+        found = {each.letter_id for each in _named(box, ids).values()}
+        return lambda letter: letter.letter_id in found
+    passes = _filter(error)
+    return lambda letter: passes(letter) and (before is None or letter.failed_at < before)
+
+
+def _named(box: DeadLetterBox, ids: Sequence[str]) -> dict[str, Stored]:
+    """The letters that people name, each by the beginning of its name."""
+    known: set[str] = set()
+
+    def letters() -> Any:
+        for each in box.letters():
+            known.add(each.letter_id)
+            yield each
+
+    found = chosen(ids, letters())
+    for given, letters_of in found.items():
+        if not letters_of:
+            close = nearest(given, {each[: max(len(given), _SHORT)] for each in known})
+            raise NotFoundError(
+                f"{box.pipeline.name} has no dead letter {given!r}.",
+                hint=f"Did you mean {close!r}?" if close else f"weft dlq list {box.pipeline.name}",
+            )
+        if len(letters_of) > 1:
+            some = ", ".join(each.letter_id for each in letters_of[:_NAMED])
+            raise DeclarationError(f"{len(letters_of)} dead letters begin with {given!r}.", hint=f"They are {some}.")
+    return {given: letters_of[0] for given, letters_of in found.items()}
+
+
+def _letters(count: int) -> str:
+    return f"{count:,} letter{'' if count == 1 else 's'}"

@@ -1,0 +1,395 @@
+"""Dead letters once more: through the SQL into all targets, or into the one target that refused them.
+
+Letters are replayed in sets. What a set is, is noted among the letters before anything is done, and its loads are
+committed under the note's name. So a replay that is broken off anywhere is finished by the next one, and targets with a
+ledger take it once, whatever that next one was asked for:
+
+1. the note is stored
+2. those that cannot be read or transformed again go back among the letters, one replay older
+3. the others are loaded; what a target rejects goes back too
+4. the letters of the set are removed, then the note
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import json
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from heapq import nsmallest
+from itertools import groupby
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+
+from weft.engine import connectors, session
+from weft.engine.readers import open_tables, stream_reader
+from weft.engine.streaming.batch import Batches, memory_of
+from weft.engine.streaming.checkpoint import Checkpoint
+from weft.engine.streaming.columns import Columns
+from weft.engine.streaming.dead import DeadLetterBox, blamed
+from weft.engine.streaming.letter import Stage, Stored, as_json, digest
+from weft.engine.streaming.sources import EVENT_TS, EventReader, LogOrigin, open_source
+from weft.errors import BusyError, ConnectionFailedError, WeftError
+from weft.pipelines.streaming.spec import StreamingPipeline, Target
+from weft.project import current
+from weft.systems.kafka.messages import Reader
+from weft.systems.log import EXTRA, ROWID
+
+# Tests stop a process at each of these steps, by a handler on this logger.
+_steps = logging.getLogger("weft.streaming")
+
+MAX_REPLAYS = 3
+"""So often is a letter replayed, unless somebody says otherwise."""
+# Of one set: their names must fit a message of Kafka's and a text of MySQL's.
+_SET = 1000
+# So many are held at once.
+_LETTERS = 20_000
+
+
+@dataclass
+class Replayed:
+    """What a replay did."""
+
+    letters: int = 0
+    """How many were tried."""
+    finished: int = 0
+    """Those of them that an earlier replay had begun with."""
+    again: int = 0
+    """How many rows failed again, and are letters."""
+    held: dict[str, str] = field(default_factory=dict)
+    """The letters that were left alone, and why."""
+
+
+class Replay:
+    """Replays letters of a pipeline that somebody wants."""
+
+    def __init__(
+        self, pipeline: StreamingPipeline, wanted: Callable[[Stored], bool], *, max_replays: int = MAX_REPLAYS
+    ) -> None:
+        self.pipeline, self._wanted, self._max = pipeline, wanted, max_replays
+        self.box = DeadLetterBox(pipeline)
+        self.done = Replayed()
+        self._own: set[str] = set()
+        """Letters that came back: one replay tries each row once."""
+
+    def plan(self) -> Replayed:
+        """What `run` would do, as far as that can be known."""
+        for letter in self.box.letters():
+            if self._is_next(letter):
+                self.done.letters += 1
+        return self.done
+
+    def run(self) -> Replayed:
+        """Replay them."""
+        with alone(self.pipeline):
+            self._finish()
+            while found := nsmallest(_LETTERS, filter(self._is_next, self.box.letters()), key=self._order):
+                for _, group in groupby(found, key=self._together):
+                    letters = list(group)
+                    for first in range(0, len(letters), _SET):
+                        self._begin(letters[first : first + _SET])
+        return self.done
+
+    # ------------------------------------------------------------------------------------------------------- which ones
+
+    def _is_next(self, letter: Stored) -> bool:
+        if letter.stage == "replay" or letter.letter_id in self._own or not self._wanted(letter):
+            return False
+        why = self._why_not(letter)
+        if why is not None:
+            self.done.held[letter.letter_id] = why
+        return why is None
+
+    def _why_not(self, letter: Stored) -> str | None:
+        if letter.replays >= self._max:
+            return f"it failed in {letter.replays} replays"
+        if letter.stage == "store":
+            named = [each for each in self.pipeline.targets if each.name == letter.target]
+            if len(named) != 1:
+                return f"the pipeline has {'no target' if not named else 'several targets'} {letter.target!r}"
+        return None
+
+    def _together(self, letter: Stored) -> tuple[Any, ...]:
+        """Letters that can be one set: alike in where they go and in how often they went there. Where a target merges
+        they are also of one batch, since no key can be twice in a load."""
+        batch = ""
+        if any(each.mode == "merge" for each in self.pipeline.targets):
+            batch = letter.letter_id if letter.batch is None else f"{letter.batch:020}"
+        return batch, letter.stage == "store", letter.target or "", letter.replays
+
+    def _order(self, letter: Stored) -> tuple[Any, ...]:
+        """The oldest first, those that can be one set beside each other."""
+        return *self._together(letter), letter.failed_at, letter.letter_id
+
+    # ------------------------------------------------------------------------------------------------------------- sets
+
+    def _begin(self, letters: Sequence[Stored]) -> None:
+        note = Stored(
+            stage="replay",
+            error="",
+            source="",
+            payload=json.dumps([each.letter_id for each in letters]),
+            failed_at=datetime.now(UTC),
+            letter_id=uuid4().hex,
+            pipeline=self.pipeline.name,
+        )
+        self.box.store([note])
+        _steps.debug("noted")
+        self._carry_out(note, letters)
+
+    def _finish(self) -> None:
+        """Carry out what earlier replays began and did not end."""
+        notes = [each for each in self.box.letters() if each.stage == "replay"]
+        for note in notes:
+            named = set(json.loads(note.payload))
+            letters = [each for each in self.box.letters() if each.letter_id in named]
+            back = {_id_again(each) for each in letters}
+            returned = {each.letter_id for each in self.box.letters() if each.letter_id in back}
+            self._own |= returned
+            self.done.finished += len(letters)
+            self._carry_out(note, letters, returned)
+
+    def _carry_out(self, note: Stored, letters: Sequence[Stored], returned: Collection[str] = ()) -> None:
+        # What went back before the replay was broken off is not tried a second time: it would be loaded and a letter.
+        tried = [each for each in letters if _id_again(each) not in returned]
+        if tried:
+            key, box = f"replay {note.letter_id}", DeadLetterBox(self.pipeline, replays=tried[0].replays + 1)
+            batches = Batches(self.pipeline, (), self._columns(), box)
+            targets, is_begun = self._targets(tried[0]), False
+            try:
+                rows, failed = self._rows(tried, targets, batches)
+                box.store(failed)
+                _steps.debug("given back")
+                for target in targets if len(failed) < len(tried) else ():
+                    batches.load(target, memory_of(rows), key, 0)
+                    is_begun = True
+                    _steps.debug("loaded")
+            except WeftError as error:
+                # A load that could not be reached may have been committed. One that was refused was not: then nothing
+                # is left to be finished.
+                if not is_begun and not isinstance(error, ConnectionFailedError):
+                    box.remove(box.put_ids)
+                    box.remove([note.letter_id])
+                raise
+            finally:
+                batches.close()
+            self._own |= box.put_ids
+            self.done.again += len(box.put_ids)
+        self.done.letters += len(letters)
+        self.box.remove([each.letter_id for each in letters])
+        _steps.debug("removed")
+        self.box.remove([note.letter_id])
+
+    def _columns(self) -> Columns:
+        checkpoint = Checkpoint.of(self.pipeline)
+        return checkpoint.columns(session.spark() if checkpoint.is_url else None)
+
+    def _targets(self, letter: Stored) -> Sequence[Target]:
+        """Where the row of a letter goes."""
+        if letter.stage != "store":
+            return self.pipeline.targets
+        return [each for each in self.pipeline.targets if each.name == letter.target]
+
+    def _rows(
+        self, letters: Sequence[Stored], targets: Sequence[Target], batches: Batches
+    ) -> tuple[pa.Table, list[Stored]]:
+        """The rows of a set for its targets, and the letters that are none."""
+        if letters[0].stage == "store":
+            rows, bad = _rejected_rows(letters, targets[0])
+            return rows, [_again(letters[number], "store", why) for number, why in bad.items()]
+        rows, taken, bad = _source_rows(self.pipeline, self._columns(), letters)
+        failed = [_again(letters[number], "read", why) for number, why in bad.items()]
+        sql = self.pipeline.transform_sql
+        if sql is not None and len(rows):
+            used = [each.connection for each in self.pipeline.sources]
+            used += [each.connection for each in self.pipeline.targets]
+            spark = connectors.ready(session.spark().newSession(), *map(current().connection, used))
+            kept, blame = blamed(rows, lambda part: batches.attempt(part, sql, spark))
+            failed += [_again(letters[taken[number]], "transform", why) for number, why in blame]
+            rows = _without_voids(batches.attempt(kept, sql, spark)) if len(kept) else kept
+        return rows, failed
+
+
+def _id_again(letter: Stored) -> str:
+    return digest(f"{letter.letter_id} again")
+
+
+def _again(letter: Stored, stage: Stage, why: str) -> Stored:
+    """A letter that failed once more. Its name follows from what it was, so that it goes back once."""
+    return replace(
+        letter,
+        stage=stage,
+        error=why,
+        failed_at=datetime.now(UTC),
+        letter_id=_id_again(letter),
+        replays=letter.replays + 1,
+    )
+
+
+@contextmanager
+def alone(pipeline: StreamingPipeline) -> Iterator[None]:
+    """Keep others of this machine from replaying and removing a pipeline's letters. It may run meanwhile."""
+    path = Checkpoint.of(pipeline).path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_name(f"{path.name}~dlq").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise BusyError(
+                f"Letters of {pipeline.name} are being replayed or removed by another process.",
+                hint="Try again when it is done.",
+            ) from None
+        yield
+
+
+# ----------------------------------------------------------------------------------------------------- payloads as rows
+
+
+def _source_rows(
+    pipeline: StreamingPipeline, columns: Columns, letters: Sequence[Stored]
+) -> tuple[pa.Table, Sequence[int], dict[int, str]]:
+    """What `source` is to the SQL: the rows of letters, from which letters they are, and why the others are none."""
+    schemas, are_logs = _source_columns(pipeline, columns)
+    known = {each.name: each for each in schemas}
+    payloads, extras, times = [], [], []
+    for letter in letters:
+        row = _object(letter.payload)
+        times.append(_moment(None if row is None else row.pop(EVENT_TS, None)) or letter.failed_at)
+        # What a stream has no field for is in a column of its own.
+        more = {name: row.pop(name) for name in list(row) if name not in known} if row and are_logs else {}
+        extras.append(as_json(more) if more else None)
+        payloads.append(letter.payload if row is None else as_json(row))
+    rows, taken, bad = _parsed(payloads, known, is_exact=are_logs)
+    for name, values in (
+        (EVENT_TS, times),
+        (EXTRA, extras),
+        (ROWID, [_offset(each) for each in letters]),
+    ):
+        if name in known:
+            array = pa.array([values[number] for number in taken], known[name].type)
+            rows = rows.append_column(known[name], array)
+    for each in schemas:
+        if each.name not in rows.column_names:
+            rows = rows.append_column(each, pa.nulls(len(taken), each.type))
+    return rows, taken, bad
+
+
+def _source_columns(pipeline: StreamingPipeline, columns: Columns) -> tuple[list[pa.Field], bool]:
+    """The columns that the sources have, and whether all are streams of ours, whose rows are of exact types."""
+    found: dict[str, pa.Field] = {EVENT_TS: pa.field(EVENT_TS, pa.timestamp("us", "UTC"))}
+    are_logs = True
+    for source in pipeline.sources:
+        if isinstance(open_source(source, 0.0), LogOrigin):
+            now = stream_reader(source.query, source.connection)
+            reader = EventReader(now.connection, now.stream_schema, now.stream, now.types, now.after, now.upto)
+            fields = list(reader.schema)
+        else:
+            are_logs = False
+            fields = columns.kept(source.name)
+        for each in fields:
+            found.setdefault(each.name, each)
+    return list(found.values()), are_logs
+
+
+def _rejected_rows(letters: Sequence[Stored], target: Target) -> tuple[pa.Table, dict[int, str]]:
+    """The rows that a table rejected, and why some cannot be its rows at all."""
+    known = _columns_of(target)
+    binary = [name for name, each in known.items() if pa.types.is_binary(each.type)]
+    payloads = []
+    for letter in letters:
+        row = _object(letter.payload)
+        if row is not None:
+            row |= {name: _base64(row[name]) for name in binary if isinstance(row.get(name), str)}
+        payloads.append(letter.payload if row is None else as_json(row))
+    rows, _, bad = _parsed(payloads, known)
+    return rows, bad
+
+
+def _base64(digits: str) -> str:
+    """Bytes as JSON has them, of the hexadecimal digits by which rejected rows tell them."""
+    return base64.b64encode(bytes.fromhex(digits)).decode()
+
+
+def _columns_of(target: Target) -> dict[str, pa.Field]:
+    """The columns that a table has now. What a normalizer is to make a value of, may be anything."""
+    tables = open_tables(current().connection(target.connection))
+    assert target.table is not None
+    try:
+        with tables.driver.session("read") as opened:
+            columns = tables.columns(opened, *target.table) or []
+    finally:
+        tables.close()
+    made = {each.name for each in target.declared.columns if each.normalizers} if target.declared else set()
+    return {each.name: each.field for each in columns if not each.generated and each.name not in made}
+
+
+def _parsed(
+    payloads: Sequence[str], known: Mapping[str, pa.Field], *, is_exact: bool = False
+) -> tuple[pa.Table, Sequence[int], dict[int, str]]:
+    """Payloads as columns, of which of them the rows are, and what is wrong with the others.
+
+    Values are of the types that JSON has, as when they were first read; where a column is of another one (a time, a
+    decimal, bytes), or with `is_exact`, of that one.
+    """
+    types = {name: each.type for name, each in known.items() if is_exact or not _is_of_json(each.type)}
+    texts = pa.array([each.encode("utf-8", "surrogatepass") for each in payloads], pa.binary())
+    parsed = Reader(types).parse(texts)
+    names = {name.lower(): name for name in known}
+    columns, fields = [], []
+    for name, array in parsed.columns.items():
+        field = known.get(names.get(name.lower(), ""), pa.field(name, pa.string()))
+        if pa.types.is_null(array.type):
+            array = pa.nulls(len(array), field.type)
+        fields.append(field if array.type.equals(field.type) else pa.field(field.name, array.type))
+        columns.append(array)
+    if not columns:  # rows without a single key
+        return pa.table({ROWID: pa.nulls(len(parsed.taken), pa.int64())}), parsed.taken, parsed.bad
+    return pa.Table.from_arrays(columns, schema=pa.schema(fields)), parsed.taken, parsed.bad
+
+
+def _is_of_json(kind: pa.DataType) -> bool:
+    types = pa.types
+    others = (types.is_temporal, types.is_decimal, types.is_binary, types.is_large_binary)
+    return not any(each(kind) for each in others)
+
+
+def _object(payload: str) -> dict[str, Any] | None:
+    try:
+        found = json.loads(payload)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _moment(value: object) -> datetime | None:
+    try:
+        found = datetime.fromisoformat(str(value))
+    except ValueError:
+        return None
+    return found.replace(tzinfo=UTC) if found.tzinfo is None else found
+
+
+def _offset(letter: Stored) -> int | None:
+    return int(letter.offset) if letter.offset is not None and letter.offset.isdecimal() else None
+
+
+def _without_voids(rows: pa.Table) -> pa.Table:
+    """Without columns of nulls alone, whose type nobody knows."""
+    return rows.drop_columns([each.name for each in rows.schema if pa.types.is_null(each.type)])
+
+
+def chosen(ids: Iterable[str], letters: Iterable[Stored]) -> dict[str, list[Stored]]:
+    """By what somebody wrote, the letters whose names begin so."""
+    wanted = list(ids)
+    found: dict[str, list[Stored]] = {each: [] for each in wanted}
+    for letter in letters:
+        for each in wanted:
+            if letter.letter_id.startswith(each) and letter.stage != "replay":
+                found[each].append(letter)
+    return found
