@@ -14,13 +14,13 @@ from weft.cli.consume import find_pipeline
 from weft.cli.pipelines import ago, moment
 from weft.cli.streams_common import Moment
 from weft.engine.streaming.checkpoint import Checkpoint, State, stored
+from weft.engine.streaming.scale import Back, scale_of, told
 from weft.engine.streaming.watch import Lag
 from weft.errors import DeclarationError, unknown
 from weft.project import current
 
 if TYPE_CHECKING:
     from weft.pipelines.streaming.spec import Source, StreamingPipeline
-    from weft.systems.log import Log
 
 _WHAT = click.argument("what", metavar="NAME|FILE.toml")
 
@@ -54,7 +54,10 @@ def list_(modules: tuple[str, ...], output: str) -> None:
         print_json(rows)
     elif rows:
         now = datetime.now(UTC)
-        shown = [{**row, "offsets": _places(row["offsets"]), "last_batch": ago(row["last_batch"], now)} for row in rows]
+        shown = [
+            {**row, "offsets": _places(checkpoint, row), "last_batch": ago(row["last_batch"], now)}
+            for row, (checkpoint, _) in zip(rows, found.values(), strict=True)
+        ]
         print_table(shown, ["pipeline", "running", "committed", "last_batch", "offsets", "location"], ["location"])
     else:
         click.echo("There are no checkpoints.", err=True)
@@ -67,18 +70,20 @@ def list_(modules: tuple[str, ...], output: str) -> None:
 def show(what: str, modules: tuple[str, ...], output: str) -> None:
     """Show how far a pipeline has come.
 
-    committed: the last batch that is done; planned: the last one whose rows are chosen; offsets: by source, the last
-    event of the batches that are done; starts: where a rewind lets it begin; lag: events that wait.
+    committed: the last batch that is done; planned: the last one whose rows are chosen; offsets: by source, how far the
+    batches that are done have come; lag: events, messages, files or versions that wait.
     """
     checkpoint, pipeline = _found(what, modules)
     row = _described(checkpoint, pipeline)
-    if pipeline is not None and not checkpoint.is_url:
-        row["lag"] = Lag(pipeline.sources, checkpoint).now()
+    lag = Lag(pipeline.sources, checkpoint) if pipeline is not None and not checkpoint.is_url else None
+    if lag is not None:
+        row["lag"] = lag.now()
     if output == "json":
         print_json(row)
         return
-    shown = {**row, **{name: _places(row.get(name, {})) for name in ("offsets", "starts", "lag")}}
-    shown["last_batch"] = moment(row["last_batch"])
+    shown = {**row, "offsets": _places(checkpoint, row), "last_batch": moment(row["last_batch"])}
+    if lag is not None:
+        shown["lag"] = "; ".join(f"{name} {waiting}" for name, waiting in lag.told().items())
     for name, value in shown.items():
         if value not in (None, ""):
             click.echo(f"{name.replace('_', ' ') + ':':<12} {value}")
@@ -106,7 +111,6 @@ def _described(checkpoint: Checkpoint, pipeline: StreamingPipeline | None) -> di
         "planned": state.planned,
         "last_batch": state.moment,
         "offsets": _offsets(state, pipeline),
-        "starts": checkpoint.starts(),
         "query_id": state.query_id,
         "location": checkpoint.location,
     }
@@ -120,10 +124,9 @@ def _offsets(state: State, pipeline: StreamingPipeline | None) -> dict[str, Any]
     return dict(zip(names, state.offsets, strict=True))
 
 
-def _places(found: dict[str, Any]) -> str:
-    return ", ".join(
-        f"{name} {offset:,}" if type(offset) is int else f"{name} {offset}" for name, offset in found.items()
-    )
+def _places(checkpoint: Checkpoint, row: dict[str, Any]) -> str:
+    places = enumerate(row["offsets"].items())
+    return "; ".join(f"{name} {told(place, checkpoint.log_of(number))}" for number, (name, place) in places)
 
 
 # --------------------------------------------------------------------------------------------------------------- moving
@@ -148,15 +151,25 @@ def reset(what: str, dry_run: bool, modules: tuple[str, ...], output: str) -> No
 
 @checkpoints.command()
 @_WHAT
-@click.option("--to-offset", type=click.IntRange(1), metavar="N", help="The first event to be read again.")
-@click.option("--to-time", type=Moment(), metavar="TIME", help="What was published since: ISO, or 10m (ago).")
+@click.option(
+    "--to-offset",
+    metavar="N",
+    help="The first to be read again: of a stream the event N, of Delta the version N, of a topic the message N, or "
+    "partition:N,… where it has several partitions.",
+)
+@click.option(
+    "--to-time",
+    type=Moment(),
+    metavar="TIME",
+    help="What was published, sent, changed or committed since: ISO, or 10m (ago).",
+)
 @click.option("--source", metavar="NAME", help="Of this source; the others go on where they are.")
 @_dry_run_option
 @module_option
 @format_option
 def rewind(
     what: str,
-    to_offset: int | None,
+    to_offset: str | None,
     to_time: int | datetime | None,
     source: str | None,
     dry_run: bool,
@@ -176,7 +189,6 @@ def rewind(
     chosen = _chosen(pipeline, source, to_offset)
     checkpoint = Checkpoint.of(pipeline)
     state = checkpoint.state()
-    before = _offsets(state, pipeline)
     if state.committed is None:
         raise DeclarationError(f"{pipeline.name} has done no batch, so there is nothing to go back to.")
     if len(state.offsets) != len(pipeline.sources):
@@ -184,59 +196,27 @@ def rewind(
             f"The checkpoint of {pipeline.name} is of {len(state.offsets)} sources, and now it has "
             f"{len(pipeline.sources)}."
         )
-    starts = {
-        each.name: _first(pipeline, each, before[each.name], to_offset, to_time)
-        if each in chosen
-        else before[each.name] + 1
-        for each in pipeline.sources
-        if each in chosen or type(before[each.name]) is int
-    }
-    aside = checkpoint.rewind(starts, dry_run=dry_run)
-    _report(checkpoint, pipeline, aside, before, starts, dry_run, output)
+    moved = {}
+    for number, (each, place) in enumerate(zip(pipeline.sources, state.offsets, strict=True)):
+        scale = scale_of(each, checkpoint.log_of(number))
+        if each not in chosen:
+            moved[each.name] = scale.kept(place)
+        elif to_offset is not None:
+            moved[each.name] = scale.to_offset(place, to_offset)
+        elif to_time is not None:
+            moved[each.name] = scale.to_time(place, to_time)
+    files = {number: each.files for number, each in enumerate(moved.values()) if each.files}
+    aside = checkpoint.rewind([each.place for each in moved.values()], files, dry_run=dry_run)
+    _report(checkpoint, pipeline, aside, _offsets(state, pipeline), moved, dry_run, output)
 
 
-def _chosen(pipeline: StreamingPipeline, name: str | None, to_offset: int | None) -> list[Source]:
+def _chosen(pipeline: StreamingPipeline, name: str | None, to_offset: str | None) -> list[Source]:
     sources = {each.name: each for each in pipeline.sources}
     if name is not None and name not in sources:
         raise unknown("source", name, sources)
     if name is None and to_offset is not None and len(sources) > 1:
         raise click.UsageError(f"Whose offset? Name one: --source {' or '.join(sources)}.")
-    for each in pipeline.sources:
-        _log(pipeline, each)  # all of them: what is not chosen goes on where it is, which only a log can say too
     return [sources[name]] if name is not None else list(sources.values())
-
-
-def _log(pipeline: StreamingPipeline, source: Source) -> Log:
-    from weft.streams.declare import Stream
-    from weft.streams.runtime import open_stream
-    from weft.systems.base import system_for
-
-    if not isinstance(source.query, Stream):
-        kind = current().connection(source.connection).kind
-        if system_for(kind).log is None:
-            raise DeclarationError(
-                f"{pipeline.name} reads {source.name} from {kind}, whose place cannot be moved yet.",
-                hint=f"Streams of Weft can be rewound. To begin anew: weft checkpoints reset {quote(pipeline.name)}",
-            )
-    return open_stream(source.query, source.connection).log
-
-
-def _first(
-    pipeline: StreamingPipeline, source: Source, before: Any, to_offset: int | None, to_time: datetime | None
-) -> int:
-    """The first event that is read again."""
-    log = _log(pipeline, source)
-    wanted = to_offset if to_time is None else log.first_since(to_time)
-    assert wanted is not None
-    if type(before) is not int or wanted > before:
-        place = f"is at {before:,}" if type(before) is int else "was not read yet"
-        raise DeclarationError(
-            f"{source.name} {place}, and {wanted:,} comes after that.", hint="A rewind goes back, and skips nothing."
-        )
-    floor = log.floor()
-    if wanted <= floor:
-        click.echo(f"note: retention removed the events of {source.name} up to {floor:,}.", err=True)
-    return max(wanted, floor + 1)
 
 
 def _report(
@@ -244,10 +224,13 @@ def _report(
     pipeline: StreamingPipeline | None,
     aside: Path,
     before: dict[str, Any],
-    starts: dict[str, int],
+    moved: dict[str, Back],
     dry_run: bool,
     output: str,
 ) -> None:
+    for each in moved.values():
+        if each.note:
+            click.echo(f"note: {each.note}", err=True)
     if output == "json":
         print_json(
             {
@@ -255,20 +238,23 @@ def _report(
                 "location": checkpoint.location,
                 "moved_to": str(aside),
                 "offsets": before,
-                "starts": starts,
+                "starts": {name: each.first for name, each in moved.items()},
                 "dry_run": dry_run,
             }
         )
         return
     would = "would begin" if dry_run else "begins"
-    for name, start in starts.items():
-        click.echo(f"{checkpoint.name} {would} with event {start:,} of {name}; it was at {before[name]:,}.")
-    if not starts:
+    for each in moved.values():
+        if each.told:
+            click.echo(f"{checkpoint.name} {would} with {each.told}.")
+    if not moved:
         click.echo(f"{checkpoint.name} {would} anew.")
     if dry_run:
         click.echo("Nothing was done.")
         return
-    click.echo(f"To bring the old checkpoint back: mv -T {quote(str(aside))} {quote(checkpoint.location)}")
+    here = quote(checkpoint.location)
+    back = f"mv -T {quote(str(aside))} {here}"
+    click.echo(f"To bring the old checkpoint back: {f'rm -r {here} && {back}' if moved else back}")
     added = [each.name for each in pipeline.targets if each.mode == "append"] if pipeline is not None else []
     if added:
         click.echo(f"note: rows that are read again are added again to {', '.join(added)}.", err=True)

@@ -168,7 +168,7 @@ class _Line(Watcher):
 
     def text(self) -> str:
         """The line."""
-        lag = self._lag.now() if self._lag is not None else {}
+        lag = ", ".join(self._lag.told().values()) if self._lag is not None else ""
         with self._lock:
             now = time.monotonic()
             while self._recent and now - self._recent[0][0] > _RECENT_SECONDS:
@@ -176,7 +176,7 @@ class _Line(Watcher):
             rate = sum(rows for _, rows in self._recent) / min(_RECENT_SECONDS, max(now - self._began, 1.0))
             parts = [self._name, self._state, f"{self._rows:,} rows", f"{rate:,.0f} rows/s"]
             if lag:
-                parts.append(f"lag {sum(lag.values()):,}")
+                parts.append(f"lag {lag}")
             if self._last is not None:
                 parts.append(f"batch {self._last.batch_id:,} in {self._last.seconds:.2f} s")
             return "  ".join(filter(None, parts))

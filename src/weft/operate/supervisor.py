@@ -119,7 +119,7 @@ class Supervisor:
 
     def _written(self, query: Query, written: Written) -> None:
         self._failures = 0
-        self.lag.moved(query.watched)
+        self.lag.moved(query.watched, written.batch_id)
         if not self.watchers:
             return
         counts = written.counts.values()

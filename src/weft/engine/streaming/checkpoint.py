@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
+from uuid import uuid4
 
 from weft.engine.streaming.columns import Columns
 from weft.engine.streaming.lock import Lock
 from weft.errors import DeclarationError, NotFoundError, StorageError, nearest
-from weft.pipelines.streaming.spec import Source, StreamingPipeline
+from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.project import current
 from weft.systems.objects.folder import place_of
 
@@ -25,6 +27,8 @@ _BUCKET = re.compile(r"^s3n?://")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 # Between the name of a checkpoint and what a file beside it is for: no folder of a pipeline has one in its name.
 _BESIDE = "~"
+_REWOUND = "rewound"
+_COLUMNS = "columns.json"
 
 
 @dataclass(frozen=True)
@@ -99,9 +103,13 @@ class Checkpoint:
     # -------------------------------------------------------------------------------------------------------- how it is
 
     def columns(self, spark: Any = None) -> Columns:
-        """The columns that its sources have had, kept beside it: at a URL by this session."""
+        """The columns that its sources have had, kept with Spark's log and moved with it: at a URL by this session."""
         folder, path = place_of(spark, self.location)
-        return Columns(folder, f"{path}{_BESIDE}columns.json")
+        return Columns(folder, f"{path}/{_COLUMNS}")
+
+    def log_of(self, number: int) -> Path | None:
+        """Where Spark keeps what a source has of its own, such as the names of files that were read."""
+        return None if self.is_url else self.path / "sources" / str(number)
 
     def state(self) -> State:
         """What Spark's log says, without Spark."""
@@ -118,53 +126,75 @@ class Checkpoint:
         moment, offsets = _entry(self.path / "offsets" / str(committed))
         return State(query_id, committed, planned, offsets, moment)
 
-    def starts(self) -> dict[str, int]:
-        """By source, the first event that a rewind lets a checkpoint without batches begin with."""
-        file = self._beside("start.json")
-        if self.is_url or _last(self.path / "offsets") is not None or not file.exists():
-            return {}
-        found: dict[str, int] = json.loads(file.read_text(encoding="utf-8"))
-        return found
-
-    def begun(self, sources: Sequence[Source]) -> list[Source]:
-        """The sources of a query that starts now, from where it is to begin."""
-        starts = self.starts()
-        if not starts:
-            # Spark's log goes on. Were its folder removed by hand one day, the last rewind is not what is meant.
-            self._beside("start.json").unlink(missing_ok=True)
-        return [replace(each, start=str(starts.get(each.name, each.start))) for each in sources]
+    def places(self, batch_id: int) -> tuple[Any, ...]:
+        """By source, how far a batch reaches that is begun."""
+        return () if self.is_url else _entry(self.path / "offsets" / str(batch_id))[1]
 
     # -------------------------------------------------------------------------------------------------------- moving it
+
+    def settle(self) -> None:
+        """Finish a rewind that a crash cut off between its two renames, and forget one that it cut off before them."""
+        rewound = self._beside(_REWOUND)
+        if self.is_url or not rewound.exists():
+            return
+        if self.path.exists():
+            shutil.rmtree(rewound)
+        else:
+            os.rename(rewound, self.path)
 
     def reset(self, *, dry_run: bool = False) -> Path:
         """Move it aside, so that the pipeline begins anew, and give the place where it is now."""
         with self._changed():
             aside = self._aside()
             if not dry_run:
-                self._beside("start.json").unlink(missing_ok=True)
                 os.rename(self.path, aside)
             return aside
 
-    def rewind(self, starts: Mapping[str, int], *, dry_run: bool = False) -> Path:
-        """Move it aside, and begin a new one: by source, the first event that is read."""
+    def rewind(self, places: Sequence[Any], files: Mapping[int, str], *, dry_run: bool = False) -> Path:
+        """Move it aside, and let another one go on from these places, one a source. `files` is by the number of a
+        source what Spark's log says of files that were read.
+
+        The new log has two batches that end at these places and are done, and an id of its own: to the targets' ledgers
+        what comes is new. Two, because Spark asks a source again for what is between the last two."""
         with self._changed():
             aside = self._aside()
             if not dry_run:
-                # First where to begin, then the move: between the two the old log is there, and wins.
-                _write(self._beside("start.json"), json.dumps(starts))
+                rewound = self._beside(_REWOUND)
+                self._write_log(rewound, places, files)
                 os.rename(self.path, aside)
+                os.rename(rewound, self.path)
             return aside
+
+    def _write_log(self, folder: Path, places: Sequence[Any], files: Mapping[int, str]) -> None:
+        state = self.state()
+        offsets, commit = (self.path / each / str(state.committed) for each in ("offsets", "commits"))
+        version, about, *_ = offsets.read_text(encoding="utf-8").splitlines()
+        made = {"metadata": json.dumps({"id": str(uuid4())})}
+        for batch in ("0", "1"):
+            made[f"offsets/{batch}"] = "\n".join((version, about, *map(_line, places)))
+            made[f"commits/{batch}"] = commit.read_text(encoding="utf-8")
+        made |= {f"sources/{number}/0": text for number, text in files.items()}
+        if (columns := self.path / _COLUMNS).exists():
+            known = json.loads(columns.read_text(encoding="utf-8"))
+            made[_COLUMNS] = json.dumps({**known, "checkpoint": json.loads(made["metadata"])["id"]})
+        for name, text in made.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            with (folder / name).open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
 
     @contextmanager
     def _changed(self) -> Iterator[None]:
         self._refuse_url("changed")
-        if not self.path.exists():
+        if not self.path.exists() and not self._beside(_REWOUND).exists():
             close = nearest(self.name, [each.name for each in stored()])
             raise NotFoundError(
                 f"There is no checkpoint of {self.name!r}: {self.location} is not there.",
                 hint=f"Did you mean {close!r}?" if close else "weft checkpoints list",
             )
         with self.locked():
+            self.settle()
             yield
 
     def _aside(self) -> Path:
@@ -224,11 +254,8 @@ def _offset(line: str) -> Any:
     return found["offset"] if isinstance(found, dict) and set(found) == {"offset"} else found
 
 
-def _write(path: Path, text: str) -> None:
-    """Write a file that is there whole or not at all."""
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
-    with unfinished.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(unfinished, path)
+def _line(place: Any) -> str:
+    """A place as Spark's log has it."""
+    if place is None:
+        return "-"
+    return json.dumps({"offset": place} if type(place) is int else place, separators=(",", ":"))

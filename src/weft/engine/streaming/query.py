@@ -64,7 +64,8 @@ class Query:
         if self._is_lock_ours:
             self.checkpoint.lock()
         try:
-            sources, pause = self.checkpoint.begun(self.pipeline.sources), self.pipeline.idle_pause_seconds
+            self.checkpoint.settle()
+            sources, pause = self.pipeline.sources, self.pipeline.idle_pause_seconds
             origins = [Watched(open_source(each, pause / len(sources))) for each in sources]
             self.watched = origins
             named = [source.connection for source in self.pipeline.sources]

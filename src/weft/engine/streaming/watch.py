@@ -6,9 +6,10 @@ import json
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from weft.engine.streaming.checkpoint import Checkpoint
+from weft.engine.streaming.scale import MOST_COUNTED, Scale, counted, scale_of
 from weft.engine.streaming.sources import KafkaOrigin, LogOrigin, Origin, Taken
 from weft.errors import WeftError
 from weft.pipelines.streaming.spec import Source
@@ -16,8 +17,8 @@ from weft.streams import runtime
 
 # Whoever looks more often is told the same: each look is a question to a database.
 _LOOK_SECONDS = 1.0
-# On Redis, where entries are counted one by one.
-_MOST_COUNTED = 100_000
+# Nor is more than one part in so many of the time spent on looking: a bucket of many files takes seconds to be listed.
+_WORTH = 20
 
 
 class Watched:
@@ -26,6 +27,8 @@ class Watched:
     def __init__(self, origin: Origin) -> None:
         self._origin, self.name = origin, origin.name
         self.taken: Taken | None = None
+        self.end: Any = None
+        """The place that it was read to, as Spark told last: later than its own log."""
 
     def stream(self, spark: Any) -> Any:
         """The streaming DataFrame by which Spark follows it."""
@@ -48,6 +51,7 @@ class Watched:
 
     def reached(self, end: Any) -> None:
         """Tell the source how far its rows are stored."""
+        self.end = end
         if isinstance(self._origin, KafkaOrigin) and end is not None:
             self._origin.reached(end)
 
@@ -59,62 +63,78 @@ class Watched:
 
 
 class Lag:
-    """How many events of each source wait. Only streams of ours tell it."""
+    """How much of each source waits: events, messages, files or versions. Asked when somebody wants to know, and then
+    no more often than the answer is worth."""
 
     def __init__(self, sources: Sequence[Source], checkpoint: Checkpoint) -> None:
-        self._sources = sources
-        self._positions: dict[str, int] = {}
-        if not checkpoint.is_url:
-            for source, offset in zip(sources, checkpoint.state().offsets, strict=False):
-                if type(offset) is int:
-                    self._positions[source.name] = offset
+        self._sources, self._checkpoint = {each.name: each for each in sources}, checkpoint
+        places = () if checkpoint.is_url else checkpoint.state().offsets
+        self._places: dict[str, Any] = dict(zip(self._sources, places, strict=False))
+        self._scales: dict[str, Scale] = {}
+        self._batch: int | None = None
         self._known: dict[str, int] = {}
-        self._looked_at = float("-inf")
+        self._looked_at, self._pause = float("-inf"), _LOOK_SECONDS
         self._looking = threading.Lock()
 
-    def moved(self, watched: Sequence[Watched]) -> None:
+    def moved(self, watched: Sequence[Watched], batch_id: int) -> None:
         """A batch was carried out."""
+        self._batch = batch_id
         for each in watched:
-            if each.position is not None:
-                self._positions[each.name] = each.position
+            if (place := each.position if each.waits else each.end) is not None:
+                self._places[each.name] = place
 
     def now(self, *, fresh: bool = False) -> dict[str, int]:
-        """By source, what is known of it: of one whose database does not answer, nothing."""
+        """By source, what is known of it: of one that does not answer, nothing."""
         # One that hangs keeps nobody else waiting.
         if self._looking.acquire(blocking=False):
             try:
-                if fresh or time.monotonic() - self._looked_at > _LOOK_SECONDS:
-                    self._known = {
-                        source.name: lag for source in self._sources if (lag := self._of(source)) is not None
-                    }
+                began = time.monotonic()
+                if fresh or began - self._looked_at > self._pause:
+                    self._look()
                     self._looked_at = time.monotonic()
+                    self._pause = max(_LOOK_SECONDS, _WORTH * (self._looked_at - began))
             finally:
                 self._looking.release()
         return self._known
 
+    def told(self) -> dict[str, str]:
+        """The same in words."""
+        units = {name: each.unit for name, each in self._scales.items()}
+        return {name: counted(count, units[name]) for name, count in self.now().items()}
+
     def consumed(self, watched: Sequence[Watched]) -> int:
         """How many rows the batch had, at most, as far as somebody knows."""
-        sources = {each.name: each for each in self._sources}
-        return sum(self._taken(sources[each.name], each) for each in watched)
+        return sum(map(self._taken, watched))
 
-    def _taken(self, source: Source, watched: Watched) -> int:
+    def _taken(self, watched: Watched) -> int:
         if watched.taken is None:
             return 0
         if watched.position is None:
             return watched.taken.size or 0
-        reader: Any = watched.taken.reader
-        return self._extent(source, reader.after, reader.upto) or 0
-
-    def _of(self, source: Source) -> int | None:
-        position = self._positions.get(source.name)
-        return None if position is None else self._extent(source, position)
-
-    def _extent(self, source: Source, after: int, upto: int | None = None) -> int | None:
+        source, reader = self._sources[watched.name], cast(Any, watched.taken.reader)
         try:
             log = runtime.open_stream(source.query, source.connection).log
-            return log.extent(after, log.head() if upto is None else upto, _MOST_COUNTED)
+            return log.extent(reader.after, reader.upto, MOST_COUNTED)
         except WeftError:
-            return None
+            return 0
+
+    def _look(self) -> None:
+        if self._batch is not None:
+            # Spark wrote it down before the batch began. Streams of ours tell it themselves, also at a URL.
+            batch, self._batch = self._batch, None
+            for name, place in zip(self._sources, self._checkpoint.places(batch), strict=False):
+                self._places[name] = place
+        known = {}
+        for number, (name, source) in enumerate(self._sources.items()):
+            try:
+                if name not in self._scales:
+                    self._scales[name] = scale_of(source, self._checkpoint.log_of(number))
+                behind = self._scales[name].behind(self._places.get(name))
+            except WeftError:
+                continue
+            if behind is not None:
+                known[name] = behind
+        self._known = known
 
 
 def listen(spark: Any, idle: Callable[[], None], reached: Callable[[list[Any]], None]) -> None:

@@ -236,6 +236,12 @@ def latest(connection: KafkaConnection, topic: str) -> dict[int, int]:
     return admin(connection).offsets(topic, library.OffsetSpec.latest())
 
 
+def earliest(connection: KafkaConnection, topic: str) -> dict[int, int]:
+    """The offset of the first message that each partition still has."""
+    library = require("confluent_kafka.admin", connection.kind)
+    return admin(connection).offsets(topic, library.OffsetSpec.earliest())
+
+
 def offsets_at(connection: KafkaConnection, topic: str, moment: datetime) -> dict[int, int]:
     """Of each partition the offset of the first message at or after a moment; its end where there is none."""
     library = require("confluent_kafka.admin", connection.kind)

@@ -1,0 +1,432 @@
+"""What sources are measured by: offsets of events and messages, files, versions. How far behind a place is, and which
+place comes before it.
+
+A place is what Spark's log has of a source. It may be moved back, never forward: a pipeline skips nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import unquote
+
+from weft.errors import DeclarationError, StorageError
+from weft.pipelines.streaming.spec import Source
+from weft.project import current
+from weft.streams import runtime
+from weft.streams.declare import Stream
+from weft.systems.base import system_for
+from weft.systems.objects.paths import table_path
+
+MOST_COUNTED = 100_000
+"""On Redis, where entries are counted one by one."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_GLOB = re.compile(r"[*?\[{]")
+_VERSION = re.compile(r"(\d{20})\.json")
+
+
+@dataclass(frozen=True)
+class Back:
+    """A place before another one."""
+
+    place: Any
+    first: Any
+    """What is read again: the first event or version, the first of each partition, or how many files."""
+    told: str = ""
+    """The same in words; empty where a source goes on where it is."""
+    note: str | None = None
+    files: str = ""
+    """Of files, Spark's log of those that stay read."""
+
+
+class Scale(Protocol):
+    """How one source is measured."""
+
+    unit: str
+
+    def behind(self, place: Any) -> int | None:
+        """How many come after a place, at most; before the first batch the place is `None`, and so is the answer where
+        the beginning is not known."""
+
+    def kept(self, place: Any) -> Back:
+        """The place itself, for a source that goes on where it is."""
+
+    def to_offset(self, place: Any, offset: str) -> Back:
+        """The place from which the event of an offset is read again."""
+
+    def to_time(self, place: Any, moment: datetime) -> Back:
+        """The place from which everything since a moment is read again."""
+
+
+def scale_of(source: Source, log: Path | None) -> Scale:
+    """That of a source, whose own part of Spark's log is in the folder `log`, if in any of this machine."""
+    if isinstance(source.query, Stream):
+        return Events(source)
+    connection: Any = current().connection(source.connection)
+    if connection.kind == "kafka":
+        return Messages(source, connection)
+    if connection.kind.startswith("object_store"):
+        return Files(source, connection, log)
+    if connection.kind.startswith("delta"):
+        return Versions(source, connection)
+    assert system_for(connection.kind).log is not None
+    return Events(source)
+
+
+def told(place: Any, log: Path | None = None) -> str:
+    """A place in words, whatever it is of."""
+    if isinstance(place, Mapping):
+        if set(place) == {"logOffset"}:
+            return "" if log is None else counted(sum(1 for _ in entries(log, place["logOffset"])), "files")
+        if "reservoirVersion" in place:
+            return f"version {_before(place):,}"
+        if len(place) == 1 and isinstance(offsets := next(iter(place.values())), Mapping):
+            return _partitions(offsets)
+    return f"{place:,}" if type(place) is int else "nothing yet" if place is None else str(place)
+
+
+def counted(count: int, unit: str) -> str:
+    """So many of them, in words."""
+    return f"{count:,} {unit.removesuffix('s') if count == 1 else unit}"
+
+
+def _further(source: Source, now: str, wanted: str) -> DeclarationError:
+    return DeclarationError(
+        f"{source.name} is at {now}, and {wanted} comes after that.", hint="A rewind goes back, and skips nothing."
+    )
+
+
+def _unread(source: Source) -> DeclarationError:
+    return DeclarationError(f"{source.name} was not read yet, so there is nothing to go back to.")
+
+
+# --------------------------------------------------------------------------------------------------------- our own logs
+
+
+class Events:
+    """A stream of ours: a place is the offset of the last event that was read."""
+
+    unit = "events"
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    @property
+    def _log(self) -> Any:
+        return runtime.open_stream(self._source.query, self._source.connection).log
+
+    def behind(self, place: int | None) -> int | None:
+        """The events after it, at most; on Redis they are counted so far and no further."""
+        log, start = self._log, self._source.start
+        if place is None:
+            if start == "latest":
+                return None
+            place = log.floor() if start == "earliest" else int(start) - 1
+        found: int = log.extent(place, log.head(), MOST_COUNTED)
+        return found
+
+    def kept(self, place: int | None) -> Back:
+        """Where it is."""
+        return Back(place, None if place is None else place + 1)
+
+    def to_offset(self, place: int | None, offset: str) -> Back:
+        """From the event of this offset."""
+        if not offset.isdecimal() or not int(offset):
+            raise DeclarationError(f"{offset!r} is no offset of the stream {self._source.name}: one number is.")
+        return self._from(place, int(offset))
+
+    def to_time(self, place: int | None, moment: datetime) -> Back:
+        """From the first event that was published since."""
+        return self._from(place, self._log.first_since(moment))
+
+    def _from(self, place: int | None, first: int) -> Back:
+        if place is None:
+            raise _unread(self._source)
+        if first > place:
+            raise _further(self._source, f"{place:,}", f"{first:,}")
+        floor, note = self._log.floor(), None
+        if first <= floor:
+            note = f"retention removed the events of {self._source.name} up to {floor:,}."
+            first = floor + 1
+        return Back(first - 1, first, f"event {first:,} of {self._source.name}; it was at {place:,}", note)
+
+
+# --------------------------------------------------------------------------------------------------------------- topics
+
+
+class Messages:
+    """A topic of Kafka: a place is the next offset of each partition."""
+
+    unit = "messages"
+
+    def __init__(self, source: Source, connection: Any) -> None:
+        self._source, self._connection = source, connection
+
+    def behind(self, place: Mapping[str, Mapping[str, int]] | None) -> int | None:
+        """The offsets between it and the end; transactions and compaction leave some of them empty."""
+        from weft.systems.kafka import source as kafka
+
+        if place is None and self._source.start == "latest":
+            return None
+        ends = kafka.latest(self._connection, self._source.name)
+        at = self._at(place) if place is not None else kafka.earliest(self._connection, self._source.name)
+        return sum(max(end - at.get(number, 0), 0) for number, end in ends.items())
+
+    def kept(self, place: Any) -> Back:
+        """Where it is."""
+        return Back(place, None if place is None else place[self._source.name])
+
+    def to_offset(self, place: Any, offset: str) -> Back:
+        """From the message of this offset, in the only partition or in those that are named."""
+        at = self._at(place)
+        if offset.isdecimal():
+            if len(at) != 1:
+                example = ",".join(f"{number}:{found}" for number, found in at.items())
+                raise DeclarationError(
+                    f"The topic {self._source.name} has {len(at)} partitions, each with offsets of its own.",
+                    hint=f"Say which: --to-offset {example}. A partition that is not named stays where it is.",
+                )
+            wanted = dict.fromkeys(at, int(offset))
+        elif re.fullmatch(r"\d+:\d+(,\d+:\d+)*", offset):
+            wanted = {int(number): int(found) for number, found in (each.split(":") for each in offset.split(","))}
+        else:
+            raise DeclarationError(
+                f"{offset!r} is no offset of a topic.", hint="One number, or partition:offset, as in 0:120,1:95."
+            )
+        for number, found in wanted.items():
+            if number not in at:
+                known = ", ".join(map(str, at))
+                raise DeclarationError(f"No partition {number} of {self._source.name} was read: {known} were.")
+            if found > at[number]:
+                raise _further(self._source, _partitions(at), f"{number}:{found}")
+        return self._from(at, wanted)
+
+    def to_time(self, place: Any, moment: datetime) -> Back:
+        """From the first message of each partition since then."""
+        from weft.systems.kafka import source as kafka
+
+        at = self._at(place)
+        found = kafka.offsets_at(self._connection, self._source.name, moment)
+        wanted = {number: offset for number, offset in found.items() if offset < at.get(number, 0)}
+        if not wanted:
+            raise DeclarationError(
+                f"No message of {self._source.name} that was read is of {moment:%Y-%m-%d %H:%M:%S} or later."
+            )
+        return self._from(at, wanted)
+
+    def _from(self, at: dict[int, int], wanted: dict[int, int]) -> Back:
+        from weft.systems.kafka import source as kafka
+
+        floors = kafka.earliest(self._connection, self._source.name)
+        gone = {number: floors[number] for number, found in wanted.items() if found < floors.get(number, 0)}
+        note = f"the brokers removed the messages of {self._source.name} before {_partitions(gone)}." if gone else None
+        moved = {**at, **wanted, **{number: min(floor, at[number]) for number, floor in gone.items()}}
+        place = {self._source.name: {str(number): offset for number, offset in moved.items()}}
+        told = f"{_partitions(moved)} of {self._source.name}; it was at {_partitions(at)}"
+        return Back(place, place[self._source.name], told, note)
+
+    def _at(self, place: Any) -> dict[int, int]:
+        if place is None:
+            raise _unread(self._source)
+        return {int(number): offset for number, offset in place[self._source.name].items()}
+
+
+def _partitions(offsets: Mapping[Any, int]) -> str:
+    return ", ".join(f"{number}:{offsets[number]}" for number in sorted(offsets, key=int))
+
+
+# ---------------------------------------------------------------------------------------------------------------- files
+
+
+class Files:
+    """Files under a prefix: a place is a number of Spark's own log, which has the names of those that were read."""
+
+    unit = "files"
+
+    def __init__(self, source: Source, connection: Any, log: Path | None) -> None:
+        self._source, self._connection, self._log = source, connection, log
+        self._seen: set[str] = set()
+        self._upto = -1
+
+    def behind(self, place: Mapping[str, int] | None) -> int | None:
+        """The files that are there and were not read. Files that a pattern names are not counted."""
+        if self._log is None or _GLOB.search(self._source.name):
+            return None
+        upto = -1 if place is None else place["logOffset"]
+        if upto < self._upto:
+            self._seen, self._upto = set(), -1
+        self._seen.update(_plain(each["path"]) for each in entries(self._log, upto, self._upto))
+        self._upto = upto
+        return sum(path not in self._seen for path in _listed(self._connection, self._source.name))
+
+    def kept(self, place: Any) -> Back:
+        """Where it is: all that was read stays read."""
+        return self._without(place, float("inf"))
+
+    def to_offset(self, place: Any, offset: str) -> Back:
+        """Not with files."""
+        raise DeclarationError(
+            f"{self._source.name} is files, which have no offsets.",
+            hint="Read those again that changed since: --to-time.",
+        )
+
+    def to_time(self, place: Any, moment: datetime) -> Back:
+        """Those that were last changed at that time or later are read again."""
+        # The millisecond that it is in: Spark's log has whole ones.
+        found = self._without(place, (moment - _EPOCH) // timedelta(milliseconds=1))
+        if not found.first:
+            since = f"{moment:%Y-%m-%d %H:%M:%S}"
+            raise DeclarationError(f"No file of {self._source.name} that was read has changed since {since}.")
+        return found
+
+    def _without(self, place: Any, milliseconds: float) -> Back:
+        if place is None or self._log is None:
+            raise _unread(self._source)
+        read = list(entries(self._log, place["logOffset"]))
+        stay = [each for each in read if each["timestamp"] < milliseconds]
+        again = len(read) - len(stay)
+        lines = (json.dumps({**each, "batchId": 0}, separators=(",", ":")) for each in stay)
+        told = f"{again:,} of {counted(len(read), self.unit)} of {self._source.name} that were read" if again else ""
+        return Back({"logOffset": 0}, again, told, files="\n".join(("v1", *lines)))
+
+
+def entries(log: Path, upto: int, after: int = -1) -> Iterator[dict[str, Any]]:
+    """The files that a source was given, by Spark's log: path, time of change. Each tenth file of the log has what all
+    before it had."""
+    try:
+        names = {int(each.stem): each for each in log.iterdir() if each.stem.isdecimal()}
+    except FileNotFoundError:
+        return
+    whole = max((number for number, each in names.items() if each.suffix and number <= upto), default=-1)
+    wanted = [number for number in sorted(names) if max(whole, after + 1) <= number <= upto]
+    for number in wanted:
+        try:
+            _, *lines = names[number].read_text(encoding="utf-8").splitlines()
+            for line in lines:
+                if (found := json.loads(line))["batchId"] > after:
+                    yield found
+        except (OSError, ValueError, LookupError) as error:
+            raise StorageError(f"Spark's log cannot be read at {names[number]}: {error}.") from None
+
+
+def _listed(connection: Any, prefix: str) -> Iterator[str]:
+    """The files under a prefix that Spark sees too."""
+    root = _plain(connection.root)
+    for path in _paths(connection, f"{root}/{prefix.strip('/')}", recursive=True):
+        if not any(_is_hidden(part) for part in path.removeprefix(root).split("/")):
+            yield path
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".") or name.endswith("._COPYING_") or (name.startswith("_") and "=" not in name)
+
+
+def _paths(connection: Any, folder: str, *, recursive: bool = False) -> list[str]:
+    from pyarrow import fs
+
+    store = connection.filesystem() if hasattr(connection, "filesystem") else fs.LocalFileSystem()
+    selector = fs.FileSelector(folder.rstrip("/") or "/", recursive=recursive, allow_not_found=True)
+    try:
+        return [each.path for each in store.get_file_info(selector) if each.is_file]
+    except OSError as error:
+        raise connection.failed(error) from None
+
+
+def _plain(path: str) -> str:
+    """A path as Arrow has it, of what Spark's log calls it."""
+    scheme, separator, rest = path.partition("://")
+    return unquote(rest) if separator else scheme
+
+
+# ---------------------------------------------------------------------------------------------------------------- Delta
+
+
+class Versions:
+    """A Delta table: a place is the version that is read next, or is being read."""
+
+    unit = "versions"
+
+    def __init__(self, source: Source, connection: Any) -> None:
+        self._source, self._connection = source, connection
+        self._folder = f"{_plain(table_path(connection.root, None, source.name))}/_delta_log"
+
+    def behind(self, place: Mapping[str, Any] | None) -> int | None:
+        """The versions that were not read to their end."""
+        if place is None and self._source.start == "latest":
+            return None
+        known = self._versions()
+        if not known:
+            return None
+        return max(known[-1] + 1 - (place["reservoirVersion"] if place is not None else 0), 0)
+
+    def kept(self, place: Any) -> Back:
+        """Where it is."""
+        return Back(place, None if place is None else place["reservoirVersion"])
+
+    def to_offset(self, place: Any, offset: str) -> Back:
+        """From a version."""
+        if not offset.isdecimal():
+            raise DeclarationError(f"{offset!r} is no version of {self._source.name}: one number is.")
+        return self._from(place, int(offset))
+
+    def to_time(self, place: Any, moment: datetime) -> Back:
+        """From the first version that was committed since."""
+        first = None
+        for version in reversed(self._versions()):
+            if self._committed(version) < moment:
+                break
+            first = version
+        if first is None:
+            raise DeclarationError(f"{self._source.name} has no version of {moment:%Y-%m-%d %H:%M:%S} or later.")
+        return self._from(place, first)
+
+    def _from(self, place: Any, version: int) -> Back:
+        if place is None:
+            raise _unread(self._source)
+        if place["isStartingVersion"]:
+            raise DeclarationError(
+                f"{self._source.name} is still being read for the first time, as the whole that it was then.",
+                hint="To begin anew: weft checkpoints reset.",
+            )
+        if version > _before(place):
+            raise _further(self._source, f"version {_before(place):,}", f"{version:,}")
+        known, note = self._versions(), None
+        if known and version < known[0]:
+            note = f"the log of {self._source.name} begins with version {known[0]:,}."
+            version = known[0]
+        moved = {**place, "reservoirVersion": version, "index": -1}
+        told = f"version {version:,} of {self._source.name}; it was at {_before(place):,}"
+        return Back(moved, version, told, note)
+
+    def _versions(self) -> list[int]:
+        names = (each.rpartition("/")[2] for each in _paths(self._connection, self._folder))
+        return sorted(int(found[1]) for name in names if (found := _VERSION.fullmatch(name)))
+
+    def _committed(self, version: int) -> datetime:
+        """When a version was made."""
+        from pyarrow import fs
+
+        store = self._connection.filesystem() if hasattr(self._connection, "filesystem") else fs.LocalFileSystem()
+        path = f"{self._folder}/{version:020}.json"
+        try:
+            with store.open_input_stream(path) as file:
+                actions = [json.loads(line) for line in file.read().splitlines()]
+            found: dict[str, Any] = next((each["commitInfo"] for each in actions if "commitInfo" in each), {})
+            milliseconds = found.get("inCommitTimestamp") or found.get("timestamp")
+            if milliseconds is not None:
+                return datetime.fromtimestamp(milliseconds / 1000, UTC)
+            changed: datetime = store.get_file_info(path).mtime
+            return changed
+        except OSError as error:
+            raise self._connection.failed(error) from None
+
+
+def _before(place: Mapping[str, Any]) -> int:
+    """The last version of which something was read."""
+    version: int = place["reservoirVersion"]
+    return version if place["index"] >= 0 else version - 1
