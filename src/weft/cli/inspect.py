@@ -12,11 +12,12 @@ import click
 
 from weft.cli.common import format_option, module_option, one_line, print_json, print_table
 from weft.cli.pipelines import counted, declared, first_line, moment, opened, run_log_option
-from weft.errors import WeftError
+from weft.errors import WeftError, unknown
 from weft.project import current
 
 if TYPE_CHECKING:
     from weft.engine.preview import Preview
+    from weft.engine.validate import Finding
     from weft.pipelines.declare import Pipeline
 
 
@@ -128,19 +129,20 @@ def _show(pipeline: Pipeline, found: Preview) -> None:
 
 
 @click.command()
-@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.argument("names", nargs=-1, metavar="[NAME|FILE.toml]...")
 @module_option
 @format_option
 def validate(names: tuple[str, ...], modules: tuple[str, ...], output: str) -> None:
-    """Check each NAME (or all) against its databases: connections, SQL, columns. Ends with exit code 1 on a problem."""
-    from weft.engine.validate import validate as check
+    """Check each NAME (or all) against its databases: connections, SQL, columns. Ends with exit code 1 on a problem.
+
+    Streaming pipelines too, declared or in a file: of each target it says whether rows arrive exactly once, or at least
+    once.
+    """
     from weft.operate.hints import hint_for
     from weft.operate.texts import clean
 
-    known = declared(modules)
-    chosen = [_find(name, ()) for name in names] or list(known.values())
     found = []
-    for each in (each for pipeline in chosen for each in check(pipeline)):
+    for each in _findings(names, modules):
         if each.problem is None:
             found.append(each)
         else:
@@ -154,11 +156,13 @@ def validate(names: tuple[str, ...], modules: tuple[str, ...], output: str) -> N
                 "pipeline": each.pipeline,
                 "check": each.check,
                 "result": "ok" if each.problem is None else "problem",
+                "delivery": (each.delivery or "").replace("_", " "),
                 "detail": first_line(each.detail if each.problem is None else each.problem),
             }
             for each in found
         ]
-        print_table(rows, ["pipeline", "check", "result", "detail"], below="detail")
+        columns = ["pipeline", "check", "result", "delivery", "detail"]
+        print_table(rows, columns if any(each.delivery for each in found) else [*columns[:3], "detail"], below="detail")
         for each in found:
             if each.problem is not None:
                 click.echo(
@@ -166,6 +170,26 @@ def validate(names: tuple[str, ...], modules: tuple[str, ...], output: str) -> N
                 )
     if any(each.problem is not None for each in found):
         sys.exit(1)
+
+
+def _findings(names: tuple[str, ...], modules: tuple[str, ...]) -> Iterator[Finding]:
+    from weft.cli.consume import find_pipeline
+    from weft.engine.streaming.validate import validate as check_streaming
+    from weft.engine.validate import validate as check
+
+    project = current()
+    project.load_modules(modules)
+    if project.pipelines or not (names or project.streaming_pipelines):
+        declared(())
+    loads, streams = project.pipelines, project.streaming_pipelines
+    for name in names:
+        if not name.endswith(".toml") and name not in loads and name not in streams:
+            raise unknown("pipeline", name, {**loads, **streams}, otherwise=project.elsewhere())
+    for each in loads.values() if not names else (loads[name] for name in names if name in loads):
+        yield from check(each)
+    for name in names or streams:
+        if name.endswith(".toml") or name in streams:
+            yield from check_streaming(find_pipeline(name, ()))
 
 
 @click.command("dry-run")

@@ -23,32 +23,26 @@ class Finding:
     check: str
     detail: str
     problem: str | None = None
+    delivery: str | None = None
+    """Of a target of a streaming pipeline: how often a row may reach it."""
 
 
 def validate(pipeline: Pipeline) -> Iterator[Finding]:
     """Look at everything that a run needs, and go on where something is wrong."""
-
-    def look(check: str, at: Callable[[], str]) -> Finding:
-        try:
-            return Finding(pipeline.name, check, at())
-        except WeftError as error:
-            return Finding(pipeline.name, check, "", str(error))
-        except Exception as error:  # of the pipeline's own function
-            return Finding(pipeline.name, check, "", f"{type(error).__name__}: {error}")
-
-    yield look("upstream", lambda: _upstream(pipeline))
+    name = pipeline.name
+    yield look(name, "upstream", lambda: _upstream(pipeline))
     source = run.source_of(pipeline, pipeline.targets[0])
-    opened = look("source", lambda: _open(current().connection(source)))
+    opened = look(name, "source", lambda: open_connection(current().connection(source)))
     yield opened
     reachable = opened.problem is None
     for target in pipeline.targets:
         if target.connection != source:
-            found = look("target", lambda target=target: _open(current().connection(target.connection)))  # type: ignore[misc]
+            found = look(name, "target", lambda target=target: open_connection(current().connection(target.connection)))  # type: ignore[misc]
             yield found
             if found.problem is not None:
                 continue
         if reachable:
-            yield look(f"load {target.name}", lambda target=target: _load(pipeline, target))  # type: ignore[misc]
+            yield look(name, f"load {target.name}", lambda target=target: _load(pipeline, target))  # type: ignore[misc]
 
 
 def _upstream(pipeline: Pipeline) -> str:
@@ -58,7 +52,18 @@ def _upstream(pipeline: Pipeline) -> str:
     return ", ".join(pipeline.depends_on) or "none"
 
 
-def _open(connection: Connection) -> str:
+def look(pipeline: str, check: str, at: Callable[[], str], delivery: str | None = None) -> Finding:
+    """Look at one thing: what is told of it, or what is wrong."""
+    try:
+        return Finding(pipeline, check, at(), delivery=delivery)
+    except WeftError as error:
+        return Finding(pipeline, check, "", str(error), delivery)
+    except Exception as error:  # of the pipeline's own function
+        return Finding(pipeline, check, "", f"{type(error).__name__}: {error}", delivery)
+
+
+def open_connection(connection: Connection) -> str:
+    """Ask a connection whether it answers, and say where it leads."""
     found = connection.check()
     return f"{connection.target} ({found.get('server', connection.kind)})"
 

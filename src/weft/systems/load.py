@@ -33,8 +33,8 @@ _NOT_OPTIONS = (
     "checks",
     "watermark",
 )
-# What every database takes as a part of a key.
-_KEY_LENGTH = 200
+KEY_LENGTH = 200
+"""What every database takes as a part of a key."""
 
 LOADED_AT, BATCH_ID = "_loaded_at", "_batch_id"
 LOAD_COLUMNS = (LOADED_AT, BATCH_ID)
@@ -118,9 +118,9 @@ class Load:
                 hint = f"Did you mean {close!r}?" if close else f"Its options: {', '.join(known)}."
                 raise DeclarationError(f"A load has no option {name!r}.", hint=hint)
         schema, table = _target(target)
-        if commit_key is not None and (not 0 < len(commit_key) <= _KEY_LENGTH or commit_key.startswith(UNNAMED)):
+        if commit_key is not None and (not 0 < len(commit_key) <= KEY_LENGTH or commit_key.startswith(UNNAMED)):
             raise DeclarationError(
-                f"A commit_key has 1 to {_KEY_LENGTH} characters, and does not begin with {UNNAMED!r}."
+                f"A commit_key has 1 to {KEY_LENGTH} characters, and does not begin with {UNNAMED!r}."
             )
         mode = _ALIASES.get(mode, mode)
         if mode not in MODES:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import reduce
+from hashlib import sha256
 from typing import Any
 
 import pyarrow as pa
@@ -28,7 +29,7 @@ from weft.errors import WeftError
 from weft.pipelines.streaming.spec import StreamingPipeline, Target
 from weft.project import current
 from weft.systems.base import Connection, system_for
-from weft.systems.load import Counts, Load
+from weft.systems.load import KEY_LENGTH, Counts, Load
 from weft.systems.objects.spark import moved_to
 
 # Tests stop a process at each of these steps, by a handler on this logger.
@@ -200,7 +201,7 @@ class Batches:
             mode=target.mode,
             keys=target.primary_key if target.mode == "merge" else (),
             pipeline=self.pipeline.name,
-            commit_key=f"{checkpoint} {target.name}",
+            commit_key=commit_key(checkpoint, target.name),
             batch_id=batch_id,
             moment=datetime.now(UTC),
             **options,
@@ -220,6 +221,12 @@ class Batches:
             with dead.rejected(connection, planned, name) as letters:
                 self._box.put(letters, checkpoint, batch_id, f"store {target.name}")
         return counts
+
+
+def commit_key(checkpoint: str, target: str) -> str:
+    """Under which name a target's ledger knows the batches of a checkpoint: no longer than a ledger takes."""
+    key = f"{checkpoint} {target}"
+    return key if len(key) <= KEY_LENGTH else f"{checkpoint} {sha256(target.encode()).hexdigest()}"
 
 
 def split(frame: Any, origins: Sequence[Origin]) -> list[Any]:

@@ -359,7 +359,7 @@ class Versions:
         """The versions that were not read to their end."""
         if place is None and self._source.start == "latest":
             return None
-        known = self._versions()
+        known = self.known()
         if not known:
             return None
         return max(known[-1] + 1 - (place["reservoirVersion"] if place is not None else 0), 0)
@@ -377,7 +377,7 @@ class Versions:
     def to_time(self, place: Any, moment: datetime) -> Back:
         """From the first version that was committed since."""
         first = None
-        for version in reversed(self._versions()):
+        for version in reversed(self.known()):
             if self._committed(version) < moment:
                 break
             first = version
@@ -395,7 +395,7 @@ class Versions:
             )
         if version > _before(place):
             raise _further(self._source, f"version {_before(place):,}", f"{version:,}")
-        known, note = self._versions(), None
+        known, note = self.known(), None
         if known and version < known[0]:
             note = f"the log of {self._source.name} begins with version {known[0]:,}."
             version = known[0]
@@ -403,7 +403,8 @@ class Versions:
         told = f"version {version:,} of {self._source.name}; it was at {_before(place):,}"
         return Back(moved, version, told, note)
 
-    def _versions(self) -> list[int]:
+    def known(self) -> list[int]:
+        """The versions that its log has."""
         names = (each.rpartition("/")[2] for each in _paths(self._connection, self._folder))
         return sorted(int(found[1]) for name in names if (found := _VERSION.fullmatch(name)))
 

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, cast
 
 from weft.engine.streaming.checkpoint import Checkpoint
@@ -122,8 +123,8 @@ class Lag:
         if self._batch is not None:
             # Spark wrote it down before the batch began. Streams of ours tell it themselves, also at a URL.
             batch, self._batch = self._batch, None
-            for name, place in zip(self._sources, self._checkpoint.places(batch), strict=False):
-                self._places[name] = place
+            with suppress(WeftError):
+                self._places.update(zip(self._sources, self._checkpoint.places(batch), strict=False))
         known = {}
         for number, (name, source) in enumerate(self._sources.items()):
             try:

@@ -1,0 +1,154 @@
+"""Whether a streaming pipeline can run: asked of its sources and targets, without changing anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+
+from weft.engine import files, outcome, session
+from weft.engine import given as kinds
+from weft.engine.frames import from_memory
+from weft.engine.readers import open_tables
+from weft.engine.streaming import functions
+from weft.engine.streaming.scale import Versions
+from weft.engine.streaming.sources import EventReader
+from weft.engine.validate import Finding, look, open_connection
+from weft.errors import DeclarationError, NotFoundError, WeftError, nearest
+from weft.pipelines.streaming.spec import Lookup, Source, StreamingPipeline, Target
+from weft.project import current
+from weft.streams import runtime
+from weft.systems.base import system_for
+from weft.systems.log import META_TYPES
+
+
+def validate(pipeline: StreamingPipeline) -> Iterator[Finding]:
+    """Look at everything that it needs, and go on where something is wrong."""
+    for source in pipeline.sources:
+        yield look(pipeline.name, f"source {source.name}", partial(_source, source))
+    for name, lookup in pipeline.lookups.items():
+        yield look(pipeline.name, f"lookup {name}", partial(_lookup, lookup))
+    columns: list[str] = []
+    if pipeline.transform_sql is not None:
+        yield look(pipeline.name, "sql", partial(_sql, pipeline, pipeline.transform_sql, columns))
+    else:
+        with suppress(WeftError):  # what is wrong with a source was told
+            known = [_known(each) for each in pipeline.sources]
+            columns += [name for each in known if each is not None and None not in known for name in each.names]
+    for target in pipeline.targets:
+        delivery = pipeline.delivery_to(target)
+        yield look(pipeline.name, f"target {target.name}", partial(_target, target, columns), delivery)
+    letters = pipeline.dead_letters
+    if letters is not None and letters.path is None:
+        yield look(pipeline.name, "dead letters", lambda: open_connection(current().connection(letters.connection)))
+
+
+def _source(source: Source) -> str:
+    connection: Any = current().connection(source.connection)
+    there = open_connection(connection)
+    if connection.kind == "kafka":
+        return f"{there}, {_topic(connection, source.name)}"
+    if connection.kind.startswith("delta"):
+        files.refuse_elsewhere(connection)
+        if not Versions(source, connection).known():
+            raise NotFoundError(f"There is no Delta table {source.name!r} in {connection.label}.")
+    elif connection.kind.startswith("object_store"):
+        files.refuse_elsewhere(connection)
+    else:
+        runtime.find(source.query)
+    return there
+
+
+def _topic(connection: Any, topic: str) -> str:
+    from weft.systems.kafka.client import admin
+
+    count = len(admin(connection).partitions(topic))
+    return f"{count} partition{'' if count == 1 else 's'}"
+
+
+def _lookup(lookup: Lookup) -> str:
+    connection = current().connection(lookup.connection)
+    there = open_connection(connection)
+    if system_for(connection.kind).tables is not None:
+        return f"{there}, columns {', '.join(_columns_of(lookup).names)}"
+    return there
+
+
+def _columns_of(lookup: Lookup) -> pa.Schema:
+    tables = open_tables(current().connection(lookup.connection))
+    try:
+        return tables.describe(lookup.query or f"SELECT * FROM {tables.table(lookup.schema, str(lookup.table))}")
+    finally:
+        tables.close()
+
+
+def _sql(pipeline: StreamingPipeline, sql: str, columns: list[str]) -> str:
+    """What the SQL gives, where the columns of its tables are known before rows come; `columns` is filled then."""
+    spark = session.spark().newSession()
+    known = [_known(each) for each in pipeline.sources]
+    with outcome.explained(f"understand the SQL of {pipeline.name}"):
+        spark._jsparkSession.sessionState().sqlParser().parsePlan(sql)
+        lookups = {name: current().connection(each.connection) for name, each in pipeline.lookups.items()}
+        if None in known or any(system_for(each.kind).tables is None for each in lookups.values()):
+            return "it can be parsed; columns are known when rows come"
+        functions.register(spark, pipeline.udfs, pipeline.aggregate_udfs)
+        for name, lookup in pipeline.lookups.items():
+            _empty(spark, _columns_of(lookup)).createOrReplaceTempView(name)
+        frames = [_empty(spark, each) for each in known if each is not None]
+        rows = frames[0]
+        for each in frames[1:]:
+            rows = rows.unionByName(each, allowMissingColumns=True)
+        columns += functions.transformed(rows, sql, pipeline.aggregate_udfs).columns
+    return f"columns {', '.join(columns)}"
+
+
+def _known(source: Source) -> pa.Schema | None:
+    """The columns of a stream; messages, files and tables of Delta bring their own."""
+    connection = current().connection(source.connection)
+    if system_for(connection.kind).log is None:
+        return None
+    stream = runtime.find(source.query)
+    types = tuple({**stream.fields, **META_TYPES}.items())
+    return EventReader(connection, stream.schema, stream.name, types, 0, 0).schema
+
+
+def _empty(spark: Any, schema: pa.Schema) -> Any:
+    return from_memory(spark, kinds.Memory(schema, []))
+
+
+def _target(target: Target, given: list[str]) -> str:
+    connection: Any = current().connection(target.connection)
+    there = open_connection(connection)
+    if connection.kind == "kafka":
+        return f"{there}, {_topic(connection, target.name)}"
+    if target.stream is not None:
+        runtime.find(target.stream)
+        return there
+    _refuse_unknown_keys(target, given, "the rows")
+    if target.table is None or system_for(connection.kind).tables is None:
+        return f"{there}, {target.mode}"
+    tables = open_tables(connection)
+    try:
+        with tables.driver.session("read") as opened:
+            found = tables.columns(opened, *target.table)
+    finally:
+        tables.close()
+    if found is None:
+        return f"{there}, {target.mode}; creates the table"
+    _refuse_unknown_keys(target, [each.name for each in found], f"the table {target.name}")
+    return f"{there}, {target.mode}; the table is there"
+
+
+def _refuse_unknown_keys(target: Target, columns: list[str], where: str) -> None:
+    if not columns or target.mode != "merge":
+        return
+    known = {each.lower() for each in columns}
+    for key in target.primary_key:
+        if key.lower() not in known:
+            close = nearest(key, columns)
+            raise DeclarationError(
+                f"The key {key!r} is no column of {where}.", hint=f"Did you mean {close!r}?" if close else None
+            )
