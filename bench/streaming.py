@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import subprocess
 import sys
 import tempfile
+import threading
 import uuid
 from collections.abc import Callable
 from functools import cache
@@ -16,6 +18,10 @@ import weft
 from bench.engine_loads import Job, Pair, _folder, _rows, _with_reset
 from bench.harness import Case
 from tests import servers
+from weft.engine.streaming.batch import Written
+from weft.engine.streaming.query import Query
+from weft.pipelines.streaming.declare import make
+from weft.streaming import Source
 
 FILES = 10
 BATCH = 10_000
@@ -68,14 +74,14 @@ class Target:
 
 
 @cache
-def _written(rows: int) -> Path:
-    """A folder with the rows as Parquet and as CSV, in ten files each, and as one CSV file."""
+def _written(rows: int, files: int = FILES) -> Path:
+    """A folder with the rows as Parquet and as CSV, in some files each, and as one CSV file."""
     import pyarrow as pa
     import pyarrow.csv as pc
     import pyarrow.parquet as pq
 
     folder = Path(tempfile.mkdtemp(dir=_folder.name))
-    each = rows // FILES
+    each = rows // files
     tables = [pa.Table.from_pylist([_row(n) for n in range(at, at + each)]) for at in range(0, rows, each)]
     for kind in ("parquet", "csv"):
         (folder / kind).mkdir()
@@ -86,18 +92,80 @@ def _written(rows: int) -> Path:
     return folder
 
 
+class Inbox:
+    """A pipeline that runs, and a folder for it to watch: files that come there all at once are rows of a table."""
+
+    def __init__(self, target: Target, kind: str, table: str, max_files: int | None = None, **options: Any) -> None:
+        self._folder = Path(tempfile.mkdtemp(dir=_folder.name))
+        (self._folder / "inbox").mkdir()
+        self._rows, self._news = 0, threading.Condition()
+        lake = weft.ObjectStoreLocalConnection(str(self._folder), name="lake", format=kind)
+        pipeline = make(
+            name=f"bench {uuid.uuid4().hex}",
+            sources=[Source(connection=lake, query="inbox", max_files=max_files)],
+            target=weft.connect(url=target.url),
+            target_table=("public", table),
+            transform_sql="SELECT id, name, amount, n FROM source WHERE n >= 0",
+            idle_pause_ms=10,
+            **options,
+        )
+        self._query = Query(pipeline, written=self._written)
+        self._query.start()
+        atexit.register(self._query.stop)
+
+    def _written(self, written: Written) -> None:
+        with self._news:
+            self._rows += sum(written.rows.values())
+            self._news.notify()
+
+    def fill(self, files: Path, rows: int) -> None:
+        """Put files there, and wait until their rows are in the table."""
+        batch = self._folder / uuid.uuid4().hex
+        batch.mkdir()
+        for each in files.iterdir():
+            (batch / f"{batch.name}-{each.name}").hardlink_to(each)
+        with self._news:
+            wanted = self._rows + rows
+            batch.rename(self._folder / "inbox" / batch.name)
+            while self._rows < wanted:
+                if not self._news.wait(1.0):
+                    self._query.wait(0.001)  # which raises what made it fail
+
+
 def _files(kind: str) -> Callable[[float], tuple[Job, Job]]:
     def prepare(scale: float) -> tuple[Job, Job]:
         target = Target(_rows(scale))
         folder = _written(target.rows)
-        lake = weft.ObjectStoreLocalConnection(str(folder), name="lake", format=kind)
-        sql = "SELECT id, name, amount, n FROM source WHERE n >= 0"
+        inbox = Inbox(target, kind, "ours")
         return (
-            target.job("ours", lambda: target.run(lake, kind, "ours", transform_sql=sql)),
+            target.job("ours", lambda: inbox.fill(folder / kind, target.rows)),
             target.job("theirs", lambda: target.copy(folder / "all.csv", "theirs")),
         )
 
     return prepare
+
+
+def _delivery(scale: float) -> tuple[Job, Job]:
+    target = Target(_rows(scale))
+    folder = _written(target.rows)
+    exactly = Inbox(target, "parquet", "ours", 1, delivery="exactly_once")
+    at_least = Inbox(target, "parquet", "theirs", 1, delivery="at_least_once")
+    return (
+        target.job("ours", lambda: exactly.fill(folder / "parquet", target.rows)),
+        target.job("theirs", lambda: at_least.fill(folder / "parquet", target.rows)),
+    )
+
+
+def _ten_times(scale: float) -> tuple[Job, Job]:
+    """Ten times the rows, in batches of the same size."""
+    target, more = Target(_rows(scale)), Target(10 * _rows(scale))
+    few, many = _written(target.rows), _written(more.rows, FILES * 10)
+    of_few = Inbox(target, "parquet", "theirs", FILES)
+    of_many = Inbox(more, "parquet", "ours", FILES)
+    return (
+        more.job("ours", lambda: of_many.fill(many / "parquet", more.rows)),
+        target.job("theirs", lambda: of_few.fill(few / "parquet", target.rows)),
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------- Kafka
@@ -198,6 +266,16 @@ def _from_redis(scale: float) -> tuple[Job, Job]:
 CASES = [
     Case("Parquet files → filter → PostgreSQL", "psql \\copy", 0.5, _files("parquet"), needs="postgres"),
     Case("CSV files → filter → PostgreSQL", "psql \\copy", 0.5, _files("csv"), needs="postgres"),
+    Case("exactly once, ten batches of 100,000 rows", "at least once", 0.85, _delivery, needs="postgres"),
+    Case(
+        "10M rows from Parquet files (time)",
+        "1M rows (time)",
+        1.2,
+        _ten_times,
+        needs="postgres",
+        at_most=True,
+        rounds=3,
+    ),
     Case(
         "Kafka JSON → PostgreSQL",
         "confluent-kafka, orjson, COPY in batches",

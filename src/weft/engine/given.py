@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,10 +48,22 @@ class Events:
 
 
 @dataclass(frozen=True)
+class Packed:
+    """Rows as Arrow's own bytes, many in each value of a DataFrame's only column, so that none crosses the JVM."""
+
+    frame: Any
+    schema: pa.Schema
+    unpack: Callable[[pa.Schema, Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+    """Makes the rows, in a task."""
+
+
+@dataclass(frozen=True)
 class Frame:
     """A Spark DataFrame."""
 
     frame: Any
+    packed: Packed | None = None
+    """The same rows in a form that is faster to write."""
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,11 @@ import functools
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import pyarrow as pa
 
+from weft.columns import canonical_schema
 from weft.engine import given as kinds
 from weft.engine import outcome
 from weft.engine.given import Given
@@ -28,6 +29,9 @@ from weft.systems.sql import commit as sql_commit
 from weft.systems.sql import ledger, staging
 from weft.systems.sql.commit import Batches, Query, Staged
 from weft.systems.sql.tables import SqlTables
+
+if TYPE_CHECKING:
+    from weft.engine import tasks
 
 Engine = Literal["spark", "pushdown"]
 
@@ -184,6 +188,12 @@ class Job:
             frames.refuse_one_host(tables.one_host, "target")
             self._prepare(tables, reader.schema)
             return self._copied(reader, tables)
+        packed = given.packed if isinstance(given, kinds.Frame) else None
+        if packed is not None and self.transform_sql is None and self.fits_in(tables):
+            frames.refuse_one_host(tables.one_host, "target")
+            schema = canonical_schema(packed.schema)
+            self._prepare(tables, schema)
+            return self._written(packed.frame, schema, tables, functools.partial(packed.unpack, packed.schema))
         frame, schema = self.framed(given, reader, tables)
         self._prepare(tables, schema)
         return self._written(frame, schema, tables)
@@ -218,7 +228,7 @@ class Job:
                 held.close()
         return outcome.unpack(found)  # type: ignore[no-any-return]
 
-    def _written(self, frame: Any, schema: pa.Schema, tables: SqlTables) -> Counts:
+    def _written(self, frame: Any, schema: pa.Schema, tables: SqlTables, unpack: tasks.Unpack | None = None) -> Counts:
         """A query of Spark's, whose rows become one transaction of the target's."""
         from weft.engine import session, tasks
         from weft.engine.progress import progress
@@ -227,23 +237,23 @@ class Job:
             return Counts(replayed=True)
         with progress(f"loading {self.load.name}") as counter, outcome.explained(f"load {self.load.name}"):
             if not session.is_local() and not tables.one_writer:
-                return self._staged(frame, schema, tables)
+                return self._staged(frame, schema, tables, unpack)
             tables.close()
             # On one machine a single writer is faster than several and a move: measured in docs/benchmarks.md.
-            written = (
-                frame.coalesce(1).mapInArrow(tasks.write(tables, self.load, schema, counter), tasks.RESULT).collect()
-            )
+            write = tasks.unpacking(unpack, tasks.write(tables, self.load, schema, counter))
+            written = frame.coalesce(1).mapInArrow(write, tasks.RESULT).collect()
         if not written:
             # Spark calls no task for a query without partitions.
             return sql_commit.commit(tables, self.load, Batches(schema, []))
         return outcome.unpack(bytes(written[0][0]))  # type: ignore[no-any-return]
 
-    def _staged(self, frame: Any, schema: pa.Schema, tables: SqlTables) -> Counts:
+    def _staged(self, frame: Any, schema: pa.Schema, tables: SqlTables, unpack: tasks.Unpack | None = None) -> Counts:
         """Each task writes its rows into a staging table; the driver moves those of the attempts that count."""
         from weft.engine import tasks
 
         with staging.staging_table(tables, schema) as table:
-            written = frame.mapInArrow(tasks.stage(tables, table, schema), tasks.RESULT).collect()
+            stage = tasks.unpacking(unpack, tasks.stage(tables, table, schema))
+            written = frame.mapInArrow(stage, tasks.RESULT).collect()
             found = [outcome.unpack(bytes(each)) for (each,) in written]
             rows = Staged(table, schema, tuple(attempt for attempt, _, _ in found), sum(sent for _, _, sent in found))
             return sql_commit.commit(tables, self.load, rows)

@@ -18,6 +18,7 @@ from weft.streams.declare import Stream
 from weft.systems.base import Connection, system_for
 from weft.systems.file import FileConnection
 from weft.systems.log import META_TYPES, ROWID, Log
+from weft.systems.sql.ahead import read_ahead
 from weft.systems.sql.queries import subquery
 from weft.systems.sql.tables import Slice, SqlTables
 from weft.types import FieldType
@@ -109,7 +110,9 @@ class StreamReader:
     def read(self, part: Any, conditions: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
         """The events of a range, all that it held when the range was made."""
         assert not conditions, "a log takes no conditions"
-        reached, upto = part
+        return read_ahead(lambda: self._read(*part))
+
+    def _read(self, reached: int, upto: int) -> Iterator[pa.RecordBatch]:
         store = system_for(self.connection.kind).load_log()(self.connection)
         schema = self.schema
         try:

@@ -21,6 +21,8 @@ from weft.systems.sql.commit import Batches, CarryOut, commit
 from weft.systems.sql.tables import SqlTables
 
 RESULT = "outcome binary"
+Unpack = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+Work = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 @functools.cache
@@ -78,6 +80,11 @@ def write(
         yield pa.RecordBatch.from_pydict({"outcome": [found]})
 
     return run
+
+
+def unpacking(unpack: Unpack | None, work: Work) -> Work:
+    """The work over rows that are packed, where there is something to unpack them."""
+    return work if unpack is None else lambda batches: work(unpack(batches))
 
 
 def stage(tables: SqlTables, table: str, schema: pa.Schema) -> Callable[[Iterable[pa.RecordBatch]], Iterator[Any]]:

@@ -28,6 +28,7 @@ _NOT_OPTIONS = (
     "keys",
     "checkpoint_id",
     "moment",
+    "is_recorded",
     "declared",
     "projection",
     "checks",
@@ -90,6 +91,8 @@ class Load:
     checkpoint_id: str = ""
     batch_id: int = 0
     declared: Declared | None = None
+    is_recorded: bool = True
+    """Whether a database notes it in its ledger, so that a second try at it does nothing."""
     projection: tuple[Projected, ...] | None = None
     """How the columns of the target are made; those of the source as they are where `None`."""
     checks: tuple[Expectation, ...] = ()

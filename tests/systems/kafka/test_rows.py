@@ -109,7 +109,10 @@ def test_rows_in_a_task(kafka: Any, connection: KafkaConnection, batch: Batch) -
     topic = kafka.create_topic()
     kafka.produce(topic, [b'{"n": 1}', b'{"n": 2}', b"bad"])
     with source.rows(batch(topic), connection) as rows:
-        found = rows.map_in_arrow(functools.partial(_add, more=10), "total bigint").collect()
+        assert rows.packed is not None
+        assert rows.columns is not None
+        unpack = functools.partial(source.unpack, pa.schema([rows.columns.field("n")]))
+        found = rows.packed.mapInArrow(lambda batches: _add(unpack(batches), more=10), "total bigint").collect()
         assert [row.total for row in found] == [13]
 
 

@@ -71,7 +71,8 @@ def test_columns(tables: PostgresTables) -> None:
 
     text = pa.field("x", pa.string())
     assert fits("v", text) and fits("c", text) and not fits("m", text) and not fits("i", text)
-    assert fits("id", pa.field("x", pa.int8())) and not fits("other", pa.field("x", pa.int64()))
+    assert fits("id", pa.field("x", pa.int8())) and fits("other", pa.field("x", pa.int64()))
+    assert not fits("other", pa.field("x", pa.float64()))
     assert fits("n", pa.field("x", pa.decimal128(38, 30)))
     assert fits("j", hinted("x", "json")) and not fits("u", text)
     assert not fits("t3", pa.field("x", pa.timestamp("us")))
@@ -193,6 +194,26 @@ def test_a_cast_alters_nothing(
         with tables.driver.session("publish") as session:
             session.run(insert)
             assert session.rows("SELECT format('%s', x) FROM target WHERE x IS NOT NULL") == [(stored,)]
+
+
+@pytest.mark.parametrize(("sql", "most"), [("smallint", 2**15 - 1), ("integer", 2**31 - 1)])
+def test_whole_numbers_in_narrower_columns(tables: PostgresTables, sql: str, most: int) -> None:
+    with tables.driver.session("publish") as session:
+        session.run(f"CREATE TABLE narrow (x {sql})")
+    schema = pa.schema([("x", pa.int64())])
+
+    def copy(*values: int | None) -> None:
+        with tables.driver.session("publish") as session:
+            batch = pa.record_batch({"x": pa.array(values, pa.int64())})
+            tables.copy_in(session, "narrow", schema, [batch.slice(1)])
+
+    copy(2**40, most, None, -most - 1)
+    copy(0, None)
+    for bad in (most + 1, -most - 2):
+        with pytest.raises(SchemaError, match=f"'x' takes whole numbers from .* to {most}, and a value is {bad}"):
+            copy(0, 1, bad)
+    with tables.driver.session("read") as session:
+        assert session.rows("SELECT x FROM narrow ORDER BY x") == [(-most - 1,), (most,), (None,), (None,)]
 
 
 def test_too_long_for_a_column(tables: PostgresTables) -> None:

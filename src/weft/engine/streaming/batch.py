@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from weft.engine import files, frames, outcome, session
+from weft.engine import files, fitting, frames, outcome, session
 from weft.engine import given as kinds
 from weft.engine.given import Given
 from weft.engine.load import Job
@@ -24,7 +24,7 @@ from weft.engine.streaming.fit import DeclaredFit, Fit
 from weft.engine.streaming.letter import Letter
 from weft.engine.streaming.lookups import Lookups
 from weft.engine.streaming.publish import published
-from weft.engine.streaming.sources import Origin, Taken
+from weft.engine.streaming.sources import SMALL, Origin, Taken
 from weft.errors import WeftError
 from weft.pipelines.streaming.spec import StreamingPipeline, Target
 from weft.project import current
@@ -34,9 +34,6 @@ from weft.systems.objects.spark import moved_to
 
 # Tests stop a process at each of these steps, by a handler on this logger.
 _steps = logging.getLogger("weft.streaming")
-
-# So few rows are read and written by the driver itself: to plan a job takes longer than to carry it out.
-SMALL = 20_000
 
 
 @dataclass(frozen=True)
@@ -126,6 +123,8 @@ class Batches:
         if len(taken) == 1 and sql is None and taken[0].reader is not None:
             reader = taken[0].reader
             return _in_memory(reader) if is_small else kinds.Rows(reader), []
+        if len(taken) == 1 and sql is None and taken[0].packed is not None:
+            return self._packed(taken[0].packed, taken[0].frame, is_small), []
         rows = [self._frame(each, spark, is_small, checkpoint) for each in taken]
         whole = reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), rows)
         # The session of the query, in which the lookups are.
@@ -144,6 +143,16 @@ class Batches:
             name = self.pipeline.sources[0].name
             letters = [dead.letter_of(source.slice(row, 1).to_pylist()[0], why, name) for row, why in bad]
             return memory_of(self.attempt(kept, sql, spark)), letters
+
+    def _packed(self, packed: kinds.Packed, frame: Any, is_small: bool) -> Given:
+        """Rows that are written as they are. A column of nulls alone is left out, as below."""
+        schema = pa.schema([field for field in packed.schema if not pa.types.is_null(field.type)])
+        packed = dataclasses.replace(packed, schema=schema)
+        with outcome.explained(f"read the batch of {self.pipeline.name}"):
+            if is_small:
+                rows = packed.unpack(schema, packed.frame.toArrow().to_batches())
+                return memory_of(pa.Table.from_batches(rows, schema))
+        return kinds.Frame(frame.select(*map(fitting.quote, schema.names)), packed)
 
     def attempt(self, rows: pa.Table, sql: str, spark: Any) -> pa.Table:
         """What the SQL makes of rows that this process has."""
@@ -206,12 +215,13 @@ class Batches:
             moment=datetime.now(UTC),
             **options,
         )
+        planned = dataclasses.replace(planned, is_recorded=self.pipeline.delivery_to(target) == "exactly_once")
         fit: Fit | DeclaredFit = Fit(_columns(connection, planned), self.pipeline.on_drift)
         if target.declared is not None and target.declared.columns:
             fit = DeclaredFit(target.declared, self.pipeline.on_drift)
         job = Job(planned, connection, None, None, None, fit)
         try:
-            counts, _ = job.run(given)
+            counts, _ = job.run(_selected(given, fit, planned))
         except WeftError as error:
             error.add_note(f"target {target.name} of {self.pipeline.name}, batch {batch_id}")
             raise
@@ -247,6 +257,25 @@ def joined(streams: Sequence[Any]) -> Any:
         for number, each in enumerate(streams)
     ]
     return reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), packed)
+
+
+def _selected(given: Given, fit: Fit | DeclaredFit, load: Load) -> Given:
+    """The rows with the columns that a target is given."""
+    if isinstance(given, kinds.Memory):
+        names = given.schema.names
+        wanted = fit.wanted(load, names)
+        if len(wanted) == len(names):
+            return given
+        schema = pa.schema([given.schema.field(name) for name in wanted])
+        return kinds.Memory(schema, [batch.select(wanted) for batch in given.batches])
+    if isinstance(given, kinds.Rows):
+        return kinds.Rows(given.reader.selecting(fit.wanted(load, given.reader.schema.names)))
+    assert isinstance(given, kinds.Frame)
+    wanted = fit.wanted(load, given.frame.columns)
+    packed = given.packed
+    if packed is not None:
+        packed = dataclasses.replace(packed, schema=pa.schema([packed.schema.field(name) for name in wanted]))
+    return kinds.Frame(given.frame.select(*map(fitting.quote, wanted)), packed)
 
 
 def memory_of(table: pa.Table) -> kinds.Memory:

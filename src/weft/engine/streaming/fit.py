@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -13,7 +13,7 @@ from weft.errors import LoadRefusedError
 from weft.pipelines import declare
 from weft.pipelines.streaming.spec import Drift
 from weft.pipelines.table import Table
-from weft.systems.load import Declared, Load, Projected
+from weft.systems.load import Declared, Load
 from weft.systems.log import RESERVED_PREFIX
 
 
@@ -28,12 +28,14 @@ class Fit:
 
     def __call__(self, load: Load, source: pa.Schema, dialect: str, quote: Callable[[str], str]) -> Load:
         """The load with the columns that it writes."""
-        wanted = [field for field in source if self._is_wanted(field.name, load)]
-        declared = Declared(schema=None, on_drift="evolve" if self.on_drift == "evolve" else "ignore")
-        if len(wanted) == len(source):
-            return replace(load, declared=declared)
-        projection = tuple(Projected(f"q.{quote(field.name)}", field) for field in wanted)
-        return replace(load, declared=declared, projection=projection)
+        return replace(
+            load, declared=Declared(schema=None, on_drift="evolve" if self.on_drift == "evolve" else "ignore")
+        )
+
+    def wanted(self, load: Load, names: Sequence[str]) -> list[str]:
+        """Those of the columns that are written. The others are left out before rows go anywhere: a database would
+        have to take them into a table of ours first."""
+        return [name for name in names if self._is_wanted(name, load)]
 
     def runs_in(self, dialect: str) -> bool:
         """Columns are chosen everywhere."""
@@ -67,11 +69,11 @@ class DeclaredFit:
 
     def __call__(self, load: Load, source: pa.Schema, dialect: str, quote: Callable[[str], str]) -> Load:
         """The load with the columns that it writes."""
-        wanted = pa.schema([field for field in source if not _is_own(field.name) or field.name in self._names])
-        made = self._fit(load, wanted, dialect, quote)
-        if made.projection is None and len(wanted) < len(source):
-            made = replace(made, projection=tuple(Projected(f"q.{quote(field.name)}", field) for field in wanted))
-        return made
+        return self._fit(load, source, dialect, quote)
+
+    def wanted(self, load: Load, names: Sequence[str]) -> list[str]:
+        """Those of the columns that it is about."""
+        return [name for name in names if not _is_own(name) or name in self._names]
 
     def runs_in(self, dialect: str) -> bool:
         """Whether a database can apply all normalizers itself; else Spark does."""

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from weft.engine import connectors, files, outcome
+from weft.engine.given import Packed
 from weft.engine.readers import Reader, StreamReader, stream_reader
 from weft.engine.streaming import ticks
 from weft.engine.streaming.letter import Letter
@@ -19,12 +20,12 @@ from weft.project import current
 from weft.streams import runtime
 from weft.streams.declare import Stream
 from weft.systems.base import Connection, system_for
-from weft.systems.log import PUBLISHED_AT
+from weft.systems.log import PUBLISHED_AT, ROWID
 
 # Of one batch: enough to be worth a job, and not so many that a crash repeats hours of work.
 _MAX_FILES = 1000
-# Whether a batch is small can be told without counting further.
-_COUNTED = 100_000
+SMALL = 20_000
+"""So few rows are read and written by the driver itself: to plan a job takes longer than to carry it out."""
 EVENT_TS = "_event_ts"
 """When a row happened, as its source tells it: every source has this column."""
 
@@ -36,6 +37,8 @@ class Taken:
     source: str
     reader: Reader | None = None
     frame: Any = None
+    packed: Packed | None = None
+    """The rows of the DataFrame in a form that is faster to write, where they are written as they are."""
     size: int | None = None
     """How many rows it may have, where that is known; of many not all are counted."""
     bad: tuple[Letter, ...] = ()
@@ -83,23 +86,28 @@ def open_source(source: Source, wait_seconds: float) -> Origin:
 class EventReader(StreamReader):
     """The events of a range, with the column that every source has."""
 
+    columns: tuple[str, ...] | None = None
+    """Those that are read; all where nothing is said."""
+
     @property
     def schema(self) -> pa.Schema:
         """The fields, then what Weft adds."""
-        names = [EVENT_TS if name == PUBLISHED_AT else name for name in self.stored.names]
-        return pa.schema([field.with_name(name) for field, name in zip(self.stored, names, strict=True)])
+        named = [field.with_name(EVENT_TS) if field.name == PUBLISHED_AT else field for field in super().schema]
+        return pa.schema(named if self.columns is None else [field for field in named if field.name in self.columns])
 
-    @property
-    def stored(self) -> pa.Schema:
-        """As the log has them."""
-        return super().schema
+    def selecting(self, columns: Sequence[str]) -> EventReader:
+        """The same events with these columns alone."""
+        return dataclasses.replace(self, columns=tuple(columns))
 
     def read(self, part: Any, conditions: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
         """The events of a part."""
         schema = self.schema
-        plain = StreamReader(self.connection, self.stream_schema, self.stream, self.types, self.after, self.upto)
+        stored = [PUBLISHED_AT if name == EVENT_TS else name for name in schema.names]
+        # By the offsets it can tell whether some are missing.
+        types = tuple(each for each in self.types if each[0] in {*stored, ROWID})
+        plain = StreamReader(self.connection, self.stream_schema, self.stream, types, self.after, self.upto)
         for batch in plain.read(part, conditions):
-            yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+            yield pa.RecordBatch.from_arrays([batch.column(name) for name in stored], schema=schema)
 
 
 class LogOrigin:
@@ -131,7 +139,7 @@ class LogOrigin:
         now = stream_reader(self._source.query, self._source.connection)
         reader = EventReader(now.connection, now.stream_schema, now.stream, now.types, after, upto)
         log = runtime.open_stream(self._source.query, self._source.connection).log
-        return Taken(self.name, reader, size=log.extent(after, upto, _COUNTED))
+        return Taken(self.name, reader, size=log.extent(after, upto, SMALL + 1))
 
 
 # ------------------------------------------------------------------------------------------------------ files and Delta
@@ -226,7 +234,10 @@ class KafkaOrigin:
                 )
                 for each in (found.bad.toArrow().to_pylist() if found.bad_rows else ())
             )
-        return Taken(self.name, frame=found.good, size=found.good_rows, bad=bad, close=found.release)
+        packed = None
+        if found.packed is not None and found.columns is not None:
+            packed = Packed(found.packed, found.columns, kafka.unpack)
+        return Taken(self.name, frame=found.good, packed=packed, size=found.good_rows, bad=bad, close=found.release)
 
     def reached(self, end: dict[str, dict[str, int]]) -> None:
         """Tell the consumer group, for those who watch its lag: every target has what comes before."""

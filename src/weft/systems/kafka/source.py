@@ -16,7 +16,7 @@ that parses with orjson and COPYs 10,000 rows at a time took 7.7 s in the same r
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -37,7 +37,6 @@ from weft.systems.kafka.messages import Reader
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-Map = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 EVENT_TIME = "_event_ts"
 """When the message was made, as its producer or its broker says."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -104,11 +103,10 @@ class Rows:
     kept: DataFrame | None = None
     columns: pa.Schema | None = None
 
-    def map_in_arrow(self, function: Map, schema: str) -> DataFrame:
-        """What `good.mapInArrow(function, schema)` gives, for JSON without a row that crosses the JVM."""
-        if self.kept is None or self.columns is None:
-            return self.good.mapInArrow(function, schema)
-        return self.kept.select("good").mapInArrow(partial(_unpack_for, function, self.columns), schema)
+    @property
+    def packed(self) -> DataFrame | None:
+        """The good ones as bytes, of which `unpack` makes rows; `None` for raw bytes."""
+        return None if self.kept is None else self.kept.select("good")
 
     def __iter__(self) -> Iterator[DataFrame]:
         return iter((self.good, self.bad))
@@ -153,8 +151,8 @@ def rows(frame: DataFrame, connection: KafkaConnection, schema: Mapping[str, pa.
         columns = columns.append(pa.field(EVENT_TIME, UTC_TIME))
         good_rows, bad_rows, tombstones = (sum(found[name].to_pylist()) for name in _COUNTS)
         of_columns = from_arrow_schema(columns, prefer_timestamp_ntz=True)
-        good = chunks.select("good").mapInArrow(partial(_unpack, columns), of_columns)
-        bad = chunks.where("bad_rows > 0").select("bad").mapInArrow(partial(_unpack, _BAD), from_arrow_schema(_BAD))
+        good = chunks.select("good").mapInArrow(partial(unpack, columns), of_columns)
+        bad = chunks.where("bad_rows > 0").select("bad").mapInArrow(partial(unpack, _BAD), from_arrow_schema(_BAD))
         return Rows(good, bad, good_rows, bad_rows, tombstones, chunks, columns)
     except BaseException:
         chunks.unpersist()
@@ -192,8 +190,8 @@ def _parse(known: Mapping[str, pa.DataType], batches: Iterable[pa.RecordBatch]) 
         )
 
 
-def _unpack(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """In a task: chunks to columns."""
+def unpack(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """In a task: chunks to these columns."""
     for batch in batches:
         for chunk in batch.column(0):
             with pa.ipc.open_stream(chunk.as_buffer()) as reader:
@@ -203,10 +201,6 @@ def _unpack(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa
                     yield pa.RecordBatch.from_arrays(
                         [converted(there.get(each.name.lower(), nothing), each.type) for each in schema], schema=schema
                     )
-
-
-def _unpack_for(function: Map, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    return function(_unpack(schema, batches))
 
 
 def _packed(batch: pa.RecordBatch) -> bytes:

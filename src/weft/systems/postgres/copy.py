@@ -179,6 +179,25 @@ def _plain(source: str, wire: str) -> Callable[[pa.Array, pa.Field, Target], Arr
     return lambda array, field, target: _values(array, source).astype(wire)
 
 
+def _narrow(source: str, wire: str) -> Callable[[pa.Array, pa.Field, Target], Array]:
+    """Whole numbers into a column of fewer bytes: PostgreSQL converts and checks them too, but only in a table of ours
+    from which they are moved, which takes more than twice as long."""
+    bounds = np.iinfo(wire)
+
+    def write(array: pa.Array, field: pa.Field, target: Target) -> Array:
+        found = pc.min_max(array).as_py()
+        for value in found.values():
+            if value is not None and not bounds.min <= value <= bounds.max:
+                raise SchemaError(
+                    f"Column {field.name!r} takes whole numbers from {bounds.min} to {bounds.max}, and a value is "
+                    f"{value}.",
+                    field=field.name,
+                )
+        return _values(array, source).astype(wire)
+
+    return write
+
+
 def _bool(array: pa.Array, field: pa.Field, target: Target) -> Array:
     return _values(array.cast(pa.uint8()), "u1")
 
@@ -351,8 +370,8 @@ _WRITERS: dict[pa.DataType, dict[int, Callable[[pa.Array, pa.Field, Target], Any
     pa.bool_(): {BOOL: _bool},
     pa.int8(): {oid: _plain("i1", wire) for oid, wire in _SMALL.items()},
     pa.int16(): {oid: _plain("i2", wire) for oid, wire in _SMALL.items()},
-    pa.int32(): {INT4: _plain("i4", ">i4"), INT8: _plain("i4", ">i8")},
-    pa.int64(): {INT8: _plain("i8", ">i8")},
+    pa.int32(): {INT2: _narrow("i4", ">i2"), INT4: _plain("i4", ">i4"), INT8: _plain("i4", ">i8")},
+    pa.int64(): {INT2: _narrow("i8", ">i2"), INT4: _narrow("i8", ">i4"), INT8: _plain("i8", ">i8")},
     pa.float32(): {FLOAT4: _plain("f4", ">f4"), FLOAT8: _plain("f4", ">f8")},
     pa.float64(): {FLOAT8: _plain("f8", ">f8")},
     pa.date32(): {DATE: _date},

@@ -83,7 +83,8 @@ def prepare(tables: SqlTables, load: Load, schema: pa.Schema) -> None:
     """
     written = load.written(schema)
     load.check_source(written.names)
-    ledger.create(tables)
+    if load.is_recorded:
+        ledger.create(tables)
     ensure(tables, load, written)
     if load.watermark is not None:
         watermarks.prepare(tables)

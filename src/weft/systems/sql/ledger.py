@@ -48,6 +48,8 @@ def create(tables: SqlTables) -> None:
 
 def is_committed(tables: SqlTables, load: Load) -> bool:
     """Whether it has this load."""
+    if not load.is_recorded:
+        return False
     with tables.driver.session("read") as session:
         return session.row(f"SELECT 1 FROM {table(tables)} WHERE {_OF_LOAD}", _key(load)) is not None
 
@@ -61,6 +63,8 @@ def check_committed(tables: SqlTables, load: Load, refused: ClaimRefusedError) -
 
 def claim(tables: SqlTables, session: Session, load: Load) -> None:
     """Write the row of a load: another attempt at the same one waits here, and then finds it."""
+    if not load.is_recorded:
+        return
     # Nobody asks for a load without a key once its tasks are over.
     session.run(
         f"DELETE FROM {table(tables)} WHERE pipeline = ? AND checkpoint_id LIKE '{UNNAMED}%' "
@@ -84,6 +88,8 @@ def claim(tables: SqlTables, session: Session, load: Load) -> None:
 
 def record(tables: SqlTables, session: Session, load: Load, counts: Counts) -> None:
     """Put what a load did into its row."""
+    if not load.is_recorded:
+        return
     changes = ", ".join(f"{name} = {int(getattr(counts, name))}" for name in _COUNTS)
     session.run(f"UPDATE {table(tables)} SET {changes} WHERE {_OF_LOAD}", _key(load))
 
