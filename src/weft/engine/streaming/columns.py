@@ -56,7 +56,8 @@ class Columns:
 
         stored = self._read()
         found = {} if stored is None else stored["columns"].get(source, {})
-        return [pa.field(name, to_arrow_type(StructField.fromJson(text).dataType)) for name, text in found.items()]
+        kinds = {name: StructField.fromJson(text).dataType for name, text in found.items()}
+        return [pa.field(name, to_arrow_type(kind, timezone="UTC")) for name, kind in kinds.items()]
 
     def _read(self) -> dict[str, Any] | None:
         found = self._folder.read(self._path)

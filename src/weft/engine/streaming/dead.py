@@ -31,7 +31,7 @@ class DeadLetterBox:
         self.pipeline, self._replays = pipeline, replays
         self.put_ids: set[str] = set()
         """Those that this box was given."""
-        self._place = None if pipeline.dead_letters is None else place_of(pipeline.dead_letters, pipeline.name)
+        self._place = place_of(pipeline)
 
     @property
     def place(self) -> Place:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 from uuid import uuid4
@@ -19,8 +19,8 @@ from weft.engine import given as kinds
 from weft.engine.load import Job
 from weft.engine.readers import open_tables
 from weft.engine.streaming.letter import FIELD_TYPES, SCHEMA, Stored, as_json, digest
-from weft.errors import NotFoundError
-from weft.pipelines.streaming.spec import DeadLetters
+from weft.errors import DeclarationError, NotFoundError, StorageError, WeftError
+from weft.pipelines.streaming.spec import Source, StreamingPipeline, Target
 from weft.project import current
 from weft.streams.declare import Stream
 from weft.streams.events import in_rounds
@@ -53,22 +53,34 @@ class Place(Protocol):
         """Have it hold these letters no longer. When this returns, they are gone for good."""
 
 
-def place_of(letters: DeadLetters, pipeline: str) -> Place:
+def place_of(pipeline: StreamingPipeline) -> Place | None:
     """The place that a pipeline names."""
+    letters, name = pipeline.dead_letters, pipeline.name
+    if letters is None:
+        return None
     if letters.stream is not None:
-        return _Events(letters.stream, letters.connection, pipeline)
-    connection: Any = None if letters.path is not None else current().connection(letters.connection)
+        return _Events(letters.stream, letters.connection, name)
+    if letters.path is not None:
+        return _files(pipeline, letters.path, letters.connection)
+    connection: Any = current().connection(letters.connection)
     if letters.topic is not None:
         return _Topic(connection, letters.topic)
-    if letters.table is not None:
-        kind = _DeltaRows if connection.kind.startswith("delta") else _Rows
-        return kind(connection, letters.table, pipeline)
-    assert letters.path is not None
-    if letters.connection is None:
-        return _Files(str(Path(letters.path).expanduser().absolute()))
-    holder: Any = current().connection(letters.connection)
-    kind_of_files = _BucketFiles if isinstance(holder, S3Connection) else _Files
-    return kind_of_files(f"{holder.root}/{letters.path.strip('/')}", holder)
+    assert letters.table is not None
+    return (_DeltaRows if connection.kind.startswith("delta") else _Rows)(connection, letters.table, name)
+
+
+def _files(pipeline: StreamingPipeline, path: str, connection: str | Connection | None) -> _Files:
+    holder: Any = None if connection is None else current().connection(connection)
+    where = str(Path(path).expanduser().absolute()) if holder is None else f"{holder.root}/{path.strip('/')}"
+    parts: tuple[Source | Target, ...] = (*pipeline.sources, *pipeline.targets)
+    for part in parts:
+        own: Any = current().connection(part.connection)
+        if own.kind.startswith("object_store") and f"{where}/".startswith(f"{own.root}/{part.name.strip('/')}/"):
+            raise DeclarationError(
+                f"{pipeline.name}: the dead letters in {where} would be among the files of {part.name}.",
+                hint="Put them beside it: dead_letter_path.",
+            )
+    return _BucketFiles(where, holder) if isinstance(holder, S3Connection) else _Files(where, holder)
 
 
 # --------------------------------------------------------------------------------------------------------------- tables
@@ -239,19 +251,33 @@ class _Files:
     def put(self, letters: Sequence[Stored]) -> None:
         # By what is in it: the same letters again are the same file.
         name = f"letters-{digest(' '.join(each.letter_id for each in letters))}.json"
-        self._create(name, b"".join(as_json(each.record()).encode() + b"\n" for each in letters))
+        with self._explained():
+            self._create(name, b"".join(as_json(each.record()).encode() + b"\n" for each in letters))
 
     def records(self) -> Iterator[Mapping[str, Any]]:
-        for name in self._names():
-            yield from map(_decoded, (self._read(name) or b"").splitlines())
+        with self._explained():
+            for name in self._names():
+                yield from map(_decoded, (self._read(name) or b"").splitlines())
 
     def remove(self, ids: Collection[str]) -> None:
         wanted = set(ids)
-        for name in self._names():
-            lines = (self._read(name) or b"").splitlines(keepends=True)
-            kept = [line for line in lines if _decoded(line).get("letter_id") not in wanted]
-            if len(kept) < len(lines):
-                self._replace(name, b"".join(kept) if kept else None)
+        with self._explained():
+            for name in self._names():
+                lines = (self._read(name) or b"").splitlines(keepends=True)
+                kept = [line for line in lines if _decoded(line).get("letter_id") not in wanted]
+                if len(kept) < len(lines):
+                    self._replace(name, b"".join(kept))
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except WeftError:
+            raise
+        except OSError as error:
+            if self._connection is not None:
+                raise self._connection.failed(error) from None
+            raise StorageError(f"The dead letters in {self._path} cannot be read or written: {error}.") from None
 
     def _names(self) -> list[str]:
         return sorted(name for name in LocalFolder().files_in(self._path) if name.endswith(".json") and name[0] != ".")
@@ -260,16 +286,19 @@ class _Files:
         return LocalFolder().read(f"{self._path}/{name}")
 
     def _create(self, name: str, data: bytes) -> None:
+        """Make a file, unless it is there."""
         LocalFolder().create(f"{self._path}/{name}", data)
 
-    def _replace(self, name: str, data: bytes | None) -> None:
-        """Put other contents into a file, or remove it."""
-        folder, draft = LocalFolder(), f"{self._path}/.{uuid4().hex}.tmp"
-        if data is None:
-            folder.remove([f"{self._path}/{name}"])
-            return
-        folder.create(draft, data)
-        os.replace(draft, f"{self._path}/{name}")
+    def _replace(self, name: str, data: bytes) -> None:
+        """Put other contents into a file; without any it goes. Nothing brings the old ones back, not even a power
+        cut: a move waits for the disk."""
+        folder, path, hidden = LocalFolder(), f"{self._path}/{name}", f"{self._path}/.{uuid4().hex}.tmp"
+        if data:
+            folder.create(hidden, data)
+            folder.move({hidden: path})
+        else:
+            folder.move({path: hidden})
+            folder.remove([hidden])
 
 
 class _BucketFiles(_Files):
@@ -279,45 +308,35 @@ class _BucketFiles(_Files):
         super().__init__(path.partition("://")[2], connection)
         self.name = f"path {path.replace('s3a://', 's3://')}"
 
-    @contextmanager
-    def _opened(self) -> Iterator[Any]:
-        try:
-            yield self._connection.filesystem()
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            raise self._connection.failed(error) from None
+    @cached_property
+    def _store(self) -> Any:
+        return self._connection.filesystem()
 
     def _names(self) -> list[str]:
         from pyarrow.fs import FileSelector
 
-        with self._opened() as files:
-            found = files.get_file_info(FileSelector(self._path, allow_not_found=True))
+        found = self._store.get_file_info(FileSelector(self._path, allow_not_found=True))
         return sorted(each.base_name for each in found if each.is_file and each.base_name.endswith(".json"))
 
     def _read(self, name: str) -> bytes | None:
-        with self._opened() as files:
-            try:
-                with files.open_input_stream(f"{self._path}/{name}") as file:
-                    data: bytes = file.read()
-                    return data
-            except FileNotFoundError:
-                return None
+        try:
+            with self._store.open_input_stream(f"{self._path}/{name}") as file:
+                data: bytes = file.read()
+                return data
+        except FileNotFoundError:
+            return None
 
     def _create(self, name: str, data: bytes) -> None:
-        with self._opened() as files:
-            if files.get_file_info(f"{self._path}/{name}").is_file:
-                return
-        self._replace(name, data)
+        if not self._store.get_file_info(f"{self._path}/{name}").is_file:
+            self._replace(name, data)
 
-    def _replace(self, name: str, data: bytes | None) -> None:
-        with self._opened() as files:
-            if data is None:
-                files.delete_file(f"{self._path}/{name}")
-                return
-            # An object appears when its last part is there, whole.
-            with files.open_output_stream(f"{self._path}/{name}") as file:
-                file.write(data)
+    def _replace(self, name: str, data: bytes) -> None:
+        if not data:
+            self._store.delete_file(f"{self._path}/{name}")
+            return
+        # An object appears when its last part is there, whole.
+        with self._store.open_output_stream(f"{self._path}/{name}") as file:
+            file.write(data)
 
 
 def _decoded(data: bytes | None) -> dict[str, Any]:

@@ -435,7 +435,8 @@ def _folder(given: Any, option: str, where: str) -> str | None:
     if found is not None and "://" in found:
         raise DeclarationError(
             f"{where}: {option} is a folder of this machine, not a URL.",
-            hint="For other places use dead_letter_stream, dead_letter_table or dead_letter_topic.",
+            hint="For a bucket, name the folder in it, and the bucket by dead_letter_connection. Other places are "
+            "dead_letter_stream, dead_letter_table and dead_letter_topic.",
         )
     return found
 

@@ -1,0 +1,576 @@
+"""Dead letters that are replayed: what is mended arrives once, the rest goes back, and nothing goes round for ever."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pyarrow.compute as pc
+import pytest
+
+import weft
+from conftest import System
+from engine.streaming.conftest import declare, rows, run_once
+from weft.engine.readers import open_tables
+from weft.engine.streaming import replay
+from weft.engine.streaming.dead import DeadLetterBox
+from weft.engine.streaming.letter import Letter, Stored
+from weft.engine.streaming.replay import Replay, Replayed
+from weft.errors import BusyError, DeclarationError, WeftError
+from weft.pipelines.streaming.declare import make
+from weft.project import current
+
+Where = Callable[[], dict[str, Any]]
+
+
+@pytest.fixture(params=["table", "stream", "path", "topic", "bucket", "delta"])
+def where(request: pytest.FixtureRequest, project: Path) -> Where:
+    """Where letters go."""
+
+    def declared() -> dict[str, Any]:
+        if request.param == "topic":
+            kafka = request.getfixturevalue("kafka")
+            broker = weft.KafkaConnection(name="broker", bootstrap_servers=kafka.bootstrap)
+            return {"dead_letter_topic": kafka.create_topic(3), "dead_letter_connection": broker}
+        if request.param == "bucket":
+            bucket = weft.ObjectStoreS3Connection(name="bucket", **request.getfixturevalue("s3").fields())
+            return {"dead_letter_path": "bad/rows", "dead_letter_connection": bucket}
+        if request.param == "delta":
+            request.getfixturevalue("spark")
+            delta = weft.DeltaLocalConnection(str(project / "delta"), name="delta")
+            return {"dead_letter_table": "failed", "dead_letter_connection": delta}
+        return {f"dead_letter_{request.param}": "failed"}
+
+    return declared
+
+
+def pipeline_of(**declared: Any) -> Any:
+    """A pipeline from the stream `events` to the tables `copies` and `others`, unless it says otherwise."""
+    declared = {
+        "name": "copies",
+        "source": declared.pop("source", None) or declare(n="int64", text="string"),
+        "targets": [weft.Target(table=(None, "copies")), weft.Target(table=(None, "others"))],
+        **declared,
+    }
+    return make(**declared)
+
+
+def unread(*numbers: int) -> list[Letter]:
+    """Letters of rows that somehow could not be read."""
+    return [Letter("read", f"No {n}", "events", json.dumps({"n": n, "text": f"é{n}"}), str(n)) for n in numbers]
+
+
+def put(pipeline: Any, letters: list[Letter], batch: int = 0) -> None:
+    DeadLetterBox(pipeline).put(letters, "query", batch, "read")
+
+
+def letters_of(pipeline: Any) -> list[Stored]:
+    return sorted(DeadLetterBox(pipeline).letters(), key=lambda each: (each.payload, each.replays))
+
+
+def replay_all(pipeline: Any, **options: Any) -> Replayed:
+    return Replay(pipeline, lambda _: True, **options).run()
+
+
+# --------------------------------------------------------------------------------------------------------------- places
+
+
+@pytest.mark.usefixtures("here")
+def test_letters_in_every_place(where: Where) -> None:
+    place = where()
+    pipeline, other = pipeline_of(**place), pipeline_of(name="other", **place)
+    assert letters_of(pipeline) == []
+    put(pipeline, unread(1, 2, 3))
+    put(pipeline, unread(1, 2, 3))
+    put(pipeline, unread(1), batch=1)
+    put(other, unread(7))
+    found = letters_of(pipeline)
+    assert [json.loads(each.payload)["n"] for each in found] == [1, 1, 2, 3]
+    first = found[0]
+    assert (first.stage, first.error, first.source, first.offset) == ("read", "No 1", "events", "1")
+    assert (first.target, first.pipeline, first.replays) == (None, "copies", 0)
+    assert {each.batch for each in found[:2]} == {0, 1}
+    assert abs((datetime.now(UTC) - first.failed_at).total_seconds()) < 600
+
+    DeadLetterBox(pipeline).remove([found[2].letter_id, "unknown"])
+    assert letters_of(pipeline) == [*found[:2], found[3]]
+    done = replay_all(pipeline)
+    assert (done.letters, done.again, done.held) == (3, 0, {})
+    assert rows("copies", "n, text") == rows("others", "n, text") == [(1, "é1"), (1, "é1"), (3, "é3")]
+    assert letters_of(pipeline) == []
+    assert replay_all(pipeline) == Replayed()
+    assert len(letters_of(other)) == 1
+    # A letter can come again after all were gone.
+    put(pipeline, unread(9))
+    assert len(letters_of(pipeline)) == 1
+
+
+@pytest.mark.usefixtures("streams")
+def test_a_table_on_every_system() -> None:
+    pipeline = pipeline_of(dead_letter_table="failed")
+    put(pipeline, unread(*range(1200)))
+    assert replay_all(pipeline).letters == 1200
+    assert len(rows("copies")) == 1200
+    assert rows("failed") == []
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("place", ["table", "stream", "path"])
+def test_letters_without_a_count_of_replays(place: str, project: Path) -> None:
+    """As they were written before letters were replayed."""
+    pipeline = pipeline_of(**{f"dead_letter_{place}": "failed"})
+    old = {
+        "failed_at": datetime(2026, 1, 31, tzinfo=UTC),
+        **dict.fromkeys(("error", "source"), "?"),
+        "letter_id": "a1",
+        "pipeline": "copies",
+        "batch": 3,
+        "stage": "read",
+        "payload": "{",
+        "offset": "1",
+        "target": None,
+    }
+    if place == "table":
+        weft.load([old], target="failed", mode="merge", keys=["letter_id"])
+    elif place == "stream":
+        fields = dict.fromkeys(old, "string?") | {"failed_at": "timestamp", "batch": "int64"}
+        weft.publish_sync(weft.stream(name="failed", fields=fields)(lambda: None), [old])
+    else:
+        (project / "failed").mkdir()
+        text = json.dumps({**old, "failed_at": "2026-01-31T00:00:00+00:00"})
+        (project / "failed/part-0.json").write_text(f"{text}\nnobody knows\n[]\n")
+    (letter,) = letters_of(pipeline)
+    assert (letter.failed_at, letter.batch, letter.replays) == (old["failed_at"], 3, 0)
+    assert replay_all(pipeline).again == 1
+    (letter,) = letters_of(pipeline)
+    assert (letter.batch, letter.offset, letter.replays) == (3, "1", 1)
+    assert "JSON" in letter.error
+    if place == "path":
+        assert (project / "failed/part-0.json").read_text() == "nobody knows\n[]\n"
+
+
+@pytest.mark.usefixtures("here")
+def test_letters_among_the_files_that_are_read(project: Path) -> None:
+    lake = weft.ObjectStoreLocalConnection(str(project / "lake"), name="lake", format="json_lines")
+    for where in ({"dead_letter_path": "lake/raw/failed"}, {"dead_letter_path": "raw", "dead_letter_connection": lake}):
+        pipeline = pipeline_of(source=weft.Source(connection=lake, query="raw/"), **where)
+        with pytest.raises(DeclarationError, match="among the files of raw/"):
+            letters_of(pipeline)
+    assert (
+        letters_of(pipeline_of(source=weft.Source(connection=lake, query="raw/"), dead_letter_path="lake/raw2")) == []
+    )
+
+
+@pytest.mark.usefixtures("here")
+def test_a_pipeline_without_a_place() -> None:
+    with pytest.raises(DeclarationError, match="no place") as failure:
+        replay_all(pipeline_of())
+    assert "dead_letter_table" in str(failure.value.hint)
+
+
+# ---------------------------------------------------------------------------------------------------------------- rows
+
+
+@pytest.mark.usefixtures("plain_spark", "here")
+@pytest.mark.parametrize("place", ["table", "stream"])
+def test_sql_that_is_mended(place: str) -> None:
+    events = declare(n="int64", text="string")
+    weft.publish_sync(events, [{"n": n, "text": "x" if n % 2 else str(n)} for n in range(6)])
+    declared: dict[str, Any] = {
+        "name": "numbers",
+        "source": events,
+        "target": "default",
+        "target_table": "numbers",
+        "transform_on_error": "dlq",
+        f"dead_letter_{place}": "failed",
+    }
+    bad = {**declared, "transform_sql": "SELECT n, CAST(text AS INT) AS number, _event_ts, _weft_rowid r FROM source"}
+    run_once(**bad)
+    before = letters_of(make(**bad))
+    done = replay_all(make(**bad))
+    assert (done.letters, done.again) == (3, 3)
+    after = letters_of(make(**bad))
+    assert [each.replays for each in after] == [1, 1, 1]
+    kept = ("payload", "source", "offset", "batch", "stage", "target")
+    assert [[getattr(each, name) for name in kept] for each in after] == [
+        [getattr(each, name) for name in kept] for each in before
+    ]
+    assert not {each.letter_id for each in before} & {each.letter_id for each in after}
+    good = make(**{**bad, "transform_sql": bad["transform_sql"].replace("CAST(text AS INT)", "try_cast(text AS INT)")})
+    assert (replay_all(good).again, letters_of(good)) == (0, [])
+    assert replay_all(good) == Replayed()
+    assert rows("numbers", "n, number, r") == [(n, None if n % 2 else n, n + 1) for n in range(6)]
+    # When it happened is the moment of the publish, which all share.
+    assert len({moment for (moment,) in rows("numbers", "_event_ts")}) == 1
+
+
+@pytest.mark.usefixtures("plain_spark", "here")
+def test_some_rows_of_a_set_fail_again() -> None:
+    """Each goes back with its own reason, and the neighbours go on, through lookups and functions too."""
+
+    @weft.udf(args=("Int64",), returns="Int64")
+    def twice(numbers: Any) -> Any:
+        return pc.multiply(numbers, 2)
+
+    weft.load([{"id": 1, "word": "one"}], target="words")
+    pipeline = pipeline_of(
+        transform_sql="SELECT twice(n) n, CAST(text AS INT) + 1 AS number, word FROM source LEFT JOIN words ON id = n",
+        transform_on_error="dlq",
+        lookups={"words": weft.Lookup(connection="default", table="words")},
+        udfs=[twice],
+        dead_letter_table="failed",
+    )
+    payloads = ['{"n": 1, "text": "1"}', '{"n": 2, "text": "x"}', "{", '{"n": 4, "text": "4"}', '{"n": 5, "text": "y"}']
+    put(pipeline, [Letter("transform", "?", "events", each, str(n)) for n, each in enumerate(payloads)])
+    done = replay_all(pipeline)
+    assert (done.letters, done.again) == (5, 3)
+    assert rows("copies") == rows("others") == [(2, 2, "one"), (8, 5, None)]
+    found = {each.offset: each for each in letters_of(pipeline)}
+    assert {each: found[each].stage for each in found} == {"1": "transform", "2": "read", "4": "transform"}
+    assert "'x'" in found["1"].error
+    assert "'y'" in found["4"].error
+    assert {each.payload for each in found.values()} == {payloads[1], payloads[2], payloads[4]}
+
+
+@pytest.mark.usefixtures("plain_spark", "here")
+def test_what_only_fails_together_leaves_the_letters_alone() -> None:
+    pipeline = pipeline_of(
+        transform_sql="SELECT sum(n) AS n FROM source", transform_on_error="dlq", dead_letter_table="failed"
+    )
+    put(pipeline, [Letter("transform", "?", "events", json.dumps({"n": 2**62}), str(n)) for n in (1, 2)])
+    before = letters_of(pipeline)
+    with pytest.raises(WeftError, match="overflow"):
+        replay_all(pipeline)
+    assert letters_of(pipeline) == before
+    assert Replay(pipeline, lambda each: each.offset == "1").run().letters == 1
+    assert rows("copies") == [(2**62,)]
+
+
+@pytest.mark.usefixtures("plain_spark", "streams")
+def test_values_of_every_type() -> None:
+    """A row that is replayed is the row that was published."""
+    event = {
+        "s": 'q"é\n\t\\ \u2028',
+        "b": True,
+        "i": -(2**63),
+        "f": 0.1,
+        "d": Decimal("-12345678.90"),
+        "day": date(1, 1, 1),
+        "at": datetime(2026, 1, 31, 12, 0, 0, 123456, tzinfo=UTC),
+        "j": {"a": [1, None, "x"]},
+        "raw": b"\x00\xff",
+        "u": UUID("12345678-1234-5678-1234-567812345678"),
+        "empty": None,
+    }
+    kinds = {
+        "s": "string",
+        "b": "bool",
+        "i": "int64",
+        "f": "float64",
+        "d": "decimal(10,2)",
+        "day": "date",
+        "at": "timestamp",
+        "j": "json",
+        "raw": "bytes",
+        "u": "uuid",
+        "empty": "int32?",
+    }
+    events = weft.stream(name="events", fields=kinds, on_schema_drift="evolve")(lambda: None)
+    weft.publish_sync(events, [event])
+    columns = "s, b, i, f, d, day, at, CAST(j AS STRING) j, raw, CAST(u AS STRING) u, empty, _event_ts"
+    declared: dict[str, Any] = {
+        "name": "all",
+        "source": events,
+        "target": "default",
+        "transform_on_error": "dlq",
+        "dead_letter_table": "failed",
+    }
+    run_once(**{**declared, "name": "right"}, target_table="right", transform_sql=f"SELECT {columns} FROM source")
+    run_once(**declared, target_table="late", transform_sql=f"SELECT {columns}, CAST(s AS INT) AS x FROM source")
+    mended = make(**declared, target_table="late", transform_sql=f"SELECT {columns} FROM source")
+    assert len(letters_of(mended)) == 1
+    assert replay_all(mended).again == 0
+    assert rows("late", columns.replace("CAST(j AS STRING) ", "").replace("CAST(u AS STRING) ", "")) == rows(
+        "right", columns.replace("CAST(j AS STRING) ", "").replace("CAST(u AS STRING) ", "")
+    )
+
+
+@pytest.mark.usefixtures("plain_spark", "here")
+def test_what_a_stream_has_no_field_for() -> None:
+    """It is where it was for the SQL, and no new column of the target."""
+    pipeline = pipeline_of(
+        source=declare(n="int64"),
+        transform_sql="SELECT n, _weft_extra AS more FROM source",
+        transform_on_error="dlq",
+        dead_letter_table="failed",
+    )
+    put(
+        pipeline, [Letter("transform", "?", "events", '{"n": 1, "odd": [1], "_event_ts": "2026-01-31T00:00:00Z"}', "1")]
+    )
+    assert replay_all(pipeline).again == 0
+    assert rows("copies") == [(1, '{"odd": [1]}')]
+
+
+# -------------------------------------------------------------------------------------------------------- rejected rows
+
+
+@pytest.mark.usefixtures("streams")
+def test_rows_that_a_target_takes_once_it_is_mended(system: System) -> None:
+    wide: dict[str, Any] = {
+        "n": 1,
+        "name": "there",
+        "d": Decimal("1.5"),
+        "at": datetime(2026, 1, 31, tzinfo=UTC),
+        "raw": b"\xff",
+    }
+    _table("strict", system, "n BIGINT NOT NULL")
+    kinds = {"n": "int64?", "name": "string", "d": "decimal(10,2)", "at": "timestamp", "raw": "bytes"}
+    events = weft.stream(name="events", fields=kinds)(lambda: None)
+    weft.publish_sync(events, [wide | {"n": n, "name": f"row {n}"} for n in (None, 2, None)])
+    pipeline = make(
+        name="strict",
+        source=events,
+        targets=[weft.Target(table=(None, "strict")), weft.Target(table=(None, "all"))],
+        dead_letter_table="failed",
+    )
+    run_once(name="strict", source=events, targets=pipeline.targets, dead_letter_table="failed")
+    assert rows("strict", "n") == [(2,)]
+    assert replay_all(pipeline).again == 2
+    found = letters_of(pipeline)
+    assert [(each.stage, each.target, each.replays) for each in found] == [("store", "strict", 1)] * 2
+    _table("strict", system, "n BIGINT")
+    done = replay_all(pipeline)
+    assert (done.letters, done.again, letters_of(pipeline)) == (2, 0, [])
+    names = "n, name, d, at, raw"
+    at = wide["at"] if system.kind == "postgres" else wide["at"].replace(tzinfo=None)
+    assert rows("strict", names) == [(None, "row None", wide["d"], at, b"\xff")] * 2
+    assert len(rows("all")) == 3, "what one target refused went to that one alone"
+
+
+def _table(name: str, system: System, column: str) -> None:
+    """Make a table anew: SQLite cannot change a column."""
+    tables = open_tables(current().connection(None))
+    kinds = {
+        "sqlite": "name TEXT, d DECIMAL_TEXT(10,2), at TIMESTAMP, raw BLOB",
+        "postgres": "name TEXT, d NUMERIC(10,2), at TIMESTAMPTZ, raw BYTEA",
+        "mysql": "name TEXT, d DECIMAL(10,2), at DATETIME(6), raw BLOB",
+    }
+    try:
+        with tables.driver.session("publish") as session:
+            session.run(f"DROP TABLE IF EXISTS {name}")
+            session.run(f"CREATE TABLE {name} ({column}, {kinds[system.kind]})")
+    finally:
+        tables.close()
+
+
+@pytest.mark.usefixtures("here")
+def test_a_target_that_is_no_more() -> None:
+    pipeline = pipeline_of(dead_letter_table="failed")
+    put(pipeline, [Letter("store", "?", "events", '{"n": 1}', target="renamed"), *unread(2)])
+    done = replay_all(pipeline)
+    assert (done.letters, len(letters_of(pipeline))) == (1, 1)
+    assert list(done.held.values()) == ["the pipeline has no target 'renamed'"]
+
+
+@pytest.mark.usefixtures("here")
+def test_rows_of_one_key_in_several_batches() -> None:
+    """No load takes a key twice: they are loaded as their batches were, the oldest first."""
+    pipeline = pipeline_of(
+        targets=[weft.Target(table=(None, "copies"), mode="merge", primary_key=["n"])], dead_letter_table="failed"
+    )
+    for batch, text in enumerate(["old", "newer", "newest"]):
+        payload = json.dumps({"n": 1, "text": text})
+        put(pipeline, [Letter("read", "?", "events", payload, str(batch)), *unread(batch + 10)], batch)
+    assert replay_all(pipeline).letters == 6
+    assert rows("copies", "n, text") == [(1, "newest"), (10, "é10"), (11, "é11"), (12, "é12")]
+    put(pipeline, [Letter("read", "?", "events", json.dumps({"n": 1, "text": text}), text) for text in ("a", "b")])
+    with pytest.raises(WeftError, match="share a key"):
+        replay_all(pipeline)
+    before = letters_of(pipeline)
+    assert [each.stage for each in before] == ["read", "read"], "nothing is left of what was begun"
+    assert Replay(pipeline, lambda each: each.offset == "b").run().letters == 1
+    assert Replay(pipeline, lambda each: each.offset == "a").run().letters == 1
+    assert rows("copies", "n, text")[0] == (1, "a")
+
+
+# --------------------------------------------------------------------------------------------------------------- again
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("place", ["table", "stream", "path"])
+def test_a_letter_that_always_fails(place: str) -> None:
+    pipeline = pipeline_of(**{f"dead_letter_{place}": "failed"})
+    put(pipeline, [Letter("read", "?", "events", "no JSON", "7"), *unread(1)])
+    assert replay_all(pipeline).again == 1
+    for replays in (2, 3):
+        assert replay_all(pipeline).letters == 1
+        assert [each.replays for each in letters_of(pipeline)] == [replays]
+    (letter,) = letters_of(pipeline)
+    for _ in range(2):
+        done = replay_all(pipeline)
+        assert (done.letters, done.again, list(done.held)) == (0, 0, [letter.letter_id])
+        assert letters_of(pipeline) == [letter]
+    assert replay_all(pipeline, max_replays=4).letters == 1
+    assert [each.replays for each in letters_of(pipeline)] == [4]
+
+
+@pytest.mark.usefixtures("here")
+def test_many_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "_SET", 2)
+    monkeypatch.setattr(replay, "_LETTERS", 5)
+    pipeline = pipeline_of(dead_letter_stream="failed")
+    put(pipeline, [*unread(*range(9)), Letter("read", "?", "events", "{", "99")])
+    done = replay_all(pipeline)
+    assert (done.letters, done.again, done.finished) == (10, 1, 0)
+    assert sorted(rows("copies", "n")) == [(n,) for n in range(9)]
+    assert [each.replays for each in letters_of(pipeline)] == [1]
+
+
+@pytest.mark.usefixtures("here")
+def test_one_at_a_time() -> None:
+    pipeline = pipeline_of(dead_letter_table="failed")
+    put(pipeline, unread(1))
+    with replay.alone(pipeline), pytest.raises(BusyError, match="another process"):
+        replay_all(pipeline)
+    assert replay_all(pipeline).letters == 1
+
+
+@pytest.mark.usefixtures("here")
+def test_a_target_that_is_away_in_the_middle(project: Path, open_system: Any) -> None:
+    """One target has the rows when the other one is away: the next replay, of whatever, gives them to that one only."""
+    declare(n="int64", text="string")
+    with open_system("postgres") as system:
+        away = {"url": system.url}
+
+        def pipeline() -> Any:
+            second = weft.PostgresConnection(away["url"], name="away")
+            targets = [weft.Target(table=(None, "copies")), weft.Target(connection=second, table=(None, "others"))]
+            return pipeline_of(source=current().streams["events"], targets=targets, dead_letter_table="failed")
+
+        put(pipeline(), unread(1, 2))
+        away["url"] = "postgres://nobody@127.0.0.1:1/none"
+        with pytest.raises(WeftError):
+            replay_all(pipeline())
+        assert len(rows("copies")) == 2
+        assert [each.stage for each in letters_of(pipeline())].count("read") == 2
+        away["url"] = system.url
+        put(pipeline(), unread(3))
+        done = Replay(pipeline(), lambda each: each.offset == "3").run()
+        assert (done.letters, done.finished) == (3, 2)
+        second = pipeline().targets[1].connection
+        assert rows("copies", "n") == rows("others", "n", second) == [(1,), (2,), (3,)]
+        assert letters_of(pipeline()) == []
+
+
+# --------------------------------------------------------------------------------------------------------------- killed
+
+PROCESS = """
+import logging, os, signal, sys
+
+import weft
+from weft.engine.streaming.replay import Replay
+from weft.pipelines.streaming.declare import make
+
+step, left, place, wanted = sys.argv[1], [int(sys.argv[2])], sys.argv[3], sys.argv[4]
+
+
+class Killer(logging.Handler):
+    def emit(self, record):
+        if record.getMessage() == step:
+            left[0] -= 1
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+for name in ("weft.streaming", "weft.commit"):
+    logging.getLogger(name).setLevel(logging.DEBUG)
+    logging.getLogger(name).addHandler(Killer())
+events = weft.stream(name="events", fields={"n": "int64", "text": "string"})(lambda: None)
+pipeline = make(
+    name="copies",
+    source=events,
+    targets=[weft.Target(table=(None, "copies")), weft.Target(table=(None, "others"))],
+    **{f"dead_letter_{place}": "failed"},
+)
+Replay(pipeline, lambda each: wanted in ("all", each.offset), max_replays=1000).run()
+"""
+# Where, and the how manieth time. A place that is a table is loaded too, which takes these steps as well.
+POINTS = [
+    ("noted", 1),
+    ("given back", 1),
+    ("claimed", 2),
+    ("moved", 2),
+    ("committed", 2),
+    ("committed", 3),
+    ("loaded", 1),
+    ("loaded", 2),
+    ("removed", 1),
+]
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("place", ["table", "stream", "path"])
+def test_killed_anywhere(place: str, count: Callable[[int], int]) -> None:
+    """Every row is there once, whatever the next replay is asked for; what fails always is one letter."""
+    pipeline = pipeline_of(**{f"dead_letter_{place}": "failed"})
+    put(pipeline, [Letter("read", "?", "events", "{", "bad")])
+    points = POINTS * max(1, count(20) // 2)
+    for number, (step, times) in enumerate(points):
+        put(pipeline, unread(2 * number, 2 * number + 1), number)
+        wanted = "all" if number % 2 else str(2 * number)
+        ended = _killed(step, times, place, wanted)
+        assert ended.returncode in (-signal.SIGKILL, 0), ended.stderr
+        assert sum(each.payload == "{" for each in letters_of(pipeline)) in (1, 2), "it and what it became"
+    ended = _killed("none", 0, place, "all")
+    assert ended.returncode == 0, ended.stderr
+    expected = [(n,) for n in range(2 * len(points))]
+    assert sorted(rows("copies", "n")) == sorted(rows("others", "n")) == expected
+    (bad,) = letters_of(pipeline)
+    assert bad.payload == "{"
+
+
+def _killed(step: str, times: int, place: str, wanted: str) -> subprocess.CompletedProcess[str]:
+    arguments = [sys.executable, "-c", PROCESS, step, str(times), place, wanted]
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=240, check=False)
+
+
+# --------------------------------------------------------------------------------------------------------------- Kafka
+
+
+@pytest.mark.usefixtures("plain_spark", "here")
+def test_messages_of_kafka(kafka: Any) -> None:
+    """Their values are of the types that they have now, also where the column was of another one."""
+    broker = weft.KafkaConnection(name="broker", bootstrap_servers=kafka.bootstrap)
+    topic = kafka.create_topic()
+    declared: dict[str, Any] = {
+        "name": "events",
+        "source": broker,
+        "source_query": topic,
+        "target": "default",
+        "target_table": "copies",
+        "transform_on_error": "dlq",
+        "dead_letter_topic": kafka.create_topic(2),
+    }
+    bad = {**declared, "transform_sql": "SELECT id, CAST(amount AS INT) AS amount, other, _event_ts FROM source"}
+    kafka.produce(topic, [b'{"id": 1, "amount": "x", "other": 1.5}', b'{"id": 2, "amount": "2"}', b"{"])
+    run_once(**bad)
+    kafka.produce(topic, [b'{"id": 3, "amount": 3}'])
+    run_once(**bad)
+    assert [each.stage for each in letters_of(make(**bad))] == ["read", "transform"]
+    mended = make(
+        **{**bad, "transform_sql": "SELECT id, try_cast(amount AS INT) AS amount, other, _event_ts FROM source"}
+    )
+    done = replay_all(mended)
+    assert (done.letters, done.again) == (2, 1)
+    assert rows("copies", "id, amount, other") == [(1, None, 1.5), (2, 2, None), (3, 3, None)]
+    assert all(moment is not None for (moment,) in rows("copies", "_event_ts"))
+    (letter,) = letters_of(mended)
+    assert (letter.payload, letter.offset, letter.replays) == ("{", "0:2", 1)
