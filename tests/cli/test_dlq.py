@@ -166,12 +166,12 @@ def test_replay(call: Any) -> None:
         "letters": 1,
         "finished": 0,
         "again": 0,
-        "held": {again["letter_id"]: "it failed in 1 replays"},
+        "held": {again["letter_id"]: "it failed in 1 replay"},
     }
     assert rows("copies") == [(1, "é"), (2, "b")]
     done = call("dlq", "replay", "copies", "--all", "--max-replays", "1")
     assert done.stdout == "copies: replayed 0 letters; 0 failed again.\n"
-    held = f"{again['letter_id'][:12]} (it failed in 1 replays)"
+    held = f"{again['letter_id'][:12]} (it failed in 1 replay)"
     assert done.stderr == f"note: 1 letter left alone: {held}.\n  To try them all the same: --max-replays 2\n"
 
 

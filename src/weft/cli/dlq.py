@@ -226,7 +226,7 @@ def _report(name: str, done: Replayed, dry_run: bool, max_replays: int, output: 
         named = [f"{each[:_SHORT]} ({why})" for each, why in list(done.held.items())[:_NAMED]]
         more = f" and {len(done.held) - _NAMED:,} more" if len(done.held) > _NAMED else ""
         click.echo(f"note: {_letters(len(done.held))} left alone: {', '.join(named)}{more}.", err=True)
-        if any("replays" in why for why in done.held.values()):
+        if any("replay" in why for why in done.held.values()):
             click.echo(f"  To try them all the same: --max-replays {max_replays + 1}", err=True)
 
 

@@ -49,6 +49,27 @@ def test_rows_that_cannot_be_transformed(place: str, way: str, project: Path) ->
 
 
 @pytest.mark.usefixtures("here")
+def test_letters_name_the_source_that_they_are_of() -> None:
+    one, other = declare("one", n="int64", text="string"), declare("other", text="string", m="int64")
+    weft.publish_sync(one, [{"n": 1, "text": "1"}, {"n": 2, "text": "x"}])
+    weft.publish_sync(other, [{"m": 3, "text": "y"}, {"m": 4, "text": "4"}])
+    run_once(
+        name="numbers",
+        sources=[weft.Source(query=one), weft.Source(query=other)],
+        target_table=(None, "numbers"),
+        transform_sql="SELECT *, CAST(text AS INT) AS number FROM source",
+        transform_on_error="dlq",
+        dead_letter_stream="failed",
+    )
+    assert rows("numbers", "n, m, number") == [(1, None, 1), (None, 4, 4)]
+    letters = {each["source"]: each for each in _of_stream()}
+    assert {name: (each["offset"], json.loads(each["payload"])["text"]) for name, each in letters.items()} == {
+        "one": ("2", "x"),
+        "other": ("1", "y"),
+    }
+
+
+@pytest.mark.usefixtures("here")
 def test_rows_may_be_dropped_or_fail_the_batch() -> None:
     events = declare(n="int64", text="string")
     weft.publish_sync(events, EVENTS)

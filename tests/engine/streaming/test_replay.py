@@ -6,7 +6,8 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -31,9 +32,10 @@ from weft.project import current
 Where = Callable[[], dict[str, Any]]
 
 
-@pytest.fixture(params=["table", "stream", "path", "topic", "bucket", "delta"])
-def where(request: pytest.FixtureRequest, project: Path) -> Where:
+@pytest.fixture(params=["table", "stream", "redis", "path", "topic", "bucket", "delta", "duckdb"])
+def where(request: pytest.FixtureRequest, project: Path, open_system: Any) -> Iterator[Where]:
     """Where letters go."""
+    opened = ExitStack()
 
     def declared() -> dict[str, Any]:
         if request.param == "topic":
@@ -43,13 +45,20 @@ def where(request: pytest.FixtureRequest, project: Path) -> Where:
         if request.param == "bucket":
             bucket = weft.ObjectStoreS3Connection(name="bucket", **request.getfixturevalue("s3").fields())
             return {"dead_letter_path": "bad/rows", "dead_letter_connection": bucket}
+        if request.param == "redis":
+            redis = opened.enter_context(open_system("redis")).connection
+            return {"dead_letter_stream": "failed", "dead_letter_connection": redis}
+        if request.param == "duckdb":
+            duck = weft.DuckDBConnection(str(project / "letters.duckdb"), name="duck")
+            return {"dead_letter_table": "failed", "dead_letter_connection": duck}
         if request.param == "delta":
             request.getfixturevalue("spark")
             delta = weft.DeltaLocalConnection(str(project / "delta"), name="delta")
             return {"dead_letter_table": "failed", "dead_letter_connection": delta}
         return {f"dead_letter_{request.param}": "failed"}
 
-    return declared
+    with opened:
+        yield declared
 
 
 def pipeline_of(**declared: Any) -> Any:

@@ -35,6 +35,8 @@ from weft.systems.objects.spark import moved_to
 # Tests stop a process at each of these steps, by a handler on this logger.
 _steps = logging.getLogger("weft.streaming")
 
+_SOURCE = "_weft_source"
+
 
 @dataclass(frozen=True)
 class Written:
@@ -126,9 +128,8 @@ class Batches:
         if len(taken) == 1 and sql is None and taken[0].packed is not None:
             return self._packed(taken[0].packed, taken[0].frame, is_small), []
         rows = [self._frame(each, spark, is_small, checkpoint) for each in taken]
-        whole = reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), rows)
         # The session of the query, in which the lookups are.
-        whole = moved_to(whole, spark)
+        whole = moved_to(_together(rows), spark)
         made = whole if sql is None else self._transformed(whole, sql)
         if sql is None or self.pipeline.transform_on_error == "fail":
             return self._carried(made, is_small), []
@@ -136,12 +137,11 @@ class Batches:
             return self._carried(made, is_small, now=True), []
         except WeftError as error:
             with outcome.explained(f"read the batch of {self.pipeline.name}"):
-                source = whole.toArrow()
+                source, names = _labelled(rows, [each.source for each in taken], spark)
             kept, bad = dead.blamed(source, lambda part: self.attempt(part, sql, spark))
             if not bad:  # it is no row alone
                 raise error from None
-            name = self.pipeline.sources[0].name
-            letters = [dead.letter_of(source.slice(row, 1).to_pylist()[0], why, name) for row, why in bad]
+            letters = [dead.letter_of(source.slice(row, 1).to_pylist()[0], why, names[row]) for row, why in bad]
             return memory_of(self.attempt(kept, sql, spark)), letters
 
     def _packed(self, packed: kinds.Packed, frame: Any, is_small: bool) -> Given:
@@ -256,7 +256,7 @@ def joined(streams: Sequence[Any]) -> Any:
         each.select(F.lit(number).alias("source"), F.struct("*").alias(f"s{number}"))
         for number, each in enumerate(streams)
     ]
-    return reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), packed)
+    return _together(packed)
 
 
 def _selected(given: Given, fit: Fit | DeclaredFit, load: Load) -> Given:
@@ -276,6 +276,19 @@ def _selected(given: Given, fit: Fit | DeclaredFit, load: Load) -> Given:
     if packed is not None:
         packed = dataclasses.replace(packed, schema=pa.schema([packed.schema.field(name) for name in wanted]))
     return kinds.Frame(given.frame.select(*map(fitting.quote, wanted)), packed)
+
+
+def _together(parts: Sequence[Any]) -> Any:
+    return reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), parts)
+
+
+def _labelled(parts: Sequence[Any], sources: Sequence[str], spark: Any) -> tuple[pa.Table, list[str]]:
+    """All rows here, and from which source each is."""
+    from pyspark.sql import functions as F
+
+    told = [frame.withColumn(_SOURCE, F.lit(name)) for frame, name in zip(parts, sources, strict=True)]
+    found = moved_to(_together(told), spark).toArrow()
+    return found.drop_columns([_SOURCE]), found.column(_SOURCE).to_pylist()
 
 
 def memory_of(table: pa.Table) -> kinds.Memory:

@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, astuple
 from datetime import UTC, datetime
 from typing import Any
 
@@ -53,10 +52,10 @@ class DeadLetterBox:
         for each in letters:
             seen[each] += 1
             # By what it says: a batch that is tried again under other SQL may have other letters, in another order.
-            letter_id = digest(repr((checkpoint, batch_id, part, astuple(each), seen[each])))
+            letter_id = digest(repr((checkpoint, batch_id, part, tuple(vars(each).values()), seen[each])))
             stored.append(
                 Stored(
-                    **asdict(each),
+                    **vars(each),
                     failed_at=now,
                     letter_id=letter_id,
                     pipeline=self.pipeline.name,
@@ -129,7 +128,7 @@ def letter_of(row: dict[str, Any], why: str, source: str) -> Letter:
     return Letter(
         "transform",
         why,
-        str(row.get("_weft_source", source)),
+        source,
         as_json(shown),
         None if offset is None else str(offset),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Any, Literal, Self
@@ -59,8 +59,7 @@ class Stored(Letter):
 
     def record(self) -> dict[str, Any]:
         """It as a place keeps it."""
-        found = asdict(self)
-        return {name: found[name] for name in FIELDS}
+        return {name: getattr(self, name) for name in FIELDS}
 
 
 FIELDS = (

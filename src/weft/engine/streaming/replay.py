@@ -108,7 +108,7 @@ class Replay:
 
     def _why_not(self, letter: Stored) -> str | None:
         if letter.replays >= self._max:
-            return f"it failed in {letter.replays} replays"
+            return f"it failed in {letter.replays} replay{'' if letter.replays == 1 else 's'}"
         if letter.stage == "store":
             named = [each for each in self.pipeline.targets if each.name == letter.target]
             if len(named) != 1:
