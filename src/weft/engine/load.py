@@ -114,17 +114,18 @@ class Job:
         self.connection, self.source = connection, source
         self.transform_sql = transform_sql
 
-    def run(self, given: Given) -> tuple[Counts, str]:
-        """Load what was given; what it did, and where it ran."""
+    def run(self, given: Given, opened: SqlTables | None = None) -> tuple[Counts, str]:
+        """Load what was given; what it did, and where it ran. `opened` are the target's tables, which stay open."""
         if system_for(self.connection.kind).tables is None:
             return self._into_files(given)
-        tables = open_tables(self.connection)
+        tables = opened or open_tables(self.connection)
         reader = None
         try:
             reader = reader_for(given, self.source, self.connection, target=tables)
             return self._into_tables(given, reader, tables)
         finally:
-            tables.close()
+            if opened is None:
+                tables.close()
             if isinstance(reader, SqlReader):
                 reader.tables.close()
 

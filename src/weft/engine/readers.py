@@ -114,17 +114,20 @@ class StreamReader:
 
     def _read(self, reached: int, upto: int) -> Iterator[pa.RecordBatch]:
         store = system_for(self.connection.kind).load_log()(self.connection)
-        schema = self.schema
         try:
-            log = store.open(self.stream_schema, self.stream, {})
-            for batch in log.read_arrow(reached, upto, schema.names):
-                offsets = batch.column(schema.names.index(ROWID))
-                self._check_gap(log, reached, offsets[0].as_py())
-                reached = offsets[-1].as_py()
-                yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
-            self._check_gap(log, reached, upto + 1)
+            yield from self.read_from(store.open(self.stream_schema, self.stream, {}), reached, upto)
         finally:
             store.close()
+
+    def read_from(self, log: Log, reached: int, upto: int) -> Iterator[pa.RecordBatch]:
+        """The events of a range, of a stream that is open."""
+        schema = self.schema
+        for batch in log.read_arrow(reached, upto, schema.names):
+            offsets = batch.column(schema.names.index(ROWID))
+            self._check_gap(log, reached, offsets[0].as_py())
+            reached = offsets[-1].as_py()
+            yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+        self._check_gap(log, reached, upto + 1)
 
     def _check_gap(self, log: Log, reached: int, following: int) -> None:
         """Refuse a gap that retention made. A publish that was undone may leave one as well."""

@@ -31,6 +31,7 @@ from weft.project import current
 from weft.systems.base import Connection, system_for
 from weft.systems.load import KEY_LENGTH, Counts, Load
 from weft.systems.objects.spark import moved_to
+from weft.systems.sql.tables import SqlTables
 
 # Tests stop a process at each of these steps, by a handler on this logger.
 _steps = logging.getLogger("weft.streaming")
@@ -63,12 +64,16 @@ class Batches:
     ) -> None:
         self.pipeline, self.origins, self._columns = pipeline, origins, columns
         self._lookups: Lookups | None = None
+        self._tables: dict[Connection, SqlTables] = {}
+        """What stays open: to sign in anew for each batch takes longer than to write a few rows."""
         self._box = box or dead.DeadLetterBox(pipeline)
 
     def close(self) -> None:
         """Let go of what batches share."""
         if self._lookups is not None:
             self._lookups.close()
+        for tables in self._tables.values():
+            tables.close()
 
     def run(self, frame: Any, checkpoint: str, batch_id: int) -> Written:
         """Carry out the batch that Spark made of all sources."""
@@ -123,8 +128,8 @@ class Batches:
         sql = self.pipeline.transform_sql
         is_small = all(each.size is not None for each in taken) and sum(each.size or 0 for each in taken) <= SMALL
         if len(taken) == 1 and sql is None and taken[0].reader is not None:
-            reader = taken[0].reader
-            return _in_memory(reader) if is_small else kinds.Rows(reader), []
+            gather = taken[0].gather
+            return gather() if is_small and gather is not None else kinds.Rows(taken[0].reader), []
         if len(taken) == 1 and sql is None and taken[0].packed is not None:
             return self._packed(taken[0].packed, taken[0].frame, is_small), []
         rows = [self._frame(each, spark, is_small, checkpoint) for each in taken]
@@ -186,8 +191,8 @@ class Batches:
     def _frame(self, taken: Taken, spark: Any, is_small: bool, checkpoint: str) -> Any:
         if taken.reader is None:
             return self._columns.complete(taken.frame, taken.source, checkpoint)
-        if is_small:
-            return frames.from_memory(spark, _in_memory(taken.reader))
+        if is_small and taken.gather is not None:
+            return frames.from_memory(spark, taken.gather())
         return frames.from_reader(spark, taken.reader, spark.sparkContext.defaultParallelism)
 
     # ---------------------------------------------------------------------------------------------------------- targets
@@ -216,21 +221,33 @@ class Batches:
             **options,
         )
         planned = dataclasses.replace(planned, is_recorded=self.pipeline.delivery_to(target) == "exactly_once")
-        fit: Fit | DeclaredFit = Fit(_columns(connection, planned), self.pipeline.on_drift)
+        tables = self._opened(connection)
+        fit: Fit | DeclaredFit = Fit(_columns(connection, tables, planned), self.pipeline.on_drift)
         if target.declared is not None and target.declared.columns:
             fit = DeclaredFit(target.declared, self.pipeline.on_drift)
         job = Job(planned, connection, None, None, None, fit)
         try:
-            counts, _ = job.run(_selected(given, fit, planned))
+            counts, _ = job.run(_selected(given, fit, planned), tables)
         except WeftError as error:
             error.add_note(f"target {target.name} of {self.pipeline.name}, batch {batch_id}")
             raise
+        finally:
+            if tables is not None and tables.one_host:
+                tables.close()  # a file is not kept from others
         if puts_aside and (counts.quarantined or counts.replayed):
             # First into the box, then out of the target's own: a crash between repeats what the box knows already.
             name = ", ".join(each.name for each in self.pipeline.sources)
             with dead.rejected(connection, planned, name) as letters:
                 self._box.put(letters, checkpoint, batch_id, f"store {target.name}")
         return counts
+
+    def _opened(self, connection: Connection) -> SqlTables | None:
+        """The tables of a target; `None` for files and Delta."""
+        if system_for(connection.kind).tables is None:
+            return None
+        if connection not in self._tables:
+            self._tables[connection] = open_tables(connection)
+        return self._tables[connection]
 
 
 def commit_key(checkpoint: str, target: str) -> str:
@@ -298,26 +315,12 @@ def memory_of(table: pa.Table) -> kinds.Memory:
     return kinds.Memory(made.schema, list(made.batches))
 
 
-def _in_memory(reader: Any) -> kinds.Memory:
-    parts, held = reader.parts(1)
-    try:
-        batches = [batch for part in parts for batch in reader.read(part)]
-    finally:
-        if held is not None:
-            held.close()
-    return kinds.Memory(reader.schema, batches)
-
-
-def _columns(connection: Connection, load: Load) -> frozenset[str] | None:
+def _columns(connection: Connection, tables: SqlTables | None, load: Load) -> frozenset[str] | None:
     """The columns that a target has now, in small letters; `None` where it is not there."""
-    if system_for(connection.kind).tables is None:
+    if tables is None:
         names = files.columns(session.spark(), connection, load)
     else:
-        tables = open_tables(connection)
-        try:
-            with tables.driver.session("read") as opened:
-                columns = tables.columns(opened, load.schema, load.table)
-        finally:
-            tables.close()
+        with tables.driver.session("read") as opened:
+            columns = tables.columns(opened, load.schema, load.table)
         names = None if columns is None else [each.name for each in columns]
     return None if names is None else frozenset(name.lower() for name in names)

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from weft.engine import connectors, files, outcome
-from weft.engine.given import Packed
+from weft.engine.given import Memory, Packed
 from weft.engine.readers import Reader, StreamReader, stream_reader
 from weft.engine.streaming import ticks
 from weft.engine.streaming.letter import Letter
@@ -20,7 +20,7 @@ from weft.project import current
 from weft.streams import runtime
 from weft.streams.declare import Stream
 from weft.systems.base import Connection, system_for
-from weft.systems.log import PUBLISHED_AT, ROWID
+from weft.systems.log import PUBLISHED_AT, ROWID, Log
 
 # Of one batch: enough to be worth a job, and not so many that a crash repeats hours of work.
 _MAX_FILES = 1000
@@ -41,6 +41,8 @@ class Taken:
     """The rows of the DataFrame in a form that is faster to write, where they are written as they are."""
     size: int | None = None
     """How many rows it may have, where that is known; of many not all are counted."""
+    gather: Callable[[], Memory] | None = None
+    """Reads the rows of a reader in this process, where they are few."""
     bad: tuple[Letter, ...] = ()
     """What could not be read as rows."""
     close: Callable[[], None] = lambda: None
@@ -101,12 +103,26 @@ class EventReader(StreamReader):
 
     def read(self, part: Any, conditions: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
         """The events of a part."""
-        schema = self.schema
-        stored = [PUBLISHED_AT if name == EVENT_TS else name for name in schema.names]
+        return self._named(self._plain.read(part, conditions))
+
+    def gathered(self, log: Log) -> Memory:
+        """All of them, read here from a stream that is open: for a few, opening it again would take longest."""
+        return Memory(self.schema, list(self._named(self._plain.read_from(log, self.after, self.upto))))
+
+    @property
+    def _stored(self) -> list[str]:
+        return [PUBLISHED_AT if name == EVENT_TS else name for name in self.schema.names]
+
+    @property
+    def _plain(self) -> StreamReader:
         # By the offsets it can tell whether some are missing.
-        types = tuple(each for each in self.types if each[0] in {*stored, ROWID})
-        plain = StreamReader(self.connection, self.stream_schema, self.stream, types, self.after, self.upto)
-        for batch in plain.read(part, conditions):
+        needed = {*self._stored, ROWID}
+        types = tuple(each for each in self.types if each[0] in needed)
+        return StreamReader(self.connection, self.stream_schema, self.stream, types, self.after, self.upto)
+
+    def _named(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        stored, schema = self._stored, self.schema
+        for batch in batches:
             yield pa.RecordBatch.from_arrays([batch.column(name) for name in stored], schema=schema)
 
 
@@ -139,7 +155,8 @@ class LogOrigin:
         now = stream_reader(self._source.query, self._source.connection)
         reader = EventReader(now.connection, now.stream_schema, now.stream, now.types, after, upto)
         log = runtime.open_stream(self._source.query, self._source.connection).log
-        return Taken(self.name, reader, size=log.extent(after, upto, SMALL + 1))
+        size = log.extent(after, upto, SMALL + 1)
+        return Taken(self.name, reader, size=size, gather=lambda: reader.gathered(log))
 
 
 # ------------------------------------------------------------------------------------------------------ files and Delta
