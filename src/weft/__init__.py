@@ -178,6 +178,20 @@ _SUBMODULES = (
     "types",
 )
 
+# Names that are known from elsewhere, and refused until what they stand for is there.
+_LATER = (
+    "Aggregation",
+    "CDC",
+    "Join",
+    "KinesisConnection",
+    "PubSubConnection",
+    "RabbitMQConnection",
+    "SchemaRegistryConnection",
+    "StateStore",
+    "Watermark",
+    "Window",
+)
+
 __all__ = sorted(_MODULE_OF)
 
 
@@ -198,6 +212,9 @@ if not TYPE_CHECKING:
             from importlib.metadata import version
 
             value = version("weft")
+        elif name in _LATER:
+            # No AttributeError, in the place of which `from weft import …` would put words of its own.
+            raise ImportError(f"weft.{name} comes later. docs/streaming.md lists what does.", name=name)
         else:
             raise AttributeError(f"module 'weft' has no attribute {name!r}")
         globals()[name] = value

@@ -384,6 +384,10 @@ def systems() -> dict[str, System]:
     return {**_BUILT_IN, **_third_party()[0]}
 
 
+LATER_KINDS = ("rabbitmq", "pubsub", "kinesis", "schema_registry")
+"""Kinds that are known, and refused until they are there."""
+
+
 def system_for(kind: str) -> System:
     """The system of this kind."""
     if kind in _BUILT_IN:
@@ -393,6 +397,8 @@ def system_for(kind: str) -> System:
         return found[kind]
     if kind in broken:
         raise SettingsError(broken[kind], hint="Update or remove that package.")
+    if kind in LATER_KINDS:
+        raise NotFoundError(f"The kind {kind!r} comes later.", hint=f"This version has {', '.join(systems())}.")
     raise _no_system(f"There is no kind of connection named {kind!r}.", kind, "kinds", systems())
 
 

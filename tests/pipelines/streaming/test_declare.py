@@ -26,9 +26,10 @@ from weft import (
     Target,
     pk,
 )
-from weft.pipelines.streaming.declare import LATER, LATER_KINDS, OPTIONS, find, make
+from weft.pipelines.streaming.declare import LATER, OPTIONS, find, make
 from weft.pipelines.streaming.spec import DeadLetters
 from weft.project import Project
+from weft.systems.base import LATER_KINDS
 from weft.types import BigInt, Text
 
 pytestmark = pytest.mark.usefixtures("local")
@@ -405,7 +406,7 @@ def test_what_comes_later_is_refused_by_name(word: str) -> None:
 
 @pytest.mark.parametrize("kind", LATER_KINDS)
 def test_kinds_that_come_later(kind: str) -> None:
-    with pytest.raises(DeclarationError, match=f"the kind '{kind}' comes later"):
+    with pytest.raises(DeclarationError, match=f"The kind '{kind}' comes later"):
         make(**least(source=None, source_kind=kind))
 
 
@@ -548,6 +549,8 @@ def test_names_of_connections_are_checked_when_they_lead_somewhere() -> None:
         (Source, {"query": "a", "connection": LAKE, "max_rows": 5}, "no limit of object_store_local.\n.*max_files"),
         (Source, {"query": "a", "connection": EVENTS, "max_files": 5}, "no limit of sqlite.\n.*max_rows"),
         (Source, {"query": "a", "connection": LAKE, "start": 5}, "is an offset, and object_store_local has none"),
+        (Source, {"query": "a", "connection": LAKE, "start": "latest"}, "files are read from the first on"),
+        (Source, {"query": "a", "connection": EVENTS, "start": "0:5"}, "is offsets of partitions, which Kafka has"),
         (Source, {"query": "a", "connection": EVENTS, "format": "csv"}, "format is an option of files"),
         (Lookup, {}, "needs a table or a query, not neither"),
         (Lookup, {"table": "a", "query": "b"}, "not both"),

@@ -8,10 +8,11 @@ from dataclasses import fields
 import pytest
 
 from documents import ROOT, blocks_of
-from weft.pipelines.streaming.declare import LATER, LATER_KINDS, OPTIONS
+from weft.pipelines.streaming.declare import LATER, OPTIONS
 from weft.pipelines.streaming.keys import TABLES
 from weft.pipelines.streaming.spec import FILE_OPTIONS, LOAD_OPTIONS, Lookup, Source
 from weft.pipelines.streaming.toml import parse
+from weft.systems.base import LATER_KINDS
 
 DOCUMENT = ROOT / "docs" / "streaming.md"
 GUIDE = DOCUMENT.read_text(encoding="utf-8")

@@ -338,7 +338,7 @@ def test_the_guide_later(table: str) -> None:
     ],
 )
 def test_the_guide_other_brokers(text: str) -> None:
-    with pytest.raises(DeclarationError, match=r"^pipeline\.toml: \[source\]: the kind '\w+' comes later"):
+    with pytest.raises(DeclarationError, match=r"^pipeline\.toml: \[source\]: The kind '\w+' comes later"):
         parse(f'pipeline_name = "p"\n[source]\n{text}\n{TARGET}')
 
 

@@ -21,6 +21,7 @@ from weft.project import current
 from weft.streams import runtime
 from weft.streams.declare import Stream
 from weft.systems.base import system_for
+from weft.systems.kafka.options import partition_offsets
 from weft.systems.objects.paths import table_path
 
 MOST_COUNTED = 100_000
@@ -174,8 +175,15 @@ class Messages:
         if place is None and self._source.start == "latest":
             return None
         ends = kafka.latest(self._connection, self._source.name)
-        at = self._at(place) if place is not None else kafka.earliest(self._connection, self._source.name)
+        at = self._at(place) if place is not None else self._first()
         return sum(max(end - at.get(number, 0), 0) for number, end in ends.items())
+
+    def _first(self) -> dict[int, int]:
+        """Where a new checkpoint begins."""
+        from weft.systems.kafka import source as kafka
+
+        start, floors = self._source.start, kafka.earliest(self._connection, self._source.name)
+        return floors if start == "earliest" else {**floors, **partition_offsets(self._source.name, start, floors)}
 
     def kept(self, place: Any) -> Back:
         """Where it is."""
@@ -184,24 +192,8 @@ class Messages:
     def to_offset(self, place: Any, offset: str) -> Back:
         """From the message of this offset, in the only partition or in those that are named."""
         at = self._at(place)
-        if offset.isdecimal():
-            if len(at) != 1:
-                example = ",".join(f"{number}:{found}" for number, found in at.items())
-                raise DeclarationError(
-                    f"The topic {self._source.name} has {len(at)} partitions, each with offsets of its own.",
-                    hint=f"Say which: --to-offset {example}. A partition that is not named stays where it is.",
-                )
-            wanted = dict.fromkeys(at, int(offset))
-        elif re.fullmatch(r"\d+:\d+(,\d+:\d+)*", offset):
-            wanted = {int(number): int(found) for number, found in (each.split(":") for each in offset.split(","))}
-        else:
-            raise DeclarationError(
-                f"{offset!r} is no offset of a topic.", hint="One number, or partition:offset, as in 0:120,1:95."
-            )
+        wanted = partition_offsets(self._source.name, offset, at)
         for number, found in wanted.items():
-            if number not in at:
-                known = ", ".join(map(str, at))
-                raise DeclarationError(f"No partition {number} of {self._source.name} was read: {known} were.")
             if found > at[number]:
                 raise _further(self._source, _partitions(at), f"{number}:{found}")
         return self._from(at, wanted)
@@ -357,12 +349,11 @@ class Versions:
 
     def behind(self, place: Mapping[str, Any] | None) -> int | None:
         """The versions that were not read to their end."""
-        if place is None and self._source.start == "latest":
+        known, start = self.known(), self._source.start
+        if not known or (place is None and start == "latest"):
             return None
-        known = self.known()
-        if not known:
-            return None
-        return max(known[-1] + 1 - (place["reservoirVersion"] if place is not None else 0), 0)
+        first = place["reservoirVersion"] if place is not None else 0 if start == "earliest" else int(start)
+        return max(known[-1] + 1 - int(first), 0)
 
     def kept(self, place: Any) -> Back:
         """Where it is."""

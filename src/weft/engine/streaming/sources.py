@@ -208,7 +208,9 @@ class DeltaOrigin:
 
         files.refuse_elsewhere(self.connection)
         ready = connectors.ready(spark, self.connection)
-        found = delta.follow(ready, self.connection, self.name, self._source.max_files or _MAX_FILES)
+        found = delta.follow(
+            ready, self.connection, self.name, self._source.max_files or _MAX_FILES, self._source.start
+        )
         # Its rows do not tell when they came. The moment of the batch is in Spark's log, the same in every try of it.
         return found.select("*", F.current_timestamp().alias(EVENT_TS))
 

@@ -40,7 +40,7 @@ from weft.pipelines.streaming.spec import (
 from weft.pipelines.table import table_of
 from weft.project import Project, build_connection, current
 from weft.streams.declare import Stream
-from weft.systems.base import Connection, system_for, systems
+from weft.systems.base import Connection, system_for
 
 OPTIONS = (
     "name",
@@ -75,7 +75,6 @@ OPTIONS = (
 LATER = ("window", "join", "cdc", "watermark", "state_store")
 """Words that are known, and refused until what they stand for is there."""
 LATER_HINT = "This version has SQL, lookups and UDFs over each batch."
-LATER_KINDS = ("rabbitmq", "pubsub", "kinesis", "schema_registry")
 RESERVED_TABLE = "source"
 """What `transform_sql` calls the rows of a batch."""
 DEAD_LETTERS = ("topic", "stream", "table", "path")
@@ -181,8 +180,6 @@ def refuse_later(given: Mapping[str, Any], where: str) -> None:
 
 def connection_fields(kind: Any, where: str) -> tuple[str, ...]:
     """The fields of a connection of this kind."""
-    if isinstance(kind, str) and kind in LATER_KINDS and kind not in systems():
-        raise DeclarationError(f"{where}: the kind {kind!r} comes later.")
     if not isinstance(kind, str):
         raise DeclarationError(f"{where}: a kind is a text, not {kind!r}.")
     try:

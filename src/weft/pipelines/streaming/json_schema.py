@@ -12,7 +12,6 @@ import typing
 from collections.abc import Iterable
 from typing import Any
 
-from weft.pipelines.streaming.declare import LATER_KINDS
 from weft.pipelines.streaming.keys import TABLES, Key, connection_hints, file_hints
 from weft.pipelines.streaming.spec import can_be_source, places_of
 from weft.systems.base import system_for, systems
@@ -27,7 +26,7 @@ _TYPES: dict[Any, dict[str, Any]] = {
 
 def schema() -> dict[str, Any]:
     """The schema, with the kinds of connections that are installed."""
-    kinds = [kind for kind in systems() if kind not in LATER_KINDS]
+    kinds = list(systems())
     tables = {name: _table(name, kinds) for name in TABLES if name != "pipeline"}
     of_kinds = {f"{kind}_connection": {"properties": _fields(connection_hints(kind))} for kind in kinds}
     pipeline = _table("pipeline", kinds)

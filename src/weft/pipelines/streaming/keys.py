@@ -95,7 +95,10 @@ TABLES: dict[str, dict[str, Key]] = {
     "source": {
         **_CONNECTION,
         "query": Key("What is read: a topic, a prefix, a table of Delta, a stream's name."),
-        "start": Key("Where a new checkpoint begins: earliest, latest, or an offset of a stream.", ("text", "count")),
+        "start": Key(
+            "Where a new checkpoint begins: earliest, latest, an offset of a stream or topic, a version of Delta.",
+            ("text", "count"),
+        ),
         "max_rows": Key("The rows of one batch, for streams and topics.", ("count",)),
         "max_files": Key("The files of one batch.", ("count",)),
         **_DEAD_LETTER_TOPIC,

@@ -30,7 +30,7 @@ FILE_OPTIONS = tuple(each.name for each in fields(FileOptions))
 LOAD_OPTIONS = ("update_columns", "compare_columns", "deduplicate_by")
 """What a batch's load into a table takes. The others of `weft.load` are about rows that a batch does not have."""
 _DELTA = ("delta_local", "delta_s3")
-_STARTS = ("earliest", "latest")
+_START = r"earliest|latest|\d+(-\d+)?|\d+:\d+(,\d+:\d+)*"
 
 
 @dataclass(frozen=True, kw_only=True, init=False)
@@ -45,7 +45,8 @@ class Source:
     query: str | Stream
     """A topic of Kafka, a prefix of an object store, a table of Delta, a stream's name, or a declared stream."""
     start: str = "earliest"
-    """Where a new checkpoint begins: `earliest`, `latest`, or an offset of a stream."""
+    """Where a new checkpoint begins: `earliest`, `latest`, an offset of a stream or topic (`0:120,1:95` for its
+    partitions), or a version of Delta."""
     max_rows: int | None = None
     """Of one batch, for streams and topics."""
     max_files: int | None = None
@@ -72,9 +73,11 @@ class Source:
             raise DeclarationError(
                 f"{where}: query is a topic, a prefix, a table, a stream's name or a declared stream.",
             )
-        if not re.fullmatch(r"earliest|latest|\d+(-\d+)?", str(start)) or isinstance(start, bool):
+        if not re.fullmatch(_START, str(start)) or isinstance(start, bool):
             raise DeclarationError(
-                f"{where}: start is {start!r}.", hint="It can be 'earliest', 'latest' or an offset of a stream."
+                f"{where}: start is {start!r}.",
+                hint="It can be 'earliest', 'latest', an offset of a stream or topic ('0:120,1:95' for its "
+                "partitions), or a version of Delta.",
             )
         _set(
             self,
@@ -115,8 +118,12 @@ class Source:
         limit, other = ("max_rows", "max_files") if is_files else ("max_files", "max_rows")
         if getattr(self, limit) is not None:
             raise DeclarationError(f"{where}: {limit} is no limit of {connection.kind}.", hint=f"Use {other}.")
-        if is_files and self.start not in _STARTS:
+        if isinstance(connection, FileFields) and self.start != "earliest":
+            if self.start == "latest":
+                raise DeclarationError(f"{where}: files are read from the first on: leave start='latest' out.")
             raise DeclarationError(f"{where}: start={self.start!r} is an offset, and {connection.kind} has none.")
+        if ":" in self.start and connection.kind != "kafka":
+            raise DeclarationError(f"{where}: start={self.start!r} is offsets of partitions, which Kafka has.")
 
     def files(self, connection: FileFields) -> FileOptions:
         """How files of a connection are read."""

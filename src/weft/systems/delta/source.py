@@ -26,8 +26,12 @@ def read(spark: SparkSession, connection: Connection, table: str, schema: str | 
     return found.read()
 
 
-def follow(spark: SparkSession, connection: Connection, table: str, max_files: int) -> DataFrame:
-    """A streaming DataFrame of what is in a table, and then of what is added to it."""
+def follow(
+    spark: SparkSession, connection: Connection, table: str, max_files: int, start: str = "earliest"
+) -> DataFrame:
+    """A streaming DataFrame of what is in a table, and then of what is added to it; or of what was added by a version
+    and since, or of what is added from now on ("latest")."""
     path = DeltaTable(spark, connection, None, table).path
     read(spark, connection, table)  # refuses one that is not there
-    return spark.readStream.format("delta").option("maxFilesPerTrigger", max_files).load(path)
+    reader = spark.readStream.format("delta").option("maxFilesPerTrigger", max_files)
+    return (reader if start == "earliest" else reader.option("startingVersion", start)).load(path)

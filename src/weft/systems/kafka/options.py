@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from weft.errors import DeclarationError, SettingsError
 if TYPE_CHECKING:
     from weft.systems.kafka.connection import KafkaConnection
 
+PARTITION_OFFSETS = r"\d+:\d+(,\d+:\d+)*"
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _LOGIN = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
@@ -80,6 +82,28 @@ def topic_name(topic: str) -> str:
             f"{topic!r} cannot be a topic of Kafka.", hint="Letters, digits, dots, underscores and hyphens, up to 249."
         )
     return topic
+
+
+def partition_offsets(topic: str, text: str, partitions: Collection[int]) -> dict[int, int]:
+    """By partition the offset that a text says: one number for a topic of one partition, else `0:120,1:95`."""
+    if text.isdecimal():
+        if len(partitions) != 1:
+            example = ",".join(f"{number}:{text}" for number in sorted(partitions))
+            raise DeclarationError(
+                f"The topic {topic} has {len(partitions)} partitions, each with offsets of its own.",
+                hint=f"Say which: {example}",
+            )
+        return dict.fromkeys(partitions, int(text))
+    if not re.fullmatch(PARTITION_OFFSETS, text):
+        raise DeclarationError(
+            f"{text!r} is no offset of the topic {topic}.", hint="One number, or partition:offset, as in 0:120,1:95."
+        )
+    found = {int(number): int(offset) for number, offset in (each.split(":") for each in text.split(","))}
+    for number in found:
+        if number not in partitions:
+            known = ", ".join(map(str, sorted(partitions)))
+            raise DeclarationError(f"The topic {topic} has no partition {number}.", hint=f"It has {known}.")
+    return found
 
 
 def _quoted(text: str) -> str:

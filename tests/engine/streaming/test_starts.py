@@ -1,0 +1,127 @@
+"""Where a new checkpoint begins, and how a pipeline is tuned, in each way to say it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import weft
+from engine.streaming.conftest import declare, rows, run_once
+from servers import wait_until
+from weft.engine.streaming import batch
+from weft.engine.streaming.query import Query
+from weft.pipelines.streaming.declare import make
+from weft.pipelines.streaming.spec import StreamingPipeline
+from weft.project import Project
+
+pytestmark = pytest.mark.usefixtures("plain_spark", "here")
+
+
+def test_offsets_of_a_topic(kafka: Any) -> None:
+    from confluent_kafka import Producer
+
+    broker = weft.KafkaConnection(kafka.bootstrap, name="broker")
+    one, two = kafka.create_topic(), kafka.create_topic(partitions=2)
+    kafka.produce(one, [json.dumps({"n": n}).encode() for n in range(5)])
+    run_once(name="one", sources=[weft.Source(connection=broker, query=one, start=3)], target_table=(None, "copies"))
+    assert rows("copies", "n") == [(3,), (4,)]
+    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    for n in range(10):
+        producer.produce(two, json.dumps({"n": n}).encode(), partition=n % 2)
+    producer.flush()
+    # A partition that is not named begins with the earliest.
+    run_once(
+        name="two", sources=[weft.Source(connection=broker, query=two, start="0:3")], target_table=(None, "second")
+    )
+    assert [n for (n,) in rows("second", "n")] == [1, 3, 5, 6, 7, 8, 9]
+    with pytest.raises(weft.DeclarationError, match=r"has 2 partitions.*\n.*Say which: 0:3,1:3"):
+        run_once(
+            name="three", sources=[weft.Source(connection=broker, query=two, start=3)], target_table=(None, "third")
+        )
+
+
+@pytest.mark.parametrize(("start", "expected"), [("latest", [3]), (1, [1, 2, 3])])
+def test_versions_of_delta(start: Any, expected: list[int]) -> None:
+    delta = weft.DeltaLocalConnection("lake", name="delta")
+    for n in range(3):
+        weft.load([{"n": n}], target="numbers", connection=delta)
+    source = weft.Source(connection=delta, query="numbers", start=start)
+    idle = threading.Event()
+    pipeline = make(name="copy", sources=[source], target="default", target_table="copies")
+    written: list[int] = []
+    query = Query(pipeline, idle=idle.set, written=lambda done: written.append(done.rows["copies"]))
+    query.start()
+    try:
+        assert idle.wait(120)  # it has seen what is there
+        weft.load([{"n": 3}], target="numbers", connection=delta)
+        wait_until(lambda: sum(written) == len(expected), "the rows", 120)
+    finally:
+        query.stop()
+        query.wait(60)
+    assert [n for (n,) in rows("copies", "n")] == expected
+
+
+FILE = """
+pipeline_name = "fast"
+profile = "low_latency"
+source_query = "events"
+[source]
+connection = "default"
+[target]
+connection = "default"
+[target.table]
+name = "copies"
+"""
+
+
+@pytest.mark.parametrize("way", ["call", "decorator", "file"])
+def test_the_low_latency_profile(way: str, here: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans of batches are not compiled, however it was said."""
+    from weft.operate.supervisor import supervise
+
+    events = declare(n="int64")
+    weft.publish_sync(events, {"n": 1})
+    seen: list[str] = []
+    run = batch.Batches.run
+
+    def watch(self: Any, frame: Any, *others: Any) -> Any:
+        seen.append(frame.sparkSession.conf.get("spark.sql.codegen.wholeStage"))
+        return run(self, frame, *others)
+
+    monkeypatch.setattr(batch.Batches, "run", watch)
+    options: dict[str, Any] = {
+        "source": events,
+        "target": "default",
+        "target_table": "copies",
+        "profile": "low_latency",
+    }
+    if way == "call":
+        weft.run_streaming_pipeline(name="fast", **options, once=True)
+    elif way == "file":
+        Path("pipeline.toml").write_text(FILE)
+        weft.run_pipeline("pipeline.toml", once=True)
+    else:
+        made: StreamingPipeline = weft.streaming_pipeline(name="fast", **options)(lambda: None)
+        from weft.operate.running import Running
+
+        supervise(made, Running(once=True))
+    assert seen == ["false"]
+    assert rows("copies", "n") == [(1,)]
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: weft.run_pipeline("x.toml", onec=True), "run_pipeline has no option 'onec'.\n.*'once'"),
+        (lambda: weft.run_pipeline("x.toml", metrics_port="many"), "metrics_port must be a port"),
+        (lambda: weft.run_streaming_pipeline(name="x", metric_port=1), "no option 'metric_port'.\n.*'metrics_port'"),
+        (lambda: weft.run_streaming_pipeline(name="x", profil="low_latency"), "no option 'profil'.\n.*'profile'"),
+    ],
+)
+def test_names_of_options(call: Any, said: str) -> None:
+    with pytest.raises(weft.WeftError, match=said):
+        call()
