@@ -51,7 +51,9 @@ def explained(what: str) -> Iterator[None]:
 
 
 def _telling_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    # Py4J's first line tells which call it was, and the next one why it failed.
+    lines = [line.strip().removeprefix(": ") for line in text.splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith("An error occurred while calling ")] or lines
     ours = [
         line for line in lines if "Error" in line and not line.startswith(("at ", "File ", "org.apache", "Traceback"))
     ]

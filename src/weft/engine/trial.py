@@ -28,6 +28,7 @@ class Trial:
         # Files are replaced whole, whatever columns they have; a Delta table keeps its own.
         if self.stored is not None and (load.mode != "truncate" or connection.kind.startswith("delta")):
             self.frame = rows.fitted(self.frame, self.stored.schema, load)
+            self.stored = rows.completed(self.stored, rows.grown(self.stored.schema, self.frame))
 
     def _stored(self, connection: Connection) -> Any:
         """The target's rows, or `None` where there is no such table."""

@@ -96,7 +96,7 @@ class Batches:
             self._refuse_bad(each)
             self._box.put(each.bad, checkpoint, batch_id, f"read {each.source}")
             lost += len(each.bad)
-        filled = [each for each in taken if each.size != 0]
+        filled = [each for each in (self._read(each, checkpoint) for each in taken) if each.size != 0]
         if filled:
             given, letters = self._given(filled, spark, checkpoint)
             self._box.put(letters, checkpoint, batch_id, "transform")
@@ -112,6 +112,12 @@ class Batches:
                     given.frame.unpersist()
         lost += sum(each.quarantined for each in counts.values())
         return Written(batch_id, {name: each.rows_read for name, each in counts.items()}, counts, lost)
+
+    def _read(self, taken: Taken, checkpoint: str) -> Taken:
+        if taken.read is None:
+            return taken
+        frame = taken.read(self._columns.types(taken.source, checkpoint))
+        return dataclasses.replace(taken, frame=frame, size=0 if frame is None else taken.size)
 
     def _refuse_bad(self, taken: Taken) -> None:
         if taken.bad and self.pipeline.transform_on_error == "fail" and self.pipeline.dead_letters is None:

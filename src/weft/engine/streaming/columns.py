@@ -27,8 +27,7 @@ class Columns:
         from pyspark.sql import functions as F
         from pyspark.sql.types import NullType, StructField
 
-        self._load(checkpoint)
-        known = self._known.setdefault(source, {})
+        known = self._of(source, checkpoint)
         found = {field.name: field for field in frame.schema}
         columns = []
         for name, field in found.items():
@@ -49,6 +48,12 @@ class Columns:
             self._store()
         return frame.select(*columns)
 
+    def types(self, source: str, checkpoint: str) -> dict[str, Any]:
+        """The types that the columns of a source had last."""
+        from pyspark.sql.types import StructField
+
+        return {name: StructField.fromJson(text).dataType for name, text in self._of(source, checkpoint).items()}
+
     def kept(self, source: str) -> list[pa.Field]:
         """All columns that a source has had."""
         from pyspark.sql.pandas.types import to_arrow_type
@@ -58,6 +63,10 @@ class Columns:
         found = {} if stored is None else stored["columns"].get(source, {})
         kinds = {name: StructField.fromJson(text).dataType for name, text in found.items()}
         return [pa.field(name, to_arrow_type(kind, timezone="UTC")) for name, kind in kinds.items()]
+
+    def _of(self, source: str, checkpoint: str) -> dict[str, Any]:
+        self._load(checkpoint)
+        return self._known.setdefault(source, {})
 
     def _read(self) -> dict[str, Any] | None:
         found = self._folder.read(self._path)

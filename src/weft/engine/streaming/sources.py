@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -37,6 +37,8 @@ class Taken:
     source: str
     reader: Reader | None = None
     frame: Any = None
+    read: Callable[[Mapping[str, Any]], Any] | None = None
+    """Of files: makes the DataFrame, of the types that columns had before; `None` where there are no rows."""
     packed: Packed | None = None
     """The rows of the DataFrame in a form that is faster to write, where they are written as they are."""
     size: int | None = None
@@ -176,21 +178,25 @@ class FileOrigin:
 
     def stream(self, spark: Any) -> Any:
         """The files that are there, each once."""
-        from weft.systems.objects import source as objects
+        from weft.systems.objects import following
 
         files.refuse_elsewhere(self.connection)
         spark = connectors.ready(spark, self.connection)
-        return objects.follow(spark, self.connection, self.name, self._source.max_files or _MAX_FILES)
+        return following.follow(spark, self.connection, self.name, self._source.max_files or _MAX_FILES)
 
     def take(self, frame: Any) -> Taken:
         """The rows of the files, with the columns that these have."""
-        from weft.systems.objects import source as objects
+        from weft.systems.objects import following
 
         changed = dict(map(tuple, frame.collect()))
         if not changed:
             return Taken(self.name, size=0)
-        with outcome.explained(f"read the files of {self.name}"):
-            return Taken(self.name, frame=objects.read_files(frame.sparkSession, self.connection, changed, EVENT_TS))
+
+        def read(known: Mapping[str, Any]) -> Any:
+            with outcome.explained(f"read the files of {self.name}"):
+                return following.read_files(frame.sparkSession, self.connection, self.name, changed, EVENT_TS, known)
+
+        return Taken(self.name, read=read)
 
 
 class DeltaOrigin:

@@ -14,7 +14,7 @@ from weft.systems.load import Counts, Load
 from weft.systems.objects import spark as sessions
 from weft.systems.objects.folder import folder_for
 from weft.systems.objects.lock import table_lock
-from weft.systems.objects.rows import checked_keys, fitted, refuse_empty, without_void
+from weft.systems.objects.rows import checked_keys, fitted, grown, refuse_empty, without_void
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -54,6 +54,11 @@ class _Write:
             self.frame = fitted(self.frame, columns, load)
             if self.table.has(load):
                 return Counts(replayed=True)
+            wanted = grown(columns, self.frame)
+            if len(wanted) > len(columns):
+                with self._alone():
+                    self.table.add(wanted, load)
+                sessions.reached("altered")
         sessions.reached("begun")
         if load.mode == "append" and not load.keys:
             return self._written(columns, self.frame, None)

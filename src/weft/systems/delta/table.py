@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+_log = logging.getLogger("weft.engine")
 ATTEMPTS = 20
 _LOOKED_AT = 100
 """So many commits of others may come between a commit of ours and the look at its counts."""
@@ -73,6 +75,21 @@ class DeltaTable:
                 empty.write.format("delta").mode("append").options(**properties(wanted)).save(self.path)
 
         retried(write, load)
+
+    def add(self, columns: StructType, load: Load) -> None:
+        """Give the table those of these columns that it lacks, in a commit of its own: nulls for the rows it has."""
+        from pyspark.sql.types import StructType
+
+        def alter() -> None:
+            stored = self.schema()
+            assert stored is not None
+            missing = StructType([field for field in columns if field.name not in stored.names])
+            if missing.fields:
+                ddl = self.spark._jsparkSession.parseDataType(missing.json()).toDDL()
+                self.spark.sql(f"ALTER TABLE {self.name} ADD COLUMNS ({ddl})")
+                _log.warning("The table %s has changed: ADD COLUMNS (%s)", load.name, ddl)
+
+        retried(alter, load)
 
     def check(self, load: Load, columns: StructType) -> None:
         """Refuse an scd2 load into a table that was made for something else."""

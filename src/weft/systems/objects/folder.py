@@ -12,7 +12,11 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import pyarrow as pa
+
 _COPIES_AT_ONCE = 8
+_HEAD = 64 * 1024
+_COMPRESSED = (".gz", ".bz2", ".zst")
 
 
 class Folder(ABC):
@@ -29,6 +33,19 @@ class Folder(ABC):
     @abstractmethod
     def read(self, path: str) -> bytes | None:
         """A file's contents, or `None` where there is none."""
+
+    @abstractmethod
+    def _start(self, path: str, size: int) -> bytes:
+        """The first bytes of a file."""
+
+    def head(self, path: str) -> bytes:
+        """What a file begins with, uncompressed: enough for a line."""
+        codec = pa.Codec.detect(path).name if path.endswith(_COMPRESSED) else None
+        if codec is None:
+            return self._start(path, _HEAD)
+        # Of bzip2 nothing can be read but whole blocks, of up to 900 kB.
+        with pa.input_stream(pa.py_buffer(self._start(path, 16 * _HEAD)), compression=codec) as stream:
+            return bytes(stream.read(_HEAD))
 
     @abstractmethod
     def create(self, path: str, data: bytes) -> bool:
@@ -76,6 +93,10 @@ class LocalFolder(Folder):
             return Path(path).read_bytes()
         except FileNotFoundError:
             return None
+
+    def _start(self, path: str, size: int) -> bytes:
+        with open(path, "rb") as file:
+            return file.read(size)
 
     def create(self, path: str, data: bytes) -> bool:
         folder = os.path.dirname(path)
@@ -172,6 +193,13 @@ class BucketFolder(Folder):
             if _is(error, "FileNotFoundException"):
                 return None
             raise
+
+    def _start(self, path: str, size: int) -> bytes:
+        stream = self.files.open(self._path(path))
+        try:
+            return bytes(stream.readNBytes(size))
+        finally:
+            stream.close()
 
     def create(self, path: str, data: bytes) -> bool:
         builder = self.files.createFile(self._path(path)).recursive()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 
-FORMATS = ("parquet", "csv", "json_lines", "orc")
+SPARK_FORMAT = {"parquet": "parquet", "csv": "csv", "json_lines": "json", "orc": "orc"}
+FORMATS = tuple(SPARK_FORMAT)
 EXTENSIONS = {"parquet": ".parquet", "csv": ".csv", "json_lines": ".json", "orc": ".orc"}
 """What the files that Spark writes end with."""
 

@@ -10,13 +10,13 @@ died, so that only the last entry can be unfinished. Readers take the last entry
 from __future__ import annotations
 
 import json
-import os
-import socket
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
+from weft.errors import BusyError
+from weft.systems import process
 from weft.systems.load import Load
 from weft.systems.objects.folder import Folder, LocalFolder
 from weft.systems.objects.options import FileOptions
@@ -43,6 +43,8 @@ class State:
     dialect: dict[str, Any] = field(default_factory=dict)
     """How its CSV files are written."""
     files: tuple[str, ...] = ()
+    narrow: tuple[tuple[int, int], ...] = ()
+    """Before the table got more columns: so many of the first files have so many of the first columns."""
     rows: int = 0
     ledger: dict[str, list[Any]] = field(default_factory=dict)
     """By writer: its last batch, and when that was."""
@@ -112,18 +114,21 @@ class Manifest:
         """A new folder to stage files in. Beside it is said whose it is, before it is there: a folder of nobody is one
         of the dead."""
         folder = f"{self.staging}/{uuid4().hex}"
-        owner = {"host": socket.gethostname(), "process": process_of(os.getpid()), "at": datetime.now(UTC).isoformat()}
-        self.folder.create(f"{folder}{_OWNER}", json.dumps({**owner, "load": _writer(load)}).encode())
+        owner = {"process": process.this_process(), "at": datetime.now(UTC).isoformat(), "load": _writer(load)}
+        self.folder.create(f"{folder}{_OWNER}", json.dumps(owner).encode())
         return folder
 
-    def commit(self, load: Load, staged: Staged, options: FileOptions, schema: str) -> State | None:
-        """Make staged files a table's; the state before it, or `None` where the load was there already."""
+    def commit(self, load: Load, staged: Staged, options: FileOptions, schema: str, before: str | None) -> State | None:
+        """Make staged files a table's; the state before it, or `None` where the load was there already. `before`: the
+        columns of the table that they were made for."""
         self.folder.flush(f"{staged.folder}/data/{name}" for name in staged.files)
         while True:
             state = self.finish()
             if state.has(load):
                 self._drop(staged.folder)
                 return None
+            if load.mode == "append" and state.files and state.schema not in (before, schema):
+                raise BusyError(f"{load.name} got other columns while this load wrote its files.", hint="Try again.")
             entry: dict[str, Any] = {
                 "version": state.version + 1,
                 "mode": load.mode,
@@ -211,9 +216,8 @@ class Manifest:
         if data is None:
             return True
         owner = json.loads(data)
-        if owner["host"] == socket.gethostname():
-            number = int(owner["process"].partition(":")[0])
-            return bool(process_of(number) != owner["process"])
+        if process.is_here(owner["process"]):
+            return process.is_gone(owner["process"])
         return now - datetime.fromisoformat(owner["at"]) > _FORGOTTEN
 
     @property
@@ -235,6 +239,9 @@ def _after(state: State, entry: dict[str, Any]) -> State:
     replaces = entry["mode"] == "truncate"
     ledger = {**state.ledger, entry["writer"]: [entry["batch"], entry["at"]]}
     at = datetime.fromisoformat(entry["at"])
+    narrow = () if replaces else state.narrow
+    if not replaces and state.files and state.schema != entry["schema"]:
+        narrow = (*narrow, (len(state.files), len(json.loads(state.schema or "{}")["fields"])))
     return replace(
         state,
         version=entry["version"],
@@ -242,6 +249,7 @@ def _after(state: State, entry: dict[str, Any]) -> State:
         dialect=entry["dialect"],
         schema=entry["schema"],
         files=(*(() if replaces else state.files), *entry["files"].values()),
+        narrow=narrow,
         rows=entry["rows"] + (0 if replaces else state.rows),
         ledger={
             writer: value
@@ -252,7 +260,7 @@ def _after(state: State, entry: dict[str, Any]) -> State:
 
 
 def _to_json(state: State) -> dict[str, Any]:
-    return {"files": list(state.files), "rows": state.rows, "ledger": state.ledger}
+    return {"files": list(state.files), "narrow": state.narrow, "rows": state.rows, "ledger": state.ledger}
 
 
 def _from_json(entry: dict[str, Any]) -> State:
@@ -263,6 +271,7 @@ def _from_json(entry: dict[str, Any]) -> State:
         dialect=entry["dialect"],
         schema=entry["schema"],
         files=tuple(whole["files"]),
+        narrow=tuple((files, columns) for files, columns in whole.get("narrow", ())),
         rows=whole["rows"],
         ledger=whole["ledger"],
     )
@@ -274,12 +283,3 @@ def _name(version: int, suffix: str) -> str:
 
 def _last(names: Any) -> int:
     return max((int(name[:20]) for name in names if name.endswith(_ENTRY) and name[:20].isdigit()), default=0)
-
-
-def process_of(number: int) -> str:
-    """A process of this machine, told from a later one with its number by when it began."""
-    try:
-        with open(f"/proc/{number}/stat", encoding="utf-8", errors="replace") as file:
-            return f"{number}:{file.read().rpartition(')')[2].split()[19]}"
-    except OSError:
-        return f"{number}:gone"

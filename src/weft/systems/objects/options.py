@@ -63,7 +63,35 @@ class FileOptions:
                     hint=f'Leave it out, or set format="{owner}".',
                 )
             checked[name] = _CHECKS[name](name, value)
-        return cls(format=chosen, **checked)
+        made = cls(format=chosen, **checked)
+        if chosen == "csv":
+            made._refuse_ambiguous()
+        return made
+
+    def _refuse_ambiguous(self) -> None:
+        """Refuse characters that cannot be told apart in a file."""
+        writer = self.spark_writer()
+        written = {"csv_delimiter": writer["sep"], "csv_quote": writer["quote"]}
+        if self.csv_escape is not None and self.csv_escape != writer["quote"]:
+            written["csv_escape"] = self.csv_escape
+        read: dict[str, Any] = {
+            name: self.read[name] for name in ("delimiter", "quote", "comment") if name in self.read
+        }
+        if self.read.get("escape", read["quote"]) != read["quote"]:
+            read["escape"] = self.read["escape"]
+        for where, found in (("", written), ("csv_read_options: ", read)):
+            for name, value in found.items():
+                same = next(each for each in found if found[each] == value)
+                if same != name:
+                    raise DeclarationError(
+                        f"{where}{same} and {name} are both {value!r}.", hint="Give one of them another character."
+                    )
+        bad = set(self.csv_null_value or "") & {*written.values(), "\r", "\n"} - {self.csv_escape}
+        if bad:
+            raise DeclarationError(
+                f"csv_null_value cannot hold {min(bad)!r}, which means something else in these files.",
+                hint='For example "\\\\N" or "NULL".',
+            )
 
     def with_format(self, format: str) -> FileOptions:
         """The same for files of another format: what is an option of this one does not carry over."""

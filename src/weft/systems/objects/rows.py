@@ -38,13 +38,21 @@ def without_void(frame: DataFrame) -> DataFrame:
 
 
 def fitted(frame: DataFrame, table: StructType, load: Load) -> DataFrame:
-    """The source's columns with the types of the table's, where no value can change by it; else a refusal."""
+    """The source's columns with the types of the table's, where no value can change by it; else a refusal. Columns that
+    the table lacks are refused too, unless it is to get them."""
     types = {field.name: field.dataType for field in table}
+    known = {name.lower() for name in types}
+    evolves = load.declared is not None and load.declared.on_drift == "evolve"
     chosen = []
     for field in frame.schema:
         wanted = types.get(field.name)
+        # One that differs in capitals alone is another column to some readers, and the same to others.
+        if wanted is None and evolves and field.name.lower() not in known:
+            chosen.append(column(field.name))
+            continue
         if wanted is None:
-            close = nearest(field.name, types)
+            alike = [name for name in types if name.lower() == field.name.lower()]
+            close = alike[0] if alike else nearest(field.name, types)
             hint = f"Did you mean {close!r}?" if close else f"Its columns: {', '.join(list(types)[:30])}."
             raise LoadRefusedError(
                 f"The table {load.name} has no column {field.name!r}, which the source has.", hint=hint
@@ -57,6 +65,27 @@ def fitted(frame: DataFrame, table: StructType, load: Load) -> DataFrame:
             )
         chosen.append(column(field.name).cast(wanted).alias(field.name))
     return frame.select(*chosen)
+
+
+def grown(table: StructType, frame: DataFrame) -> StructType:
+    """The columns of a table, and then those that a frame has beyond them."""
+    from pyspark.sql.types import StructField, StructType
+
+    more = [StructField(field.name, field.dataType) for field in frame.schema if field.name not in table.names]
+    return StructType([*table, *more])
+
+
+def completed(frame: DataFrame, columns: StructType) -> DataFrame:
+    """All of these columns in this order, null where a frame lacks one."""
+    from pyspark.sql import functions as F
+
+    present = set(frame.columns)
+    return frame.select(
+        *(
+            column(field.name) if field.name in present else F.lit(None).cast(field.dataType).alias(field.name)
+            for field in columns
+        )
+    )
 
 
 def _fits(frame: DataFrame, given: DataType, wanted: DataType) -> bool:

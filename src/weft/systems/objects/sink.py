@@ -13,12 +13,11 @@ from weft.systems.objects import parquet
 from weft.systems.objects import spark as sessions
 from weft.systems.objects.encoding import encoded, refuse_unwritable
 from weft.systems.objects.folder import folder_for
-from weft.systems.objects.formats import EXTENSIONS
+from weft.systems.objects.formats import EXTENSIONS, SPARK_FORMAT
 from weft.systems.objects.manifest import Manifest, Staged, State
 from weft.systems.objects.parquet import Rows
 from weft.systems.objects.paths import table_path
-from weft.systems.objects.rows import checked_keys, column, fitted, refuse_empty, without_void
-from weft.systems.objects.source import SPARK_FORMAT
+from weft.systems.objects.rows import checked_keys, column, completed, fitted, grown, refuse_empty, without_void
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -80,11 +79,13 @@ class _Load:
         self.connection, self.spark = connection, spark
         path = table_path(connection.root, load.schema, load.table)
         self.manifest = Manifest(folder_for(spark, path), path)
+        self._before: str | None = None
 
     def begin(self) -> State | None:
         """The table as it is, tidied; `None` where it has this load."""
         state = self.manifest.finish()
         self.manifest.sweep()
+        self._before = state.schema
         return None if state.has(self.load) else state
 
     def columns_to_keep(self, state: State) -> StructType | None:
@@ -108,7 +109,7 @@ class _Load:
             if not staged.rows and load.mode == "append":
                 manifest.abandon(folder)
                 return Counts()
-            before = manifest.commit(load, staged, self.options, columns.json())
+            before = manifest.commit(load, staged, self.options, columns.json(), self._before)
         except BaseException:
             manifest.abandon(folder)
             raise
@@ -172,9 +173,8 @@ class _Write(_Load):
             source.unpersist()
 
     def _aligned(self, state: State) -> DataFrame:
-        """All columns of the table in its order, because a CSV file knows them by nothing else."""
-        from pyspark.sql import functions as F
-
+        """All columns of the table in its order, because a CSV file knows them by nothing else; then those that the
+        table is to get."""
         table = self.columns_to_keep(state)
         if table is None:
             return self.frame
@@ -191,13 +191,7 @@ class _Write(_Load):
                     hint="Add to another table, or replace this one with mode='truncate'.",
                 )
         frame = fitted(self.frame, table, self.load)
-        present = set(frame.columns)
-        return frame.select(
-            *(
-                column(field.name) if field.name in present else F.lit(None).cast(field.dataType).alias(field.name)
-                for field in table
-            )
-        )
+        return completed(frame, grown(table, frame))
 
     def _stage(self, frame: DataFrame, folder: str) -> Staged:
         from pyspark.sql import Observation

@@ -1,0 +1,160 @@
+"""Files that come to a folder or bucket, each read once: which there are, and what is in those of one batch."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from weft.systems.objects import spark as sessions
+from weft.systems.objects.folder import place_of
+from weft.systems.objects.formats import format_from_path, is_tab_separated
+from weft.systems.objects.options import FileOptions
+from weft.systems.objects.reading import Partitions, read_alike
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import DataType
+
+    from weft.systems.objects.connection import ObjectStoreLocalConnection, ObjectStoreS3Connection
+
+_log = logging.getLogger("weft.engine")
+UNFINISHED = (".tmp", ".part", ".partial", ".inprogress", ".crdownload", ".filepart")
+"""How the names of files end that somebody still writes, and gives another name then."""
+_FOLDER_OF_PARTITION = re.compile(r"/([^/=]+)=[^/]*(?=/)")
+_OPENED_AT_ONCE = 8
+
+
+def follow(
+    spark: SparkSession,
+    connection: ObjectStoreLocalConnection | ObjectStoreS3Connection,
+    prefix: str,
+    max_files: int,
+) -> DataFrame:
+    """A streaming DataFrame of the files under a prefix, each once, whatever its name: path and time of change.
+
+    Only which files there are: what is in them is read later, by `read_files`, under whatever schema they have then.
+    """
+    sessions.configure(spark, connection)
+    found = (
+        spark.readStream.format("binaryFile")
+        .schema("path STRING, modificationTime TIMESTAMP, length BIGINT, content BINARY")
+        .option("recursiveFileLookup", True)
+        .option("maxFilesPerTrigger", max_files)
+        # Else files that are a week older than the newest would be passed over without a word.
+        .option("maxFileAge", "36500d")
+        # One that is gone by now, because it has another name, would stop the pipeline for ever.
+        .option("ignoreMissingFiles", True)
+        .load(_root(connection, prefix))
+    )
+    return found.select("path", "modificationTime")
+
+
+def _root(connection: ObjectStoreLocalConnection | ObjectStoreS3Connection, prefix: str) -> str:
+    return f"{connection.root}/{prefix.strip('/')}"
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What files must have in common to be read as one."""
+
+    format: str
+    delimiter: str | None
+    partitions: Partitions | None
+    header: bytes | None = None
+
+
+def read_files(
+    spark: SparkSession,
+    connection: ObjectStoreLocalConnection | ObjectStoreS3Connection,
+    prefix: str,
+    changed: Mapping[str, datetime],
+    time_column: str,
+    known: Mapping[str, DataType],
+) -> DataFrame | None:
+    """The rows of these files, and when each file was last changed; `None` where they have no columns.
+
+    `known` are the types that columns had in files before.
+    """
+    from pyspark.sql import functions as F
+
+    sessions.configure(spark, connection)
+    own: Any = sessions.own_session(spark, {})
+    frames = []
+    for kind, paths in _alike(own, connection, _root(connection, prefix), changed).items():
+        options = connection.options.with_format(kind.format)
+        for rows in _read(own, paths, options, kind, known):
+            if not rows.columns:
+                continue
+            moment = F.col("_metadata.file_modification_time")
+            if kind.format == "csv" and {"null_regex", "truncated_rows_ok"} & options.read.keys():
+                # Converted after they were read, they do not tell any more which file they are from.
+                moment = F.lit(max(changed[path] for path in paths))
+            frames.append(rows.withColumn(time_column, moment))
+    if not frames:
+        return None
+    return functools.reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames)
+
+
+def _read(
+    spark: Any, paths: list[str], options: FileOptions, kind: _Kind, known: Mapping[str, DataType]
+) -> list[DataFrame]:
+    try:
+        return [read_alike(spark, paths, options, kind.delimiter, kind.partitions, known)]
+    except Exception as error:
+        if "CANNOT_MERGE" not in str(error) or len(paths) == 1:
+            raise
+        # Columns of one name have several types. A union knows which of them holds both.
+        return [read_alike(spark, [path], options, kind.delimiter, kind.partitions, known) for path in paths]
+
+
+def _alike(
+    spark: Any,
+    connection: ObjectStoreLocalConnection | ObjectStoreS3Connection,
+    root: str,
+    paths: Mapping[str, datetime],
+) -> dict[_Kind, list[str]]:
+    given, found = connection.options, dict[_Kind, list[str]]()
+    for path in paths:
+        if path.lower().endswith(UNFINISHED):
+            _log.warning("%s is passed by: the end of its name says that it is still written", path)
+            continue
+        name = given.format if connection.format is not None else format_from_path(path) or given.format
+        delimiter = "\t" if is_tab_separated(path) and "delimiter" not in (given.csv_read_options or {}) else None
+        found.setdefault(_Kind(name, delimiter, _partitions(path, root)), []).append(path)
+    if not any(kind.format == "csv" and len(each) > 1 for kind, each in found.items()):
+        return found
+    read = given.with_format("csv").read
+    if not read["has_header"]:
+        return found
+    # A file of CSV has its columns by their places, which its header tells, each file's its own.
+    several = dict[_Kind, list[str]]()
+    with ThreadPoolExecutor(_OPENED_AT_ONCE) as pool:
+        for kind, each in found.items():
+            is_csv = kind.format == "csv"
+            look = functools.partial(_header, spark, read.get("comment"))
+            for path, header in zip(each, pool.map(look, each) if is_csv else [None] * len(each), strict=True):
+                several.setdefault(_Kind(kind.format, kind.delimiter, kind.partitions, header), []).append(path)
+    return several
+
+
+def _partitions(path: str, root: str) -> Partitions | None:
+    """The columns that the folders of a file have in their names, below the prefix that is followed."""
+    start = path.find(root)
+    end = start + len(root)
+    if start < 0 or (first := _FOLDER_OF_PARTITION.search(path, end)) is None:
+        return None
+    return Partitions(path[: first.start()], tuple(_FOLDER_OF_PARTITION.findall(path, end)))
+
+
+def _header(spark: Any, comment: str | None, path: str) -> bytes:
+    """The first line of a file that is no comment."""
+    folder, place = place_of(spark, path)
+    lines = folder.head(place).splitlines()
+    skipped = comment.encode() if comment else None
+    return next((line for line in lines if line and (skipped is None or not line.startswith(skipped))), b"")

@@ -1,0 +1,184 @@
+"""Files of one format that anybody may have written, as a DataFrame with types that their rows tell."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from weft.systems.objects.formats import SPARK_FORMAT
+from weft.systems.objects.options import FileOptions
+from weft.systems.objects.rows import column
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import DataType, StructType
+
+_INFER = 1000
+"""From so many rows the types of a CSV file are told unless `schema_infer_max_records` says otherwise."""
+_MORE = "_weft_more"
+
+
+@dataclass(frozen=True)
+class Partitions:
+    """Columns that folders have in their names: `base/year=2026/month=1/…`."""
+
+    base: str
+    names: tuple[str, ...]
+
+
+def read_alike(
+    spark: Any,
+    paths: list[str],
+    options: FileOptions,
+    delimiter: str | None = None,
+    partitions: Partitions | None = None,
+    known: Mapping[str, DataType] | None = None,
+) -> DataFrame:
+    """The rows of files of one format.
+
+    Where files are followed, `known` are the types that their columns had before: what was a text remains one, and a
+    column that has had nothing but nulls has no type yet.
+    """
+    reader = spark.read.format(SPARK_FORMAT[options.format]).options(**options.spark_reader())
+    if delimiter is not None:
+        reader = reader.option("sep", delimiter)
+    if partitions is not None:
+        reader = reader.option("basePath", partitions.base)
+    frame: DataFrame
+    if options.format == "csv":
+        return _csv(spark, reader, paths, options.read, partitions.names if partitions else (), known)
+    if options.format == "json_lines":
+        lines, most = spark.read.text(paths).select("value"), options.read.get("schema_infer_max_records")
+        # All of them, unless told: a key that is in none of the rows that are looked at would be lost.
+        schema = _inferred(spark, lines if most is None else lines.limit(most), "json", {})
+        frame = reader.schema(schema).load(paths)
+        if known is not None:
+            schema, void = _settled(spark, schema, known, frame, frame)
+            frame = _without_types(reader.schema(schema).load(paths), void)
+    else:
+        # Else the columns of one file count for all.
+        frame = reader.option("mergeSchema", True).load(paths)
+    return frame
+
+
+def _csv(
+    spark: Any,
+    reader: Any,
+    paths: list[str],
+    read: dict[str, Any],
+    partitions: Collection[str],
+    known: Mapping[str, DataType] | None,
+) -> DataFrame:
+    """CSV files with types that their first rows tell.
+
+    Where Spark's reader cannot do what is asked (nulls by a pattern, rows that are cut off), all is read as texts and
+    converted here: a value that does not fit is an error either way.
+    """
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    # A file with another header is an error: it would be read by the places of its columns, whatever they are called.
+    reader = reader.option("enforceSchema", False)
+    texts: DataFrame = reader.option("inferSchema", False).load(paths)
+    names = [name for name in texts.columns if name not in partitions]
+    pattern, is_cut = read.get("null_regex"), read.get("truncated_rows_ok", False)
+    if is_cut:
+        fields = [StructField(name, StringType()) for name in (*names, _MORE)]
+        texts = reader.option("mode", "PERMISSIVE").option("enforceSchema", True).schema(StructType(fields)).load(paths)
+        too_many = F.raise_error(F.lit(f"A row has more than {len(names)} values"))
+        kept = F.when(column(_MORE).isNull(), column(names[0])).otherwise(too_many)
+        texts = texts.withColumn(names[0], kept).drop(_MORE)
+    if pattern is not None:
+        # Of the whole value: a pattern that should match a part says so itself.
+        texts = texts.withColumns(
+            {name: F.when(~F.rlike(column(name), F.lit(pattern)), column(name)) for name in names}
+        )
+    rows = texts.select(*map(column, names))
+    sample = rows.limit(read.get("schema_infer_max_records", _INFER))
+    # One text a row in Spark's own dialect, for its own inference.
+    lines = sample.select(F.to_csv(F.struct(*map(column, names)), {"quoteAll": "true", "escape": '"'}).alias("value"))
+    schema = _inferred(spark, lines, "csv", {"inferSchema": "true", "escape": '"'}, names)
+    void: set[str] = set()
+    if known is not None:
+        schema, void = _settled(spark, schema, known, sample, rows)
+        if len(void) == len(names) and rows.isEmpty():
+            return texts.select()
+    if pattern is None and not is_cut:
+        texts = reader.schema(schema).load(paths)
+    else:
+        texts = texts.withColumns({field.name: column(field.name).cast(field.dataType) for field in schema})
+    return _without_types(texts, void)
+
+
+def _without_types(frame: DataFrame, names: Collection[str]) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    return frame.withColumns({name: F.lit(None) for name in names}) if names else frame
+
+
+def _settled(
+    spark: Any, schema: StructType, known: Mapping[str, DataType], sample: DataFrame, rows: DataFrame
+) -> tuple[StructType, set[str]]:
+    """The types under which rows are read that were looked at, and which columns have no value in any row."""
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    # What is taken for a text may be nothing but nulls.
+    doubtful = [each.name for each in schema if isinstance(each.dataType, StringType)]
+    empty = _empty(sample, [name for name in doubtful if known.get(name) != StringType()])
+    new = [name for name in empty if name not in known]
+    void = set(new) if rows is sample else _empty(rows, new)
+    types = {each.name: known.get(each.name, each.dataType) if each.name in empty else each.dataType for each in schema}
+    found = StructType([StructField(name, type) for name, type in types.items()])
+    return _lasting(spark, found, known), void
+
+
+def _empty(frame: DataFrame, names: Collection[str]) -> set[str]:
+    """Which of these columns have nothing but nulls."""
+    from pyspark.sql import functions as F
+
+    if not names:
+        return set()
+    counts = frame.agg(*(F.count(column(name)) for name in names)).collect()[0]
+    return {name for name, count in zip(names, counts, strict=True) if not count}
+
+
+def _lasting(spark: Any, schema: StructType, known: Mapping[str, DataType]) -> StructType:
+    """The types that columns had before, where these hold all that was found now."""
+    from pyspark.sql.types import NumericType, StringType, StructField, StructType
+
+    cast = spark._jvm.org.apache.spark.sql.catalyst.expressions.Cast
+    to_java = spark._jsparkSession.parseDataType
+
+    def chosen(name: str, now: DataType) -> DataType:
+        before = known.get(name)
+        if before is None or before == now:
+            return now
+        if isinstance(before, StringType):
+            return before
+        are_numbers = isinstance(before, NumericType) and isinstance(now, NumericType)
+        is_wider = are_numbers and cast.canUpCast(to_java(now.json()), to_java(before.json()))
+        return before if is_wider else now
+
+    return StructType([StructField(each.name, chosen(each.name, each.dataType)) for each in schema])
+
+
+def _inferred(
+    spark: Any, lines: DataFrame, format: str, options: dict[str, str], names: list[str] | None = None
+) -> StructType:
+    """The schema that Spark's own reader infers of these lines."""
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    reader = spark._jsparkSession.read()
+    for name, value in options.items():
+        reader = reader.option(name, value)
+    texts = getattr(lines._jdf, "as")(spark._jvm.org.apache.spark.sql.Encoders.STRING())
+    read = reader.csv(texts) if format == "csv" else reader.json(texts)
+    inferred = StructType.fromJson(json.loads(read.schema().json()))
+    if names is None:
+        return inferred
+    types = [field.dataType for field in inferred]
+    # A file without rows tells no types.
+    types += [StringType()] * (len(names) - len(types))
+    return StructType([StructField(name, type) for name, type in zip(names, types, strict=True)])
