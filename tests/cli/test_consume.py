@@ -102,7 +102,7 @@ def test_a_daemon(start: Any, run: Any) -> None:
 
     second = run("consume", "copies")
     assert second.returncode == 1
-    assert f"The pipeline 'copies' runs already, as process {process.pid}." in second.stderr
+    assert f"The pipeline 'copies' runs already, as process {process.pid} on " in second.stderr
 
     publish(5)
     second = json.loads(process.stdout.readline())
@@ -257,3 +257,19 @@ def test_on_a_terminal(on_a_terminal: Any) -> None:
     assert re.search(r"copies  starts  0 rows  0 rows/s", shown)
     assert "INFO: copies runs, with its checkpoint in " in shown
     assert shown.endswith("copies: 10 rows in 1 batch\n")
+
+
+def test_the_lag_on_a_terminal(on_a_terminal: Any) -> None:
+    """It is told with its unit, from the first moment on: a line that fails would show a traceback."""
+    Path("in").mkdir()
+    Path("in/a.json").write_text('{"n": 1}\n')
+    Path("pipes.py").write_text(
+        "import weft\n"
+        "files = weft.ObjectStoreLocalConnection('in', name='files', format='json_lines')\n"
+        "weft.streaming_pipeline(name='copies', source=files, source_query='/', target='out', target_table='copies',"
+        " every='100ms')(lambda: None)\n"
+    )
+    code, shown = on_a_terminal("consume", "copies", "--once")
+    assert code == 0
+    assert "Traceback" not in shown
+    assert re.search(r"copies .* lag \d files?", shown)

@@ -33,7 +33,7 @@ def consume_list(modules: tuple[str, ...], output: str) -> None:
         }
         for row in rows
     ]
-    print_table(shown, ["name", "sources", "targets", "mode", "delivery"], spare=["delivery", "mode"])
+    print_table(shown, ["name", "sources", "targets", "mode", "delivery"], spare=["mode", "delivery"])
 
 
 def declared(modules: tuple[str, ...]) -> dict[str, StreamingPipeline]:

@@ -125,7 +125,7 @@ class Events:
         """The events after it, at most; on Redis they are counted so far and no further."""
         log, start = self._log, self._source.start
         if place is None:
-            if start == "latest":
+            if start != "earliest" and not start.isdecimal():
                 return None
             place = log.floor() if start == "earliest" else int(start) - 1
         found: int = log.extent(place, log.head(), MOST_COUNTED)

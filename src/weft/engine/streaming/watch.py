@@ -100,8 +100,7 @@ class Lag:
 
     def told(self) -> dict[str, str]:
         """The same in words."""
-        units = {name: each.unit for name, each in self._scales.items()}
-        return {name: counted(count, units[name]) for name, count in self.now().items()}
+        return {name: counted(count, self._scales[name].unit) for name, count in self.now().items()}
 
     def consumed(self, watched: Sequence[Watched]) -> int:
         """How many rows the batch had, at most, as far as somebody knows."""

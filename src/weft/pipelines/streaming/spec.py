@@ -122,6 +122,8 @@ class Source:
             if self.start == "latest":
                 raise DeclarationError(f"{where}: files are read from the first on: leave start='latest' out.")
             raise DeclarationError(f"{where}: start={self.start!r} is an offset, and {connection.kind} has none.")
+        if "-" in self.start and "stream" not in places_of(connection.kind):
+            raise DeclarationError(f"{where}: start={self.start!r} is no version of Delta: one number is.")
         if ":" in self.start and connection.kind != "kafka":
             raise DeclarationError(f"{where}: start={self.start!r} is offsets of partitions, which Kafka has.")
 
