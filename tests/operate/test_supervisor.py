@@ -20,7 +20,7 @@ import weft
 from servers import wait_until
 from weft.engine.streaming.checkpoint import Checkpoint
 from weft.engine.streaming.watch import Lag
-from weft.operate.running import Restarts, Running
+from weft.operate.running import OPTIONS, Restarts, Running
 from weft.operate.supervisor import Supervisor
 from weft.operate.watcher import Report, Watcher
 from weft.pipelines.streaming.declare import make
@@ -216,6 +216,17 @@ def test_pauses(least: int, more: int, failures: int) -> None:
 def test_refused_settings(options: dict[str, Any], said: str) -> None:
     with pytest.raises(weft.SettingsError, match=said):
         Restarts(**options)
+
+
+def test_the_command_and_the_functions_take_the_same() -> None:
+    from weft.cli.consume import consume
+
+    taken = {each.name: each.default for each in consume.params}
+    assert set(OPTIONS) == taken.keys() - {"what", "every", "modules", "output"}
+    given = {name: taken[name] for name in ("metrics_host", "min_backoff_ms", "max_backoff_ms")}
+    assert Running(**given) == Running()
+    for function in (weft.run_streaming_pipeline, weft.run_pipeline):
+        assert all(f"`{name}`" in (function.__doc__ or "") for name in OPTIONS)
 
 
 # ---------------------------------------------------------------------------------------------------------- from Python
