@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
+from operator import countOf
 from typing import TYPE_CHECKING, Any
 from uuid import UUID as PythonUUID
 
@@ -434,21 +435,27 @@ def check_value(value: object, kind: FieldType) -> Any:
 
 
 _NONE = type(None)
+# To count one type takes three quarters of the time that a set of all takes.
+_USUAL: dict[str, type] = {"string": str, "bool": bool, "int32": int, "int64": int, "float64": float}
 
 
-def check_column(values: list[Any], kind: FieldType) -> list[Any] | None:
-    """The canonical column, or `None` where some value does not fit (then `check_value` tells which).
+def check_column(values: list[Any], kind: FieldType) -> tuple[list[Any] | None, bool]:
+    """The canonical column, or `None` where some value does not fit (then `check_value` tells which); and whether there
+    are nulls in it.
 
-    The common types are checked a column at a time, at the speed of C: their types by `set(map(type, …))`, then their
-    bounds.
+    The common types are checked a column at a time, at the speed of C: their types, then their bounds.
     """
-    kinds = set(map(type, values))
-    present = values
-    if _NONE in kinds:
-        kinds.discard(_NONE)
-        present = [v for v in values if v is not None]
+    usual = _USUAL.get(kind.base)
+    kinds = {usual} if usual and 0 < countOf(map(type, values), usual) == len(values) else set(map(type, values))
+    if _NONE not in kinds:
+        return _checked(values, values, kinds, kind), False
+    kinds.discard(_NONE)
     if not kinds:
-        return values
+        return values, True
+    return _checked(values, [v for v in values if v is not None], kinds, kind), True
+
+
+def _checked(values: list[Any], present: list[Any], kinds: set[type], kind: FieldType) -> list[Any] | None:
     base = kind.base
     if base == "string":
         if kinds == {str}:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from contextlib import suppress
 from itertools import groupby
 from queue import Empty, SimpleQueue
@@ -44,6 +44,7 @@ class Ticket:
         "events",
         "future",
         "key",
+        "keys",
         "lock",
         "loop",
         "publish_id",
@@ -68,6 +69,8 @@ class Ticket:
         self.encode = encode
         self.key = key
         """Names the publish; under the same one again its events are duplicates."""
+        self.keys: Set[str] | None = None
+        """Those of the events, where somebody has looked."""
         self.batches: list[Batch] | None = None
         self.appended: Appended | None = None
         """What became of the events that went to the stream itself, not to its quarantine."""
@@ -248,8 +251,10 @@ def _encode(group: Sequence[Ticket]) -> tuple[list[Batch], list[list[Ticket]]]:
             together = None
             if not is_ready:
                 stream = members[0].ready.stream
-                events = members[0].events if len(members) == 1 else [e for t in members for e in t.events]
-                encoded = encode_quickly(stream, log, events)
+                events, keys = members[0].events, members[0].keys
+                if len(members) > 1:
+                    events, keys = [event for ticket in members for event in ticket.events], None
+                encoded = encode_quickly(stream, log, events, keys)
                 if encoded is not None:
                     publishes = [(ticket.publish_id, len(ticket.events)) for ticket in members]
                     together = to_batch(stream, log, publishes, encoded, events)

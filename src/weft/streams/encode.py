@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, is_dataclass
+from operator import itemgetter
 from typing import Any
 
 from weft.errors import SchemaError, nearest
@@ -32,6 +33,8 @@ class Encoded:
     extra: list[str | None] | None = None
     quarantined: list[dict[str, Any]] = field(default_factory=list)
     kept: list[dict[str, Any]] | None = None
+    nulls: tuple[bool, ...] | None = None
+    """By column, whether it has nulls; `None` where nobody has looked."""
 
 
 def as_events(events: object, stream: Stream) -> list[dict[str, Any]]:
@@ -71,35 +74,45 @@ def _as_dict(given: object) -> str | None:
     return "Pass json.loads(text)." if isinstance(given, (str, bytes)) else None
 
 
-def known_keys(log: Log, events: list[dict[str, Any]]) -> bool:
-    """Whether every key of the events is a column: then their publish can be checked together with others."""
-    keys = events[0].keys() if len(events) == 1 else set().union(*events)
-    return bool(keys <= log.fields().keys())
+def keys_of(events: list[dict[str, Any]]) -> Set[str]:
+    """Every key of these events. Where all have as many, the first one's: `_columns` sees whether they are the same."""
+    keys = events[0].keys()
+    same = len(events) == 1 or sum(map(len, events)) == len(keys) * len(events)
+    return keys if same else set().union(*events)
 
 
-def encode_quickly(stream: Stream, log: Log, events: list[dict[str, Any]]) -> Encoded | None:
+def encode_quickly(
+    stream: Stream, log: Log, events: list[dict[str, Any]], keys: Set[str] | None = None
+) -> Encoded | None:
     """The short way; `None` where some event needs a closer look. Never touches the database."""
     fields = log.fields()
-    keys: set[str] = set(events[0]) if len(events) == 1 else set().union(*events)
-    if not keys <= fields.keys():
+    given = _columns(events, keys_of(events) if keys is None else keys)
+    if not given.keys() <= fields.keys():
         return None
     required = stream.validate_schema
-    if required and not keys <= stream.fields.keys():
+    if required and not given.keys() <= stream.fields.keys():
         return None  # a column that is there from an earlier declaration does not make a key valid
-    columns, values = [], []
+    columns, values, nulls = [], [], []
     for name, kind in fields.items():
-        if name in keys:
-            column = [event.get(name) for event in events]
-            checked = check_column(column, kind)
+        if name in given:
+            checked, has_nulls = check_column(given[name], kind)
             if checked is None or (log.forbidden and _has_forbidden(checked, kind, log.forbidden)):
                 return None
-            if required and None in column and not _optional(stream, name):
+            if required and has_nulls and not _optional(stream, name):
                 return None
             columns.append(name)
             values.append(checked)
+            nulls.append(has_nulls)
         elif required and name in stream.fields and not _optional(stream, name):
             return None
-    return Encoded(tuple(columns), values, len(events))
+    return Encoded(tuple(columns), values, len(events), nulls=tuple(nulls))
+
+
+def _columns(events: list[dict[str, Any]], keys: Set[str]) -> dict[str, list[Any]]:
+    try:
+        return {name: list(map(itemgetter(name), events)) for name in keys}
+    except KeyError:  # who has not all of them may have others
+        return {name: [event.get(name) for event in events] for name in set().union(*events)}
 
 
 def _optional(stream: Stream, name: str) -> bool:
@@ -285,7 +298,7 @@ def to_batch(
 
     An event without such a key has one under the `publish_key`: its number in the publish.
     """
-    batch = Batch(log, publishes, encoded.columns, encoded.values, encoded.extra)
+    batch = Batch(log, publishes, encoded.columns, encoded.values, encoded.extra, nulls=encoded.nulls)
     names = stream.key_fields if key_fields is None else key_fields
     if names:
         given = events if encoded.kept is None else encoded.kept

@@ -10,7 +10,7 @@ from weft.errors import SettingsError
 from weft.streams import retention
 from weft.streams.commit import Ticket
 from weft.streams.declare import Stream
-from weft.streams.encode import as_events, encode, known_keys, to_batch
+from weft.streams.encode import as_events, encode, keys_of, to_batch
 from weft.streams.runtime import Opened, open_beside, open_stream, opened
 from weft.systems.base import Connection
 from weft.systems.log import Batch
@@ -37,7 +37,7 @@ async def publish_to(ready: Opened, events: Any, idempotency_key: str | None = N
     """The same to a stream that is open."""
     ticket = _ticket(ready, events, idempotency_key)
     if ticket.events:
-        if ticket.key is not None or not known_keys(ready.log, ticket.events):
+        if not _can_wait(ticket):
             ticket.batches = await ready.hub.in_thread(_encode, ticket)
         await ready.hub.committer.publish_async(ticket)
         retention.look_soon(ready)
@@ -55,11 +55,20 @@ def publish_sync(
     ready = opened(stream, connection) or open_stream(stream, connection)
     ticket = _ticket(ready, events, idempotency_key)
     if ticket.events:
-        if ticket.key is not None or not known_keys(ready.log, ticket.events):
+        if not _can_wait(ticket):
             ticket.batches = _encode(ticket)
         ready.hub.committer.publish(ticket)
         retention.look_soon(ready)
     return _result(ticket)
+
+
+def _can_wait(ticket: Ticket) -> bool:
+    """Whether a publish can be checked together with others: it has no key of its own, and each of its events' keys is
+    a column."""
+    if ticket.key is not None:
+        return False
+    ticket.keys = keys_of(ticket.events)
+    return ticket.keys <= ticket.ready.log.fields().keys()
 
 
 def _ticket(ready: Opened, events: Any, key: str | None = None) -> Ticket:

@@ -47,6 +47,8 @@ class Batch:
     keys: list[bytes | None] | None = None
     """Idempotency keys, one an event; an event whose key was seen within `key_horizon` seconds is not stored again."""
     key_horizon: float = 0.0
+    nulls: tuple[bool, ...] | None = None
+    """By column, whether it has nulls; `None` where nobody has looked."""
 
     @property
     def count(self) -> int:
