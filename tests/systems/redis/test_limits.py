@@ -13,7 +13,7 @@ import weft
 from weft import StorageError, WeftError
 from weft.project import Project, use
 from weft.systems.redis.log import RedisLog
-from workers import declare, drain, log_of
+from workers import declare, drain, log_of, plain
 
 
 @pytest.fixture
@@ -71,6 +71,33 @@ def test_more_events_than_a_script_passes_at_once(on_own_server: Any) -> None:
     assert on_own_server.keys("weft:{orders}:*:worker") == []
     (group,) = weft.groups_sync("orders")
     assert (group["lag"], group["pending"]) == (0, 0)
+
+
+@pytest.mark.parametrize("is_full", [True, False], ids=["full", "with-nulls"])
+@pytest.mark.parametrize("count", [1, 15, 16, 49, 50, 999, 1000, 1001, 2500])
+def test_rows_around_what_a_script_reads_at_a_time(on_own_server: Any, count: int, is_full: bool) -> None:
+    """Every kind of column, as texts that end with a zero byte or not, with and without nulls and keys."""
+    kinds = {"n": "int64", "ratio": "float64", "text": "string", "raw": "bytes", "on": "bool", "more": "json"}
+    declare(fields=kinds)
+    events: list[dict[str, Any]] = [
+        {"n": -n, "ratio": n / 7, "text": f"\0ü{n}", "raw": b"\0\xff%d" % n, "on": n % 2 == 0, "more": {"n": [n]}}
+        for n in range(count)
+    ]
+    if not is_full:
+        for n, event in enumerate(events):
+            del event[list(kinds)[n % len(kinds)]]
+    assert weft.publish_sync("orders", events)["rows_quarantined"] == 0
+    again = [weft.publish_sync("orders", events, idempotency_key="once")["rows_deduplicated"] for _ in range(2)]
+    assert again == [0, count]
+    assert [plain(event) for event in drain("orders")] == events * 2
+
+
+@pytest.mark.parametrize("width", [1, 50, 51, 120])
+def test_as_many_columns_as_a_function_holds_and_more(on_own_server: Any, width: int) -> None:
+    declare(fields={f"f{n}": "string" for n in range(width)})
+    events = [{f"f{n}": f"{row} {n}" for n in range(width)} for row in range(60)]
+    weft.publish_sync("orders", events)
+    assert [plain(event) for event in drain("orders")] == events
 
 
 def test_nothing_is_left_of_what_was_settled(on_own_server: Any) -> None:

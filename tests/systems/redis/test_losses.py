@@ -57,7 +57,7 @@ def test_no_event_is_lost_with_a_key_of_the_books(streams: Project, client: Any,
     """Evicted, or deleted by hand: the group's pending entries are in Redis itself."""
     stream = declare(fields={"n": "int64"})
     weft.publish_sync(stream, [{"n": n} for n in range(6)])
-    events = weft.consume_sync(stream, "worker", 4, member="a", lease=0.02)
+    events = weft.consume_sync(stream, "worker", 4, member="a", lease=1)
     weft.nack_sync(stream, "worker", events[:2], reason="no")
     client.delete(f"weft:{{orders}}:{lost}:worker")
     found: set[int] = set()

@@ -18,7 +18,7 @@ from redis.retry import Retry
 from weft.errors import ConnectionFailedError, DeclarationError, SchemaError, WeftError
 from weft.systems.base import Connection
 from weft.systems.declare import declare
-from weft.systems.log import Appended, Batch
+from weft.systems.log import EXTRA, Appended, Batch
 from weft.systems.redis import client, durability, ids, scripts, values
 from weft.systems.redis.log import RedisLog
 from weft.types import FieldType
@@ -282,10 +282,6 @@ def _keys_of(batch: Batch) -> tuple[str, str, str]:
 _pack = msgspec.msgpack.Encoder().encode
 
 
-def _column(column: list[Any], kind: FieldType, is_full: bool) -> list[Any]:
-    return _raw(column) if kind.base == "bytes" else values.to_texts(column, kind, is_full=is_full)
-
-
 def _raw(column: Sequence[bytes | None]) -> list[Any]:
     """Bytes as the texts of MessagePack: Redis does not know its type for bytes."""
     return [None if v is None else msgspec.Raw(b"\xdb" + len(v).to_bytes(4, "big") + v) for v in column]
@@ -305,20 +301,35 @@ def _packed(batch: Batch) -> bytes:
 
 def _pack_batch(batch: Batch) -> bytes:
     fields = _log_of(batch).fields()
-    full = [None not in column for column in batch.values]
-    return _pack(
-        (
-            batch.columns,
-            [
-                _column(column, fields[name], is_full)
-                for name, column, is_full in zip(batch.columns, batch.values, full, strict=True)
-            ],
-            [publish_id for publish_id, _ in batch.publishes],
-            [count for _, count in batch.publishes],
-            all(full),
-            batch.extra,
-            None if batch.keys is None else _raw(batch.keys),
-            int(batch.key_horizon * 1e6),
-            ids.to_id(_log_of(batch).highest),
-        )
+    nulls = batch.nulls or [None in column for column in batch.values]
+    joined = [fields[name].base in values.NUMBERS and not has for name, has in zip(batch.columns, nulls, strict=True)]
+    columns = [
+        values.join_numbers(column) if is_joined else _pack_column(column, fields[name])
+        for name, column, is_joined in zip(batch.columns, batch.values, joined, strict=True)
+    ]
+    names = batch.columns
+    if batch.extra is not None:
+        names = (*names, EXTRA)
+        columns.append(_pack_values(batch.extra))
+    if batch.keys is not None:
+        columns.append(_pack_values(_raw(batch.keys)))
+    header = (
+        names,
+        [publish_id for publish_id, _ in batch.publishes],
+        [count for _, count in batch.publishes],
+        batch.extra is None and not any(nulls),
+        int(batch.key_horizon * 1e6),
+        ids.to_id(_log_of(batch).highest),
+        list(map(len, columns)),
+        joined,
     )
+    return b"".join((_pack(header), *columns))
+
+
+def _pack_column(column: list[Any], kind: FieldType) -> memoryview:
+    return _pack_values(_raw(column) if kind.base == "bytes" else values.to_texts(column, kind))
+
+
+def _pack_values(values: Sequence[Any]) -> memoryview:
+    """Values one after the other: a list's, without what it begins with."""
+    return memoryview(_pack(values))[1 if len(values) < 16 else 3 if len(values) < 1 << 16 else 5 :]

@@ -41,20 +41,19 @@ _TO_TEXT: dict[str, Callable[[Any], str]] = {
 }
 
 
-_NUMBERS = ("int32", "int64", "float32", "float64")
+NUMBERS = ("int32", "int64", "float32", "float64")
 _numbers = msgspec.json.Encoder().encode
 
 
-def to_texts(values: list[Any], kind: FieldType, *, is_full: bool) -> list[Any]:
-    """A column of canonical values as what entries hold; a null, which a full column has not, has no field there."""
+def join_numbers(values: list[Any]) -> bytes:
+    """Texts of numbers without nulls, each with a zero byte behind it. In one piece it takes a tenth of the time."""
+    return _numbers(values)[1:-1].replace(b",", b"\0") + b"\0"
+
+
+def to_texts(values: list[Any], kind: FieldType) -> list[Any]:
+    """A column of canonical values as what entries hold; a null has no field there."""
     write = _TO_TEXT.get(kind.base)
-    if write is None or not values:
-        return values
-    if not is_full:
-        return [None if v is None else write(v) for v in values]
-    if kind.base in _NUMBERS:
-        return _numbers(values).decode()[1:-1].split(",")  # in one piece it takes a tenth of the time
-    return list(map(write, values))
+    return values if write is None else [None if v is None else write(v) for v in values]
 
 
 # From a text that Weft wrote.

@@ -1,7 +1,9 @@
 -- Append batches to streams, all or nothing.
--- KEYS: for each batch its stream, meta and idempotency keys, or the stream again where it has none. ARGV: for each batch a MessagePack list of
--- {names, columns, publish ids, their counts, whether there are no nulls, extra or nil, keys or nil, horizon in
--- microseconds, an id that was given out}.
+-- KEYS: for each batch its stream, meta and idempotency keys, or the stream again where it has none.
+-- ARGV: for each batch a MessagePack list of {names, publish ids, their counts, whether there are no nulls, horizon in
+-- microseconds, an id that was given out, the bytes of each column, whether it is joined}, and behind it the columns:
+-- values one after the other, MessagePack or, of one that is joined, texts that end with a zero byte. There is a column
+-- for each name, and one more where there are keys.
 -- Gives for each batch whether the server knows the stream (it may have been flushed), 1 where it went back to an earlier
 -- state, and for each publish: first id, last id, how many were stored.
 
@@ -37,78 +39,96 @@ for i = 1, #KEYS do
   end
 end
 
--- XADD of many rows in which nothing is missing, each word an argument of its own: a table of them, unpacked for each
--- row, takes a fourth longer. For as many columns as a function can hold.
-local function adder(key, names, columns)
-  local width = #names
-  if width == 0 or width > 25 then return end
-  local locals, words, values = {}, {}, {}
-  for c = 1, width do
-    locals[2 * c - 1], locals[2 * c] = 'n' .. c, 'c' .. c
-    words[c] = 'n' .. c .. ', c' .. c .. '[row]'
-    values[2 * c - 1], values[2 * c] = names[c], columns[c]
+-- So many rows are read at a time: straight from a column to Lua's stack, which has no room for all.
+local ROWS = 1000
+
+-- So many values of a column, from the second on, and where the next ones are.
+local function take(data, is_joined, start, rows)
+  if is_joined then
+    local values = {0, struct.unpack(string.rep('s', rows), data, start + 1)}
+    return values, values[rows + 2] - 1
   end
-  local source = 'local call, key, ' .. table.concat(locals, ', ') .. ' = ...\n'
-    .. 'return function(id, first, last, publish)\n'
-    .. '  local from, to\n'
-    .. '  for row = first, last do\n'
-    .. "    to = call('XADD', key, id, " .. table.concat(words, ', ') .. ", '_weft_publish_id', publish)\n"
-    .. '    from = from or to\n'
-    .. '  end\n'
-    .. '  return from, to, last - first + 1\n'
-    .. 'end'
-  return loadstring(source)(call, key, unpack(values))
+  local values = {cmsgpack.unpack_limit(data, rows, start)}
+  return values, values[1]
+end
+
+-- XADD of many rows in which nothing is missing, each word an argument of its own: a table of them, unpacked for each
+-- row, takes a fourth longer. For as many columns as a function can hold, and more rows than it takes time to make.
+local function adder(width, rows)
+  if width == 0 or width > 50 or rows < 50 then return end
+  local names, columns, words = {}, {}, {}
+  for c = 1, width do
+    names[c], columns[c] = 'n' .. c, 'c' .. c
+    words[c] = 'n' .. c .. ', c' .. c .. '[row]'
+  end
+  return loadstring('local call, key, id, publish, first, last, names, columns = ...\n'
+    .. 'local ' .. table.concat(names, ', ') .. ' = unpack(names)\n'
+    .. 'local ' .. table.concat(columns, ', ') .. ' = unpack(columns)\n'
+    .. 'local from, to\n'
+    .. 'for row = first, last do\n'
+    .. "  to = call('XADD', key, id, " .. table.concat(words, ', ') .. ", '_weft_publish_id', publish)\n"
+    .. '  from = from or to\n'
+    .. 'end\n'
+    .. 'return from, to')
 end
 
 local results = {}
 for b = 1, #ARGV do
-  local key, meta, seen = KEYS[3 * b - 2], KEYS[3 * b - 1], KEYS[3 * b]
-  local names, columns, publishes, counts, is_full, extra, keys, horizon, given_out =
-    unpack(cmsgpack.unpack(ARGV[b]), 1, 9)
+  local key, meta, seen, data = KEYS[3 * b - 2], KEYS[3 * b - 1], KEYS[3 * b], ARGV[b]
+  local at, header = cmsgpack.unpack_limit(data, 1, 0)
+  local names, publishes, counts, is_full, horizon, given_out, sizes, joined = unpack(header, 1, 8)
+  local starts, columns, width, unread = {}, {}, #names, 0
+  for c = 1, #sizes do starts[c], at = at, at + sizes[c] end
+  for p = 1, #publishes do unread = unread + counts[p] end
   local ms, room, went_back = place_in(key, meta, given_out)
   local words = {'XADD', key, string.format('%d-*', ms)}
-  local width = #names
-  local add = is_full and not extra and not keys and adder(key, names, columns)
-  local row, answers, head = 0, {}, nil
+  local add = is_full and #sizes == width and adder(width, unread)
+  local row, upto, answers, head = 1, 0, {}, nil
   for p = 1, #publishes do
-    local first, last, stored = false, false, 0
-    if add and counts[p] > 0 and counts[p] <= room then
-      first, last, stored = add(words[3], row + 1, row + counts[p], publishes[p])
-      row, room = row + stored, room - stored
-    else
-      for _ = 1, counts[p] do
-        row = row + 1
-        local wanted = true
-        local unique = keys and keys[row]
-        if unique then
-          local score = call('ZSCORE', seen, unique)
-          wanted = not score or tonumber(score) < now - horizon
-          if wanted then call('ZADD', seen, string.format('%d', now), unique) end
+    local first, last, stored, left = false, false, 0, counts[p]
+    while left > 0 do
+      if row > upto then
+        local rows = math.min(unread, ROWS)
+        for c = 1, #sizes do
+          columns[c], starts[c] = take(data, joined[c], starts[c], rows)
         end
-        if wanted then
-          local at = 3
-          for c = 1, width do
-            local value = columns[c][row]
-            if value then
-              words[at + 1], words[at + 2] = names[c], value
-              at = at + 2
+        row, upto, unread = 2, rows + 1, unread - rows
+      end
+      local rows = math.min(left, upto - row + 1)
+      if add and rows <= room then
+        local from, to = add(call, key, words[3], publishes[p], row, row + rows - 1, names, columns)
+        first, last, stored, room = first or from, to, stored + rows, room - rows
+      else
+        for r = row, row + rows - 1 do
+          local wanted = true
+          local unique = #sizes > width and columns[width + 1][r]
+          if unique then
+            local score = call('ZSCORE', seen, unique)
+            wanted = not score or tonumber(score) < now - horizon
+            if wanted then call('ZADD', seen, string.format('%d', now), unique) end
+          end
+          if wanted then
+            local n = 3
+            for c = 1, width do
+              local value = columns[c][r]
+              if value then
+                words[n + 1], words[n + 2] = names[c], value
+                n = n + 2
+              end
             end
+            words[n + 1], words[n + 2] = '_weft_publish_id', publishes[p]
+            if room == 0 then
+              ms, room = ms + 1, SEQUENCES
+              words[3] = string.format('%d-*', ms)
+            end
+            room = room - 1
+            last = call(unpack(words, 1, n + 2))
+            first = first or last
+            stored = stored + 1
           end
-          if extra and extra[row] then
-            words[at + 1], words[at + 2] = '_weft_extra', extra[row]
-            at = at + 2
-          end
-          words[at + 1], words[at + 2] = '_weft_publish_id', publishes[p]
-          if room == 0 then
-            ms, room = ms + 1, SEQUENCES
-            words[3] = string.format('%d-*', ms)
-          end
-          room = room - 1
-          last = call(unpack(words, 1, at + 2))
-          first = first or last
-          stored = stored + 1
         end
       end
+      row, left = row + rows, left - rows
     end
     answers[p], head = {first, last, stored}, last or head
   end
