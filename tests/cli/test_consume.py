@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from servers import free_port, wait_until
+from weft.systems.process import host_of
 
 pytest.importorskip("pyspark")
 
@@ -187,7 +188,7 @@ def test_killed(start: Any) -> None:
     publish(10)
     killed = start("consume", "copies", "--format", "json")
     assert json.loads(killed.stdout.readline())["consumed"] == 10
-    jvm = int(json.loads(Path(".weft/checkpoints/copies~lock").read_text())["jvm"].partition(":")[0])
+    _, jvm = host_of(json.loads(Path(".weft/checkpoints/copies~lock").read_text())["jvm"])
     os.kill(jvm, signal.SIGSTOP)
     try:
         killed.kill()
@@ -235,7 +236,7 @@ def test_the_jvm_dies(start: Any) -> None:
     publish(10)
     process = start("consume", "copies", "--format", "json", "--restart-on-error", "--min-backoff-ms", "100")
     assert json.loads(process.stdout.readline())["consumed"] == 10
-    jvm = int(json.loads(Path(".weft/checkpoints/copies~lock").read_text())["jvm"].partition(":")[0])
+    _, jvm = host_of(json.loads(Path(".weft/checkpoints/copies~lock").read_text())["jvm"])
     os.kill(jvm, signal.SIGKILL)
     publish(5)
     batches = [json.loads(process.stdout.readline())]
