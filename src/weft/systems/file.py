@@ -89,8 +89,12 @@ class FileConnection(Connection):
             hint=f"{hint} The first load into it would make it.",
         )
 
+    def is_missing(self) -> bool:
+        """Whether the file is not there: the first load into it makes it."""
+        path = self.resolved().path or ""
+        return path != MEMORY and not os.path.exists(path)
+
     def refuse_missing(self) -> None:
         """Raise where there is nothing to be read."""
-        path = self.resolved().path or ""
-        if path != MEMORY and not os.path.exists(path):
+        if self.is_missing():
             raise self.missing()

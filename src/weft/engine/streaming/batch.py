@@ -29,6 +29,7 @@ from weft.errors import WeftError
 from weft.pipelines.streaming.spec import StreamingPipeline, Target
 from weft.project import current
 from weft.systems.base import Connection, system_for
+from weft.systems.file import FileConnection
 from weft.systems.load import KEY_LENGTH, Counts, Load
 from weft.systems.objects.spark import moved_to
 from weft.systems.sql.tables import SqlTables
@@ -325,6 +326,8 @@ def _columns(connection: Connection, tables: SqlTables | None, load: Load) -> fr
     """The columns that a target has now, in small letters; `None` where it is not there."""
     if tables is None:
         names = files.columns(session.spark(), connection, load)
+    elif isinstance(connection, FileConnection) and connection.is_missing():
+        names = None
     else:
         with tables.driver.session("read") as opened:
             columns = tables.columns(opened, load.schema, load.table)
