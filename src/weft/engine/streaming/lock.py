@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from weft.engine import connectors, outcome
-from weft.errors import BusyError
+from weft.errors import BusyError, StorageError
 from weft.systems import process
 from weft.systems.objects.folder import place_of
 from weft.systems.objects.lock import HeldError, Lease
@@ -115,10 +115,17 @@ class Lock:
         return _pid(noted) if noted is not None and _is_there(noted) else None
 
     def _note(self, **processes: str) -> None:
-        if self._held is not None:
+        if self._held is None:
+            return
+        try:
             self._held.truncate(0)
             self._held.write(json.dumps(processes))
             self._held.flush()
+        except OSError as error:
+            held, self._held = self._held, None
+            with suppress(OSError):  # it tries to write again, and lets go of the file all the same
+                held.close()
+            raise StorageError(f"The lock {self._file} cannot be written: {error.strerror}.") from None
 
     def _wait_for_jvm(self, jvm: str | None) -> None:
         if jvm is None or not _is_there(jvm):
