@@ -1,0 +1,148 @@
+"""A bad row at every position of a batch: it alone is a dead letter, with the reason and where it is from, and all
+others are stored once.
+
+There is a batch for each position. In full the batches have eight rows, else three: the first, one between, the last.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import weft
+from engine.streaming.conftest import declare, here, rows, run_once, way  # noqa: F401 - fixtures
+from faults.streaming_targets import Place, place_of  # noqa: F401 - fixture
+from faults.test_streaming_forgotten import forget_last_commit
+from weft.engine.streaming.dead import stream_of
+from weft.systems.base import system_for
+
+pytest.importorskip("pyspark")
+pytestmark = pytest.mark.usefixtures("here", "spark")
+
+
+@weft.udf(args=("Utf8",), returns="Int64")
+def parsed(texts: Any) -> Any:
+    import pyarrow as pa
+
+    return pa.array([int(each) for each in texts.to_pylist()], pa.int64())
+
+
+@pytest.fixture
+def size(pytestconfig: pytest.Config) -> int:
+    """How many rows a batch has, and how many batches there are."""
+    return 8 if pytestconfig.getoption("--full") else 3
+
+
+def batches(size: int) -> list[list[tuple[int, bool]]]:
+    """Numbers, and whether they are bad: the first of the first batch, the second of the second …"""
+    return [[(batch * size + place, place == batch) for place in range(size)] for batch in range(size)]
+
+
+def good_rows(size: int) -> list[tuple[int]]:
+    return [(n,) for each in batches(size) for n, is_bad in each if not is_bad]
+
+
+def bad_numbers(size: int) -> list[int]:
+    return [n for each in batches(size) for n, is_bad in each if is_bad]
+
+
+def letters() -> list[dict[str, Any]]:
+    return sorted(weft.consume_sync(stream_of("failed", None), "me"), key=lambda each: int(each["batch"]))
+
+
+@pytest.mark.parametrize(
+    "sql",
+    ["SELECT n, CAST(text AS INT) AS number FROM source", "SELECT n, parsed(text) AS number FROM source"],
+    ids=["sql", "udf"],
+)
+def test_rows_that_cannot_be_transformed(sql: str, way: str, size: int, project: Path) -> None:  # noqa: F811
+    events = declare(n="int64", text="string")
+    for each in batches(size):
+        weft.publish_sync(events, [{"n": n, "text": "many" if is_bad else str(n)} for n, is_bad in each])
+    pipeline: dict[str, Any] = {
+        "name": "numbers",
+        "source": weft.Source(query=events, max_rows=size),
+        "target_table": (None, "numbers"),
+        "transform_sql": sql,
+        "udfs": [parsed] if "parsed" in sql else [],
+        "transform_on_error": "dlq",
+        "dead_letter_stream": "failed",
+    }
+    run_once(**pipeline)
+    forget_last_commit(project / ".weft/checkpoints/numbers")
+    run_once(**pipeline)
+    assert sorted(rows("numbers", "n")) == good_rows(size)
+    found = letters()
+    payloads = [json.loads(each["payload"]) for each in found]
+    assert [(each["n"], each["text"]) for each in payloads] == [(n, "many") for n in bad_numbers(size)]
+    assert [each["offset"] for each in found] == [str(n + 1) for n in bad_numbers(size)]
+    assert [each["batch"] for each in found] == list(range(size))
+    assert all("'many'" in each["error"] for each in found)
+    assert {(each["stage"], each["source"]) for each in found} == {("transform", "events")}
+
+
+@pytest.mark.parametrize("mode", ["append", "merge"])
+@pytest.mark.parametrize("kind", ["sqlite", "postgres", "mysql", "duckdb"])
+def test_rows_that_do_not_fit(
+    kind: str,
+    mode: str,
+    way: str,  # noqa: F811
+    size: int,
+    place_of: Callable[[str], Place],  # noqa: F811
+    project: Path,
+) -> None:
+    connection = weft.connect(name="strict", **place_of(kind).connection)
+    tables = system_for(connection.kind).load_tables()(connection)
+    with tables.driver.session("publish") as session:
+        session.run("CREATE TABLE strict (n BIGINT PRIMARY KEY, amount BIGINT CHECK (amount < 1000))")
+    tables.close()
+    events = declare(n="int64", amount="int64")
+    for each in batches(size):
+        weft.publish_sync(events, [{"n": n, "amount": 1000 if is_bad else n} for n, is_bad in each])
+    pipeline: dict[str, Any] = {
+        "name": "strict",
+        "source": weft.Source(query=events, max_rows=size),
+        "target": connection,
+        "target_table": (None, "strict"),
+        "mode": mode,
+        "keys": ["n"] if mode == "merge" else [],
+        "dead_letter_stream": "failed",
+    }
+    run_once(**pipeline)
+    forget_last_commit(project / ".weft/checkpoints/strict")
+    run_once(**pipeline)
+    assert sorted(rows("strict", "n", connection)) == good_rows(size)
+    found = letters()
+    assert [json.loads(each["payload"])["n"] for each in found] == bad_numbers(size)
+    assert [each["batch"] for each in found] == list(range(size))
+    assert all(each["error"] for each in found)
+    assert {(each["stage"], each["source"], each["target"]) for each in found} == {("store", "events", "strict")}
+    assert rows("strict__quarantine", "*", connection) == []
+
+
+@pytest.mark.parametrize("bad", [b"{", b"\xff", b"[1]"], ids=["cut off", "no text", "no object"])
+def test_messages_that_cannot_be_read(bad: bytes, way: str, size: int, kafka: Any, project: Path) -> None:  # noqa: F811
+    topic = kafka.create_topic()
+    for each in batches(size):
+        kafka.produce(topic, [bad if is_bad else json.dumps({"n": n}).encode() for n, is_bad in each])
+    broker = weft.KafkaConnection(name="broker", bootstrap_servers=kafka.bootstrap)
+    pipeline: dict[str, Any] = {
+        "name": "messages",
+        "source": weft.Source(connection=broker, query=topic, max_rows=size),
+        "target_table": (None, "messages"),
+        "dead_letter_stream": "failed",
+    }
+    run_once(**pipeline)
+    forget_last_commit(project / ".weft/checkpoints/messages")
+    run_once(**pipeline)
+    assert sorted(rows("messages", "n")) == good_rows(size)
+    found = letters()
+    assert [each["offset"] for each in found] == [f"0:{n}" for n in bad_numbers(size)]
+    assert [each["batch"] for each in found] == list(range(size))
+    assert {each["payload"] for each in found} == {bad.decode(errors="backslashreplace")}
+    assert all(each["error"] for each in found)
+    assert {(each["stage"], each["source"]) for each in found} == {("read", topic)}

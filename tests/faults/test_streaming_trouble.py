@@ -1,0 +1,230 @@
+"""What a streaming pipeline stands on goes away, is silent or is full: it says so, or waits, and loses nothing."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import servers
+import weft
+from engine.streaming.conftest import declare, here, rows, run_once  # noqa: F401 - fixture
+from faults.test_disk_full import mounted
+from operate.test_supervisor import PATIENCE, QUICK, Witness, running, server  # noqa: F401 - fixture
+from servers import wait_until
+from weft.engine.streaming.query import Query
+from weft.operate.supervisor import Supervisor
+from weft.pipelines.streaming.declare import make
+
+pytestmark = pytest.mark.usefixtures("spark", "here")
+
+
+class Publishing:
+    """A thread that publishes an event every few milliseconds."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream, self.published = stream, 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Publishing:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.wait(0.02):
+            weft.publish_sync(self.stream, {"n": self.published})
+            self.published += 1
+
+
+class Idle(Witness):
+    """Counts the looks that found nothing, too."""
+
+    wants_idle = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looks = 0
+
+    def idle(self) -> None:
+        self.looks += 1
+
+
+def numbers(table: str, connection: Any = None) -> list[int]:
+    return sorted(n for (n,) in rows(table, "n", connection))
+
+
+# -------------------------------------------------------------------------------------------------------------- targets
+
+
+def test_the_target_is_down_for_a_minute(server: servers.Server, count: Callable[[int], int]) -> None:  # noqa: F811
+    events = declare(n="int64")
+    target = weft.PostgresConnection(server.create_database("target"), name="target")
+    pipeline = make(name="copy", source=events, target=target, target_table=(None, "copies"))
+    witness = Witness()
+    with Publishing(events) as publishing, running(Supervisor(pipeline, restarts=QUICK, watchers=[witness])):
+        wait_until(lambda: bool(witness.batches), "the first batch", PATIENCE)
+        server.stop()
+        threading.Event().wait(count(60))  # this is how long it is down
+        before = len(witness.batches)
+        wait_until(lambda: bool(witness.failures), "a failure", PATIENCE)
+        server.start()
+        wait_until(lambda: len(witness.batches) > before, "a batch", PATIENCE)
+    run_once(name="copy", source=events, target=target, target_table=(None, "copies"))
+    assert numbers("copies", target) == list(range(publishing.published))
+    assert all(isinstance(error, weft.ConnectionFailedError) for error, _ in witness.failures)
+
+
+def test_the_target_is_down_and_nobody_starts_it_again(server: servers.Server) -> None:  # noqa: F811
+    events = declare(n="int64")
+    target = weft.PostgresConnection(server.create_database("target"), name="target")
+    pipeline: dict[str, Any] = {"name": "copy", "source": events, "target": target, "target_table": (None, "copies")}
+    weft.publish_sync(events, [{"n": n} for n in range(5)])
+    run_once(**pipeline)
+    server.stop()
+    weft.publish_sync(events, [{"n": n} for n in range(5, 9)])
+    with pytest.raises(weft.ConnectionFailedError, match="Cannot open the connection"):
+        run_once(**pipeline)
+    server.start()
+    run_once(**pipeline)
+    assert numbers("copies", target) == list(range(9))
+
+
+def test_two_pipelines_into_one_table() -> None:
+    first, second = declare("first", n="int64"), declare("second", n="int64")
+    witnesses = [Witness(), Witness()]
+    supervisors = [
+        Supervisor(make(name=name, source=events, target="default", target_table=(None, "copies")), watchers=[witness])
+        for name, events, witness in zip("ab", (first, second), witnesses, strict=True)
+    ]
+    with running(supervisors[0]), running(supervisors[1]):
+        for n in range(0, 100, 10):
+            weft.publish_sync(first, [{"n": each} for each in range(n, n + 10)])
+            weft.publish_sync(second, [{"n": 1000 + each} for each in range(n, n + 10)])
+        wait_until(
+            lambda: all(sum(each.consumed for each in witness.batches) == 100 for witness in witnesses),
+            "both",
+            PATIENCE,
+        )
+    assert numbers("copies") == [*range(100), *range(1000, 1100)]
+
+
+def test_the_disk_of_the_checkpoint_is_full(tmp_path: Path) -> None:
+    events = declare(n="int64")
+    with mounted(tmp_path / "disk", 1) as disk:
+        pipeline: dict[str, Any] = {
+            "name": "copy",
+            "source": events,
+            "target_table": (None, "copies"),
+            "checkpoint": str(disk.folder / "checkpoint"),
+        }
+        weft.publish_sync(events, [{"n": n} for n in range(5)])
+        run_once(**pipeline)
+        disk.fill(leave=0)
+        weft.publish_sync(events, [{"n": n} for n in range(5, 9)])
+        with pytest.raises(weft.WeftError, match="No space left on device"):
+            run_once(**pipeline)
+        disk.free()
+        run_once(**pipeline)
+    assert numbers("copies") == list(range(9))
+
+
+# -------------------------------------------------------------------------------------------------------------- sources
+
+
+def test_a_source_that_is_silent(count: Callable[[int], int]) -> None:
+    """Looks ten times a second for a minute, and makes no batch of nothing."""
+    events = declare(n="int64")
+    witness = Idle()
+    pipeline = make(name="copy", source=events, target="default", target_table=(None, "copies"))
+    weft.publish_sync(events, {"n": 0})
+    with running(Supervisor(pipeline, watchers=[witness])):
+        wait_until(lambda: len(witness.batches) == 1, "the first batch", PATIENCE)
+        silent_from = witness.looks
+        wait_until(lambda: witness.looks >= silent_from + count(600), "looks", 600)
+        assert len(witness.batches) == 1
+        weft.publish_sync(events, {"n": 1})
+        wait_until(lambda: len(witness.batches) == 2, "the second batch", PATIENCE)
+    assert numbers("copies") == [0, 1]
+
+
+def test_the_database_of_the_stream_is_down(server: servers.Server) -> None:  # noqa: F811
+    source = weft.PostgresConnection(server.create_database("source"), name="source")
+    events = weft.stream(name="events", fields={"n": "int64"}, connection=source)(lambda: None)
+    pipeline = make(name="copy", source=events, target="default", target_table=(None, "copies"))
+    weft.publish_sync(events, {"n": 0})
+    witness = Witness()
+    with running(Supervisor(pipeline, restarts=QUICK, watchers=[witness])):
+        wait_until(lambda: bool(witness.batches), "the first batch", PATIENCE)
+        server.stop()
+        wait_until(lambda: len(witness.failures) >= 2, "failures", PATIENCE)
+        server.start()
+        weft.publish_sync(events, {"n": 1})
+        wait_until(lambda: len(witness.batches) == 2, "the second batch", PATIENCE)
+    assert numbers("copies") == [0, 1]
+    for error, _ in witness.failures:
+        assert isinstance(error, weft.WeftError)
+        assert "Traceback" not in str(error)
+    server.stop()
+    with pytest.raises(weft.WeftError, match="Cannot open the connection"):
+        run_once(name="copy", source=events, target="default", target_table=(None, "copies"))
+
+
+@pytest.fixture
+def query() -> Iterator[Callable[..., Query]]:
+    """`query(name=…)` runs a pipeline until the end of the test."""
+    started: list[Query] = []
+
+    def start(**declared: Any) -> Query:
+        made = Query(make(target="default", target_table=(None, "copies"), **declared))
+        made.start()
+        started.append(made)
+        return made
+
+    yield start
+    for each in started:
+        each.stop()
+
+
+def test_the_topic_is_deleted(kafka: Any, query: Callable[..., Query]) -> None:
+    topic = kafka.create_topic()
+    broker = weft.KafkaConnection(name="broker", bootstrap_servers=kafka.bootstrap)
+    kafka.produce(topic, [b'{"n": 0}'])
+    running_query = query(name="copy", source=broker, source_query=topic)
+    wait_until(lambda: _has("copies", 1), "the first row", PATIENCE)
+    kafka.admin.delete_topics([topic])[topic].result(30)
+    with pytest.raises(weft.WeftError, match=r"could not run copy: .*does not host this topic") as caught:
+        running_query.wait(PATIENCE)
+    assert "at org.apache" not in str(caught.value)
+    assert numbers("copies") == [0]
+
+
+def test_the_folder_is_removed(project: Path, query: Callable[..., Query]) -> None:
+    """What was read is stored; a folder that comes back is followed again."""
+    lake = weft.ObjectStoreLocalConnection(str(project / "lake"), name="lake", format="csv")
+    folder = project / "lake" / "raw"
+    folder.mkdir(parents=True)
+    (folder / "0.csv").write_text("n\n0\n")
+    running_query = query(name="copy", source=lake, source_query="raw")
+    wait_until(lambda: _has("copies", 1), "the first row", PATIENCE)
+    shutil.rmtree(folder)
+    assert running_query.wait(3) is False
+    folder.mkdir()
+    (folder / "1.csv").write_text("n\n1\n")
+    wait_until(lambda: _has("copies", 2), "the second row", PATIENCE)
+    assert numbers("copies") == [0, 1]
+
+
+def _has(table: str, count: int) -> bool:
+    try:
+        return len(rows(table, "n")) >= count
+    except weft.WeftError:  # it is not there yet
+        return False
