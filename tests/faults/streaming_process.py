@@ -159,8 +159,8 @@ def declared(targets: list[dict[str, Any]]) -> list[Any]:
     import weft
 
     made = []
-    for number, each in enumerate(targets):
-        connection = weft.connect(name=f"target_{number}", **each["connection"])
+    for each in targets:
+        connection = weft.connect(**each["connection"])
         about = dict(each["target"])
         if "stream" in about and connection.kind != "kafka":
             fields = {"n": "int64", "name": "string"}

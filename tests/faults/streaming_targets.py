@@ -59,7 +59,10 @@ class Place:
 
     def described(self) -> list[dict[str, Any]]:
         """As JSON, for another process."""
-        return [{"connection": self.connection, "target": each} for each in self.targets]
+        return [
+            {"connection": {"name": f"{self.kind}_{number}", **self.connection}, "target": each}
+            for number, each in enumerate(self.targets)
+        ]
 
     def declare(self) -> list[weft.Target]:
         return streaming_process.declared(self.described())
