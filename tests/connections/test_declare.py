@@ -63,7 +63,7 @@ def test_fields_are_inherited() -> None:
     [
         ({}, DeclarationError, "@connection class it: url or kind is missing"),
         ({"kind": "pulsar", "bootstrap_servers": "h:9092"}, NotFoundError, "Known kinds: .*mysql.*postgres.*sqlite"),
-        ({"kind": "schema_registry", "url": "http://h"}, NotFoundError, "Known kinds: .*mysql.*postgres.*sqlite"),
+        ({"kind": "oracle", "url": "http://h"}, NotFoundError, "Known kinds: .*mysql.*postgres.*sqlite"),
         ({"kind": "postgres", "url": "postgres://h", "prot": 1}, DeclarationError, "no field 'prot'"),
         ({"kind": "postgres"}, DeclarationError, "needs the field 'url'"),
     ],
