@@ -30,7 +30,7 @@ bench: ## measure speed, each number as a ratio to a yardstick of the same run
 faults: ## the fault tests with their full counts (the tests run a tenth of them)
 	@tools/setup-venv dev
 	@tools/setup-servers
-	.venv/bin/python -m pytest tests/faults --full --timeout=14400 $(ARGS)
+	.venv/bin/python -m pytest tests/faults tests/engine/streaming/test_replay.py --full --timeout=14400 $(ARGS)
 
 soak: ## a streaming pipeline for two hours (SOAK_MINUTES=120): every row there once, memory flat
 	@tools/setup-venv dev

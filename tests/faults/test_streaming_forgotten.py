@@ -15,7 +15,7 @@ from weft.engine.streaming import batch
 
 pytest.importorskip("pyspark")
 
-BRIEF = [("duckdb", "driver"), ("postgres", "tasks"), ("files", "driver"), ("stream", "tasks")]
+BRIEF = [("postgres", "tasks"), ("files", "driver")]
 FULL = [(kind, each) for kind in KINDS for each in ("driver", "tasks")]
 
 

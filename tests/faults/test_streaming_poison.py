@@ -37,6 +37,13 @@ def size(pytestconfig: pytest.Config) -> int:
     return 8 if pytestconfig.getoption("--full") else 3
 
 
+IN_BRIEF = {
+    "test_rows_that_cannot_be_transformed": {"driver-sql", "tasks-udf"},
+    "test_rows_that_do_not_fit": {"driver-sqlite-append", "tasks-postgres-merge"},
+    "test_messages_that_cannot_be_read": {"driver-cut off", "tasks-no object"},
+}
+
+
 def batches(size: int) -> list[list[tuple[int, bool]]]:
     """Numbers, and whether they are bad: the first of the first batch, the second of the second …"""
     return [[(batch * size + place, place == batch) for place in range(size)] for batch in range(size)]

@@ -31,6 +31,15 @@ from weft.project import current
 
 Where = Callable[[], dict[str, Any]]
 
+IN_BRIEF = {
+    "test_sql_that_is_mended": {"table"},
+    "test_values_of_every_type": {"sqlite", "postgres"},
+    "test_rows_that_a_target_takes_once_it_is_mended": {"sqlite", "postgres"},
+    "test_letters_without_a_count_of_replays": {"table"},
+    "test_a_letter_that_always_fails": {"stream"},
+    "test_killed_anywhere": {"table"},
+}
+
 
 @pytest.fixture(params=["table", "stream", "redis", "path", "topic", "bucket", "delta", "duckdb"])
 def where(request: pytest.FixtureRequest, project: Path, open_system: Any) -> Iterator[Where]:
