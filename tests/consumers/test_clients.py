@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import redis.asyncio
 
+import servers
 import weft
 from consumers.numbered import drained, fill, numbers
 
@@ -89,6 +93,26 @@ async def test_acks_of_lists(client: Any) -> None:
     assert await client.xack("s", "g", entries[3]) == await client.xack("s", "g", entries[:5]) == 1
     assert await client.xack("s", "g", iter(ids)) == 1
     assert (await client.xpending("s", "g")).consumers == {}
+
+
+async def test_connections_that_another_task_closes(need_server: Callable[[str], None]) -> None:
+    """As redis-py does after a failover, between looking at a connection and writing to it."""
+    need_server("redis-cluster")
+    cluster: Any = servers.shared("redis-cluster")
+    async with weft.RedisCluster("127.0.0.1", cluster.nodes[0].port) as client:
+        await client.initialize()
+        node = client.get_node_from_key("closed")
+        sent = 0
+        while sent < 100:
+            waiting = asyncio.create_task(client.xadd("closed", {"n": sent}))
+            for _ in range(sent % 7):  # somewhere in the middle
+                await asyncio.sleep(0)
+            for each in list(node._connections):
+                await each.disconnect(nowait=True)
+            with contextlib.suppress(redis.ConnectionError):  # of one that was waiting for its answer
+                await waiting
+            sent += 1
+        assert await client.xlen("closed") >= 50
 
 
 def test_without_redis_py() -> None:

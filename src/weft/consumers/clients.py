@@ -11,8 +11,11 @@ from weft.systems.base import require
 
 require("redis.asyncio", "redis")
 
+from redis import ConnectionError  # noqa: E402
 from redis import asyncio as aio  # noqa: E402
 
+# Each opens the connection anew. More than one is rare.
+_TRIES = 10
 _ENTRY_COMMANDS = ("XRANGE", "XREVRANGE", "XREAD", "XREADGROUP", "XCLAIM", "XAUTOCLAIM")
 
 
@@ -66,6 +69,18 @@ class RedisCluster(_Streams, aio.RedisCluster):  # type: ignore[misc]
     def __init__(self, host: str | None = None, port: int = 6379, **options: Any) -> None:
         super().__init__(host=host, port=port, **options)
         self._name_entries()
+
+    async def execute_command(self, *arguments: Any, **options: Any) -> Any:
+        """Send a command and wait for its answer."""
+        for _ in range(_TRIES):
+            try:
+                return await super().execute_command(*arguments, **options)
+            except AttributeError as error:
+                # redis-py writes to a connection that another task closed meanwhile, as failovers make it do. Nothing
+                # was sent.
+                if error.name != "writelines":
+                    raise
+        raise ConnectionError(f"{arguments[0]} was not sent: the connection was closed {_TRIES} times.")
 
 
 def _naming(parse: Any) -> Any:
