@@ -75,11 +75,16 @@ class LocalFolder(Folder):
     """Files of this machine."""
 
     def files_in(self, path: str) -> dict[str, int]:
+        sizes = {}
         try:
             with os.scandir(path) as found:
-                return {each.name: each.stat().st_size for each in found if each.is_file()}
+                for each in found:
+                    with suppress(FileNotFoundError):  # one that goes meanwhile: the others are there
+                        if each.is_file():
+                            sizes[each.name] = each.stat().st_size
         except FileNotFoundError:
             return {}
+        return sizes
 
     def folders_in(self, path: str) -> list[str]:
         try:
