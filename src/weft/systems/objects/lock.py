@@ -146,15 +146,16 @@ class Lease:
 
     def _beat(self) -> None:
         count = 0
-        mine = f"{self._home}/{_file(self._number)}"
+        own = _file(self._number)
         while not self._stop.wait(BEAT_SECONDS):
             count += 1
             before = _now()
             with suppress(Exception):  # it is tried again, until the lease ends
-                if self.folder.read(f"{mine}.claim") != self._claim or self.folder.read(f"{mine}.released") is not None:
+                names, claim = self._names(), self.folder.read(f"{self._home}/{own}.claim")
+                if f"{own}.claim" not in names or f"{own}.released" in names or claim != self._claim:
                     self._is_lost = True
                 else:
-                    self.folder.write(f"{mine}.beat", b"." * (count % 100))
+                    self.folder.write(f"{self._home}/{own}.beat", b"." * (count % 100))
                     self._renewed = before
             if self.is_lost:
                 self._is_lost = True
