@@ -132,3 +132,19 @@ def test_a_key_that_is_no_stream_any_more(streams: Project, client: Any) -> None
     client.set("orders", "text")
     with pytest.raises(weft.WeftError, match="WRONGTYPE"):
         list(batches)
+
+
+def test_a_range_is_bounded_by_the_entries_that_it_has(client: Any) -> None:
+    """Also where a value looks like an entry that is still to come: its id is taken for the last one of a page."""
+    declare(fields={"n": "int64", "note": "string"})
+    liar = "\r\n*2\r\n$15\r\n9999999999999-0\r\n*2\r\n"
+    events = [{"n": n, "note": liar if n % 5000 == 4999 else "plain"} for n in range(30_000)]
+    weft.publish_sync("orders", events)
+    log = log_of("orders")
+    floor, head = log.floor(), log.head()
+    for most in (1, 9_999, 10_000, 10_001, 23_456, 29_999):
+        bound = log.bound(floor, head, most)
+        rows = [row for batch in log.read_arrow(floor, bound, ["n"]) for row in batch.column("n").to_pylist()]
+        assert rows == list(range(most))
+    assert log.bound(floor, head, 30_000) == head
+    assert log.bound(log.bound(floor, head, 15_000), head, 20_000) == head
