@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ import weft
 from engine.streaming.conftest import declare, rows, run_once
 from servers import wait_until
 from weft.engine.streaming import batch
+from weft.engine.streaming.checkpoint import Checkpoint
 from weft.engine.streaming.query import Query
+from weft.engine.streaming.watch import Lag
 from weft.pipelines.streaming.declare import make
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.project import Project
@@ -63,6 +66,59 @@ def test_versions_of_delta(start: Any, expected: list[int]) -> None:
         query.stop()
         query.wait(60)
     assert [n for (n,) in rows("copies", "n")] == expected
+
+
+@pytest.mark.parametrize("kind", ["stream", "topic", "delta"])
+def test_the_end_is_remembered(kind: str, request: pytest.FixtureRequest, project: Path) -> None:
+    """A pipeline that saw nothing, and was ended before Spark wrote down where it began, begins there again."""
+    if kind == "topic":
+        kafka = request.getfixturevalue("kafka")
+        query, connection = kafka.create_topic(partitions=2), weft.KafkaConnection(kafka.bootstrap, name="broker")
+    else:
+        query = declare(n="int64") if kind == "stream" else "numbers"
+        connection = weft.DeltaLocalConnection("lake", name="delta") if kind == "delta" else None
+
+    def add(n: int) -> None:
+        if kind == "stream":
+            weft.publish_sync(query, {"n": n})
+        elif kind == "topic":
+            kafka.produce(query, [json.dumps({"n": n}).encode()])
+        else:
+            weft.load([{"n": n}], target=query, connection=connection)
+
+    source = weft.Source(connection=connection, query=query, start="latest")
+    checkpoint = project / ".weft/checkpoints/copy"
+
+    def start_and_end() -> None:
+        started = Query(make(name="copy", source=source, target="default", target_table="copies"))
+        started.start()
+        started.stop()
+        started.wait(60)
+        for log in ("offsets", "commits", "sources"):
+            shutil.rmtree(checkpoint / log, ignore_errors=True)
+
+    add(0)
+    start_and_end()
+    add(1)
+    start_and_end()
+    add(2)
+    lag = Lag([source], Checkpoint("copy"))
+    assert lag.now() == {source.name: 2}
+    run_once(name="copy", source=source, target_table="copies")
+    assert rows("copies", "n") == [(1,), (2,)]
+    # Forgotten with the checkpoint.
+    Checkpoint("copy").reset()
+    start_and_end()
+    add(3)
+    run_once(name="copy", source=source, target_table="copies")
+    assert rows("copies", "n") == [(1,), (2,), (3,)]
+
+
+def test_a_version_that_is_far_away() -> None:
+    delta = weft.DeltaLocalConnection("lake", name="delta")
+    weft.load([{"n": 0}], target="numbers", connection=delta)
+    with pytest.raises(weft.WeftError, match="version"):
+        run_once(name="copy", sources=[weft.Source(connection=delta, query="numbers", start=99)], target_table="copies")
 
 
 FILE = """

@@ -17,6 +17,7 @@ from uuid import uuid4
 
 from weft.engine.streaming.columns import Columns
 from weft.engine.streaming.lock import Lock
+from weft.engine.streaming.starts import Starts
 from weft.errors import DeclarationError, NotFoundError, StorageError, nearest
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.project import current
@@ -28,7 +29,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 # Between the name of a checkpoint and what a file beside it is for: no folder of a pipeline has one in its name.
 _BESIDE = "~"
 _REWOUND = "rewound"
-_COLUMNS = "columns.json"
+_COLUMNS, _STARTS = "columns.json", "starts.json"
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,11 @@ class Checkpoint:
         folder, path = place_of(spark, self.location)
         return Columns(folder, f"{path}/{_COLUMNS}")
 
+    def starts(self, spark: Any = None) -> Starts:
+        """Where its sources began, kept and moved like their columns."""
+        folder, path = place_of(spark, self.location)
+        return Starts(folder, f"{path}/{_STARTS}")
+
     def log_of(self, number: int) -> Path | None:
         """Where Spark keeps what a source has of its own, such as the names of files that were read."""
         return None if self.is_url else self.path / "sources" / str(number)
@@ -177,6 +183,8 @@ class Checkpoint:
         if (columns := self.path / _COLUMNS).exists():
             known = json.loads(columns.read_text(encoding="utf-8"))
             made[_COLUMNS] = json.dumps({**known, "checkpoint": json.loads(made["metadata"])["id"]})
+        if (starts := self.path / _STARTS).exists():
+            made[_STARTS] = starts.read_text(encoding="utf-8")
         for name, text in made.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             with (folder / name).open("w", encoding="utf-8") as file:

@@ -83,8 +83,9 @@ class Query:
             if self._idle is not None or any(each.wants_to_know for each in origins):
                 listen(spark, self._idle or (lambda: None), self._reached)
             self._batches = Batches(self.pipeline, origins, self.checkpoint.columns(spark))
+            starts = self.checkpoint.starts(spark).settle(sources)
             writer = (
-                joined([each.stream(spark) for each in origins])
+                joined([each.stream(spark, start) for each, start in zip(origins, starts, strict=True)])
                 .writeStream.foreachBatch(self._carry_out)
                 .queryName(self.pipeline.name)
                 .option("checkpointLocation", self.checkpoint.location)

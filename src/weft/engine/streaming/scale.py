@@ -54,6 +54,9 @@ class Scale(Protocol):
         """How many come after a place, at most; before the first batch the place is `None`, and so is the answer where
         the beginning is not known."""
 
+    def end(self) -> str:
+        """The `start` by which a source begins with what comes next."""
+
     def kept(self, place: Any) -> Back:
         """The place itself, for a source that goes on where it is."""
 
@@ -131,6 +134,10 @@ class Events:
         found: int = log.extent(place, log.head(), MOST_COUNTED)
         return found
 
+    def end(self) -> str:
+        """The next event."""
+        return str(self._log.head() + 1)
+
     def kept(self, place: int | None) -> Back:
         """Where it is."""
         return Back(place, None if place is None else place + 1)
@@ -184,6 +191,12 @@ class Messages:
 
         start, floors = self._source.start, kafka.earliest(self._connection, self._source.name)
         return floors if start == "earliest" else {**floors, **partition_offsets(self._source.name, start, floors)}
+
+    def end(self) -> str:
+        """The next message of each partition."""
+        from weft.systems.kafka import source as kafka
+
+        return ",".join(f"{number}:{end}" for number, end in kafka.latest(self._connection, self._source.name).items())
 
     def kept(self, place: Any) -> Back:
         """Where it is."""
@@ -255,6 +268,10 @@ class Files:
         self._seen.update(_plain(each["path"]) for each in entries(self._log, upto, self._upto))
         self._upto = upto
         return sum(path not in self._seen for path in _listed(self._connection, self._source.name))
+
+    def end(self) -> str:
+        """Files are read from the first on."""
+        raise AssertionError("refused where it is declared")
 
     def kept(self, place: Any) -> Back:
         """Where it is: all that was read stays read."""
@@ -354,6 +371,10 @@ class Versions:
             return None
         first = place["reservoirVersion"] if place is not None else 0 if start == "earliest" else int(start)
         return max(known[-1] + 1 - int(first), 0)
+
+    def end(self) -> str:
+        """The next version."""
+        return str(max(self.known(), default=-1) + 1)
 
     def kept(self, place: Any) -> Back:
         """Where it is."""

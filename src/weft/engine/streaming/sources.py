@@ -56,8 +56,8 @@ class Origin(Protocol):
 
     name: str
 
-    def stream(self, spark: Any) -> Any:
-        """The streaming DataFrame by which Spark follows it."""
+    def stream(self, spark: Any, start: str) -> Any:
+        """The streaming DataFrame by which Spark follows it, from `start` on where its checkpoint is new."""
 
     def take(self, frame: Any) -> Taken:
         """What the DataFrame of one micro-batch stands for."""
@@ -135,14 +135,14 @@ class LogOrigin:
         self._source, self._wait_seconds = source, wait_seconds
         self.name = source.name
 
-    def stream(self, spark: Any) -> Any:
+    def stream(self, spark: Any, start: str) -> Any:
         """The ranges of offsets that are there."""
         now = stream_reader(self._source.query, self._source.connection)
         offsets = ticks.Offsets(
             now.connection,
             now.stream_schema,
             now.stream,
-            self._source.start,
+            start,
             self._source.max_rows or ticks.MAX_ROWS,
             self._wait_seconds,
         )
@@ -176,7 +176,7 @@ class FileOrigin:
             # format either: then the names of the files do.
             self.connection = dataclasses.replace(connection, **vars(source.files(connection)))
 
-    def stream(self, spark: Any) -> Any:
+    def stream(self, spark: Any, start: str) -> Any:
         """The files that are there, each once."""
         from weft.systems.objects import following
 
@@ -206,7 +206,7 @@ class DeltaOrigin:
         self._source, self.connection = source, connection
         self.name = source.name
 
-    def stream(self, spark: Any) -> Any:
+    def stream(self, spark: Any, start: str) -> Any:
         """The rows of the table's commits."""
         from pyspark.sql import functions as F
 
@@ -214,9 +214,7 @@ class DeltaOrigin:
 
         files.refuse_elsewhere(self.connection)
         ready = connectors.ready(spark, self.connection)
-        found = delta.follow(
-            ready, self.connection, self.name, self._source.max_files or _MAX_FILES, self._source.start
-        )
+        found = delta.follow(ready, self.connection, self.name, self._source.max_files or _MAX_FILES, start)
         # Its rows do not tell when they came. The moment of the batch is in Spark's log, the same in every try of it.
         return found.select("*", F.current_timestamp().alias(EVENT_TS))
 
@@ -235,12 +233,12 @@ class KafkaOrigin:
         self._source, self.connection = source, connection
         self.name = source.name
 
-    def stream(self, spark: Any) -> Any:
+    def stream(self, spark: Any, start: str) -> Any:
         """The messages, as Spark's own connector gives them."""
         from weft.systems.kafka import source as kafka
 
         connectors.add(spark, "kafka")
-        start, most = self._source.start, self._source.max_rows or ticks.MAX_ROWS
+        most = self._source.max_rows or ticks.MAX_ROWS
         return kafka.stream(spark, self.connection, self.name, start=start, max_rows=most)
 
     def take(self, frame: Any) -> Taken:

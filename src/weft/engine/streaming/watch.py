@@ -31,9 +31,9 @@ class Watched:
         self.end: Any = None
         """The place that it was read to, as Spark told last: later than its own log."""
 
-    def stream(self, spark: Any) -> Any:
+    def stream(self, spark: Any, start: str) -> Any:
         """The streaming DataFrame by which Spark follows it."""
-        return self._origin.stream(spark)
+        return self._origin.stream(spark, start)
 
     def take(self, frame: Any) -> Taken:
         """What the DataFrame of one micro-batch stands for."""
@@ -68,8 +68,10 @@ class Lag:
     no more often than the answer is worth."""
 
     def __init__(self, sources: Sequence[Source], checkpoint: Checkpoint) -> None:
+        places: Sequence[Any] = ()
+        if not checkpoint.is_url:
+            places, sources = checkpoint.state().offsets, checkpoint.starts().known(sources)
         self._sources, self._checkpoint = {each.name: each for each in sources}, checkpoint
-        places = () if checkpoint.is_url else checkpoint.state().offsets
         self._places: dict[str, Any] = dict(zip(self._sources, places, strict=False))
         self._scales: dict[str, Scale] = {}
         self._batch: int | None = None

@@ -12,6 +12,8 @@ from weft.systems.objects.spark import configure
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+_FUTURE_VERSIONS = "spark.databricks.delta.changeDataFeed.timestampOutOfRange.enabled"
+
 
 def read(spark: SparkSession, connection: Connection, table: str, schema: str | None = None) -> DataFrame:
     """The rows of a table as they are at its newest commit."""
@@ -31,7 +33,10 @@ def follow(
 ) -> DataFrame:
     """A streaming DataFrame of what is in a table, and then of what is added to it; or of what was added by a version
     and since, or of what is added from now on ("latest")."""
-    path = DeltaTable(spark, connection, None, table).path
+    found = DeltaTable(spark, connection, None, table)
     read(spark, connection, table)  # refuses one that is not there
+    if start == str(found.version() + 1):
+        # Delta knows "latest", which is another version whenever it is asked, and else refuses one that is to come.
+        spark.conf.set(_FUTURE_VERSIONS, "true")
     reader = spark.readStream.format("delta").option("maxFilesPerTrigger", max_files)
-    return (reader if start == "earliest" else reader.option("startingVersion", start)).load(path)
+    return (reader if start == "earliest" else reader.option("startingVersion", start)).load(found.path)

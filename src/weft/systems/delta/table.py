@@ -50,7 +50,11 @@ class DeltaTable:
 
     def schema(self) -> StructType | None:
         """Its columns, or `None` where there is no table."""
-        return self.read().schema if self._snapshot().version() >= 0 else None
+        return self.read().schema if self.version() >= 0 else None
+
+    def version(self) -> int:
+        """Its newest; -1 where there is no table."""
+        return int(self._snapshot().version())
 
     def has(self, load: Load) -> bool:
         """Whether this load was committed: the table keeps the last batch of each writer in its own log."""
@@ -71,7 +75,7 @@ class DeltaTable:
         empty = self.spark.createDataFrame([], wanted)
 
         def write() -> None:
-            if self._snapshot().version() < 0:
+            if self.version() < 0:
                 empty.write.format("delta").mode("append").options(**properties(wanted)).save(self.path)
 
         retried(write, load)
@@ -104,7 +108,7 @@ class DeltaTable:
     def metrics(self, label: str) -> dict[str, int] | None:
         """What Delta counted in the commit with this label, or `None` where there is no such commit."""
         folder = folder_for(self.spark, self.path)
-        newest = int(self._snapshot().version())
+        newest = self.version()
         for version in range(newest, max(newest - _LOOKED_AT, -1), -1):
             # The file itself: DESCRIBE HISTORY takes a Spark job to say the same.
             for line in (folder.read(f"{self.path}/_delta_log/{version:020}.json") or b"").splitlines():
