@@ -16,7 +16,8 @@ import pyarrow as pa
 
 _COPIES_AT_ONCE = 8
 _HEAD = 64 * 1024
-_COMPRESSED = (".gz", ".bz2", ".zst")
+COMPRESSED = (".gz", ".bz2", ".zst")
+"""How the names of files end whose contents are compressed."""
 
 
 class Folder(ABC):
@@ -38,11 +39,11 @@ class Folder(ABC):
     def _start(self, path: str, size: int) -> bytes:
         """The first bytes of a file."""
 
-    def head(self, path: str) -> bytes:
-        """What a file begins with, uncompressed: enough for a line."""
-        codec = pa.Codec.detect(path).name if path.endswith(_COMPRESSED) else None
+    def head(self, path: str, size: int = _HEAD) -> bytes:
+        """What a file begins with, uncompressed: enough for a line. Of a compressed one it may be less than `size`."""
+        codec = pa.Codec.detect(path).name if path.endswith(COMPRESSED) else None
         if codec is None:
-            return self._start(path, _HEAD)
+            return self._start(path, size)
         # Of bzip2 nothing can be read but whole blocks, of up to 900 kB.
         with pa.input_stream(pa.py_buffer(self._start(path, 16 * _HEAD)), compression=codec) as stream:
             return bytes(stream.read(_HEAD))

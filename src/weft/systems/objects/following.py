@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from weft.systems.objects import spark as sessions
-from weft.systems.objects.folder import place_of
+from weft.systems.objects.folder import COMPRESSED, place_of
 from weft.systems.objects.formats import format_from_path, is_tab_separated
 from weft.systems.objects.options import FileOptions
 from weft.systems.objects.reading import Partitions, read_alike
+from weft.systems.objects.sampling import Head
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -28,6 +30,10 @@ UNFINISHED = (".tmp", ".part", ".partial", ".inprogress", ".crdownload", ".filep
 """How the names of files end that somebody still writes, and gives another name then."""
 _FOLDER_OF_PARTITION = re.compile(r"/([^/=]+)=[^/]*(?=/)")
 _OPENED_AT_ONCE = 8
+# How many bytes are read of files to see their headers and first rows: of all together, and of each at least.
+_HEADS, _HEAD = 1 << 20, 1 << 16
+# How many are held: those of thousands of files would fill the memory, and some say as much as all.
+_HEADS_HELD = 1 << 23
 
 
 def follow(
@@ -86,9 +92,9 @@ def read_files(
     sessions.configure(spark, connection)
     own: Any = sessions.own_session(spark, {})
     frames = []
-    for kind, paths in _alike(own, connection, _root(connection, prefix), changed).items():
-        options = connection.options.with_format(kind.format)
-        for rows in _read(own, paths, options, kind, known):
+    for kind, found in _alike(own, connection, _root(connection, prefix), changed).items():
+        options, paths = connection.options.with_format(kind.format), list(found)
+        for rows in _read(own, paths, options, kind, known, list(found.values())):
             if not rows.columns:
                 continue
             moment = F.col("_metadata.file_modification_time")
@@ -102,10 +108,15 @@ def read_files(
 
 
 def _read(
-    spark: Any, paths: list[str], options: FileOptions, kind: _Kind, known: Mapping[str, DataType]
+    spark: Any,
+    paths: list[str],
+    options: FileOptions,
+    kind: _Kind,
+    known: Mapping[str, DataType],
+    heads: Sequence[Head | None],
 ) -> list[DataFrame]:
     try:
-        return [read_alike(spark, paths, options, kind.delimiter, kind.partitions, known)]
+        return [read_alike(spark, paths, options, kind.delimiter, kind.partitions, known, heads)]
     except Exception as error:
         if "CANNOT_MERGE" not in str(error) or len(paths) == 1:
             raise
@@ -118,7 +129,8 @@ def _alike(
     connection: ObjectStoreLocalConnection | ObjectStoreS3Connection,
     root: str,
     paths: Mapping[str, datetime],
-) -> dict[_Kind, list[str]]:
+) -> dict[_Kind, dict[str, Head | None]]:
+    """The files that can be read as one, and what those of CSV begin with."""
     given, found = connection.options, dict[_Kind, list[str]]()
     for path in paths:
         if path.lower().endswith(UNFINISHED):
@@ -127,19 +139,21 @@ def _alike(
         name = given.format if connection.format is not None else format_from_path(path) or given.format
         delimiter = "\t" if is_tab_separated(path) and "delimiter" not in (given.csv_read_options or {}) else None
         found.setdefault(_Kind(name, delimiter, _partitions(path, root)), []).append(path)
-    if not any(kind.format == "csv" and len(each) > 1 for kind, each in found.items()):
-        return found
     read = given.with_format("csv").read
-    if not read["has_header"]:
-        return found
     # A file of CSV has its columns by their places, which its header tells, each file's its own.
-    several = dict[_Kind, list[str]]()
+    several, held = dict[_Kind, dict[str, Head | None]](), 0
     with ThreadPoolExecutor(_OPENED_AT_ONCE) as pool:
         for kind, each in found.items():
-            is_csv = kind.format == "csv"
-            look = functools.partial(_header, spark, read.get("comment"))
-            for path, header in zip(each, pool.map(look, each) if is_csv else [None] * len(each), strict=True):
-                several.setdefault(_Kind(kind.format, kind.delimiter, kind.partitions, header), []).append(path)
+            if kind.format != "csv" or not read["has_header"]:
+                several[kind] = dict.fromkeys(each)
+                continue
+            look = functools.partial(_head, spark, max(_HEADS // len(each), _HEAD))
+            for path, head in zip(each, pool.map(look, each), strict=True):
+                alike = several.setdefault(
+                    dataclasses.replace(kind, header=_header(head.text, read.get("comment"))), {}
+                )
+                held += len(head.text)
+                alike[path] = head if held < _HEADS_HELD else None
     return several
 
 
@@ -152,9 +166,14 @@ def _partitions(path: str, root: str) -> Partitions | None:
     return Partitions(path[: first.start()], tuple(_FOLDER_OF_PARTITION.findall(path, end)))
 
 
-def _header(spark: Any, comment: str | None, path: str) -> bytes:
-    """The first line of a file that is no comment."""
+def _head(spark: Any, size: int, path: str) -> Head:
     folder, place = place_of(spark, path)
-    lines = folder.head(place).splitlines()
+    text = folder.head(place, size)
+    return Head(text, len(text) < size and not place.endswith(COMPRESSED))
+
+
+def _header(head: bytes, comment: str | None) -> bytes:
+    """The first line of a file that is no comment."""
     skipped = comment.encode() if comment else None
+    lines = head.splitlines()
     return next((line for line in lines if line and (skipped is None or not line.startswith(skipped))), b"")

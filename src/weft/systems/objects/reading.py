@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from weft.systems.objects.formats import SPARK_FORMAT
 from weft.systems.objects.options import FileOptions
 from weft.systems.objects.rows import column
+from weft.systems.objects.sampling import Head, known_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -35,11 +36,12 @@ def read_alike(
     delimiter: str | None = None,
     partitions: Partitions | None = None,
     known: Mapping[str, DataType] | None = None,
+    heads: Sequence[Head | None] = (),
 ) -> DataFrame:
     """The rows of files of one format.
 
     Where files are followed, `known` are the types that their columns had before: what was a text remains one, and a
-    column that has had nothing but nulls has no type yet.
+    column that has had nothing but nulls has no type yet. `heads` is what files of one header begin with.
     """
     reader = spark.read.format(SPARK_FORMAT[options.format]).options(**options.spark_reader())
     if delimiter is not None:
@@ -48,7 +50,14 @@ def read_alike(
         reader = reader.option("basePath", partitions.base)
     frame: DataFrame
     if options.format == "csv":
-        return _csv(spark, reader, paths, options.read, partitions.names if partitions else (), known)
+        read = options.read if delimiter is None else {**options.read, "delimiter": delimiter}
+        most = read.get("schema_infer_max_records", _INFER)
+        schema = known_schema(heads, read, options.csv_null_value or "", known or {}, most)
+        folders = partitions.names if partitions else ()
+        if schema is None or not set(schema.names).isdisjoint(folders):
+            return _csv(spark, reader, paths, read, folders, known)
+        frame = reader.option("enforceSchema", False).schema(schema).load(paths)
+        return frame
     if options.format == "json_lines":
         lines, most = spark.read.text(paths).select("value"), options.read.get("schema_infer_max_records")
         # All of them, unless told: a key that is in none of the rows that are looked at would be lost.

@@ -1,0 +1,112 @@
+"""Whether CSV files go on as those before them: where their first rows fit the types that columns had, nobody need
+infer types anew, which takes Spark several jobs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date, datetime
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import DataType, StructType
+
+_WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
+_SMALL = re.compile(r"[+-]?[0-9]{1,9}")
+# More digits without a fraction are a decimal number to Spark, and so is what a positive exponent makes whole.
+_FLOATING = re.compile(r"[+-]?([0-9]{1,18}|[0-9]*\.[0-9]+([eE]-[0-9]+)?|[0-9]+[eE]-[1-9][0-9]*)")
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+_TIMESTAMP = re.compile(
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?(Z|[+-](0[0-9]|1[0-7]):[0-5][0-9])?"
+)
+_DIALECT = {"has_header", "delimiter", "quote", "escape", "schema_infer_max_records"}
+
+
+class Head(NamedTuple):
+    """What a file begins with."""
+
+    text: bytes
+    is_whole: bool
+
+
+def known_schema(
+    heads: Sequence[Head | None], read: Mapping[str, Any], null: str, known: Mapping[str, DataType], most: int
+) -> StructType | None:
+    """The columns of files of one header, if all are known and the first rows hold nothing else.
+
+    `heads`: what the files begin with, as far as somebody looked; `read`: how they are read; `most`: so many rows must
+    be seen, or all. `None` where it cannot be told from so little, and what reads the files must find out.
+    """
+    from pyspark.sql.types import StructField, StructType
+
+    looked_at = [head for head in heads if head is not None]
+    if not looked_at or not read.keys() <= _DIALECT:
+        return None
+    names: list[str] = []
+    seen = 0
+    for head in looked_at:
+        found = _rows(head, read, most)
+        if found is None:
+            return None
+        names, *rows = found
+        checks = [_check(known.get(name)) for name in names]
+        if None in checks or len({name.lower() for name in names}) < len(names):
+            return None
+        for row in rows:
+            if len(row) != len(names):
+                return None
+            if not all(value == null or check(value) for value, check in zip(row, checks, strict=True) if check):
+                return None
+        seen += len(rows)
+    if seen < most and not all(head is not None and head.is_whole for head in heads):
+        return None
+    return StructType([StructField(name, known[name]) for name in names])
+
+
+def _rows(head: Head, read: Mapping[str, Any], most: int) -> list[list[str]] | None:
+    """The header and the first rows; `None` where there is none, or where Spark may see others."""
+    quote, escape = read["quote"], read.get("escape", read["quote"])
+    try:
+        # The last line may be cut off, and the row that it is of.
+        text = head.text if head.is_whole else head.text[: head.text.rindex(b"\n")]
+        reader = csv.reader(
+            io.StringIO(text.decode(), newline=""),
+            delimiter=read["delimiter"],
+            quotechar=quote,
+            doublequote=escape == quote,
+            escapechar=None if escape == quote else escape,
+            strict=True,
+        )
+        rows = [row for row in islice(reader, most + 2) if row]
+    except (ValueError, csv.Error):  # no line at all, another encoding, or a quote that is cut off
+        return None
+    return (rows if head.is_whole else rows[:-1]) or None
+
+
+def _check(kind: DataType | None) -> Callable[[str], object] | None:
+    """What says whether Spark infers this type, or one that it holds, of a text, and reads it as one."""
+    return None if kind is None else _CHECKS.get(kind.simpleString())
+
+
+def _moment(matches: re.Pattern[str], parse: Callable[[str], object]) -> Callable[[str], bool]:
+    def check(text: str) -> bool:
+        try:
+            return matches.fullmatch(text) is not None and parse(text) is not None
+        except ValueError:
+            return False
+
+    return check
+
+
+_CHECKS: dict[str, Callable[[str], object]] = {
+    "string": lambda _: True,
+    "int": _SMALL.fullmatch,
+    "bigint": _WHOLE.fullmatch,
+    "double": _FLOATING.fullmatch,
+    "boolean": ("true", "false").__contains__,
+    "date": _moment(_DATE, date.fromisoformat),
+    "timestamp": _moment(_TIMESTAMP, datetime.fromisoformat),
+}
