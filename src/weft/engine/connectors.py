@@ -13,6 +13,7 @@ from typing import Any
 from weft.engine.jars import jars_for
 from weft.errors import SettingsError
 from weft.systems.base import Connection
+from weft.systems.objects.spark import java_class
 
 _lock = Lock()
 # capability: a class that is there when its jars are
@@ -52,9 +53,9 @@ def add(spark: Any, capability: str) -> None:
         if _is_loadable(spark, _PROOF[capability]):
             return
         # What `spark.jars` does when a session starts: the loader that every later thread inherits, then the executors.
-        loader = spark._jvm.java.lang.Thread.currentThread().getContextClassLoader()
+        loader = java_class(spark, "java.lang.Thread").currentThread().getContextClassLoader()
         for jar in jars_for(capability):
-            loader.addURL(spark._jvm.java.io.File(str(jar)).toURI().toURL())
+            loader.addURL(java_class(spark, "java.io.File")(str(jar)).toURI().toURL())
             spark.sparkContext._jsc.addJar(str(jar))
         if not _is_loadable(spark, _PROOF[capability]):
             raise SettingsError(
@@ -75,7 +76,7 @@ def with_delta(spark: Any) -> Any:
         noted = spark.sparkContext._jsc.hadoopConfiguration()
         done = noted.get(_NOTE) or ""
         if f"<{extensions.hashCode()}>" not in done:
-            spark._jvm.io.delta.sql.DeltaSparkSessionExtension().apply(extensions)
+            java_class(spark, "io.delta.sql.DeltaSparkSessionExtension")().apply(extensions)
             noted.set(_NOTE, f"{done}<{extensions.hashCode()}>")
         # Only sessions that are made from now on have it.
         own = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
@@ -86,4 +87,4 @@ def with_delta(spark: Any) -> Any:
 
 
 def _is_loadable(spark: Any, name: str) -> bool:
-    return bool(spark._jvm.org.apache.spark.util.Utils.classIsLoadable(name))
+    return bool(java_class(spark, "org.apache.spark.util.Utils").classIsLoadable(name))

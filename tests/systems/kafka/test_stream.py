@@ -58,7 +58,7 @@ def reads(found: list[list[int]], wanted: list[int]) -> None:
 
 def test_the_columns_of_messages(spark: Any, kafka: Any, connection: KafkaConnection) -> None:
     frame = source.stream(spark, connection, kafka.create_topic())
-    assert set(frame.columns) >= {"key", "value", "topic", "partition", "offset", "timestamp", "headers"}
+    assert set(frame.columns) >= {"key", "value", "topic", "partition", "offset", "timestamp"}
 
 
 def test_batches_are_bounded(follow: Follow, kafka: Any, connection: KafkaConnection) -> None:

@@ -22,6 +22,7 @@ from weft.errors import BusyError, StorageError
 from weft.systems import process
 from weft.systems.objects.folder import place_of
 from weft.systems.objects.lock import HeldError, Lease
+from weft.systems.objects.spark import java_class
 
 _log = logging.getLogger("weft.engine")
 # A JVM whose Python was killed ends by itself: it runs its hooks, and a busy machine takes its time.
@@ -66,7 +67,7 @@ class Lock:
     def hold(self, spark: Any, lost: Callable[[], None]) -> None:
         """Go on holding it with this session, whose JVM outlives a process that is killed, by some seconds. At a URL
         keep other machines out too. `lost` is called when another one took it."""
-        number = spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid()
+        number = java_class(spark, "java.lang.ProcessHandle").current().pid()
         owner = {"process": process.this_process(), "jvm": process.name_of(number)}
         self._note(**owner)
         if self._url is None:

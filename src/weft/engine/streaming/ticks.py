@@ -19,7 +19,7 @@ from weft.systems.log import Log, Store
 
 SCHEMA = "first_after BIGINT, upto BIGINT"
 # How many events a batch has at most where nobody says it: what one transaction of a database takes well.
-MAX_ROWS = 500_000
+MAX_ROWS = 1_000_000
 
 _numbers = itertools.count()
 

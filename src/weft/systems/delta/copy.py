@@ -188,10 +188,7 @@ class _Copy:
     # -------------------------------------------------------------------------------------------------- Java's, Scala's
 
     def _java(self, name: str) -> Any:
-        """A class. By its whole name at once: each dot of `spark._jvm.a.b.C` is a question to the JVM."""
-        from py4j.java_gateway import JavaClass
-
-        return JavaClass(name, self.spark._jvm._gateway_client)
+        return sessions.java_class(self.spark, name)
 
     def _companion(self, name: str) -> Any:
         return getattr(self._java(f"{name}$"), "MODULE$")

@@ -13,7 +13,7 @@ from weft.systems.base import Connection
 from weft.systems.load import IS_CURRENT, ROW_HASH, SCD2_COLUMNS, VALID_FROM, VALID_TO, Load
 from weft.systems.objects.folder import folder_for
 from weft.systems.objects.paths import table_path
-from weft.systems.objects.spark import active, quoted
+from weft.systems.objects.spark import active, java_class, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -44,7 +44,9 @@ class DeltaTable:
 
     def _snapshot(self) -> Any:
         with active(self.spark):
-            log = self.spark._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(self.spark._jsparkSession, self.path)
+            log = java_class(self.spark, "org.apache.spark.sql.delta.DeltaLog").forTable(
+                self.spark._jsparkSession, self.path
+            )
             # Spelled so because defaults of Scala's parameters do not reach Python.
             return log.update(*(getattr(log, f"update$default${number}")() for number in (1, 2, 3)))
 

@@ -52,7 +52,6 @@ _BAD = pa.schema(
     [
         ("payload", pa.binary()),
         ("error", pa.string()),
-        ("topic", pa.string()),
         ("partition", pa.int32()),
         ("offset", pa.int64()),
     ]
@@ -67,7 +66,7 @@ def stream(
     start: str = "earliest",
     max_rows: int | None = None,
 ) -> DataFrame:
-    """A streaming DataFrame of a topic: key, value, topic, partition, offset, timestamp, timestampType, headers.
+    """A streaming DataFrame of a topic: key, value, topic, partition, offset, timestamp, timestampType.
 
     Messages that the brokers removed before they were read are an error. A new checkpoint begins at `start`
     ("earliest", "latest" or offsets); `max_rows` bounds a micro-batch.
@@ -83,7 +82,6 @@ def stream(
         subscribe=topic,
         startingOffsets=start,
         failOnDataLoss="true",
-        includeHeaders="true",
         groupIdPrefix=connection.resolved().group,
     )
     if max_rows is not None:
@@ -137,7 +135,7 @@ def rows(frame: DataFrame, connection: KafkaConnection, schema: Mapping[str, pa.
     JSON: the keys of all objects are the columns. A column of `schema` is of its type, and a message with a value that
     does not fit it is bad, alone; the types of the others are those of their values, text where they differ.
     `pa.json_()` asks for JSON as text. A column of nulls alone is of type void. `_event_ts` is the time of the message,
-    also where it has such a key. Bad messages: payload, error, topic, partition, offset.
+    also where it has such a key. Bad messages: payload, error, partition, offset.
     """
     from pyspark.sql import functions as F
     from pyspark.sql.pandas.types import from_arrow_schema
@@ -147,7 +145,7 @@ def rows(frame: DataFrame, connection: KafkaConnection, schema: Mapping[str, pa.
         good = frame.select("key", "value", "topic", "partition", "offset", F.col("timestamp").alias(EVENT_TIME))
         return Rows(good, spark.createDataFrame([], from_arrow_schema(_BAD)), None, 0, 0)
     known = dict(schema or {})
-    wanted = frame.select("value", "topic", "partition", "offset", "timestamp")
+    wanted = frame.select("value", "partition", "offset", "timestamp")
     chunks = wanted.mapInArrow(partial(_parse, known), from_arrow_schema(_CHUNK)).persist()
     try:
         found = chunks.select("columns", *_COUNTS).toArrow()
@@ -177,7 +175,7 @@ def _parse(known: Mapping[str, pa.DataType], batches: Iterable[pa.RecordBatch]) 
         )
         good = pa.RecordBatch.from_pydict(columns)
         numbers = pa.array(parsed.bad, pa.int64())
-        of_bad = (messages[name].take(numbers) for name in ("value", "topic", "partition", "offset"))
+        of_bad = (messages[name].take(numbers) for name in ("value", "partition", "offset"))
         payload, *place = of_bad
         bad = pa.RecordBatch.from_arrays([payload, pa.array(parsed.bad.values(), pa.string()), *place], schema=_BAD)
         yield pa.RecordBatch.from_pylist(

@@ -11,6 +11,7 @@ from weft.systems.objects.formats import SPARK_FORMAT
 from weft.systems.objects.options import FileOptions
 from weft.systems.objects.rows import column
 from weft.systems.objects.sampling import Head, known_schema
+from weft.systems.objects.spark import java_class
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -157,7 +158,7 @@ def _lasting(spark: Any, schema: StructType, known: Mapping[str, DataType]) -> S
     """The types that columns had before, where these hold all that was found now."""
     from pyspark.sql.types import NumericType, StringType, StructField, StructType
 
-    cast = spark._jvm.org.apache.spark.sql.catalyst.expressions.Cast
+    cast = java_class(spark, "org.apache.spark.sql.catalyst.expressions.Cast")
     to_java = spark._jsparkSession.parseDataType
 
     def chosen(name: str, now: DataType) -> DataType:
@@ -182,7 +183,7 @@ def _inferred(
     reader = spark._jsparkSession.read()
     for name, value in options.items():
         reader = reader.option(name, value)
-    texts = getattr(lines._jdf, "as")(spark._jvm.org.apache.spark.sql.Encoders.STRING())
+    texts = getattr(lines._jdf, "as")(java_class(spark, "org.apache.spark.sql.Encoders").STRING())
     read = reader.csv(texts) if format == "csv" else reader.json(texts)
     inferred = StructType.fromJson(json.loads(read.schema().json()))
     if names is None:

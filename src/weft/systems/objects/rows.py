@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from weft.errors import LoadRefusedError, nearest
 from weft.systems.load import Load
-from weft.systems.objects.spark import quoted
+from weft.systems.objects.spark import java_class, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -101,7 +101,7 @@ def _fits(frame: DataFrame, given: DataType, wanted: DataType) -> bool:
         return wanted.scale >= given.scale
     spark: Any = frame.sparkSession
     to_java = spark._jsparkSession.parseDataType
-    cast = spark._jvm.org.apache.spark.sql.catalyst.expressions.Cast
+    cast = java_class(spark, "org.apache.spark.sql.catalyst.expressions.Cast")
     return bool(cast.canUpCast(to_java(given.json()), to_java(wanted.json())))
 
 

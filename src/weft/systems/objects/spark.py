@@ -35,6 +35,14 @@ def reached(step: str) -> None:
     _steps.debug(step)
 
 
+def java_class(spark: Any, name: str) -> Any:
+    """A class of the JVM. By its whole name at once: each dot of `spark._jvm.a.b.C` is a question to the JVM, which
+    looks for such a class in every jar."""
+    from py4j.java_gateway import JavaClass
+
+    return JavaClass(name, spark._jvm._gateway_client)
+
+
 def own_session(spark: Any, conf: Mapping[str, str]) -> Any:
     """A copy of a session with settings of its own, so that two loads at once do not read each other's."""
     from pyspark.sql import SparkSession
@@ -48,7 +56,7 @@ def own_session(spark: Any, conf: Mapping[str, str]) -> Any:
 @contextmanager
 def active(spark: Any) -> Iterator[None]:
     """Let the JVM take this session for the current one: Delta asks for it in places where none is handed over."""
-    sessions = spark._jvm.org.apache.spark.sql.SparkSession
+    sessions = java_class(spark, "org.apache.spark.sql.SparkSession")
     before = sessions.getActiveSession()
     sessions.setActiveSession(spark._jsparkSession)
     try:
@@ -64,7 +72,7 @@ def moved_to(frame: Any, spark: Any) -> Any:
     """A DataFrame as one of another session, whose settings then count for it."""
     from pyspark.sql import DataFrame
 
-    dataset = spark._jvm.org.apache.spark.sql.classic.Dataset
+    dataset = java_class(spark, "org.apache.spark.sql.classic.Dataset")
     plan = frame._jdf.queryExecution().analyzed()
     return DataFrame(dataset.ofRows(spark._jsparkSession, plan), spark)
 
