@@ -125,6 +125,7 @@ def test_rows_that_do_not_fit(
     assert sorted(rows("strict", "n", connection)) == good_rows(size)
     found = letters()
     assert [json.loads(each["payload"])["n"] for each in found] == bad_numbers(size)
+    assert [each["offset"] for each in found] == [str(n + 1) for n in bad_numbers(size)]
     assert [each["batch"] for each in found] == list(range(size))
     assert all(each["error"] for each in found)
     assert {(each["stage"], each["source"], each["target"]) for each in found} == {("store", "events", "strict")}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +130,121 @@ def test_rows_that_a_target_rejects(system: System, way: str) -> None:
     letters = _of_stream()
     assert [json.loads(each["payload"])["name"] for each in letters] == ["row 0", "row 3", "row 6"]
     assert {(each["stage"], each["target"]) for each in letters} == {("store", "strict")}
+    assert [each["offset"] for each in letters] == _offsets(events, {0, 3, 6})
     assert rows("strict__quarantine") == []
+
+
+def _offsets(events: Any, numbers: set[int]) -> list[str]:
+    found = weft.consume_sync(events, "counter")
+    return [str(each["_weft_rowid"]) for number, each in enumerate(found) if number in numbers]
+
+
+@pytest.mark.usefixtures("streams")
+def test_where_rejected_rows_are_from_whatever_they_hold(system: System, way: str) -> None:
+    """Databases say values in words of their own: the row is found all the same."""
+    fields = {
+        "n": "int64",
+        "text": "string",
+        "ratio": "float64",
+        "price": "decimal(20,4)",
+        "at": "timestamp",
+        "day": "date",
+        "more": "json",
+        "is_on": "bool",
+        "data": "bytes",
+    }
+    events = declare("events", **fields)
+    row = {
+        "text": '{"b": 1,  "a": [2]} é\\"',
+        "ratio": 0.1,
+        "price": Decimal("12.5000"),
+        "at": datetime(2026, 1, 31, 12, 30, 0, 5, UTC),
+        "day": date(2026, 1, 31),
+        "more": {"b": 1, "a": [None, "x"]},
+        "is_on": True,
+        "data": b"\x00\xff",
+    }
+    weft.load([{"n": 100}], target="strict", mode="merge", keys=["n"])
+    # They differ in their prices, and two of them in nothing.
+    changes = [{"n": 1}, {}, {"price": Decimal("1E+3")}, {"n": 2}, {"price": Decimal("1E+3")}]
+    weft.publish_sync(events, [{"n": None, **row, **each} for each in changes])
+    run_once(name="strict", source=events, target_table=(None, "strict"), dead_letter_stream="failed")
+    assert len(rows("strict", "n")) == 3
+    assert sorted(each["offset"] for each in _of_stream()) == _offsets(events, {1, 2, 4})
+
+
+SQL_OF_ROWS = [
+    ("SELECT * FROM source", True),
+    ("SELECT extract(YEAR FROM _event_ts) AS year, n, upper(name) AS name FROM source WHERE n IS NULL OR n > 0", True),
+    ("SELECT s.n, u.name FROM source s LEFT JOIN people u ON u.name = s.name", True),
+    ("SELECT max(n) AS n, name FROM source GROUP BY name", False),
+    ("SELECT n, name FROM (SELECT n, name FROM source)", False),
+]
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(("sql", "is_known"), SQL_OF_ROWS)
+def test_where_rejected_rows_of_sql_are_from(sql: str, is_known: bool, way: str) -> None:
+    """Known as long as a row of the result is a row of the source."""
+    events = declare(n="int64", name="string")
+    weft.load([{"name": "a"}, {"name": "b"}], target="people")
+    weft.load([{"n": 100}], target="strict", mode="merge", keys=["n"])
+    weft.publish_sync(events, [{"n": 1, "name": "a"}, {"n": None, "name": "b"}, {"n": 3, "name": "x"}])
+    lookups = {"people": weft.Lookup(table="people")} if "people" in sql else {}
+    run_once(
+        name="strict",
+        source=events,
+        target_table=(None, "strict"),
+        transform_sql=sql,
+        lookups=lookups,
+        dead_letter_stream="failed",
+    )
+    (letter,) = _of_stream()
+    assert (letter["stage"], letter["source"], letter["offset"]) == ("store", "events", "2" if is_known else None)
+
+
+@pytest.mark.usefixtures("here")
+def test_where_messages_and_rows_of_files_are_from(kafka: Any, project: Path, way: str) -> None:
+    """One batch of a topic and of files, with a row for each way to fail."""
+    broker = weft.KafkaConnection(kafka.bootstrap, name="broker")
+    lake = weft.ObjectStoreLocalConnection("lake", name="lake", format="json_lines")
+    weft.load([{"n": 100}], target="strict", mode="merge", keys=["n"])
+    topic = kafka.create_topic()
+    kafka.produce(topic, [b'{"n": 1, "text": "1"}', b"{", b'{"n": 2, "text": "x"}', b'{"n": null, "text": "4"}'])
+    (project / "lake/raw").mkdir(parents=True)
+    for name, text in {"a": '{"n": 5, "text": "5"}\n{"n": 6, "text": "y"}', "b": '{"n": null, "text": "7"}'}.items():
+        (project / f"lake/raw/{name}.json").write_text(text)
+    run_once(
+        name="strict",
+        sources=[weft.Source(connection=broker, query=topic), weft.Source(connection=lake, query="raw")],
+        target_table=(None, "strict"),
+        transform_sql="SELECT n, CAST(text AS INT) AS number FROM source",
+        transform_on_error="dlq",
+        dead_letter_stream="failed",
+    )
+    assert rows("strict", "n") == [(1,), (100,), (5,)]
+    assert sorted((each["stage"], each["source"], each["offset"]) for each in _of_stream()) == sorted(
+        [
+            ("read", topic, "0:1"),
+            ("store", "raw", "raw/b.json"),
+            ("store", topic, "0:3"),
+            ("transform", "raw", "raw/a.json"),
+            ("transform", topic, "0:2"),
+        ]
+    )
+
+
+@pytest.mark.usefixtures("here")
+def test_where_messages_without_sql_are_from(kafka: Any, way: str) -> None:
+    broker = weft.KafkaConnection(kafka.bootstrap, name="broker")
+    weft.load([{"n": 100}], target="strict", mode="merge", keys=["n"])
+    topic = kafka.create_topic()
+    kafka.produce(topic, [b'{"n": 1}', b'{"n": null, "x": 0.1}', b'{"n": 2, "x": 1e3}'])
+    run_once(
+        name="strict", source=broker, source_query=topic, target_table=(None, "strict"), dead_letter_stream="failed"
+    )
+    (letter,) = _of_stream()
+    assert (letter["source"], letter["offset"]) == (topic, "0:1")
 
 
 def _forget_last_commit(project: Path) -> None:

@@ -361,8 +361,11 @@ def test_rows_that_a_target_takes_once_it_is_mended(system: System) -> None:
     )
     run_once(name="strict", source=events, targets=pipeline.targets, dead_letter_table="failed")
     assert rows("strict", "n") == [(2,)]
+    offsets = sorted(str(each["_weft_rowid"]) for each in weft.consume_sync(events, "me") if each["n"] is None)
+    assert sorted(each.offset or "" for each in letters_of(pipeline)) == offsets
     assert replay_all(pipeline).again == 2
     found = letters_of(pipeline)
+    assert sorted(each.offset or "" for each in found) == offsets
     assert [(each.stage, each.target, each.replays) for each in found] == [("store", "strict", 1)] * 2
     _table("strict", system, "n BIGINT")
     done = replay_all(pipeline)

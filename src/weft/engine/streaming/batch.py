@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import reduce
@@ -25,19 +25,22 @@ from weft.engine.streaming.letter import Letter
 from weft.engine.streaming.lookups import Lookups
 from weft.engine.streaming.publish import published
 from weft.engine.streaming.sources import SMALL, Origin, Taken
+from weft.engine.streaming.whence import PLACE, WHENCE
 from weft.errors import WeftError
 from weft.pipelines.streaming.spec import StreamingPipeline, Target
 from weft.project import current
 from weft.systems.base import Connection, system_for
 from weft.systems.file import FileConnection
 from weft.systems.load import KEY_LENGTH, Counts, Load
+from weft.systems.log import ROWID
 from weft.systems.objects.spark import moved_to
 from weft.systems.sql.tables import SqlTables
 
 # Tests stop a process at each of these steps, by a handler on this logger.
 _steps = logging.getLogger("weft.streaming")
 
-_SOURCE = "_weft_source"
+Placed = Callable[[], pa.Table]
+"""Makes the rows that targets are given once more, with the column `WHENCE` where that can be."""
 
 
 @dataclass(frozen=True)
@@ -99,12 +102,12 @@ class Batches:
             lost += len(each.bad)
         filled = [each for each in (self._read(each, checkpoint) for each in taken) if each.size != 0]
         if filled:
-            given, letters = self._given(filled, spark, checkpoint)
+            given, letters, placed = self._given(filled, spark, checkpoint)
             self._box.put(letters, checkpoint, batch_id, "transform")
             lost += len(letters)
             try:
                 for target in self.pipeline.targets:
-                    loaded = self.load(target, given, checkpoint, batch_id)
+                    loaded = self.load(target, given, checkpoint, batch_id, placed)
                     # Two may have one name, in two databases.
                     counts[target.name] = counts[target.name] + loaded if target.name in counts else loaded
                     _steps.debug("loaded")
@@ -115,10 +118,14 @@ class Batches:
         return Written(batch_id, {name: each.rows_read for name, each in counts.items()}, counts, lost)
 
     def _read(self, taken: Taken, checkpoint: str) -> Taken:
-        if taken.read is None:
+        read = taken.read
+        if read is None:
             return taken
-        frame = taken.read(self._columns.types(taken.source, checkpoint))
-        return dataclasses.replace(taken, frame=frame, size=0 if frame is None else taken.size)
+        known = self._columns.types(taken.source, checkpoint)
+        frame = read(known, None)
+        return dataclasses.replace(
+            taken, frame=frame, size=0 if frame is None else taken.size, placed=lambda: read(known, PLACE)
+        )
 
     def _refuse_bad(self, taken: Taken) -> None:
         if taken.bad and self.pipeline.transform_on_error == "fail" and self.pipeline.dead_letters is None:
@@ -131,30 +138,55 @@ class Batches:
 
     # ------------------------------------------------------------------------------------------------------------- rows
 
-    def _given(self, taken: list[Taken], spark: Any, checkpoint: str) -> tuple[Given, list[Letter]]:
+    def _given(self, taken: list[Taken], spark: Any, checkpoint: str) -> tuple[Given, list[Letter], Placed]:
+        """What targets are given, the letters of rows that the SQL does not take, and where the others are from."""
         sql = self.pipeline.transform_sql
+
+        def placed() -> pa.Table:
+            rows = self._placed(taken, spark, is_small, checkpoint)
+            made = rows if sql is None else self._transformed(rows, functions.keeping(sql, WHENCE))
+            with outcome.explained(f"read the batch of {self.pipeline.name}"):
+                return made.toArrow()
+
         is_small = all(each.size is not None for each in taken) and sum(each.size or 0 for each in taken) <= SMALL
         if len(taken) == 1 and sql is None and taken[0].reader is not None:
             gather = taken[0].gather
-            return gather() if is_small and gather is not None else kinds.Rows(taken[0].reader), []
+            return gather() if is_small and gather is not None else kinds.Rows(taken[0].reader), [], placed
         if len(taken) == 1 and sql is None and taken[0].packed is not None:
-            return self._packed(taken[0].packed, taken[0].frame, is_small), []
+            return self._packed(taken[0].packed, taken[0].frame, is_small), [], placed
         rows = [self._frame(each, spark, is_small, checkpoint) for each in taken]
         # The session of the query, in which the lookups are.
         whole = moved_to(_together(rows), spark)
         made = whole if sql is None else self._transformed(whole, sql)
         if sql is None or self.pipeline.transform_on_error == "fail":
-            return self._carried(made, is_small), []
+            return self._carried(made, is_small), [], placed
         try:
-            return self._carried(made, is_small, now=True), []
+            return self._carried(made, is_small, now=True), [], placed
         except WeftError as error:
             with outcome.explained(f"read the batch of {self.pipeline.name}"):
-                source, names = _labelled(rows, [each.source for each in taken], spark)
-            kept, bad = dead.blamed(source, lambda part: self.attempt(part, sql, spark))
+                source = self._placed(taken, spark, is_small, checkpoint).toArrow()
+            kept, bad = dead.blamed(source.drop_columns([WHENCE]), lambda part: self.attempt(part, sql, spark))
             if not bad:  # it is no row alone
                 raise error from None
-            letters = [dead.letter_of(source.slice(row, 1).to_pylist()[0], why, names[row]) for row, why in bad]
-            return memory_of(self.attempt(kept, sql, spark)), letters
+            letters = [dead.letter_of(source.slice(row, 1).to_pylist()[0], why) for row, why in bad]
+            told = dead.without(source, {row for row, _ in bad})
+            made = memory_of(self.attempt(kept, sql, spark))
+            return made, letters, lambda: self.attempt(told, functions.keeping(sql, WHENCE), spark)
+
+    def _placed(self, taken: list[Taken], spark: Any, is_small: bool, checkpoint: str) -> Any:
+        """The rows once more, each with where it is from."""
+        from pyspark.sql import functions as F
+
+        parts = []
+        for each in taken:
+            again = each if each.placed is None else dataclasses.replace(each, frame=each.placed())
+            rows = self._frame(again, spark, is_small, checkpoint)
+            place = (
+                F.col(PLACE if PLACE in rows.columns else ROWID) if {PLACE, ROWID} & {*rows.columns} else F.lit(None)
+            )
+            where = F.struct(F.lit(each.source).alias("source"), place.cast("string").alias("offset"))
+            parts.append(rows.withColumn(WHENCE, F.to_json(where)).drop(PLACE))
+        return moved_to(_together(parts), spark)
 
     def _packed(self, packed: kinds.Packed, frame: Any, is_small: bool) -> Given:
         """Rows that are written as they are. A column of nulls alone is left out, as below."""
@@ -204,8 +236,9 @@ class Batches:
 
     # ---------------------------------------------------------------------------------------------------------- targets
 
-    def load(self, target: Target, given: Given, checkpoint: str, batch_id: int) -> Counts:
-        """Load rows into a target, once under this checkpoint and number."""
+    def load(self, target: Target, given: Given, checkpoint: str, batch_id: int, placed: Placed) -> Counts:
+        """Load rows into a target, once under this checkpoint and number. Of those that it rejects `placed` tells where
+        they are from."""
         connection: Any = current().connection(target.connection)
         if target.stream is not None:
             return published(target, connection, given, f"{checkpoint} {batch_id}")
@@ -245,7 +278,8 @@ class Batches:
             # First into the box, then out of the target's own: a crash between repeats what the box knows already.
             name = ", ".join(each.name for each in self.pipeline.sources)
             with dead.rejected(connection, planned, name) as letters:
-                self._box.put(letters, checkpoint, batch_id, f"store {target.name}")
+                told = dead.told(letters, placed) if letters else []
+                self._box.put(told, checkpoint, batch_id, f"store {target.name}")
         return counts
 
     def _opened(self, connection: Connection) -> SqlTables | None:
@@ -304,15 +338,6 @@ def _selected(given: Given, fit: Fit | DeclaredFit, load: Load) -> Given:
 
 def _together(parts: Sequence[Any]) -> Any:
     return reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), parts)
-
-
-def _labelled(parts: Sequence[Any], sources: Sequence[str], spark: Any) -> tuple[pa.Table, list[str]]:
-    """All rows here, and from which source each is."""
-    from pyspark.sql import functions as F
-
-    told = [frame.withColumn(_SOURCE, F.lit(name)) for frame, name in zip(parts, sources, strict=True)]
-    found = moved_to(_together(told), spark).toArrow()
-    return found.drop_columns([_SOURCE]), found.column(_SOURCE).to_pylist()
 
 
 def memory_of(table: pa.Table) -> kinds.Memory:

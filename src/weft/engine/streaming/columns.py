@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from weft.engine.streaming.whence import PLACE
 from weft.systems.objects.folder import Folder
 
 
@@ -41,7 +42,7 @@ class Columns:
         new = {
             name: field.jsonValue()
             for name, field in found.items()
-            if not isinstance(field.dataType, NullType) and known.get(name) != field.jsonValue()
+            if not isinstance(field.dataType, NullType) and known.get(name) != field.jsonValue() and name != PLACE
         }
         if new:
             known.update(new)

@@ -5,21 +5,23 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
 
 from weft.engine.readers import open_tables
+from weft.engine.streaming import whence
 from weft.engine.streaming.letter import Letter, Stored, as_json, digest
 from weft.engine.streaming.places import Place, place_of
 from weft.engine.streaming.places import stream_of as stream_of
+from weft.engine.streaming.whence import WHENCE
 from weft.errors import DeclarationError, WeftError
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.systems.base import Connection
 from weft.systems.load import Load
-from weft.systems.log import EXTRA, RESERVED_PREFIX, ROWID
+from weft.systems.log import EXTRA, RESERVED_PREFIX
 from weft.systems.sql import quarantine
 
 
@@ -120,25 +122,28 @@ def without(rows: pa.Table, numbers: Collection[int]) -> pa.Table:
     return rows.take(pa.array([number for number in range(len(rows)) if number not in numbers], pa.int64()))
 
 
-def letter_of(row: dict[str, Any], why: str, source: str) -> Letter:
-    """The letter of a row that `transform_sql` did not take."""
+def letter_of(row: dict[str, Any], why: str) -> Letter:
+    """The letter of a row that `transform_sql` did not take, with the column that says where it is from."""
     row = dict(row)
-    offset = row.get(ROWID)
     extra = row.pop(EXTRA, None)
     # Without `_event_ts` the same SQL over it could not be run again.
     shown = {name: value for name, value in row.items() if not name.startswith(RESERVED_PREFIX)}
     if extra is not None:
         shown |= json.loads(extra)
-    return Letter(
-        "transform",
-        why,
-        source,
-        as_json(shown),
-        None if offset is None else str(offset),
-    )
+    return Letter("transform", why, payload=as_json(shown), **json.loads(row[WHENCE]))
 
 
 # ---------------------------------------------------------------------------------------------- rows that were rejected
+
+
+def told(letters: Sequence[Letter], placed: Callable[[], pa.Table]) -> Sequence[Letter]:
+    """Letters of rejected rows, with where they are from as far as that can be known: SQL that groups rows, for
+    example, leaves none of them. It is not worth a batch: what fails here is passed by."""
+    with suppress(WeftError):
+        rows = placed()
+        if WHENCE in rows.column_names:
+            return whence.told(letters, rows)
+    return letters
 
 
 @contextmanager

@@ -91,6 +91,19 @@ def transformed(frame: Any, sql: str, aggregate_udfs: Sequence[Any] = ()) -> Any
 # ---------------------------------------------------------------------------------------------------------------- SQL
 
 
+def keeping(sql: str, column: str) -> str:
+    """SQL that gives a column of `source` too. Where its rows are no rows of `source` any more, Spark refuses it."""
+    from sqlglot import tokenize
+    from sqlglot.tokenizer_core import TokenType
+
+    depth = 0
+    for token in tokenize(sql, read="spark"):
+        depth += (token.token_type == TokenType.L_PAREN) - (token.token_type == TokenType.R_PAREN)
+        if depth == 0 and token.token_type == TokenType.FROM:
+            return f"{sql[: token.start]}, {column} {sql[token.start :]}"
+    return sql
+
+
 def rewritten(sql: str, aggregates: Sequence[Udaf]) -> str:
     """SQL in which calls of aggregates are calls of what was registered for them. All other text stays as it is."""
     if not aggregates:

@@ -29,12 +29,14 @@ import pyarrow as pa
 
 from weft.engine import connectors, session
 from weft.engine.readers import open_tables, stream_reader
-from weft.engine.streaming.batch import Batches, memory_of
+from weft.engine.streaming.batch import Batches, Placed, memory_of
 from weft.engine.streaming.checkpoint import Checkpoint
 from weft.engine.streaming.columns import Columns
-from weft.engine.streaming.dead import DeadLetterBox, blamed
+from weft.engine.streaming.dead import DeadLetterBox, blamed, without
+from weft.engine.streaming.functions import keeping
 from weft.engine.streaming.letter import Stage, Stored, as_json, digest
 from weft.engine.streaming.sources import EVENT_TS, EventReader, LogOrigin, open_source
+from weft.engine.streaming.whence import WHENCE, written
 from weft.errors import BusyError, ConnectionFailedError, WeftError
 from weft.pipelines.streaming.spec import StreamingPipeline, Target
 from weft.project import current
@@ -163,11 +165,11 @@ class Replay:
             batches = Batches(self.pipeline, (), self._columns(), box)
             targets, is_begun = self._targets(tried[0]), False
             try:
-                rows, failed = self._rows(tried, targets, batches)
+                rows, failed, placed = self._rows(tried, targets, batches)
                 box.store(failed)
                 _steps.debug("given back")
                 for target in targets if len(failed) < len(tried) else ():
-                    batches.load(target, memory_of(rows), key, 0)
+                    batches.load(target, memory_of(rows), key, 0, placed)
                     is_begun = True
                     _steps.debug("loaded")
             except WeftError as error:
@@ -198,14 +200,15 @@ class Replay:
 
     def _rows(
         self, letters: Sequence[Stored], targets: Sequence[Target], batches: Batches
-    ) -> tuple[pa.Table, list[Stored]]:
-        """The rows of a set for its targets, and the letters that are none."""
+    ) -> tuple[pa.Table, list[Stored], Placed]:
+        """The rows of a set for its targets, the letters that are none, and where the rows are from."""
         if letters[0].stage == "store":
-            rows, bad = _rejected_rows(letters, targets[0])
-            return rows, [_again(letters[number], "store", why) for number, why in bad.items()]
+            rows, taken, bad = _rejected_rows(letters, targets[0])
+            placed = _whence(rows, [letters[number] for number in taken])
+            return rows, [_again(letters[number], "store", why) for number, why in bad.items()], lambda: placed
         rows, taken, bad = _source_rows(self.pipeline, self._columns(), letters)
         failed = [_again(letters[number], "read", why) for number, why in bad.items()]
-        sql = self.pipeline.transform_sql
+        sql, placed = self.pipeline.transform_sql, _whence(rows, [letters[number] for number in taken])
         if sql is not None and len(rows):
             used = [each.connection for each in self.pipeline.sources]
             used += [each.connection for each in self.pipeline.targets]
@@ -213,7 +216,9 @@ class Replay:
             kept, blame = blamed(rows, lambda part: batches.attempt(part, sql, spark))
             failed += [_again(letters[taken[number]], "transform", why) for number, why in blame]
             rows = _without_voids(batches.attempt(kept, sql, spark)) if len(kept) else kept
-        return rows, failed
+            placed = without(placed, {number for number, _ in blame})
+            return rows, failed, lambda: batches.attempt(placed, keeping(sql, WHENCE), spark)
+        return rows, failed, lambda: placed
 
 
 def _id_again(letter: Stored) -> str:
@@ -297,8 +302,13 @@ def _source_columns(pipeline: StreamingPipeline, columns: Columns) -> tuple[list
     return list(found.values()), are_logs
 
 
-def _rejected_rows(letters: Sequence[Stored], target: Target) -> tuple[pa.Table, dict[int, str]]:
-    """The rows that a table rejected, and why some cannot be its rows at all."""
+def _whence(rows: pa.Table, letters: Sequence[Stored]) -> pa.Table:
+    """Rows with where they are from, which the letter of each says."""
+    return rows.append_column(WHENCE, pa.array([written(each.source, each.offset) for each in letters], pa.string()))
+
+
+def _rejected_rows(letters: Sequence[Stored], target: Target) -> tuple[pa.Table, Sequence[int], dict[int, str]]:
+    """The rows that a table rejected, of which letters they are, and why some cannot be its rows at all."""
     known = _columns_of(target)
     binary = [name for name, each in known.items() if pa.types.is_binary(each.type)]
     payloads = []
@@ -307,8 +317,7 @@ def _rejected_rows(letters: Sequence[Stored], target: Target) -> tuple[pa.Table,
         if row is not None:
             row |= {name: _base64(row[name]) for name in binary if isinstance(row.get(name), str)}
         payloads.append(letter.payload if row is None else as_json(row))
-    rows, _, bad = _parsed(payloads, known)
-    return rows, bad
+    return _parsed(payloads, known)
 
 
 def _base64(digits: str) -> str:

@@ -14,6 +14,7 @@ from weft.engine.given import Memory, Packed
 from weft.engine.readers import Reader, StreamReader, stream_reader
 from weft.engine.streaming import ticks
 from weft.engine.streaming.letter import Letter
+from weft.engine.streaming.whence import PLACE
 from weft.errors import DeclarationError
 from weft.pipelines.streaming.spec import Source
 from weft.project import current
@@ -37,8 +38,9 @@ class Taken:
     source: str
     reader: Reader | None = None
     frame: Any = None
-    read: Callable[[Mapping[str, Any]], Any] | None = None
-    """Of files: makes the DataFrame, of the types that columns had before; `None` where there are no rows."""
+    read: Callable[[Mapping[str, Any], str | None], Any] | None = None
+    """Of files: makes the DataFrame, of the types that columns had before, with the file of each row in a column if one
+    is named; `None` where there are no rows."""
     packed: Packed | None = None
     """The rows of the DataFrame in a form that is faster to write, where they are written as they are."""
     size: int | None = None
@@ -48,6 +50,8 @@ class Taken:
     bad: tuple[Letter, ...] = ()
     """What could not be read as rows."""
     close: Callable[[], None] = lambda: None
+    placed: Callable[[], Any] | None = None
+    """Makes the DataFrame once more, with the place of each row in its source: what takes time where nothing is bad."""
     """Lets go of the rows, whatever became of them."""
 
 
@@ -192,9 +196,10 @@ class FileOrigin:
         if not changed:
             return Taken(self.name, size=0)
 
-        def read(known: Mapping[str, Any]) -> Any:
+        def read(known: Mapping[str, Any], place: str | None) -> Any:
+            spark = frame.sparkSession
             with outcome.explained(f"read the files of {self.name}"):
-                return following.read_files(frame.sparkSession, self.connection, self.name, changed, EVENT_TS, known)
+                return following.read_files(spark, self.connection, self.name, changed, EVENT_TS, known, place)
 
         return Taken(self.name, read=read)
 
@@ -260,7 +265,15 @@ class KafkaOrigin:
         packed = None
         if found.packed is not None and found.columns is not None:
             packed = Packed(found.packed, found.columns, kafka.unpack)
-        return Taken(self.name, frame=found.good, packed=packed, size=found.good_rows, bad=bad, close=found.release)
+        return Taken(
+            self.name,
+            frame=found.good,
+            packed=packed,
+            size=found.good_rows,
+            bad=bad,
+            placed=lambda: kafka.placed(frame, found, PLACE),
+            close=found.release,
+        )
 
     def reached(self, end: dict[str, dict[str, int]]) -> None:
         """Tell the consumer group, for those who watch its lag: every target has what comes before."""

@@ -18,13 +18,14 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from weft.columns import UTC_TIME
 from weft.errors import WeftError
@@ -105,6 +106,8 @@ class Rows:
     """Messages without a value, which are no rows."""
     kept: DataFrame | None = None
     columns: pa.Schema | None = None
+    known: Mapping[str, pa.DataType] = field(default_factory=dict)
+    """The types that were asked for."""
 
     @property
     def packed(self) -> DataFrame | None:
@@ -156,14 +159,32 @@ def rows(frame: DataFrame, connection: KafkaConnection, schema: Mapping[str, pa.
         of_columns = from_arrow_schema(columns, prefer_timestamp_ntz=True)
         good = chunks.select("good").mapInArrow(partial(unpack, columns), of_columns)
         bad = chunks.where("bad_rows > 0").select("bad").mapInArrow(partial(unpack, _BAD), from_arrow_schema(_BAD))
-        return Rows(good, bad, good_rows, bad_rows, tombstones, chunks, columns)
+        return Rows(good, bad, good_rows, bad_rows, tombstones, chunks, columns, known)
     except BaseException:
         chunks.unpersist()
         raise
 
 
-def _parse(known: Mapping[str, pa.DataType], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """In a task: messages to chunks."""
+def placed(frame: DataFrame, found: Rows, column: str) -> DataFrame:
+    """The rows that were found in a micro-batch once more, with `partition:offset` of each in another column: they are
+    read and parsed again."""
+    from pyspark.sql import functions as F
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    if found.columns is None:
+        return found.good.withColumn(column, F.concat_ws(":", "partition", "offset"))
+    wanted = frame.select("value", "partition", "offset", "timestamp")
+    chunks = wanted.mapInArrow(partial(_parse, found.known, place_column=column), from_arrow_schema(_CHUNK))
+    columns = found.columns.append(pa.field(column, pa.string()))
+    return chunks.select("good").mapInArrow(
+        partial(unpack, columns), from_arrow_schema(columns, prefer_timestamp_ntz=True)
+    )
+
+
+def _parse(
+    known: Mapping[str, pa.DataType], batches: Iterable[pa.RecordBatch], place_column: str | None = None
+) -> Iterator[pa.RecordBatch]:
+    """In a task: messages to chunks; with the place of each in a column, where one is named."""
     reader = Reader(known)
     for batch in batches:
         messages = batch.filter(batch["value"].is_valid())
@@ -173,6 +194,9 @@ def _parse(known: Mapping[str, pa.DataType], batches: Iterable[pa.RecordBatch]) 
         columns[EVENT_TIME] = (
             times if len(parsed.taken) == len(times) else times.take(pa.array(parsed.taken, pa.int64()))
         )
+        if place_column is not None:
+            texts = (messages[name].cast(pa.string()) for name in ("partition", "offset"))
+            columns[place_column] = pc.binary_join_element_wise(*texts, ":").take(pa.array(parsed.taken, pa.int64()))
         good = pa.RecordBatch.from_pydict(columns)
         numbers = pa.array(parsed.bad, pa.int64())
         of_bad = (messages[name].take(numbers) for name in ("value", "partition", "offset"))

@@ -82,10 +82,11 @@ def read_files(
     changed: Mapping[str, datetime],
     time_column: str,
     known: Mapping[str, DataType],
+    place_column: str | None = None,
 ) -> DataFrame | None:
     """The rows of these files, and when each file was last changed; `None` where they have no columns.
 
-    `known` are the types that columns had in files before.
+    `known` are the types that columns had in files before. A `place_column` has of each row the file that it is from.
     """
     from pyspark.sql import functions as F
 
@@ -97,11 +98,14 @@ def read_files(
         for rows in _read(own, paths, options, kind, known, list(found.values())):
             if not rows.columns:
                 continue
-            moment = F.col("_metadata.file_modification_time")
+            moment, place = F.col("_metadata.file_modification_time"), F.col("_metadata.file_path")
             if kind.format == "csv" and {"null_regex", "truncated_rows_ok"} & options.read.keys():
                 # Converted after they were read, they do not tell any more which file they are from.
-                moment = F.lit(max(changed[path] for path in paths))
-            frames.append(rows.withColumn(time_column, moment))
+                moment, place = F.lit(max(changed[path] for path in paths)), F.lit(None)
+            made = {time_column: moment}
+            if place_column is not None:
+                made[place_column] = F.regexp_replace(place, rf"^.*\Q{connection.root}\E/", "")
+            frames.append(rows.withColumns(made))
     if not frames:
         return None
     return functools.reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames)
