@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import NamedTuple
 from uuid import uuid4
@@ -12,7 +13,7 @@ from weft.systems.kafka import options
 from weft.systems.kafka.client import SECONDS, admin
 from weft.systems.kafka.connection import KafkaConnection
 
-_MESSAGES = 1000
+_MESSAGES, _STEP = 1000, 0.1
 
 
 class Message(NamedTuple):
@@ -41,9 +42,13 @@ def messages(connection: KafkaConnection, topic: str) -> Iterator[Message]:
         ends = {number: consumer.get_watermark_offsets(of(topic, number), SECONDS) for number in numbers}
         left = {number: high for number, (low, high) in ends.items() if high > low}
         consumer.assign([of(topic, number, ends[number][0]) for number in left])
+        heard = time.monotonic()
         while left:
-            found = consumer.consume(_MESSAGES, SECONDS)
-            if not found:
+            # It waits for so many messages, or for so long: not for as long as brokers may take.
+            found = consumer.consume(_MESSAGES, _STEP)
+            if found:
+                heard = time.monotonic()
+            elif time.monotonic() - heard > SECONDS:
                 raise ConnectionFailedError(
                     f"{connection.label} ({connection.target}) sent nothing of the topic {topic!r} "
                     f"for {SECONDS:.0f} seconds."
