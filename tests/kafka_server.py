@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from servers import KINDS, Server, free_port
+from servers import KINDS, Server, free_port, wait_until
 
 USER, PASSWORD = "weaver", 'hunter2 "with; quotes\\'
 SCRAM = ("SCRAM-SHA-256", "SCRAM-SHA-512")
@@ -142,12 +142,14 @@ class KafkaServer(Server):
             change = admin.UserScramCredentialUpsertion(USER, info, PASSWORD.encode())
             self.admin.alter_user_scram_credentials([change])[USER].result(30)
 
-    def create_topic(self, partitions: int = 1) -> str:
+    def create_topic(self, partitions: int = 1, name: str | None = None) -> str:
         """Make an empty topic and give its name."""
         from confluent_kafka.admin import NewTopic
 
-        name = f"topic-{next(self.numbers)}"
+        name = name or f"topic-{next(self.numbers)}"
         self.admin.create_topics([NewTopic(name, partitions, 1)])[name].result(30)
+        # The controller has it. The broker hears of it a little later, on a busy machine much later.
+        wait_until(lambda: name in self.admin.list_topics(timeout=10).topics, f"the topic {name}")
         return name
 
     def produce(self, topic: str, values: Iterable[bytes | None], partition: int = 0, **fields: Any) -> None:

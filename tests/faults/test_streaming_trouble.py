@@ -16,6 +16,7 @@ from engine.streaming.conftest import declare, here, rows, run_once  # noqa: F40
 from faults.test_disk_full import mounted
 from operate.test_supervisor import PATIENCE, QUICK, Witness, running, server  # noqa: F401 - fixture
 from servers import wait_until
+from weft.engine.streaming.checkpoint import Checkpoint
 from weft.engine.streaming.query import Query
 from weft.operate.supervisor import Supervisor
 from weft.pipelines.streaming.declare import make
@@ -201,10 +202,37 @@ def test_the_topic_is_deleted(kafka: Any, query: Callable[..., Query]) -> None:
     running_query = query(name="copy", source=broker, source_query=topic)
     wait_until(lambda: _has("copies", 1), "the first row", PATIENCE)
     kafka.admin.delete_topics([topic])[topic].result(30)
-    with pytest.raises(weft.WeftError, match=r"could not run copy: .*does not host this topic") as caught:
+    said = rf"The topic '{topic}' of the connection 'broker' is gone, and copy reads it.\n.*weft checkpoints reset copy"
+    with pytest.raises(weft.NotFoundError, match=said):
         running_query.wait(PATIENCE)
-    assert "at org.apache" not in str(caught.value)
     assert numbers("copies") == [0]
+    # A new start says so too, and after it was made again as the error says, it goes on.
+    with pytest.raises(weft.NotFoundError, match=f"There is no topic .*'{topic}'") as refused:
+        query(name="copy", source=broker, source_query=topic)
+    assert refused.value.__notes__ == ["pipeline copy"]
+    kafka.create_topic(name=topic)
+    kafka.produce(topic, [b'{"n": 1}'])
+    Checkpoint("copy").reset()
+    query(name="copy", source=broker, source_query=topic)
+    wait_until(lambda: _has("copies", 2), "the second row", PATIENCE)
+
+
+def test_the_topic_is_made_anew(kafka: Any, query: Callable[..., Query]) -> None:
+    """While the pipeline is away: what it has not read of the old one is lost, and it does not go on as if not."""
+    topic = kafka.create_topic()
+    broker = weft.KafkaConnection(name="broker", bootstrap_servers=kafka.bootstrap)
+    kafka.produce(topic, [b'{"n": 0}'])
+    first = query(name="copy", source=broker, source_query=topic)
+    wait_until(lambda: _has("copies", 1), "the first row", PATIENCE)
+    first.stop()
+    first.wait(PATIENCE)
+    kafka.admin.delete_topics([topic])[topic].result(30)
+    wait_until(lambda: topic not in kafka.admin.list_topics(timeout=10).topics, "the topic to be gone")
+    kafka.create_topic(name=topic)
+    with pytest.raises(
+        weft.StorageError, match=f"'{topic}'.* no longer has what copy .*\n.*weft checkpoints reset copy"
+    ):
+        query(name="copy", source=broker, source_query=topic).wait(PATIENCE)
 
 
 def test_the_folder_is_removed(project: Path, query: Callable[..., Query]) -> None:

@@ -13,7 +13,7 @@ from weft.engine.streaming.batch import Batches, Written, joined
 from weft.engine.streaming.checkpoint import Checkpoint
 from weft.engine.streaming.sources import open_source
 from weft.engine.streaming.watch import Watched, listen
-from weft.errors import WeftError
+from weft.errors import NotFoundError, WeftError
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.project import current
 from weft.systems.objects.spark import configure
@@ -97,8 +97,10 @@ class Query:
             with outcome.explained(f"start {self.pipeline.name}"):
                 self._query = writer.start()
             self._started.set()
-        except BaseException:
+        except BaseException as error:
             self._unlock()
+            if isinstance(error, NotFoundError):
+                error.add_note(f"pipeline {self.pipeline.name}")
             raise
 
     def wait(self, seconds: float | None = None) -> bool:
@@ -109,11 +111,11 @@ class Query:
             with outcome.explained(f"run {self.pipeline.name}"):
                 try:
                     ended = self._query.awaitTermination(seconds)
-                except PySparkException:
-                    if self._failure is not None and not isinstance(self._failure, StoppedError):
-                        raise self._failure from None
-                    if self._failure is None:
-                        raise
+                except PySparkException as error:
+                    if not isinstance(self._failure, StoppedError):
+                        for each in self.watched:
+                            each.check(self.pipeline.name, str(error))
+                        raise self._failure or error from None
                     ended = True
         except BaseException:
             self._unlock()

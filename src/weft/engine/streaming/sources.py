@@ -15,7 +15,7 @@ from weft.engine.readers import Reader, StreamReader, stream_reader
 from weft.engine.streaming import ticks
 from weft.engine.streaming.letter import Letter
 from weft.engine.streaming.whence import PLACE
-from weft.errors import DeclarationError
+from weft.errors import DeclarationError, NotFoundError, StorageError, WeftError
 from weft.pipelines.streaming.spec import Source
 from weft.project import current
 from weft.streams import runtime
@@ -49,9 +49,9 @@ class Taken:
     """Reads the rows of a reader in this process, where they are few."""
     bad: tuple[Letter, ...] = ()
     """What could not be read as rows."""
-    close: Callable[[], None] = lambda: None
     placed: Callable[[], Any] | None = None
     """Makes the DataFrame once more, with the place of each row in its source: what takes time where nothing is bad."""
+    close: Callable[[], None] = lambda: None
     """Lets go of the rows, whatever became of them."""
 
 
@@ -231,6 +231,10 @@ class DeltaOrigin:
 # --------------------------------------------------------------------------------------------------------------- topics
 
 
+# What Spark says of messages that are no longer there.
+_LOST = "not available in Kafka any more"
+
+
 class KafkaOrigin:
     """A topic of Kafka."""
 
@@ -274,6 +278,27 @@ class KafkaOrigin:
             placed=lambda: kafka.placed(frame, found, PLACE),
             close=found.release,
         )
+
+    def check(self, pipeline: str, said: str) -> None:
+        """Raise where the topic is gone, or messages of it, as Spark `said`. Brokers that are away tell nothing."""
+        from weft.systems.kafka.client import admin
+
+        try:
+            admin(self.connection).partitions(self.name)
+        except NotFoundError:
+            raise NotFoundError(
+                f"The topic {self.name!r} of {self.connection.label} is gone, and {pipeline} reads it.",
+                hint=f"Make it again, and have {pipeline} begin anew with it: weft checkpoints reset {pipeline}. "
+                "Or name another topic.",
+            ) from None
+        except WeftError:
+            return
+        if _LOST in said and f"{self.name}-" in said:
+            raise StorageError(
+                f"The topic {self.name!r} of {self.connection.label} no longer has what {pipeline} is to read: its "
+                "brokers removed it, or it is another topic of that name.",
+                hint=f"To begin with what it has now: weft checkpoints reset {pipeline}.",
+            )
 
     def reached(self, end: dict[str, dict[str, int]]) -> None:
         """Tell the consumer group, for those who watch its lag: every target has what comes before."""

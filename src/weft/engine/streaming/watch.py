@@ -50,6 +50,11 @@ class Watched:
         """Whether the source is to be told how far its rows are stored."""
         return isinstance(self._origin, KafkaOrigin)
 
+    def check(self, pipeline: str, said: str) -> None:
+        """Raise where the source is gone, or what it had: that is the reason of an error in which Spark said so."""
+        if isinstance(self._origin, KafkaOrigin):
+            self._origin.check(pipeline, said)
+
     def reached(self, end: Any) -> None:
         """Tell the source how far its rows are stored."""
         self.end = end

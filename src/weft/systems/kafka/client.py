@@ -53,7 +53,12 @@ class Admin:
         """The numbers of a topic's partitions."""
         topics = self.metadata().topics
         if options.topic_name(topic) not in topics:
-            raise unknown(f"topic of {self.connection.label}", topic, [name for name in topics if name[:2] != "__"])
+            raise unknown(
+                f"topic of {self.connection.label}",
+                topic,
+                [name for name in topics if name[:2] != "__"],
+                otherwise="Weft makes no topics: create it, or name another one.",
+            )
         return sorted(topics[topic].partitions)
 
     def offsets(self, topic: str, which: Any) -> dict[int, int]:
