@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 import weft
 from engine.streaming.conftest import declare, here, rows, run_once, way  # noqa: F401 - fixtures
@@ -19,6 +20,7 @@ from faults.streaming_targets import Place, place_of  # noqa: F401 - fixture
 from faults.test_streaming_forgotten import forget_last_commit
 from weft.engine.streaming.dead import stream_of
 from weft.systems.base import system_for
+from weft.systems.redis.ids import Keys, to_offset
 
 pytest.importorskip("pyspark")
 pytestmark = pytest.mark.usefixtures("here", "spark")
@@ -41,6 +43,7 @@ IN_BRIEF = {
     "test_rows_that_cannot_be_transformed": {"driver-sql", "tasks-udf"},
     "test_rows_that_do_not_fit": {"driver-sqlite-append", "tasks-postgres-merge"},
     "test_messages_that_cannot_be_read": {"driver-cut off", "tasks-no object"},
+    "test_entries_of_others": {"driver-missing-store", "tasks-no number-transform"},
 }
 
 
@@ -154,3 +157,59 @@ def test_messages_that_cannot_be_read(bad: bytes, way: str, size: int, kafka: An
     assert {each["payload"] for each in found} == {bad.decode(errors="backslashreplace")}
     assert all(each["error"] for each in found)
     assert {(each["stage"], each["source"]) for each in found} == {("read", topic)}
+
+
+@pytest.mark.parametrize("stage", ["transform", "store"])
+@pytest.mark.parametrize(
+    "bad",
+    [{"text": "x"}, {"n": "many"}, {"n": str(2**80)}, {"n": b"\xff", b"\xfe": "x"}],
+    ids=["missing", "no number", "too large", "no text"],
+)
+def test_entries_of_others(
+    bad: dict[Any, Any],
+    stage: str,
+    way: str,  # noqa: F811
+    size: int,
+    open_system: Any,
+    project: Path,
+) -> None:
+    """What any client adds to a stream of Redis is a row of it: without a value where the field is missing or holds
+    something else, which the letter shows where there is one."""
+    weft.load([{"n": -1, "text": "there"}], target="numbers", mode="merge", keys=["n"])
+    with open_system("redis") as system, redis.Redis.from_url(system.url) as client:
+        events = weft.stream(name="events", connection=system.connection, fields={"n": "int64", "text": "string"})(
+            lambda: None
+        )
+        weft.publish_sync(events, {"n": -2, "text": "ours"})
+        key = Keys.of(events.schema, "events").stream
+        added = [
+            (client.xadd(key, bad if is_bad else {"n": n, "text": f"é{n}"}), is_bad)
+            for each in batches(size)
+            for n, is_bad in each
+        ]
+        pipeline: dict[str, Any] = {
+            "name": "numbers",
+            "source": weft.Source(query=events, max_rows=size),
+            "target_table": (None, "numbers"),
+            "dead_letter_table": "failed",
+            "dead_letter_connection": "default",
+        }
+        if stage == "transform":
+            checked = "SELECT if(n IS NULL, raise_error('no number'), n) AS n, text FROM source"
+            pipeline |= {"transform_sql": checked, "transform_on_error": "dlq"}
+        run_once(**pipeline)
+        forget_last_commit(project / ".weft/checkpoints/numbers")
+        run_once(**pipeline)
+    assert sorted(rows("numbers", "n")) == [(-2,), (-1,), *good_rows(size)]
+    found = rows("failed", 'stage, source, CAST("offset" AS INTEGER), payload, error')
+    expected = sorted(to_offset(entry, key) for entry, is_bad in added if is_bad)
+    assert sorted(offset for _, _, offset, *_ in found) == expected
+    assert {(told, source) for told, source, *_ in found} == {(stage, "events")}
+    for _, _, _, payload, error in found:
+        shown = json.loads(payload)
+        assert error
+        # At the stage `store` it is the row as the target was given it.
+        if stage == "transform" and "n" in bad:
+            assert shown["n"] == ("\\xff" if bad["n"] == b"\xff" else bad["n"])
+        else:
+            assert shown["n"] is None
