@@ -99,7 +99,21 @@ def test_problems(call: Any, clicks: Any, options: dict[str, Any], check: str, s
     assert said in told[check]["problem"]
     assert told["source clicks"]["problem"] is None
     shown = call("validate", "copies", code=1)
-    assert f"problem: copies: {told[check]['problem'].splitlines()[0]}" in shown.stderr
+    assert [name for name, each in told.items() if each["problem"]] == [check]
+    assert shown.stderr.count(f"problem: copies: {told[check]['problem'].splitlines()[0]}") == 1
+
+
+def test_one_server_that_is_away(call: Any) -> None:
+    """It is the problem of the source and of the target, and told once."""
+    away = weft.PostgresConnection("postgresql://weft@127.0.0.1:1/x", name="away")
+    events = weft.stream(name="events", connection=away, fields={"n": "int64"})(lambda: None)
+    weft.streaming_pipeline(
+        name="copies", source=events, target=away, target_table="copies", transform_sql="SELECT n FROM source"
+    )(lambda: None)
+    told = found(call, "copies", code=1)
+    assert [name for name, each in told.items() if each["problem"]] == ["source events", "target copies"]
+    assert told["sql"]["detail"] == "it can be parsed"
+    assert call("validate", "copies", code=1).stderr.count("problem: copies: ") == 1
 
 
 def test_a_table_without_its_key(call: Any, clicks: Any) -> None:

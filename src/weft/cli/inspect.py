@@ -163,11 +163,9 @@ def validate(names: tuple[str, ...], modules: tuple[str, ...], output: str) -> N
         ]
         columns = ["pipeline", "check", "result", "delivery", "detail"]
         print_table(rows, columns if any(each.delivery for each in found) else [*columns[:3], "detail"], below="detail")
-        for each in found:
-            if each.problem is not None:
-                click.echo(
-                    f"\n{click.style('problem:', fg='red', bold=True)} {each.pipeline}: {each.problem}", err=True
-                )
+        # One server that is away may be the problem of several checks.
+        for name, problem in dict.fromkeys((each.pipeline, each.problem) for each in found if each.problem is not None):
+            click.echo(f"\n{click.style('problem:', fg='red', bold=True)} {name}: {problem}", err=True)
     if any(each.problem is not None for each in found):
         sys.exit(1)
 

@@ -27,13 +27,14 @@ from weft.systems.log import META_TYPES
 
 def validate(pipeline: StreamingPipeline) -> Iterator[Finding]:
     """Look at everything that it needs, and go on where something is wrong."""
-    for source in pipeline.sources:
-        yield look(pipeline.name, f"source {source.name}", partial(_source, source))
-    for name, lookup in pipeline.lookups.items():
-        yield look(pipeline.name, f"lookup {name}", partial(_lookup, lookup))
+    read = [look(pipeline.name, f"source {each.name}", partial(_source, each)) for each in pipeline.sources]
+    read += [look(pipeline.name, f"lookup {name}", partial(_lookup, each)) for name, each in pipeline.lookups.items()]
+    yield from read
     columns: list[str] = []
     if pipeline.transform_sql is not None:
-        yield look(pipeline.name, "sql", partial(_sql, pipeline, pipeline.transform_sql, columns))
+        # What is wrong with a source or a lookup was told.
+        is_there = all(each.problem is None for each in read)
+        yield look(pipeline.name, "sql", partial(_sql, pipeline, pipeline.transform_sql, columns, is_there))
     else:
         with suppress(WeftError):  # what is wrong with a source was told
             known = [_known(each) for each in pipeline.sources]
@@ -85,12 +86,15 @@ def _columns_of(lookup: Lookup) -> pa.Schema:
         tables.close()
 
 
-def _sql(pipeline: StreamingPipeline, sql: str, columns: list[str]) -> str:
-    """What the SQL gives, where the columns of its tables are known before rows come; `columns` is filled then."""
+def _sql(pipeline: StreamingPipeline, sql: str, columns: list[str], is_there: bool) -> str:
+    """What the SQL gives, where its tables are there and their columns are known before rows come; `columns` is filled
+    then."""
     spark = session.spark().newSession()
-    known = [_known(each) for each in pipeline.sources]
     with outcome.explained(f"understand the SQL of {pipeline.name}"):
         spark._jsparkSession.sessionState().sqlParser().parsePlan(sql)
+        if not is_there:
+            return "it can be parsed"
+        known = [_known(each) for each in pipeline.sources]
         lookups = {name: current().connection(each.connection) for name, each in pipeline.lookups.items()}
         if None in known or any(system_for(each.kind).tables is None for each in lookups.values()):
             return "it can be parsed; columns are known when rows come"
