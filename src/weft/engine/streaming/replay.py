@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from heapq import nsmallest
 from itertools import groupby
+from math import isfinite
 from typing import Any
 from uuid import uuid4
 
@@ -262,14 +263,15 @@ def _source_rows(
     """What `source` is to the SQL: the rows of letters, from which letters they are, and why the others are none."""
     schemas, are_logs = _source_columns(pipeline, columns)
     known = {each.name: each for each in schemas}
-    payloads, extras, times = [], [], []
+    payloads: list[str | dict[str, Any]] = []
+    extras, times = [], []
     for letter in letters:
         row = _object(letter.payload)
         times.append(_moment(None if row is None else row.pop(EVENT_TS, None)) or letter.failed_at)
         # What a stream has no field for is in a column of its own.
         more = {name: row.pop(name) for name in list(row) if name not in known} if row and are_logs else {}
         extras.append(as_json(more) if more else None)
-        payloads.append(letter.payload if row is None else as_json(row))
+        payloads.append(letter.payload if row is None else row)
     rows, taken, bad = _parsed(payloads, known, is_exact=are_logs)
     for name, values in (
         (EVENT_TS, times),
@@ -311,12 +313,12 @@ def _rejected_rows(letters: Sequence[Stored], target: Target) -> tuple[pa.Table,
     """The rows that a table rejected, of which letters they are, and why some cannot be its rows at all."""
     known = _columns_of(target)
     binary = [name for name, each in known.items() if pa.types.is_binary(each.type)]
-    payloads = []
+    payloads: list[str | dict[str, Any]] = []
     for letter in letters:
         row = _object(letter.payload)
         if row is not None:
             row |= {name: _base64(row[name]) for name in binary if isinstance(row.get(name), str)}
-        payloads.append(letter.payload if row is None else as_json(row))
+        payloads.append(letter.payload if row is None else row)
     return _parsed(payloads, known)
 
 
@@ -339,7 +341,7 @@ def _columns_of(target: Target) -> dict[str, pa.Field]:
 
 
 def _parsed(
-    payloads: Sequence[str], known: Mapping[str, pa.Field], *, is_exact: bool = False
+    payloads: Sequence[str | dict[str, Any]], known: Mapping[str, pa.Field], *, is_exact: bool = False
 ) -> tuple[pa.Table, Sequence[int], dict[int, str]]:
     """Payloads as columns, of which of them the rows are, and what is wrong with the others.
 
@@ -347,11 +349,28 @@ def _parsed(
     decimal, bytes), or with `is_exact`, of that one.
     """
     types = {name: each.type for name, each in known.items() if is_exact or not _is_of_json(each.type)}
-    texts = pa.array([each.encode("utf-8", "surrogatepass") for each in payloads], pa.binary())
-    parsed = Reader(types).parse(texts)
+    # JSON has no word for them, so they are put in afterwards: by column, and by the number of the row.
+    odd: dict[str, dict[int, float]] = {}
+    texts = []
+    for number, row in enumerate(payloads):
+        if not isinstance(row, str):
+            found = {name: each for name, each in row.items() if isinstance(each, float) and not isfinite(each)}
+            for name, each in found.items():
+                odd.setdefault(name, {})[number] = each
+            row = as_json({**row, **dict.fromkeys(found)})
+        texts.append(row.encode("utf-8", "surrogatepass"))
+    parsed = Reader(types).parse(pa.array(texts, pa.binary()))
     names = {name.lower(): name for name in known}
     columns, fields = [], []
     for name, array in parsed.columns.items():
+        if name in odd:
+            # Beside texts they are texts.
+            kind, made = (pa.string(), as_json) if pa.types.is_string(array.type) else (pa.float64(), float)
+            values = array.to_pylist()
+            for place, number in enumerate(parsed.taken):
+                if number in odd[name]:
+                    values[place] = made(odd[name][number])
+            array = pa.array(values, kind)
         field = known.get(names.get(name.lower(), ""), pa.field(name, pa.string()))
         if pa.types.is_null(array.type):
             array = pa.nulls(len(array), field.type)
