@@ -49,6 +49,40 @@ def rows(table: str = "copies") -> list[int]:
         return sorted(n for (n,) in database.execute(f"SELECT n FROM {table}"))
 
 
+def test_a_look_makes_nothing(call: Any, local: Project) -> None:
+    """Of a pipeline that never ran: neither the database nor the table of its stream."""
+    for name in ("one", "other"):
+        stream = weft.stream(name=name, fields={"n": "int64"})(lambda: None)
+        weft.streaming_pipeline(name=f"{name}_copies", source=stream, target="default", target_table="copies")(
+            lambda: None
+        )
+
+    def lag(name: str) -> object:
+        return json.loads(call("checkpoints", "show", f"{name}_copies", "--format", "json").stdout)["lag"]
+
+    assert lag("one") == {"one": 0}
+    assert not Path(".weft").exists() or not list(Path(".weft").iterdir())
+    weft.publish_sync("other", [{"n": 1}, {"n": 2}])
+    assert (lag("one"), lag("other")) == ({"one": 0}, {"other": 2})
+    with closing(sqlite3.connect(".weft/weft.db")) as database:
+        assert not database.execute("SELECT name FROM sqlite_master WHERE name LIKE '%one%'").fetchall()
+
+
+@pytest.mark.parametrize("system", ["redis"], indirect=True)
+def test_rows_of_a_large_batch(call: Any, streams: Project, system: Any) -> None:
+    """They are counted to the end, also on Redis, where that takes reading them."""
+    weft.register_connection(weft.SQLiteConnection("out.db", name="out"))
+    stream = declare("many", fields={"n": "int64"})
+    rows_published = 120_000
+    weft.publish_sync(stream, [{"n": n} for n in range(rows_published)])
+    sql = "SELECT count(*) AS n FROM source"
+    weft.streaming_pipeline(name="counts", source=stream, target="out", target_table="counts", transform_sql=sql)(
+        lambda: None
+    )
+    (line,) = call("consume", "counts", "--once", "--format", "json").stdout.splitlines()
+    assert (json.loads(line)["consumed"], json.loads(line)["written"]) == (rows_published, {"counts": 1})
+
+
 def test_rewind_and_reset(call: Any, numbers: Any) -> None:
     def state(*arguments: object) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(call("checkpoints", *arguments, "--format", "json").stdout)

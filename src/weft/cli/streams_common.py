@@ -38,14 +38,10 @@ def find_stream(name: str, modules: Iterable[str]) -> Stream:
 
 
 def stored_log(stream: Stream, connection: str | None) -> Log | None:
-    """The stream's log, or `None` where nothing was ever published: unlike `open_stream` this creates nothing."""
-    from weft.streams.runtime import open_hub
+    """The stream's log, or `None` where nothing was ever published."""
+    from weft.streams import runtime
 
-    # Databases fold the case of names.
-    store = open_hub(current().connection(connection if connection is not None else stream.connection)).store
-    if f"{stream.schema}.{stream.name}".lower() not in {".".join(each).lower() for each in store.names()}:
-        return None
-    return store.open(stream.schema, stream.name, {})
+    return runtime.stored_log(stream, connection)
 
 
 def stored_streams(connection: str | Connection | None) -> list[Stream]:

@@ -161,6 +161,15 @@ def open_stream(stream: str | Stream, connection: str | Connection | None = None
     return ready
 
 
+def stored_log(stream: Stream, connection: str | Connection | None = None) -> Log | None:
+    """The stream's log, or `None` where nothing was ever published: unlike `open_stream` this creates nothing."""
+    # Databases fold the case of names.
+    store = hub_of(stream, connection).store
+    if f"{stream.schema}.{stream.name}".lower() not in {".".join(each).lower() for each in store.names()}:
+        return None
+    return store.open(stream.schema, stream.name, {})
+
+
 async def open_beside(stream: str | Stream, connection: str | Connection | None = None) -> Opened:
     """`open_stream` for asyncio."""
     ready = opened(stream, connection)

@@ -124,12 +124,19 @@ class Events:
     def _log(self) -> Any:
         return runtime.open_stream(self._source.query, self._source.connection).log
 
+    @property
+    def _stored(self) -> Any:
+        """`None` where there is none yet: whoever only looks makes nothing."""
+        return runtime.stored_log(runtime.find(self._source.query), self._source.connection)
+
     def behind(self, place: int | None) -> int | None:
         """The events after it, at most; on Redis they are counted so far and no further."""
-        log, start = self._log, self._source.start
+        start, log = self._source.start, self._log if place is not None else self._stored
+        if place is None and start != "earliest" and not start.isdecimal():
+            return None
+        if log is None:
+            return 0
         if place is None:
-            if start != "earliest" and not start.isdecimal():
-                return None
             place = log.floor() if start == "earliest" else int(start) - 1
         found: int = log.extent(place, log.head(), MOST_COUNTED)
         return found

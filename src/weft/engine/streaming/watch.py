@@ -10,8 +10,9 @@ from contextlib import suppress
 from typing import Any, cast
 
 from weft.engine.streaming.checkpoint import Checkpoint
-from weft.engine.streaming.scale import MOST_COUNTED, Scale, counted, scale_of
+from weft.engine.streaming.scale import Scale, counted, scale_of
 from weft.engine.streaming.sources import KafkaOrigin, LogOrigin, Origin, Taken
+from weft.engine.streaming.ticks import MAX_ROWS
 from weft.errors import WeftError
 from weft.pipelines.streaming.spec import Source
 from weft.streams import runtime
@@ -121,7 +122,7 @@ class Lag:
         source, reader = self._sources[watched.name], cast(Any, watched.taken.reader)
         try:
             log = runtime.open_stream(source.query, source.connection).log
-            return log.extent(reader.after, reader.upto, MOST_COUNTED)
+            return log.extent(reader.after, reader.upto, source.max_rows or MAX_ROWS)
         except WeftError:
             return 0
 

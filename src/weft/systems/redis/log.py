@@ -162,19 +162,23 @@ class RedisLog:
         """Entries are counted: their ids tell moments, not how many there are."""
         if self.store.command("XLEN", self.keys.stream) <= most:
             return upto
-        first = min(most, _WALK_STEP)
-        count, last = self._walk("XRANGE", ids.to_id(after + 1), ids.to_id(upto), first)
-        if last is None or count < first:
-            return upto
-        reached = self._offset(last)
-        # To send entries takes a server a quarter of the time that a script takes to walk over them.
-        for _, page in self._pages(reached, upto, most - count, ()):
-            count, reached = count + len(page), self._offset(page.ids[-1].as_py().encode())
+        count, reached = self._count(after, upto, most)
         return upto if count < most else reached
 
     def extent(self, after: int, upto: int, most: int) -> int:
         """Entries are counted, which takes longer the more there are."""
-        return self._walk("XRANGE", ids.to_id(after + 1), ids.to_id(upto), most)[0]
+        return self._count(after, upto, most)[0]
+
+    def _count(self, after: int, upto: int, most: int) -> tuple[int, int]:
+        """How many entries a range has, so many at most, and the offset of the last of these."""
+        first = min(most, _WALK_STEP)
+        count, last = self._walk("XRANGE", ids.to_id(after + 1), ids.to_id(upto), first)
+        reached = after if last is None else self._offset(last)
+        if count == first:
+            # To send entries takes a server a quarter of the time that a script takes to walk over them.
+            for _, page in self._pages(reached, upto, most - count, ()):
+                count, reached = count + len(page), self._offset(page.ids[-1].as_py().encode())
+        return count, reached
 
     def first_since(self, moment: datetime) -> int:
         """The first offset at or after a moment; one past the head if there is none."""
