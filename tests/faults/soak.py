@@ -118,10 +118,12 @@ def files_below(folder: Path) -> int:
 
 
 def jvm_of(driver: int) -> int | None:
-    for pid in children(driver):
-        with suppress(OSError):
-            if Path(f"/proc/{pid}/comm").read_text().strip() == "java":
-                return pid
+    return next((pid for pid in children(driver) if name_of(pid) == "java"), None)
+
+
+def name_of(pid: int) -> str | None:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
     return None
 
 
