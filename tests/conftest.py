@@ -33,6 +33,7 @@ from hypothesis.database import DirectoryBasedExampleDatabase
 
 import kafka_server
 import servers
+from commands import Commands
 
 if TYPE_CHECKING:
     from weft.project import Project
@@ -135,6 +136,14 @@ def shared_server(need_server: Callable[[str], None]) -> Callable[[str], servers
         return server
 
     return shared
+
+
+@pytest.fixture(scope="session")
+def commands() -> Iterator[Commands]:
+    """The command `weft`, in forks of a process in which all is imported."""
+    made = Commands()
+    yield made
+    made.close()
 
 
 @dataclass

@@ -12,11 +12,14 @@ import subprocess
 import sys
 import termios
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner
+
+from commands import Commands
 
 if TYPE_CHECKING:
     from click.testing import Result
@@ -24,14 +27,32 @@ if TYPE_CHECKING:
     from weft.project import Project
 
 
+@dataclass
+class Here:
+    """The project of the test."""
+
+    folder: Path
+    environment: dict[str, str] = field(default_factory=dict)
+
+
 @pytest.fixture
-def run(project):
+def run(project: Path, commands: Commands) -> Callable[..., subprocess.CompletedProcess[str]]:
     """`run("connections", "list")` gives its exit code, output and errors."""
 
     def run_weft(*arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "weft", *arguments], input=stdin, capture_output=True, text=True, check=False
-        )
+        ended = commands.run(Here(Path.cwd()), *arguments, stdin=stdin, is_watched=False)
+        return subprocess.CompletedProcess(arguments, ended.code, ended.out, ended.err)
+
+    return run_weft
+
+
+@pytest.fixture
+def run_apart(project: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """The same, in a process that imports what it needs: for commands that start Spark, which ends with it."""
+
+    def run_weft(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "weft", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
 
     return run_weft
 

@@ -153,7 +153,7 @@ def test_the_batch_in_hand_is_finished(start: Any, number: signal.Signals, code:
     assert copied() == list(range(10))
 
 
-def test_a_second_signal_ends_at_once(start: Any, run: Any) -> None:
+def test_a_second_signal_ends_at_once(start: Any, run_apart: Any) -> None:
     publish(10)
     with held():
         process = start("consume", "copies")
@@ -163,7 +163,7 @@ def test_a_second_signal_ends_at_once(start: Any, run: Any) -> None:
         wait_until(lambda: not handles(process.pid, signal.SIGTERM), "the first signal to be heeded")
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE) == -signal.SIGTERM
-    done = run("consume", "copies", "--once")
+    done = run_apart("consume", "copies", "--once")
     assert (done.returncode, done.stdout) == (0, "copies: 10 rows in 1 batch\n")
     assert copied() == list(range(10))
 
@@ -204,13 +204,13 @@ def test_killed(start: Any) -> None:
     assert copied() == sorted([*range(10), *range(5)])
 
 
-def test_a_file(run: Any) -> None:
+def test_a_file(run_apart: Any) -> None:
     publish(3)
     Path("pipeline.toml").write_text(
         'pipeline_name = "by-file"\nsource_query = "numbers"\n[source]\nconnection = "default"\n'
         '[target]\nconnection = "out"\n[target.table]\nname = "copies"\n'
     )
-    done = run("consume", "pipeline.toml", "--once")
+    done = run_apart("consume", "pipeline.toml", "--once")
     assert (done.returncode, done.stdout) == (0, "by-file: 3 rows in 1 batch\n"), done.stderr
     assert copied() == [0, 1, 2]
 

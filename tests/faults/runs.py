@@ -1,20 +1,12 @@
-"""What the tests of runs share: commands as processes that meet signals, and a project whose pipeline they run.
-
-ended = commands.run(place, "run-due", at=3)             killed (-9) at its fourth step
-ended = commands.run(place, "run-due", processes=8)      eight at once; gives a list
-"""
+"""What the tests of runs share: a project whose pipeline they run by commands that meet signals."""
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,78 +16,6 @@ from weft.operate.runlog import open_run_log
 
 # Behind what the clocks of databases say, so that whatever they let wait is due.
 FIRST_SLOT = datetime(2060, 3, 1, 9, tzinfo=UTC)
-
-
-@dataclass
-class Ended:
-    """How a command ended: its exit code, or minus the number of the signal that ended it."""
-
-    code: int
-    out: str
-    err: str
-    steps: list[str]
-    pid: int
-
-
-class Commands:
-    """A process that forks one for each command."""
-
-    def __init__(self) -> None:
-        script = Path(__file__).with_name("run_process.py")
-        self.server = subprocess.Popen(
-            [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-
-    def start(
-        self,
-        place: Place,
-        *arguments: str,
-        at: int | None = None,
-        signal: str = "SIGKILL",
-        processes: int = 1,
-        **environment: str,
-    ) -> None:
-        """Start a command. The signal comes at step `at`."""
-        job = {"folder": str(place.folder), "arguments": arguments, "at": at, "signal": signal, "processes": processes}
-        assert self.server.stdin
-        home = {"HOME": os.environ["HOME"]}
-        job["environment"] = {**home, **place.environment, **environment}
-        self.server.stdin.write(json.dumps(job) + "\n")
-        self.server.stdin.flush()
-
-    def answer(self) -> Any:
-        """What the process says next: that it is stopped, or how all ended."""
-        assert self.server.stdout
-        return json.loads(self.server.stdout.readline())
-
-    def ended(self) -> list[Ended]:
-        """How the commands that were started ended."""
-        return [Ended(**each) for each in self.answer()]
-
-    def run(self, place: Place, *arguments: str, **options: Any) -> Ended:
-        """Run a command to its end."""
-        self.start(place, *arguments, **options)
-        (ended,) = self.ended()
-        return ended
-
-    def close(self) -> None:
-        """End it."""
-        self.server.communicate(timeout=60)
-
-
-@pytest.fixture(scope="session")
-def commands() -> Iterator[Commands]:
-    made = Commands()
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="session")
-def other_commands() -> Iterator[Commands]:
-    """Those of another process, while one of the first is stopped."""
-    made = Commands()
-    yield made
-    made.close()
 
 
 MODULE = """

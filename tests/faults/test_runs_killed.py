@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from commands import Commands
 from engine import oracle
-from faults.runs import FIRST_SLOT, Commands, Place, Repeat, commands, picked, place  # noqa: F401 - fixtures
+from faults.runs import FIRST_SLOT, Place, Repeat, picked, place  # noqa: F401 - fixtures
 from pipelines.conftest import database  # noqa: F401 - fixture
 from systems.tables.test_modes import in_order
 from weft.systems.load import Load
@@ -137,7 +138,7 @@ def steps_of(place: Place, commands: Commands, mode: str) -> list[str]:  # noqa:
     return found
 
 
-def run_through(case: Case, commands: Commands, at: int, *, by_hand: bool, is_last: bool) -> None:  # noqa: F811
+def run_through(case: Case, commands: Commands, at: int, *, by_hand: bool, is_last: bool) -> None:
     """A run, one that is killed, its repetition, and the next."""
     place, due = case.place, ("run-due",)  # noqa: F811
     place.at(0)

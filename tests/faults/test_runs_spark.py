@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from faults.runs import Commands, Place, Repeat, commands, place  # noqa: F401 - fixtures
+from commands import Commands
+from faults.runs import Place, Repeat, place  # noqa: F401 - fixtures
 from pipelines.conftest import database  # noqa: F401 - fixture
 
 PIPELINE = """

@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from faults.runs import Commands, Place, Repeat, commands, other_commands, picked, place  # noqa: F401 - fixtures
+from commands import Commands
+from faults.runs import Place, Repeat, picked, place  # noqa: F401 - fixtures
 from pipelines.conftest import database  # noqa: F401 - fixture
 from servers import wait_until
 from weft.operate.runlog import open_run_log
@@ -27,6 +28,14 @@ TABLES = ["CREATE TABLE raw (id BIGINT)", "CREATE TABLE told (n BIGINT)", "INSER
 CODES = {"SIGTERM": 143, "SIGINT": 130}
 
 
+@pytest.fixture(scope="session")
+def other_commands() -> Iterator[Commands]:
+    """Those of another process, while one of the first is stopped."""
+    made = Commands()
+    yield made
+    made.close()
+
+
 @pytest.fixture
 def raw(place: Place) -> Place:  # noqa: F811
     place.declare(PIPELINE)
@@ -42,7 +51,7 @@ def counts(place: Place) -> list[int]:  # noqa: F811
 
 
 @pytest.mark.parametrize("name", CODES)
-def test_told_to_stop_at_each_step(raw: Place, commands: Commands, name: str, count: Repeat) -> None:  # noqa: F811
+def test_told_to_stop_at_each_step(raw: Place, commands: Commands, name: str, count: Repeat) -> None:
     """What was committed stays, the rest is rolled back, and the log says so; then it goes on."""
     ended = commands.run(raw, "run-due")
     assert ended.code == 0, ended
@@ -125,8 +134,8 @@ def expire(place: Place) -> None:  # noqa: F811
 
 def test_stopped_for_longer_than_its_lease(
     raw: Place,
-    commands: Commands,  # noqa: F811
-    other_commands: Commands,  # noqa: F811
+    commands: Commands,
+    other_commands: Commands,
     stopped: list[int],
     count: Repeat,
 ) -> None:
@@ -159,8 +168,8 @@ def test_stopped_for_longer_than_its_lease(
 
 def test_what_was_read_long_ago_does_not_replace_newer_rows(
     place: Place,  # noqa: F811
-    commands: Commands,  # noqa: F811
-    other_commands: Commands,  # noqa: F811
+    commands: Commands,
+    other_commands: Commands,
     stopped: list[int],
 ) -> None:
     """Stopped with rows in its hands until the next slot is done: they are not written any more."""

@@ -12,7 +12,8 @@ import pytest
 
 import servers
 import weft
-from faults.runs import Commands, Place, Repeat, commands, place  # noqa: F401 - fixtures
+from commands import Commands
+from faults.runs import Place, Repeat, place  # noqa: F401 - fixtures
 from pipelines.conftest import Database, database  # noqa: F401 - fixture
 from weft.project import Project, use
 from weft.systems.base import system_for
@@ -61,7 +62,7 @@ def some(steps: list[str], count: Repeat) -> list[int]:
 def test_the_target_goes_away(
     server: servers.Server,
     project: Path,
-    commands: Commands,  # noqa: F811
+    commands: Commands,
     monkeypatch: pytest.MonkeyPatch,
     count: Repeat,
 ) -> None:
@@ -103,7 +104,7 @@ def test_the_target_goes_away(
 def test_the_run_log_goes_away(
     place: Place,  # noqa: F811
     server: servers.Server,
-    commands: Commands,  # noqa: F811
+    commands: Commands,
     count: Repeat,
 ) -> None:
     """The work goes on without it, and is not done again when it is back."""

@@ -8,13 +8,16 @@ def test_something(plain_spark, streams):
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import weft
+from conftest import S3
 from weft.engine.load import open_tables
 from weft.engine.streaming import batch
 from weft.engine.streaming.query import run
@@ -44,6 +47,56 @@ def rows(table: str, columns: str = "*", connection: Any = None) -> list[tuple[A
         return sorted((tuple(row.values()) for row in found), key=repr)
     finally:
         tables.close()
+
+
+_LAKES = {
+    ("files", "local"): weft.ObjectStoreLocalConnection,
+    ("files", "s3"): weft.ObjectStoreS3Connection,
+    ("delta", "local"): weft.DeltaLocalConnection,
+    ("delta", "s3"): weft.DeltaS3Connection,
+}
+
+
+def open_lake(request: pytest.FixtureRequest, where: str) -> Callable[..., Any]:
+    """Connections to one folder ("local") or bucket ("s3"): `lake(format="csv")` for files, `lake("delta")` for tables
+    of Delta."""
+    if where == "s3":
+        s3: S3 = request.getfixturevalue("s3")
+        fields = s3.fields()
+    else:
+        fields = {"path": str(request.getfixturevalue("project") / "lake")}
+
+    def lake(system: str = "files", **options: Any) -> Any:
+        made: Any = _LAKES[system, where]
+        return made(name="lake", **fields, **options)
+
+    return lake
+
+
+_KILLED = """
+import logging, os, signal, sys
+
+step, left = sys.argv.pop(1), [int(sys.argv.pop(1))]
+
+
+class Killer(logging.Handler):
+    def emit(self, record):
+        if record.getMessage() == step:
+            left[0] -= 1
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+for name in ("weft.streaming", "weft.commit"):
+    logging.getLogger(name).setLevel(logging.DEBUG)
+    logging.getLogger(name).addHandler(Killer())
+"""
+
+
+def run_killed(program: str, step: str, times: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a program with these arguments in a process that is killed (-9) when it has come to a step so often."""
+    command = [sys.executable, "-c", _KILLED + program, step, str(times), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
 
 
 @pytest.fixture

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 import weft
-from conftest import S3
-from engine.streaming.conftest import declare, run_once
+from engine.streaming.conftest import declare, open_lake, run_once
 from weft.errors import BusyError, LoadRefusedError
 from weft.systems.load import Declared, Load
 from weft.systems.objects import sink
@@ -24,21 +23,16 @@ Place = Callable[[str], tuple[Any, Any]]
 
 
 @pytest.fixture(params=["local"])
-def place(request: pytest.FixtureRequest, project: Path) -> Place:
+def place(request: pytest.FixtureRequest) -> Place:
     """`place(kind)` is a connection and a target in it: of Delta, or of files of a format."""
-    fields: dict[str, Any] = {"path": str(project / "lake")}
-    if request.param == "s3":
-        s3: S3 = request.getfixturevalue("s3")
-        fields = s3.fields()
+    lake = open_lake(request, request.param)
 
     def make(kind: str) -> tuple[Any, Any]:
-        is_local = request.param == "local"
         if kind == "delta":
-            lake: Any = (weft.DeltaLocalConnection if is_local else weft.DeltaS3Connection)(**fields, name="lake")
-            return lake, weft.Target(connection=lake, table=(None, "copies"))
-        files: Any = weft.ObjectStoreLocalConnection if is_local else weft.ObjectStoreS3Connection
-        lake = files(**fields, name="lake", format=kind)
-        return lake, weft.Target(connection=lake, prefix="copies")
+            tables = lake("delta")
+            return tables, weft.Target(connection=tables, table=(None, "copies"))
+        files = lake(format=kind)
+        return files, weft.Target(connection=files, prefix="copies")
 
     return make
 

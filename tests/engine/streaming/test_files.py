@@ -14,21 +14,16 @@ import pyarrow.parquet as pq
 import pytest
 
 import weft
-from conftest import S3
-from engine.streaming.conftest import declare, rows, run_once
+from engine.streaming.conftest import declare, open_lake, rows, run_once
 from weft.engine.streaming.sources import FileOrigin
 
 pytestmark = pytest.mark.usefixtures("spark", "here")
 
 
 @pytest.fixture(params=["local", "s3"])
-def lake(request: pytest.FixtureRequest, project: Path) -> Callable[..., Any]:
+def lake(request: pytest.FixtureRequest) -> Callable[..., Any]:
     """`lake(**options)` is a connection to one folder or bucket."""
-    if request.param == "local":
-        return lambda **options: weft.ObjectStoreLocalConnection(str(project / "lake"), name="lake", **options)
-    s3: S3 = request.getfixturevalue("s3")
-    fields = s3.fields()
-    return lambda **options: weft.ObjectStoreS3Connection(name="lake", **fields, **options)
+    return open_lake(request, request.param)
 
 
 def put(connection: Any, name: str, text: str | bytes) -> None:

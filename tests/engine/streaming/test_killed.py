@@ -7,39 +7,21 @@ A batch has been written to Spark's log of offsets when it is "begun", and is wr
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import weft
-from engine.streaming.conftest import declare, rows
+from engine.streaming.conftest import declare, rows, run_killed
 
 # Of each round: three batches.
 EVENTS = 60
-PROCESS = """
-import logging, os, signal, sys
-
+PROGRAM = """
 import weft
 from weft.engine.streaming.query import run
 from weft.pipelines.streaming.declare import make
 
-step, left = sys.argv[1], [int(sys.argv[2])]
-
-
-class Killer(logging.Handler):
-    def emit(self, record):
-        if record.getMessage() == step:
-            left[0] -= 1
-            if left[0] == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-
-for name in ("weft.streaming", "weft.commit"):
-    logging.getLogger(name).setLevel(logging.DEBUG)
-    logging.getLogger(name).addHandler(Killer())
 events = weft.stream(name="events", fields={"n": "int64"})(lambda: None)
 pipeline = make(
     name="copy",
@@ -49,7 +31,7 @@ pipeline = make(
         weft.Target(table=(None, "merged"), mode="merge", primary_key=["n"]),
         weft.Target(table=(None, "counts")),
     ],
-    transform_sql=None if sys.argv[3] == "plain" else "SELECT n FROM source",
+    transform_sql=None if sys.argv[1] == "plain" else "SELECT n FROM source",
 )
 run(pipeline, once=True)
 """
@@ -73,16 +55,10 @@ def test_every_row_is_there_once(count: Callable[[int], int], project: Path) -> 
     points = (POINTS * 10)[: count(len(POINTS) * 10)]
     for number, (step, times) in enumerate(points):
         weft.publish_sync(events, [{"n": n} for n in range(EVENTS * number, EVENTS * (number + 1))])
-        ended = _run(step, times, "plain" if number % 2 else "sql")
+        ended = run_killed(PROGRAM, step, times, "plain" if number % 2 else "sql")
         assert ended.returncode == -signal.SIGKILL, ended.stderr
-    ended = _run("none", 0, "sql")
+    ended = run_killed(PROGRAM, "none", 0, "sql")
     assert ended.returncode == 0, ended.stderr
     expected = [(n,) for n in range(EVENTS * len(points))]
     for table in ("copies", "merged", "counts"):
         assert sorted(rows(table, "n")) == expected
-
-
-def _run(step: str, times: int, way: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", PROCESS, step, str(times), way], capture_output=True, text=True, timeout=240, check=False
-    )

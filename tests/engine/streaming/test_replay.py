@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import UTC, date, datetime
@@ -19,7 +17,7 @@ import pytest
 
 import weft
 from conftest import System
-from engine.streaming.conftest import declare, rows, run_once
+from engine.streaming.conftest import declare, rows, run_killed, run_once
 from weft.engine.readers import open_tables
 from weft.engine.streaming import replay
 from weft.engine.streaming.dead import DeadLetterBox
@@ -513,27 +511,12 @@ def test_a_target_that_is_away_in_the_middle(project: Path, open_system: Any) ->
 
 # --------------------------------------------------------------------------------------------------------------- killed
 
-PROCESS = """
-import logging, os, signal, sys
-
+PROGRAM = """
 import weft
 from weft.engine.streaming.replay import Replay
 from weft.pipelines.streaming.declare import make
 
-step, left, place, wanted = sys.argv[1], [int(sys.argv[2])], sys.argv[3], sys.argv[4]
-
-
-class Killer(logging.Handler):
-    def emit(self, record):
-        if record.getMessage() == step:
-            left[0] -= 1
-            if left[0] == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-
-for name in ("weft.streaming", "weft.commit"):
-    logging.getLogger(name).setLevel(logging.DEBUG)
-    logging.getLogger(name).addHandler(Killer())
+place, wanted = sys.argv[1:]
 events = weft.stream(name="events", fields={"n": "int64", "text": "string"})(lambda: None)
 pipeline = make(
     name="copies",
@@ -567,20 +550,15 @@ def test_killed_anywhere(place: str, count: Callable[[int], int]) -> None:
     for number, (step, times) in enumerate(points):
         put(pipeline, unread(2 * number, 2 * number + 1), number)
         wanted = "all" if number % 2 else str(2 * number)
-        ended = _killed(step, times, place, wanted)
+        ended = run_killed(PROGRAM, step, times, place, wanted)
         assert ended.returncode in (-signal.SIGKILL, 0), ended.stderr
         assert sum(each.payload == "{" for each in letters_of(pipeline)) in (1, 2), "it and what it became"
-    ended = _killed("none", 0, place, "all")
+    ended = run_killed(PROGRAM, "none", 0, place, "all")
     assert ended.returncode == 0, ended.stderr
     expected = [(n,) for n in range(2 * len(points))]
     assert sorted(rows("copies", "n")) == sorted(rows("others", "n")) == expected
     (bad,) = letters_of(pipeline)
     assert bad.payload == "{"
-
-
-def _killed(step: str, times: int, place: str, wanted: str) -> subprocess.CompletedProcess[str]:
-    arguments = [sys.executable, "-c", PROCESS, step, str(times), place, wanted]
-    return subprocess.run(arguments, capture_output=True, text=True, timeout=240, check=False)
 
 
 # --------------------------------------------------------------------------------------------------------------- Kafka

@@ -1,8 +1,9 @@
 """Runs the command `weft` in processes of its own, each of which may meet a signal at a step of its run.
 
-Reads a job a line as JSON: a folder, arguments, environment, the signal and the number of the step at which it comes.
-Answers how the command ended, what it printed, and which steps it passed. Each command is a fork of this process, in
-which everything is imported and nothing is open: it costs milliseconds, and is a process like any other.
+Reads a job a line as JSON: a folder, arguments, environment, what is on stdin, the signal and the number of the step at
+which it comes. Answers how the command ended, what it printed, and which steps it passed. Each command is a fork of
+this process, in which everything is imported and nothing is open: it costs milliseconds, and is a process like any
+other.
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ from typing import Any
 
 LOGGERS = ("weft.run", "weft.commit")
 _IMPORTED = (
+    "weft.cli.connections",
+    "weft.cli.doctor",
+    "weft.cli.init",
+    "weft.cli.streams",
     "weft.cli.pipelines",
     "weft.cli.inspect",
     "weft.cli.runs",
@@ -49,10 +54,11 @@ class Steps(logging.Handler):
 def command(job: dict[str, Any], steps: int) -> None:
     """The command, in this process."""
     os.chdir(job["folder"])
-    os.environ.update(job.get("environment", {}))
+    os.environ.clear()
+    os.environ.update(job["environment"])
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    handler = Steps(steps, job.get("at"), signal.Signals[job.get("signal", "SIGKILL")])
-    for name in LOGGERS:
+    handler = Steps(steps, job["at"], signal.Signals[job["signal"]])
+    for name in LOGGERS if job["is_watched"] else ():
         logger = logging.getLogger(name)
         logger.setLevel(logging.DEBUG)
         logger.addHandler(handler)
@@ -66,7 +72,9 @@ class Child:
     """A fork that runs one command as soon as `gate` is closed."""
 
     def __init__(self, job: dict[str, Any], gate: tuple[int, int]) -> None:
-        self.out, self.err, self.steps = (tempfile.TemporaryFile() for _ in range(3))  # noqa: SIM115 - until it ended
+        self.given, self.out, self.err, self.steps = (tempfile.TemporaryFile() for _ in range(4))  # noqa: SIM115
+        self.given.write((job.get("stdin") or "").encode())
+        self.given.seek(0)
         self.pid = os.fork()
         if self.pid == 0:
             code = 70
@@ -75,7 +83,8 @@ class Child:
                 os.read(gate[0], 1)
                 os.dup2(self.out.fileno(), 1)
                 os.dup2(self.err.fileno(), 2)
-                os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+                os.dup2(self.given.fileno(), 0)
+                sys.stdin = open(0)  # noqa: SIM115 - until it ends
                 sys.stdout, sys.stderr = (io.TextIOWrapper(io.FileIO(file, "w"), write_through=True) for file in (1, 2))
                 command(job, self.steps.fileno())
                 code = 0
@@ -98,6 +107,7 @@ class Child:
             file.seek(0)
             texts.append(file.read().decode())
             file.close()
+        self.given.close()
         return {"code": code, "out": texts[0], "err": texts[1], "steps": texts[2].splitlines(), "pid": self.pid}
 
 
