@@ -27,10 +27,14 @@ bench: ## measure speed, each number as a ratio to a yardstick of the same run
 	@tools/setup-servers
 	.venv/bin/python -m bench $(ARGS)
 
+# What the tests run in brief: less often, or with some of its parameters.
+FULL = tests/faults tests/engine/streaming tests/engine/test_pairs.py tests/engine/test_load_files.py \
+	tests/pipelines/test_increment.py
+
 faults: ## the fault tests with their full counts (the tests run a tenth of them)
 	@tools/setup-venv dev
 	@tools/setup-servers
-	.venv/bin/python -m pytest tests/faults tests/engine/streaming/test_replay.py --full --timeout=14400 $(ARGS)
+	.venv/bin/python -m pytest $(FULL) --full --timeout=14400 $(ARGS)
 
 soak: ## a streaming pipeline for two hours (SOAK_MINUTES=120): every row there once, memory flat
 	@tools/setup-venv dev

@@ -51,10 +51,9 @@ BRIEF = [
     ("object_store_local", "append", "begun+0.5", "spark"),
     ("object_store_local", "append", "begun+0.2", "task"),
     ("object_store_local", "truncate", "recorded", "here"),
-    ("delta_local", "append", "staged+0.3", "here"),
+    ("delta_local", "append", "committed", "here"),
     ("delta_local", "truncate", "staged", "task"),
     ("delta_local", "scd2", "created+2", "here"),
-    ("delta_local", "merge", "committed", "here"),
 ]
 
 

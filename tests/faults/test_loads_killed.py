@@ -22,6 +22,18 @@ from weft.systems.sql.tables import SqlTables
 
 STEPS = ("begun", "claimed", "staged", "checked", "moved", "recorded", "committed")
 DAY = datetime(2026, 3, 1, tzinfo=UTC)
+_OTHERS = ("sqlite", "postgres", "mysql")
+# A file of DuckDB is opened anew for each transaction: of its modes those that take the most steps.
+IN_BRIEF = {
+    "test_killed_at_each_step": {
+        *(f"{kind}-{mode}" for kind in _OTHERS for mode in ("append", "truncate", "merge", "scd2")),
+        "duckdb-merge",
+    },
+    "test_killed_while_bad_rows_are_put_aside": {
+        *(f"{kind}-{mode}" for kind in _OTHERS for mode in ("append", "truncate", "merge")),
+        "duckdb-append",
+    },
+}
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,12 @@ from weft.errors import WeftError
 
 pytestmark = pytest.mark.usefixtures("plain_spark")
 
+# Each place and each system once, and both ways of the rows.
+IN_BRIEF = {
+    "test_rows_that_cannot_be_transformed": {"driver-stream", "tasks-table", "driver-path"},
+    "test_rows_that_a_target_rejects": {"sqlite-driver", "postgres-tasks", "mysql-driver"},
+}
+
 SQL = "SELECT n, CAST(text AS INT) AS number FROM source"
 EVENTS = [{"n": n, "text": "x" if n in (0, 3, 6) else str(n)} for n in range(7)]
 GOOD = [(n, n) for n in (1, 2, 4, 5)]

@@ -21,6 +21,9 @@ pytestmark = pytest.mark.usefixtures("spark", "here")
 
 Place = Callable[[str], tuple[Any, Any]]
 
+# Columnar formats take the same way, and so do folders and buckets.
+IN_BRIEF = {"test_a_new_column_is_added": {"local-delta", "local-csv", "local-json_lines", "s3-parquet"}}
+
 
 @pytest.fixture(params=["local"])
 def place(request: pytest.FixtureRequest) -> Place:

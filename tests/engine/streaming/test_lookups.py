@@ -15,6 +15,8 @@ from weft.pipelines.streaming.declare import make
 
 pytestmark = pytest.mark.usefixtures("plain_spark", "here")
 
+IN_BRIEF = {"test_rows_are_enriched": {"driver-lookup0", "tasks-lookup1"}}
+
 SQL = "SELECT s.n, u.name FROM source s LEFT JOIN users u ON s.n = u.id"
 
 
