@@ -38,6 +38,7 @@ from commands import Commands
 if TYPE_CHECKING:
     from weft.project import Project
 
+servers.WAITS_FOR_DISK = False
 SYSTEMS = ["sqlite", "postgres", "mysql"]
 
 _missing_packages: set[str] = set()

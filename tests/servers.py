@@ -31,6 +31,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 STARTUP_SECONDS = 60
+# Whether databases wait for the disk at each commit. What a killed server had committed is there after without it too:
+# only a machine that loses its power needs it.
+WAITS_FOR_DISK = True
 EXECUTABLES = {"postgres", "mariadbd", "redis-server", "redis-check-rdb", "java", Path(sys.executable).resolve().name}
 
 
@@ -229,6 +232,7 @@ class PostgresServer(Server):
             "wal_level": "logical",
             "max_connections": "200",
             "timezone": "UTC",
+            "fsync": "on" if WAITS_FOR_DISK else "off",
         }
         return [self.program, "-D", str(self.data), *(f"--{key}={value}" for key, value in settings.items())]
 
@@ -313,6 +317,7 @@ class MariaDBServer(Server):
             "--max-connections=200",
             "--character-set-server=utf8mb4",
             "--skip-name-resolve",
+            *([] if WAITS_FOR_DISK else ["--innodb-flush-log-at-trx-commit=2", "--sync-binlog=0"]),
         ]
 
     def connect(self, database: str | None = None) -> Any:
