@@ -138,8 +138,9 @@ def letter_of(row: dict[str, Any], why: str) -> Letter:
 
 def told(letters: Sequence[Letter], placed: Callable[[], pa.Table]) -> Sequence[Letter]:
     """Letters of rejected rows, with where they are from as far as that can be known: SQL that groups rows, for
-    example, leaves none of them. It is not worth a batch: what fails here is passed by."""
-    with suppress(WeftError):
+    example, leaves none of them."""
+    # Whatever happens here, the letters are worth more than that, and so is the batch.
+    with suppress(Exception):
         rows = placed()
         if WHENCE in rows.column_names:
             return whence.told(letters, rows)
