@@ -152,7 +152,9 @@ def test_types_last(project: Path) -> None:
     assert rows("rows", "id, code, n") == [(1, "A1", None), (2, "007", 5), (3, None, None)]
 
 
-def test_what_is_not_there_yet_or_any_more(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_there_yet_or_any_more(
+    project: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """Hidden names and those of files that are being written are passed by, and read once they have their own. So are
     empty files, those that are gone when they are read, and those that were read before, whatever is in them now."""
     source = weft.ObjectStoreLocalConnection(str(project / "lake"), name="lake")
@@ -163,7 +165,7 @@ def test_what_is_not_there_yet_or_any_more(project: Path, monkeypatch: pytest.Mo
         "target_table": (None, "rows"),
     }
     hidden = ["_a.csv", ".b.csv", "_folder/c.csv", "d.csv.tmp", "e.csv._COPYING_"]
-    for number, name in enumerate([*hidden, "ok.csv", "gone.csv"]):
+    for number, name in enumerate([*hidden, "ok 100%25.csv", "gone 100%25.csv"]):
         put(source, f"raw/{name}", f"id\n{number}\n")
     for name in ("empty.csv", "empty.json", "empty.parquet"):
         put(source, f"raw/{name}", "")
@@ -171,17 +173,20 @@ def test_what_is_not_there_yet_or_any_more(project: Path, monkeypatch: pytest.Mo
 
     def take_late(origin: FileOrigin, frame: Any) -> Any:
         """As if the process had been down between the plan of the batch and the batch."""
-        (project / "lake/raw/gone.csv").unlink(missing_ok=True)
+        (project / "lake/raw/gone 100%25.csv").unlink(missing_ok=True)
         return take(origin, frame)
 
     monkeypatch.setattr(FileOrigin, "take", take_late)
     run_once(**pipeline)
     assert rows("rows", "id") == [(5,)]
+    told = [each.getMessage() for each in caplog.records if "was gone" in each.getMessage()]
+    assert told == [f"{project}/lake/raw/gone 100%25.csv was gone when it was to be read: it is passed by"]
     for name in hidden:
         (project / "lake/raw" / name).rename(project / "lake/raw" / f"{hidden.index(name)}.csv")
-    put(source, "raw/ok.csv", "id\n50\n")
+    put(source, "raw/ok 100%25.csv", "id\n50\n")
     run_once(**pipeline)
     assert rows("rows", "id") == [(0,), (1,), (2,), (3,), (4,), (5,)]
+    assert sum("was gone" in each.getMessage() for each in caplog.records) == 1
 
 
 def test_how_files_of_a_target_are_written(lake: Callable[..., Any]) -> None:

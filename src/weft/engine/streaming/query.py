@@ -12,7 +12,7 @@ from weft.engine import connectors, outcome, session
 from weft.engine.streaming.batch import Batches, Written, joined
 from weft.engine.streaming.checkpoint import Checkpoint
 from weft.engine.streaming.sources import open_source
-from weft.engine.streaming.watch import Watched, listen
+from weft.engine.streaming.watch import Watched, listen, warn_of_removed
 from weft.errors import NotFoundError, WeftError
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.project import current
@@ -163,6 +163,7 @@ class Query:
                 assert self._batches is not None
                 self.checkpoint.check()
                 written = self._batches.run(frame, str(self._query.id), batch_id)
+                warn_of_removed(self.watched, self.checkpoint, batch_id)
                 self.checkpoint.check()  # after it Spark writes to its log
             except BaseException as error:
                 # Spark tells of it in its own words; whoever waits shall have the error itself.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -28,6 +28,7 @@ MOST_COUNTED = 100_000
 """On Redis, where entries are counted one by one."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _GLOB = re.compile(r"[*?\[{]")
+_SCHEME = re.compile(r"^\w+:/+")
 _VERSION = re.compile(r"(\d{20})\.json")
 
 
@@ -330,6 +331,14 @@ def entries(log: Path, upto: int, after: int = -1) -> Iterator[dict[str, Any]]:
             raise StorageError(f"Spark's log cannot be read at {names[number]}: {error}.") from None
 
 
+def removed(connection: Any, planned: Iterable[Mapping[str, Any]], read: Iterable[str]) -> list[str]:
+    """The files of Spark's log that are gone; not those that were read. Spark reads no empty ones."""
+    known = {_SCHEME.sub("/", path) for path in read}
+    paths = sorted({_plain(each["path"]) for each in planned})
+    missing = [path for path in paths if f"/{path.lstrip('/')}" not in known]
+    return [each.path for each in _store(connection).get_file_info(missing) if not each.is_file] if missing else []
+
+
 def _listed(connection: Any, prefix: str) -> Iterator[str]:
     """The files under a prefix that Spark sees too."""
     root = _plain(connection.root)
@@ -345,12 +354,19 @@ def _is_hidden(name: str) -> bool:
 def _paths(connection: Any, folder: str, *, recursive: bool = False) -> list[str]:
     from pyarrow import fs
 
-    store = connection.filesystem() if hasattr(connection, "filesystem") else fs.LocalFileSystem()
+    store = _store(connection)
     selector = fs.FileSelector(folder.rstrip("/") or "/", recursive=recursive, allow_not_found=True)
     try:
         return [each.path for each in store.get_file_info(selector) if each.is_file]
     except OSError as error:
         raise connection.failed(error) from None
+
+
+def _store(connection: Any) -> Any:
+    """Arrow's own client of a folder or bucket."""
+    from pyarrow import fs
+
+    return connection.filesystem() if hasattr(connection, "filesystem") else fs.LocalFileSystem()
 
 
 def _plain(path: str) -> str:
@@ -429,10 +445,7 @@ class Versions:
 
     def _committed(self, version: int) -> datetime:
         """When a version was made."""
-        from pyarrow import fs
-
-        store = self._connection.filesystem() if hasattr(self._connection, "filesystem") else fs.LocalFileSystem()
-        path = f"{self._folder}/{version:020}.json"
+        store, path = _store(self._connection), f"{self._folder}/{version:020}.json"
         try:
             with store.open_input_stream(path) as file:
                 actions = [json.loads(line) for line in file.read().splitlines()]

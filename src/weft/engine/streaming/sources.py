@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -41,6 +41,8 @@ class Taken:
     read: Callable[[Mapping[str, Any], str | None], Any] | None = None
     """Of files: makes the DataFrame, of the types that columns had before, with the file of each row in a column if one
     is named; `None` where there are no rows."""
+    files: Collection[str] | None = None
+    """Of files: the paths of those that were there."""
     packed: Packed | None = None
     """The rows of the DataFrame in a form that is faster to write, where they are written as they are."""
     size: int | None = None
@@ -194,14 +196,14 @@ class FileOrigin:
 
         changed = dict(map(tuple, frame.collect()))
         if not changed:
-            return Taken(self.name, size=0)
+            return Taken(self.name, size=0, files=())
 
         def read(known: Mapping[str, Any], place: str | None) -> Any:
             spark = frame.sparkSession
             with outcome.explained(f"read the files of {self.name}"):
                 return following.read_files(spark, self.connection, self.name, changed, EVENT_TS, known, place)
 
-        return Taken(self.name, read=read)
+        return Taken(self.name, read=read, files=tuple(changed))
 
 
 class DeltaOrigin:

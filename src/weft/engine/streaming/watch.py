@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -10,13 +11,14 @@ from contextlib import suppress
 from typing import Any, cast
 
 from weft.engine.streaming.checkpoint import Checkpoint
-from weft.engine.streaming.scale import Scale, counted, scale_of
-from weft.engine.streaming.sources import KafkaOrigin, LogOrigin, Origin, Taken
+from weft.engine.streaming.scale import Scale, counted, entries, removed, scale_of
+from weft.engine.streaming.sources import FileOrigin, KafkaOrigin, LogOrigin, Origin, Taken
 from weft.engine.streaming.ticks import MAX_ROWS
 from weft.errors import WeftError
 from weft.pipelines.streaming.spec import Source
 from weft.streams import runtime
 
+_log = logging.getLogger("weft.engine")
 # Whoever looks more often is told the same: each look is a question to a database.
 _LOOK_SECONDS = 1.0
 # Nor is more than one part in so many of the time spent on looking: a bucket of many files takes seconds to be listed.
@@ -45,6 +47,11 @@ class Watched:
     def waits(self) -> bool:
         """Whether it waits for news by itself."""
         return isinstance(self._origin, LogOrigin)
+
+    @property
+    def connection(self) -> Any:
+        """Where its files are, of a source of files."""
+        return cast(FileOrigin, self._origin).connection
 
     @property
     def wants_to_know(self) -> bool:
@@ -143,6 +150,19 @@ class Lag:
             if behind is not None:
                 known[name] = behind
         self._known = known
+
+
+def warn_of_removed(watched: Sequence[Watched], checkpoint: Checkpoint, batch_id: int) -> None:
+    """Name the files that were gone when their batch read them: Spark passes them by, and says so in its own log."""
+    for number, each in enumerate(watched):
+        log, read = checkpoint.log_of(number), None if each.taken is None else each.taken.files
+        if log is None or read is None:
+            continue
+        with suppress(WeftError, OSError):  # a bucket that does not answer now: the batch is done
+            places = [checkpoint.places(batch)[number] if batch >= 0 else None for batch in (batch_id - 1, batch_id)]
+            after, upto = (-1 if place is None else place["logOffset"] for place in places)
+            for path in removed(each.connection, entries(log, upto, after), read):
+                _log.warning("%s was gone when it was to be read: it is passed by", path)
 
 
 def listen(spark: Any, idle: Callable[[], None], reached: Callable[[list[Any]], None]) -> None:
