@@ -19,6 +19,12 @@ from weft.systems.load import Counts, Load
 
 MOMENT = datetime(2026, 11, 15, 12, tzinfo=UTC)
 SCHEMA = "id long, name string, amount double, at timestamp"
+# A merge into Delta takes seconds, and scd2 merges too.
+IN_BRIEF = {
+    "test_a_commit_key_counts_once": {"append", "truncate", "scd2"},
+    "test_keys_are_checked_before_anything_is_written": {"scd2"},
+    "test_loads_at_once": {"append", "scd2"},
+}
 
 
 @pytest.fixture
@@ -220,9 +226,7 @@ def test_columns_that_do_not_fit(spark: Any, lake: DeltaLocalConnection) -> None
 
 
 @pytest.mark.parametrize("mode", ["append", "merge", "scd2"])
-def test_loads_at_once(spark: Any, lake: DeltaLocalConnection, mode: str, pytestconfig: pytest.Config) -> None:
-    if mode == "merge" and not pytestconfig.getoption("--full"):
-        pytest.skip("takes long, and scd2 does the same and more: run with --full")
+def test_loads_at_once(spark: Any, lake: DeltaLocalConnection, mode: str) -> None:
     failed: list[BaseException] = []
 
     def run(number: int) -> None:
