@@ -25,6 +25,8 @@ from weft.streaming import Source
 
 FILES = 10
 BATCH = 10_000
+# So many times before it counts: what a JVM runs it compiles for its first half minute, and starts are not measured.
+_WARM_UP = 8
 COLUMNS = "id bigint, name text, amount double precision, n integer"
 
 
@@ -106,7 +108,7 @@ class Inbox:
             target=weft.connect(url=target.url),
             target_table=("public", table),
             transform_sql="SELECT id, name, amount, n FROM source WHERE n >= 0",
-            idle_pause_ms=10,
+            idle_pause_ms=50,
             **options,
         )
         self._query = Query(pipeline, written=self._written)
@@ -137,6 +139,8 @@ def _files(kind: str) -> Callable[[float], tuple[Job, Job]]:
         target = Target(_rows(scale))
         folder = _written(target.rows)
         inbox = Inbox(target, kind, "ours")
+        for _ in range(_WARM_UP):
+            inbox.fill(folder / kind, target.rows)
         return (
             target.job("ours", lambda: inbox.fill(folder / kind, target.rows)),
             target.job("theirs", lambda: target.copy(folder / "all.csv", "theirs")),

@@ -152,6 +152,20 @@ def test_types_last(project: Path) -> None:
     assert rows("rows", "id, code, n") == [(1, "A1", None), (2, "007", 5), (3, None, None)]
 
 
+def test_a_column_in_capitals_is_the_same_one(project: Path) -> None:
+    source = weft.ObjectStoreLocalConnection(str(project / "lake"), name="lake")
+    for name, text in {"a": "id,V\n1,2\n", "b": "ID,v\n2,3\n", "c": "id\n3\n", "d": "Id,V\n4,\n"}.items():
+        put(source, f"raw/{name}.csv", text)
+        run_once(
+            name="files",
+            source=source,
+            source_query="raw",
+            target_table=(None, "rows"),
+            transform_sql="SELECT id, v FROM source",
+        )
+    assert rows("rows", "id, v") == [(1, 2), (2, 3), (3, None), (4, None)]
+
+
 def test_what_is_not_there_yet_or_any_more(
     project: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

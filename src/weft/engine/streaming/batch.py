@@ -329,8 +329,10 @@ def _selected(given: Given, fit: Fit | DeclaredFit, load: Load) -> Given:
     if isinstance(given, kinds.Rows):
         return kinds.Rows(given.reader.selecting(fit.wanted(load, given.reader.schema.names)))
     assert isinstance(given, kinds.Frame)
-    wanted = fit.wanted(load, given.frame.columns)
-    packed = given.packed
+    names, packed = given.frame.columns, given.packed
+    wanted = fit.wanted(load, names)
+    if len(wanted) == len(names):
+        return given
     if packed is not None:
         packed = dataclasses.replace(packed, schema=pa.schema([packed.schema.field(name) for name in wanted]))
     return kinds.Frame(given.frame.select(*map(fitting.quote, wanted)), packed)

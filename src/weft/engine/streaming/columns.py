@@ -30,24 +30,26 @@ class Columns:
 
         known = self._of(source, checkpoint)
         found = {field.name: field for field in frame.schema}
-        columns = []
-        for name, field in found.items():
-            column = F.col(f"`{name.replace('`', '``')}`")
-            if isinstance(field.dataType, NullType) and name in known:
-                column = column.cast(StructField.fromJson(known[name]).dataType)
-            columns.append(column.alias(name))
+        # SQL takes `Id` and `id` for one column.
+        here = {name.lower(): name for name in found}
+        missing = {}
         for name, text in known.items():
-            if name not in found:
-                columns.append(F.lit(None).cast(StructField.fromJson(text).dataType).alias(name))
+            spelled = here.get(name.lower(), name)
+            if spelled not in found or isinstance(found[spelled].dataType, NullType):
+                missing[spelled] = F.lit(None).cast(StructField.fromJson(text).dataType)
         new = {
             name: field.jsonValue()
             for name, field in found.items()
             if not isinstance(field.dataType, NullType) and known.get(name) != field.jsonValue() and name != PLACE
         }
         if new:
+            newer = {name.lower() for name in new}
+            for name in [each for each in known if each.lower() in newer]:
+                del known[name]
             known.update(new)
             self._store()
-        return frame.select(*columns)
+        # Each step over a DataFrame takes as long as to write some thousand rows.
+        return frame.withColumns(missing) if missing else frame
 
     def types(self, source: str, checkpoint: str) -> dict[str, Any]:
         """The types that the columns of a source had last."""

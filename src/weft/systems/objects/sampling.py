@@ -47,8 +47,9 @@ def known_schema(
         return None
     names: list[str] = []
     seen = 0
-    for head in looked_at:
-        found = _rows(head, read, most)
+    # Of each as many as of the others, and of the longest what the short ones lack.
+    for number, head in enumerate(sorted(looked_at, key=lambda head: len(head.text))):
+        found = _rows(head, read, -(-(most - seen) // (len(looked_at) - number)))
         if found is None:
             return None
         names, *rows = found
