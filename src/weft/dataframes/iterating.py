@@ -54,21 +54,22 @@ class StreamBatches:
         self._layout, self._to = layout, to
         self._batch_size, self._wait_seconds = batch_size, wait_seconds
         self._auto_ack, self._left, self._yield_on_idle = auto_ack, count, yield_on_idle
-        self._told = self._closed = self._began = self._in_hand = False
+        self._closed = self._began = self._in_hand = False
         self._stop = _Stop(stop)
         try:
-            self._feed = open_it(self.stopped)
+            # Not a method of this one: it could not be let go of before all garbage is collected, in any order.
+            self._feed = open_it(self._stop.is_set)
         except BaseException:
             self._stop.restore()
             raise
 
     def stopped(self) -> bool:
         """Whether it was told to stop."""
-        return self._told or self._stop.is_set()
+        return self._stop.is_set()
 
     def ask_to_stop(self) -> None:
         """Let the call that waits, in whatever thread, be the last one."""
-        self._told = True
+        self._stop.told = True
         self._stop.restore()
 
     def __iter__(self) -> Self:
