@@ -165,7 +165,7 @@ def _dump_base(java: Java, path: Path) -> None:
 
 def _train(java: Java, base: Path | None, path: Path) -> None:
     """Run a session that does a little of everything, and have Java keep what it loaded."""
-    from weft.engine.session import connect
+    from weft.engine.session import connect, disconnect
 
     with tempfile.TemporaryDirectory(prefix="weft-archive-") as root:
         settings = config.SparkSettings(Path(root), master="local[2]")
@@ -178,8 +178,7 @@ def _train(java: Java, base: Path | None, path: Path) -> None:
         try:
             session, gateway = connect(machine, conf)
             _exercise(session, Path(root) / "files")
-            session.stop()
-            gateway.shutdown()
+            disconnect(session, gateway)
         finally:
             machine.stop(patience=_DUMP_PATIENCE)
 

@@ -281,6 +281,15 @@ def connect(machine: jvm.Jvm, conf: Mapping[str, str]) -> tuple[SparkSession, An
     return session, gateway
 
 
+def disconnect(session: SparkSession, gateway: Any) -> None:
+    """End the session of a JVM that ends too. Else PySpark would look for the next one over there."""
+    from pyspark import SparkContext
+
+    session.stop()
+    SparkContext._gateway = SparkContext._jvm = None
+    gateway.shutdown()
+
+
 def _no_session(error: Exception, conf: Mapping[str, str], log: Path) -> WeftError:
     text = str(error)
     # Of an error in Java the class and the message, without the way to it.
