@@ -94,6 +94,7 @@ def test_what_must_be_seen() -> None:
     assert looked_at(Head(head, False), known=known) == schema
     assert looked_at(Head(head, False), None, known=known) == schema
     assert looked_at(Head(text_of(["id", "name"]), True), known=known) == schema
+    assert looked_at(*[Head(head, True)] * 40, known=known, most=10) == schema
     # Too little, or not of all files.
     assert looked_at(known=known) is looked_at(None, known=known) is None
     assert looked_at(Head(head, False), known=known, most=5) is None

@@ -49,7 +49,7 @@ def known_schema(
     seen = 0
     # Of each as many as of the others, and of the longest what the short ones lack.
     for number, head in enumerate(sorted(looked_at, key=lambda head: len(head.text))):
-        found = _rows(head, read, -(-(most - seen) // (len(looked_at) - number)))
+        found = _rows(head, read, max(-(-(most - seen) // (len(looked_at) - number)), 0))
         if found is None:
             return None
         names, *rows = found
@@ -84,7 +84,7 @@ def _rows(head: Head, read: Mapping[str, Any], most: int) -> list[list[str]] | N
         rows = [row for row in islice(reader, most + 2) if row]
     except (ValueError, csv.Error):  # no line at all, another encoding, or a quote that is cut off
         return None
-    return (rows if head.is_whole else rows[:-1]) or None
+    return (rows if head.is_whole else rows[:-1])[: most + 1] or None
 
 
 def _check(kind: DataType | None) -> Callable[[str], object] | None:
