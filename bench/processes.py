@@ -15,8 +15,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 Job = Callable[[], int]
+# Where `bench` is found: a case that ran before may have changed the folder.
+_ROOT = Path(__file__).parent.parent
 _started: list[subprocess.Popen[str]] = []
 
 
@@ -33,6 +36,7 @@ def in_processes(
             stdout=subprocess.PIPE,
             text=True,
             env=environment,
+            cwd=_ROOT,
         )
         for each in arguments
     ]
