@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -90,3 +92,16 @@ def test_a_broker_that_dies_and_comes_back(own_kafka: Any, follow: Follow) -> No
     own_kafka.produce(topic, numbers(3))
     reads(found, [1, 2, 3])
     assert source.latest(connection, topic) == {0: 3}
+
+
+def test_a_broker_that_was_down_and_answers_late(own_kafka: Any) -> None:
+    connection = KafkaConnection(own_kafka.bootstrap)
+    topic = own_kafka.create_topic()
+    assert source.latest(connection, topic) == {0: 0}
+    own_kafka.kill()  # which the client notices, and says the next time that it is asked
+    own_kafka.restart()
+    own_kafka.process.send_signal(signal.SIGSTOP)
+    late = threading.Timer(2, own_kafka.process.send_signal, [signal.SIGCONT])
+    late.start()
+    assert source.latest(connection, topic) == {0: 0}
+    late.join()

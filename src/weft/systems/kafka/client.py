@@ -38,6 +38,7 @@ class Admin:
     def metadata(self) -> Any:
         """The brokers and topics of the cluster."""
         deadline = time.monotonic() + SECONDS
+        self.client.poll(0)  # what happened before: brokers that were down may be up again, and slow
         self.said.clear()
         while True:
             try:
