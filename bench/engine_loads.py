@@ -10,9 +10,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import servers
 import weft
 from bench.harness import Case
-from tests import servers
 
 Job = Callable[[], int]
 _numbers = count()

@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import redis_server  # noqa: F401 - so that there are servers of Redis
+import servers
 from bench import processes
-from tests import servers
 
 
 class SkippedError(Exception):

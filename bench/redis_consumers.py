@@ -71,11 +71,11 @@ def _prepare(scale: float) -> tuple[Job, Job]:
     import redis
 
     from bench.references import python_with
-    from tests import servers
+    from redis_server import RedisServer
 
     python = python_with(*COREDIS)
     # Not the shared one: this one keeps nothing on disk, where each ack of theirs would wait for it.
-    server = servers.KINDS["redis"]()
+    server = RedisServer()
     server.start()
     url, entries = server.url(), int(1_000_000 * scale)
     with redis.Redis.from_url(url) as client:

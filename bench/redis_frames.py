@@ -32,9 +32,9 @@ def _filled(entries: int) -> str:
     """The URL of a server that keeps nothing on disk and holds this many entries of three fields."""
     import redis
 
-    from tests import servers
+    from redis_server import RedisServer
 
-    server = servers.KINDS["redis"]()
+    server = RedisServer()
     server.start()
     with redis.Redis.from_url(server.url()) as client:
         client.config_set("appendonly", "no")

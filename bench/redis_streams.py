@@ -55,10 +55,10 @@ def theirs(url: str, batches: int) -> Job:
 
 
 def _prepare(scale: float) -> tuple[Job, Job]:
-    from tests import servers
+    from redis_server import RedisServer
 
     # Not the shared one: this one keeps nothing on disk, so that the clients are measured and not the disk.
-    server = servers.KINDS["redis"]()
+    server = RedisServer()
     server.start()
     url, batches = server.url(), max(1, int(200 * scale))
     client = server.connect()

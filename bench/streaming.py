@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import json
 import subprocess
-import sys
 import tempfile
 import threading
 import uuid
@@ -17,7 +16,6 @@ from typing import Any
 import weft
 from bench.engine_loads import Job, Pair, _folder, _rows, _with_reset
 from bench.harness import Case
-from tests import servers
 from weft.engine.streaming.batch import Written
 from weft.engine.streaming.query import Query
 from weft.pipelines.streaming.declare import make
@@ -178,10 +176,9 @@ def _ten_times(scale: float) -> tuple[Job, Job]:
 @cache
 def _topic(rows: int) -> tuple[Any, str]:
     """A broker with a topic of so many messages in four partitions."""
-    sys.path.append(str(Path(__file__).parents[1] / "tests"))
-    import kafka_server
+    from kafka_server import KafkaServer
 
-    server: Any = kafka_server.KafkaServer()
+    server: Any = KafkaServer()
     server.start()
     topic = server.create_topic(4)
     for partition in range(4):
@@ -229,7 +226,9 @@ def _from_kafka(scale: float) -> tuple[Job, Job]:
 @cache
 def _stream(rows: int) -> tuple[Any, Any]:
     """A Redis that keeps nothing on disk, with a stream of so many events."""
-    server = servers.KINDS["redis"]()
+    from redis_server import RedisServer
+
+    server = RedisServer()
     server.start()
     client = server.connect()
     client.config_set("appendonly", "no")

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
+import servers
 import weft
 from bench.harness import Case
 from bench.processes import in_processes
 from bench.streams_sqlite import PUBLISHED, event, fill, fresh_stream, in_project, row
-from tests import servers
 
 Job = Callable[[], int]
 COLUMNS = ("user_id", "action", "amount", "n", "_weft_published_at", "_weft_publish_id")

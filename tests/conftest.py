@@ -32,6 +32,7 @@ import pytest
 from hypothesis.database import DirectoryBasedExampleDatabase
 
 import kafka_server
+import redis_server  # noqa: F401 - so that there are servers of Redis
 import servers
 from commands import Commands
 

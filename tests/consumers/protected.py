@@ -10,12 +10,13 @@ from typing import Any
 
 import redis
 
+import redis_server
 import servers
 import weft
 
 
 @contextmanager
-def behind_tls(folder: Path) -> Iterator[tuple[servers.RedisServer, str, Path]]:
+def behind_tls(folder: Path) -> Iterator[tuple[redis_server.RedisServer, str, Path]]:
     """A server that also speaks TLS: its URL without the certificate's authority, and that."""
     key, cert = folder / "key.pem", folder / "cert.pem"
     subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
@@ -25,7 +26,7 @@ def behind_tls(folder: Path) -> Iterator[tuple[servers.RedisServer, str, Path]]:
         path.chmod(0o755)
     tls_port = servers.free_port()
 
-    class WithTls(servers.RedisServer):
+    class WithTls(redis_server.RedisServer):
         def settings(self) -> dict[str, str]:
             files = {"--tls-cert-file": str(cert), "--tls-key-file": str(key), "--tls-ca-cert-file": str(cert)}
             return super().settings() | files | {"--tls-port": str(tls_port), "--tls-auth-clients": "no"}
@@ -38,10 +39,10 @@ def behind_tls(folder: Path) -> Iterator[tuple[servers.RedisServer, str, Path]]:
         server.kill()
 
 
-class _Sentinel(servers.RedisServer):
+class _Sentinel(redis_server.RedisServer):
     """Watches over one server, and promotes its replica soon after that is gone."""
 
-    watched: servers.RedisServer
+    watched: redis_server.RedisServer
 
     def command(self) -> list[str]:
         config = self.folder / "sentinel.conf"
@@ -55,9 +56,9 @@ class _Sentinel(servers.RedisServer):
 
 
 @contextmanager
-def watched(server: Any) -> Iterator[tuple[servers.RedisServer, weft.RedisConnection]]:
+def watched(server: Any) -> Iterator[tuple[redis_server.RedisServer, weft.RedisConnection]]:
     """A replica of the server, and the connection to whichever of both the Sentinel names."""
-    replica, sentinel = servers.RedisServer(), _Sentinel()
+    replica, sentinel = redis_server.RedisServer(), _Sentinel()
     sentinel.watched = server
     try:
         replica.start()
@@ -82,7 +83,7 @@ def wait_for_replica(server: Any) -> None:
         servers.wait_until(lambda: client.execute_command("WAIT", 1, 100) == 1, "the replica to have it")
 
 
-def add_after_takeover(replica: servers.RedisServer, stream: str, fields: dict[str, Any]) -> None:
+def add_after_takeover(replica: redis_server.RedisServer, stream: str, fields: dict[str, Any]) -> None:
     """Wait until the Sentinel has promoted the replica, which ends its connections, and add an entry there."""
 
     def is_master() -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+import redis_server
 import servers
 import weft
 from consumers.cutter import Cutter
@@ -92,7 +93,7 @@ async def test_failed_over(need_server: Callable[[str], None]) -> None:
     need_server("redis-cluster")
     own: Any = servers.KINDS["redis-cluster"]()
     own.start()
-    replica = servers.RedisNode()
+    replica = redis_server.RedisNode()
     replica.start()
     try:
         async with weft.RedisCluster("127.0.0.1", own.nodes[0].port) as client:

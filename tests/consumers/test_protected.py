@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-import servers
+import redis_server
 import weft
 from consumers.numbered import drained, fill, numbers
 from consumers.protected import add_after_takeover, behind_tls, wait_for_replica, watched
@@ -41,7 +41,7 @@ async def taken_by_members(client: Any, group: str = "g") -> None:
 async def test_a_failover(need_server: Callable[[str], None], member: dict[str, str]) -> None:
     """The replica takes the place of the server that a consumer reads from, while it waits."""
     need_server("redis")
-    server = servers.RedisServer()
+    server = redis_server.RedisServer()
     server.start()
     try:
         with watched(server) as (replica, connection):

@@ -14,6 +14,7 @@ import polars as pl
 import pytest
 import redis
 
+import redis_server
 import servers
 import weft
 from consumers.protected import behind_tls, wait_for_replica, watched
@@ -23,10 +24,10 @@ GROUP: dict[str, Any] = {"group": "g", "consumer": "c"}
 
 
 @pytest.fixture
-def own_server(need_server: Callable[[str], None]) -> Iterator[servers.RedisServer]:
+def own_server(need_server: Callable[[str], None]) -> Iterator[redis_server.RedisServer]:
     """A server that may be killed."""
     need_server("redis")
-    server = servers.RedisServer()
+    server = redis_server.RedisServer()
     server.start()
     yield server
     server.kill()
@@ -40,7 +41,7 @@ def fill(client: Any, numbers: range, stream: str = "events") -> list[str]:
 
 
 @pytest.mark.parametrize("member", [{}, {**GROUP, "auto_ack": True}], ids=["range", "group"])
-def test_a_server_that_is_killed_and_comes_back(own_server: servers.RedisServer, member: dict[str, Any]) -> None:
+def test_a_server_that_is_killed_and_comes_back(own_server: redis_server.RedisServer, member: dict[str, Any]) -> None:
     with closing(own_server.connect()) as client:
         fill(client, range(500))
     seen: list[int] = []
@@ -88,7 +89,7 @@ def test_acknowledgements_that_were_lost_are_sent_again(url: str, client: Any) -
     assert client.xpending("events", "g")["pending"] == 0
 
 
-def test_acknowledgements_that_a_server_refuses_for_a_while(own_server: servers.RedisServer) -> None:
+def test_acknowledgements_that_a_server_refuses_for_a_while(own_server: redis_server.RedisServer) -> None:
     with closing(own_server.connect()) as client:
         ids = fill(client, range(10))
         batches = weft.iter_stream(own_server.url(), "events", auto_ack=True, **GROUP)
@@ -102,7 +103,7 @@ def test_acknowledgements_that_a_server_refuses_for_a_while(own_server: servers.
 
 
 def test_acknowledgements_that_a_server_cannot_store_any_more(
-    own_server: servers.RedisServer, later: Callable[..., None]
+    own_server: redis_server.RedisServer, later: Callable[..., None]
 ) -> None:
     """It became a replica, to which nothing is written. Its answer is not that there is nothing to acknowledge."""
     with closing(own_server.connect()) as client:
@@ -118,7 +119,7 @@ def test_acknowledgements_that_a_server_cannot_store_any_more(
 
 
 def test_acknowledgements_without_a_connection(
-    own_server: servers.RedisServer, caplog: pytest.LogCaptureFixture
+    own_server: redis_server.RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """They are sent with the next one; where there is none, the log says so."""
     with closing(own_server.connect()) as client:
@@ -190,7 +191,7 @@ def test_a_group_that_vanishes_while_it_waits(url: str, client: Any, later: Call
         assert seen == [10, 11, 12]
 
 
-def test_a_server_that_stays_away(own_server: servers.RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_stays_away(own_server: redis_server.RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     from weft.systems.redis import members
 
     monkeypatch.setattr(members, "PATIENCE_SECONDS", 0.3)
@@ -203,7 +204,7 @@ def test_a_server_that_stays_away(own_server: servers.RedisServer, monkeypatch: 
         next(batches)
 
 
-def test_told_to_stop_while_the_server_is_away(own_server: servers.RedisServer) -> None:
+def test_told_to_stop_while_the_server_is_away(own_server: redis_server.RedisServer) -> None:
     with closing(own_server.connect()) as client:
         fill(client, range(10))
     stop = threading.Event()
@@ -342,7 +343,7 @@ def test_what_killed_consumers_had_is_claimed(url: str, client: Any, count: Call
 # ------------------------------------------------------------------------------------------------------------ failover
 
 
-def test_a_failover_while_it_iterates(own_server: servers.RedisServer) -> None:
+def test_a_failover_while_it_iterates(own_server: redis_server.RedisServer) -> None:
     with closing(own_server.connect()) as client:
         ids = fill(client, range(30))
     with watched(own_server) as (replica, connection):

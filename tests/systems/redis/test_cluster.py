@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import redis_server
 import servers
 import weft
 from weft import BusyError
@@ -79,10 +80,10 @@ def test_subscribers_on_several_nodes(streams: Project, client: Any) -> None:
 
 
 @pytest.fixture
-def two_nodes(need_server: Any) -> Iterator[list[servers.RedisNode]]:
+def two_nodes(need_server: Any) -> Iterator[list[redis_server.RedisNode]]:
     """The first has all slots, the second has none yet."""
     need_server("redis")
-    nodes = [servers.RedisNode() for _ in range(2)]
+    nodes = [redis_server.RedisNode() for _ in range(2)]
     try:
         for node in nodes:
             node.start()
@@ -97,7 +98,7 @@ def two_nodes(need_server: Any) -> Iterator[list[servers.RedisNode]]:
             node.kill()
 
 
-def test_a_slot_that_moves(two_nodes: list[servers.RedisNode], project: Path) -> None:
+def test_a_slot_that_moves(two_nodes: list[redis_server.RedisNode], project: Path) -> None:
     """To a node that clients do not know yet. Publishes go on but for a moment, and what fails says that it stored
     nothing."""
     connection = weft.connect(url=f"redis://127.0.0.1:{two_nodes[0].port}/?cluster=true")

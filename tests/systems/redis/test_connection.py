@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import redis_server
 import servers
 import weft
 from weft import ConnectionFailedError, DeclarationError, RedisConnection, SettingsError
@@ -98,7 +99,7 @@ def test_check(own_server: servers.Server) -> None:
         assert "wrong-one" not in str(caught.value)
 
 
-class TlsServer(servers.RedisServer):
+class TlsServer(redis_server.RedisServer):
     """Talks TLS alone, and wants to know who comes."""
 
     def initialise(self) -> None:
@@ -148,7 +149,7 @@ def test_tls(tls_server: TlsServer) -> None:
     weft.streams.close()
 
 
-class Sentinel(servers.RedisServer):
+class Sentinel(redis_server.RedisServer):
     """Watches over one server."""
 
     def watch(self, server: servers.Server) -> Sentinel:

@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
+import redis_server
 import servers
 import weft
 from weft import ConnectionFailedError, RedisConnection
 from workers import declare
 
 
-class Sentinel(servers.RedisServer):
+class Sentinel(redis_server.RedisServer):
     """Says where the server is. The tests tell it."""
 
     def initialise(self) -> None:
@@ -37,8 +38,8 @@ class Sentinel(servers.RedisServer):
 
 
 @pytest.fixture
-def replica(own_server: servers.Server) -> Iterator[servers.RedisServer]:
-    server = servers.RedisServer()
+def replica(own_server: servers.Server) -> Iterator[redis_server.RedisServer]:
+    server = redis_server.RedisServer()
     server.start()
     with closing(server.connect()) as client:
         client.execute_command("REPLICAOF", "127.0.0.1", own_server.port)
@@ -57,7 +58,7 @@ def sentinel(own_server: servers.Server) -> Iterator[Sentinel]:
 
 def test_a_replica_takes_over(
     own_server: servers.Server,
-    replica: servers.RedisServer,
+    replica: redis_server.RedisServer,
     sentinel: Sentinel,
     project: Path,
     caplog: pytest.LogCaptureFixture,
