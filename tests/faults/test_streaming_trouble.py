@@ -195,12 +195,18 @@ def query() -> Iterator[Callable[..., Query]]:
         each.stop()
 
 
-def test_the_topic_is_deleted(kafka: Any, query: Callable[..., Query]) -> None:
+def _begun(kafka: Any, query: Callable[..., Query]) -> tuple[str, Any, Query]:
+    """A topic, its broker, and a pipeline that has stored the topic's first message."""
     topic = kafka.create_topic()
     broker = weft.KafkaConnection(name="broker", bootstrap_servers=kafka.bootstrap)
     kafka.produce(topic, [b'{"n": 0}'])
-    running_query = query(name="copy", source=broker, source_query=topic)
+    begun = query(name="copy", source=broker, source_query=topic)
     wait_until(lambda: _has("copies", 1), "the first row", PATIENCE)
+    return topic, broker, begun
+
+
+def test_the_topic_is_deleted(kafka: Any, query: Callable[..., Query]) -> None:
+    topic, broker, running_query = _begun(kafka, query)
     kafka.admin.delete_topics([topic])[topic].result(30)
     said = rf"The topic '{topic}' of the connection 'broker' is gone, and copy reads it.\n.*weft checkpoints reset copy"
     with pytest.raises(weft.NotFoundError, match=said):
@@ -219,11 +225,7 @@ def test_the_topic_is_deleted(kafka: Any, query: Callable[..., Query]) -> None:
 
 def test_the_topic_is_made_anew(kafka: Any, query: Callable[..., Query]) -> None:
     """While the pipeline is away: what it has not read of the old one is lost, and it does not go on as if not."""
-    topic = kafka.create_topic()
-    broker = weft.KafkaConnection(name="broker", bootstrap_servers=kafka.bootstrap)
-    kafka.produce(topic, [b'{"n": 0}'])
-    first = query(name="copy", source=broker, source_query=topic)
-    wait_until(lambda: _has("copies", 1), "the first row", PATIENCE)
+    topic, broker, first = _begun(kafka, query)
     first.stop()
     first.wait(PATIENCE)
     kafka.admin.delete_topics([topic])[topic].result(30)

@@ -57,22 +57,21 @@ def put(connection: Any, name: str, text: str | bytes) -> None:
         file.write(data)
 
 
+def run_files(source: Any, **declared: Any) -> None:
+    """Read what has come under `raw` into the table `rows`."""
+    run_once(**{"name": "files", "source": source, "source_query": "raw", "target_table": (None, "rows"), **declared})
+
+
 def test_each_file_is_read_once_whatever_its_name(lake: Callable[..., Any]) -> None:
     source = lake()
     put(source, "raw/2026/m.csv", "id,v\n1,1.5\n2,2.5\n")
     put(source, "raw/n.jsonl", '{"id": 3, "w": "x"}\n')
-    pipeline: dict[str, Any] = {
-        "name": "files",
-        "source": source,
-        "source_query": "raw/",
-        "target_table": (None, "rows"),
-    }
-    run_once(**pipeline)
+    run_files(source, source_query="raw/")
     assert rows("rows", "id, v, w") == [(1, 1.5, None), (2, 2.5, None), (3, None, "x")]
     # Later, and with a name before the others.
     put(source, "raw/2026/a.csv", "id,v\n0,0.5\n")
-    run_once(**pipeline)
-    run_once(**pipeline)
+    run_files(source, source_query="raw/")
+    run_files(source, source_query="raw/")
     assert rows("rows", "id") == [(0,), (1,), (2,), (3,)]
     assert all(moment is not None for (moment,) in rows("rows", "_event_ts"))
 
@@ -106,13 +105,7 @@ def test_files_of_one_batch_need_not_be_alike(lake: Callable[..., Any]) -> None:
         sink = io.BytesIO()
         pq.write_table(pa.table(columns, types), sink)
         put(source, f"raw/{number}.parquet", sink.getvalue())
-    run_once(
-        name="files",
-        source=source,
-        source_query="raw",
-        target_table=(None, "rows"),
-        transform_sql="SELECT DISTINCT id, name, more, late FROM source",
-    )
+    run_files(source, transform_sql="SELECT DISTINCT id, name, more, late FROM source")
     assert rows("rows", "id, name, more, late") == [
         (1, "x", None, None),
         (1099511627776, None, "n", None),
@@ -129,7 +122,7 @@ def test_folders_of_partitions_are_columns(lake: Callable[..., Any]) -> None:
     put(source, "raw/year=2025/month=12/a.csv", "id\n1\n")
     put(source, "raw/year=2026/month=1/b.jsonl", '{"id": 2}\n')
     put(source, "raw/c.csv", "id\n3\n")
-    run_once(name="files", source=source, source_query="raw", target_table=(None, "rows"))
+    run_files(source)
     assert rows("rows", "id, year, month") == [(1, 2025, 12), (2, 2026, 1), (3, None, None)]
 
 
@@ -137,18 +130,12 @@ def test_types_last(project: Path) -> None:
     """What was a text remains one, whatever it looks like later, and a column of nulls has no type before its first
     value."""
     source = weft.ObjectStoreLocalConnection(str(project / "lake"), name="lake")
-    pipeline: dict[str, Any] = {
-        "name": "files",
-        "source": source,
-        "source_query": "raw",
-        "target_table": (None, "rows"),
-        "transform_sql": "SELECT id, code, n FROM source",
-    }
+    sql = "SELECT id, code, n FROM source"
     for name, text in {"a": "id,code,n\n1,A1,\n", "b": "id,code,n\n2,007,5\n", "c": "id,code,n\n3,,\n"}.items():
         put(source, f"raw/{name}.csv", text)
-        run_once(**pipeline)
+        run_files(source, transform_sql=sql)
     put(source, "raw/d.csv", "id,code,n\n")  # a header and no row
-    run_once(**pipeline)
+    run_files(source, transform_sql=sql)
     assert rows("rows", "id, code, n") == [(1, "A1", None), (2, "007", 5), (3, None, None)]
 
 
@@ -156,13 +143,7 @@ def test_a_column_in_capitals_is_the_same_one(project: Path) -> None:
     source = weft.ObjectStoreLocalConnection(str(project / "lake"), name="lake")
     for name, text in {"a": "id,V\n1,2\n", "b": "ID,v\n2,3\n", "c": "id\n3\n", "d": "Id,V\n4,\n"}.items():
         put(source, f"raw/{name}.csv", text)
-        run_once(
-            name="files",
-            source=source,
-            source_query="raw",
-            target_table=(None, "rows"),
-            transform_sql="SELECT id, v FROM source",
-        )
+        run_files(source, transform_sql="SELECT id, v FROM source")
     assert rows("rows", "id, v") == [(1, 2), (2, 3), (3, None), (4, None)]
 
 
@@ -172,12 +153,6 @@ def test_what_is_not_there_yet_or_any_more(
     """Hidden names and those of files that are being written are passed by, and read once they have their own. So are
     empty files, those that are gone when they are read, and those that were read before, whatever is in them now."""
     source = weft.ObjectStoreLocalConnection(str(project / "lake"), name="lake")
-    pipeline: dict[str, Any] = {
-        "name": "files",
-        "source": source,
-        "source_query": "raw",
-        "target_table": (None, "rows"),
-    }
     hidden = ["_a.csv", ".b.csv", "_folder/c.csv", "d.csv.tmp", "e.csv._COPYING_"]
     for number, name in enumerate([*hidden, "ok 100%25.csv", "gone 100%25.csv"]):
         put(source, f"raw/{name}", f"id\n{number}\n")
@@ -191,14 +166,14 @@ def test_what_is_not_there_yet_or_any_more(
         return take(origin, frame)
 
     monkeypatch.setattr(FileOrigin, "take", take_late)
-    run_once(**pipeline)
+    run_files(source)
     assert rows("rows", "id") == [(5,)]
     told = [each.getMessage() for each in caplog.records if "was gone" in each.getMessage()]
     assert told == [f"{project}/lake/raw/gone 100%25.csv was gone when it was to be read: it is passed by"]
     for name in hidden:
         (project / "lake/raw" / name).rename(project / "lake/raw" / f"{hidden.index(name)}.csv")
     put(source, "raw/ok 100%25.csv", "id\n50\n")
-    run_once(**pipeline)
+    run_files(source)
     assert rows("rows", "id") == [(0,), (1,), (2,), (3,), (4,), (5,)]
     assert sum("was gone" in each.getMessage() for each in caplog.records) == 1
 
