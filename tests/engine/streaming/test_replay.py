@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import UTC, date, datetime
@@ -17,11 +16,12 @@ import pytest
 
 import weft
 from conftest import System
-from engine.streaming.conftest import declare, rows, run_killed, run_once
+from engine.streaming.conftest import declare, rows, run_once
+from engine.streaming.letters import letters_of, pipeline_of, put, replay_all, unread
 from weft.engine.readers import open_tables
 from weft.engine.streaming import replay
 from weft.engine.streaming.dead import DeadLetterBox
-from weft.engine.streaming.letter import Letter, Stored
+from weft.engine.streaming.letter import Letter
 from weft.engine.streaming.replay import Replay, Replayed
 from weft.errors import BusyError, DeclarationError, WeftError
 from weft.pipelines.streaming.declare import make
@@ -35,7 +35,6 @@ IN_BRIEF = {
     "test_rows_that_a_target_takes_once_it_is_mended": {"sqlite", "postgres"},
     "test_letters_without_a_count_of_replays": {"table"},
     "test_a_letter_that_always_fails": {"stream"},
-    "test_killed_anywhere": {"table"},
 }
 
 
@@ -66,34 +65,6 @@ def where(request: pytest.FixtureRequest, project: Path, open_system: Any) -> It
 
     with opened:
         yield declared
-
-
-def pipeline_of(**declared: Any) -> Any:
-    """A pipeline from the stream `events` to the tables `copies` and `others`, unless it says otherwise."""
-    declared = {
-        "name": "copies",
-        "source": declared.pop("source", None) or declare(n="int64", text="string"),
-        "targets": [weft.Target(table=(None, "copies")), weft.Target(table=(None, "others"))],
-        **declared,
-    }
-    return make(**declared)
-
-
-def unread(*numbers: int) -> list[Letter]:
-    """Letters of rows that somehow could not be read."""
-    return [Letter("read", f"No {n}", "events", json.dumps({"n": n, "text": f"é{n}"}), str(n)) for n in numbers]
-
-
-def put(pipeline: Any, letters: list[Letter], batch: int = 0) -> None:
-    DeadLetterBox(pipeline).put(letters, "query", batch, "read")
-
-
-def letters_of(pipeline: Any) -> list[Stored]:
-    return sorted(DeadLetterBox(pipeline).letters(), key=lambda each: (each.payload, each.replays))
-
-
-def replay_all(pipeline: Any, **options: Any) -> Replayed:
-    return Replay(pipeline, lambda _: True, **options).run()
 
 
 # --------------------------------------------------------------------------------------------------------------- places
@@ -480,85 +451,6 @@ def test_one_at_a_time() -> None:
     with replay.alone(pipeline), pytest.raises(BusyError, match="another process"):
         replay_all(pipeline)
     assert replay_all(pipeline).letters == 1
-
-
-@pytest.mark.usefixtures("here")
-def test_a_target_that_is_away_in_the_middle(project: Path, open_system: Any) -> None:
-    """One target has the rows when the other one is away: the next replay, of whatever, gives them to that one only."""
-    declare(n="int64", text="string")
-    with open_system("postgres") as system:
-        away = {"url": system.url}
-
-        def pipeline() -> Any:
-            second = weft.PostgresConnection(away["url"], name="away")
-            targets = [weft.Target(table=(None, "copies")), weft.Target(connection=second, table=(None, "others"))]
-            return pipeline_of(source=current().streams["events"], targets=targets, dead_letter_table="failed")
-
-        put(pipeline(), unread(1, 2))
-        away["url"] = "postgres://nobody@127.0.0.1:1/none"
-        with pytest.raises(WeftError):
-            replay_all(pipeline())
-        assert len(rows("copies")) == 2
-        assert [each.stage for each in letters_of(pipeline())].count("read") == 2
-        away["url"] = system.url
-        put(pipeline(), unread(3))
-        done = Replay(pipeline(), lambda each: each.offset == "3").run()
-        assert (done.letters, done.finished) == (3, 2)
-        second = pipeline().targets[1].connection
-        assert rows("copies", "n") == rows("others", "n", second) == [(1,), (2,), (3,)]
-        assert letters_of(pipeline()) == []
-
-
-# --------------------------------------------------------------------------------------------------------------- killed
-
-PROGRAM = """
-import weft
-from weft.engine.streaming.replay import Replay
-from weft.pipelines.streaming.declare import make
-
-place, wanted = sys.argv[1:]
-events = weft.stream(name="events", fields={"n": "int64", "text": "string"})(lambda: None)
-pipeline = make(
-    name="copies",
-    source=events,
-    targets=[weft.Target(table=(None, "copies")), weft.Target(table=(None, "others"))],
-    **{f"dead_letter_{place}": "failed"},
-)
-Replay(pipeline, lambda each: wanted in ("all", each.offset), max_replays=1000).run()
-"""
-# Where, and the how manieth time. A place that is a table is loaded too, which takes these steps as well.
-POINTS = [
-    ("noted", 1),
-    ("given back", 1),
-    ("claimed", 2),
-    ("moved", 2),
-    ("committed", 2),
-    ("committed", 3),
-    ("loaded", 1),
-    ("loaded", 2),
-    ("removed", 1),
-]
-
-
-@pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("place", ["table", "stream", "path"])
-def test_killed_anywhere(place: str, count: Callable[[int], int]) -> None:
-    """Every row is there once, whatever the next replay is asked for; what fails always is one letter."""
-    pipeline = pipeline_of(**{f"dead_letter_{place}": "failed"})
-    put(pipeline, [Letter("read", "?", "events", "{", "bad")])
-    points = POINTS * max(1, count(20) // 2)
-    for number, (step, times) in enumerate(points):
-        put(pipeline, unread(2 * number, 2 * number + 1), number)
-        wanted = "all" if number % 2 else str(2 * number)
-        ended = run_killed(PROGRAM, step, times, place, wanted)
-        assert ended.returncode in (-signal.SIGKILL, 0), ended.stderr
-        assert sum(each.payload == "{" for each in letters_of(pipeline)) in (1, 2), "it and what it became"
-    ended = run_killed(PROGRAM, "none", 0, place, "all")
-    assert ended.returncode == 0, ended.stderr
-    expected = [(n,) for n in range(2 * len(points))]
-    assert sorted(rows("copies", "n")) == sorted(rows("others", "n")) == expected
-    (bad,) = letters_of(pipeline)
-    assert bad.payload == "{"
 
 
 # --------------------------------------------------------------------------------------------------------------- Kafka

@@ -156,15 +156,18 @@ class Replay:
             returned = {each.letter_id for each in self.box.letters() if each.letter_id in back}
             self._own |= returned
             self.done.finished += len(letters)
-            self._carry_out(note, letters, returned)
+            self._carry_out(note, letters, returned, is_begun=True)
 
-    def _carry_out(self, note: Stored, letters: Sequence[Stored], returned: Collection[str] = ()) -> None:
+    def _carry_out(
+        self, note: Stored, letters: Sequence[Stored], returned: Collection[str] = (), *, is_begun: bool = False
+    ) -> None:
+        """Replay a set. `is_begun`: some of its targets may have it already."""
         # What went back before the replay was broken off is not tried a second time: it would be loaded and a letter.
         tried = [each for each in letters if _id_again(each) not in returned]
         if tried:
             key, box = f"replay {note.letter_id}", DeadLetterBox(self.pipeline, replays=tried[0].replays + 1)
             batches = Batches(self.pipeline, (), self._columns(), box)
-            targets, is_begun = self._targets(tried[0]), False
+            targets = self._targets(tried[0])
             try:
                 rows, failed, placed = self._rows(tried, targets, batches)
                 box.store(failed)
@@ -214,6 +217,8 @@ class Replay:
             used = [each.connection for each in self.pipeline.sources]
             used += [each.connection for each in self.pipeline.targets]
             spark = connectors.ready(session.spark().newSession(), *map(current().connection, used))
+            # What fails without any row is no row's fault: a column or a lookup that is not there.
+            batches.attempt(rows.slice(0, 0), sql, spark)
             kept, blame = blamed(rows, lambda part: batches.attempt(part, sql, spark))
             failed += [_again(letters[taken[number]], "transform", why) for number, why in blame]
             rows = _without_voids(batches.attempt(kept, sql, spark)) if len(kept) else kept

@@ -1,0 +1,41 @@
+"""Dead letters for the tests of their replay: a pipeline to replay them, letters that somehow came to be."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import weft
+from engine.streaming.conftest import declare
+from weft.engine.streaming.dead import DeadLetterBox
+from weft.engine.streaming.letter import Letter, Stored
+from weft.engine.streaming.replay import Replay, Replayed
+from weft.pipelines.streaming.declare import make
+
+
+def pipeline_of(**declared: Any) -> Any:
+    """A pipeline from the stream `events` to the tables `copies` and `others`, unless it says otherwise."""
+    declared = {
+        "name": "copies",
+        "source": declared.pop("source", None) or declare(n="int64", text="string"),
+        "targets": [weft.Target(table=(None, "copies")), weft.Target(table=(None, "others"))],
+        **declared,
+    }
+    return make(**declared)
+
+
+def unread(*numbers: int) -> list[Letter]:
+    """Letters of rows that somehow could not be read."""
+    return [Letter("read", f"No {n}", "events", json.dumps({"n": n, "text": f"é{n}"}), str(n)) for n in numbers]
+
+
+def put(pipeline: Any, letters: list[Letter], batch: int = 0) -> None:
+    DeadLetterBox(pipeline).put(letters, "query", batch, "read")
+
+
+def letters_of(pipeline: Any) -> list[Stored]:
+    return sorted(DeadLetterBox(pipeline).letters(), key=lambda each: (each.payload, each.replays))
+
+
+def replay_all(pipeline: Any, **options: Any) -> Replayed:
+    return Replay(pipeline, lambda _: True, **options).run()
