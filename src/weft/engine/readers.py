@@ -90,6 +90,8 @@ class StreamReader:
     types: tuple[tuple[str, FieldType], ...]
     after: int
     upto: int
+    advice: str = "Run this again to read what is left. Keep events for longer, or load more often."
+    """What to do where some were removed."""
 
     @property
     def one_host(self) -> bool:
@@ -134,9 +136,9 @@ class StreamReader:
         if following > reached + 1 and (floor := log.floor()) > reached:
             lost = min(floor, following - 1) - reached
             raise EventsLostError(
-                f"The stream {self.stream!r} lost up to {lost:,} events while it was read: retention removed them.",
+                f"The stream {self.stream!r} lost up to {lost:,} events before they were read: retention removed them.",
                 lost=lost,
-                hint="Run this again to read what is left. Keep events for longer, or load more often.",
+                hint=self.advice,
             )
 
 

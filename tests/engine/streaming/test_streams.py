@@ -13,6 +13,7 @@ import weft
 from conftest import System
 from engine.streaming.conftest import declare, rows, run_once
 from servers import wait_until
+from weft.engine.streaming.checkpoint import Checkpoint
 from weft.engine.streaming.query import Query
 from weft.errors import BusyError, DeclarationError, LoadRefusedError, WeftError
 from weft.normalize import lower, trim
@@ -25,6 +26,7 @@ pytestmark = pytest.mark.usefixtures("plain_spark")
 IN_BRIEF = {
     "test_a_stream_becomes_a_table": {"sqlite-driver", "postgres-tasks", "mysql-driver"},
     "test_a_declared_table": {"sqlite-tasks", "postgres-driver", "mysql-tasks"},
+    "test_events_that_retention_removed_before_they_were_read": {"sqlite-0", "postgres-2"},
 }
 
 
@@ -242,3 +244,21 @@ def _columns(table: str) -> list[str]:
         return list(tables.describe(f"SELECT * FROM {tables.table(None, table)}").names)
     finally:
         tables.close()
+
+
+@pytest.mark.usefixtures("streams")
+@pytest.mark.parametrize("kept", [0, 2])
+def test_events_that_retention_removed_before_they_were_read(system: System, kept: int) -> None:
+    """It ends with an error, whether some of them are left or none; begun anew, it reads what is there."""
+    events = declare(n="int64")
+    pipeline: dict[str, Any] = {"name": "copy", "source": events, "target_table": (None, "copies")}
+    weft.publish_sync(events, {"n": 0})
+    run_once(**pipeline)
+    weft.publish_sync(events, [{"n": n} for n in range(1, 6)])
+    weft.trim_sync(events, max_rows=kept)
+    for _ in range(2):
+        with pytest.raises(weft.EventsLostError, match="'events' lost up to .*\n.*weft checkpoints reset"):
+            run_once(**pipeline)
+    Checkpoint("copy").reset()
+    run_once(**pipeline)
+    assert rows("copies", "n") == [(n,) for n in (0, *range(6 - kept, 6))]

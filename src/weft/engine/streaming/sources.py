@@ -92,6 +92,9 @@ def open_source(source: Source, wait_seconds: float) -> Origin:
 # --------------------------------------------------------------------------------------------------------- our own logs
 
 
+_RESET = "To begin with what is left: weft checkpoints reset. Keep events for longer than the pipeline may be away."
+
+
 @dataclass(frozen=True)
 class EventReader(StreamReader):
     """The events of a range, with the column that every source has."""
@@ -126,7 +129,8 @@ class EventReader(StreamReader):
         # By the offsets it can tell whether some are missing.
         needed = {*self._stored, ROWID}
         types = tuple(each for each in self.types if each[0] in needed)
-        return StreamReader(self.connection, self.stream_schema, self.stream, types, self.after, self.upto)
+        place = (self.connection, self.stream_schema, self.stream)
+        return StreamReader(*place, types, self.after, self.upto, self.advice)
 
     def _named(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         stored, schema = self._stored, self.schema
@@ -161,9 +165,11 @@ class LogOrigin:
             return Taken(self.name, size=0)
         after, upto = min(each[0] for each in ranges), max(each[1] for each in ranges)
         now = stream_reader(self._source.query, self._source.connection)
-        reader = EventReader(now.connection, now.stream_schema, now.stream, now.types, after, upto)
+        reader = EventReader(now.connection, now.stream_schema, now.stream, now.types, after, upto, _RESET)
         log = runtime.open_stream(self._source.query, self._source.connection).log
         size = log.extent(after, upto, SMALL + 1)
+        if not size and log.floor() > after:
+            size = 1  # all of them were removed: who reads them is told so
         return Taken(self.name, reader, size=size, gather=lambda: reader.gathered(log))
 
 
