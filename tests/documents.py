@@ -106,7 +106,7 @@ class Reader:
             env={**os.environ, "PATH": path},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             check=False,
         )
         assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}{done.stderr}"

@@ -64,7 +64,7 @@ def test_delivery(call: Any, clicks: Any, local: Project) -> None:
         "target totals": "at_least_once",
     }
     assert told["sql"]["detail"] == "columns user_id, total"
-    assert told["target sums"]["detail"].endswith("merge; creates the table")
+    assert told["target sums"]["detail"].endswith("may have each key once (else say deduplicate_by); creates the table")
     lines = [" ".join(line.split()) for line in call("validate").stdout.splitlines()]
     assert lines[0] == "pipeline check result delivery detail"
     assert any(line.startswith("fan_out target totals ok at least once ") for line in lines)
@@ -84,6 +84,11 @@ def tables() -> list[str]:
         ({"transform_sql": "SELECT user_id, amont FROM source"}, "sql", "`amont` cannot be resolved"),
         ({"transform_sql": "SELEC user_id FROM source"}, "sql", "Syntax error at or near"),
         ({"mode": "merge", "keys": ["usr_id"]}, "target copies", "The key 'usr_id' is no column of the rows"),
+        (
+            {"mode": "merge", "keys": ["user_id"], "deduplicate_by": "at"},
+            "target copies",
+            "The deduplicate_by 'at' is no column of the rows",
+        ),
         (
             {"transform_sql": "SELECT * FROM source", "lookups": {"users": weft.Lookup(table="nobody")}},
             "lookup users",

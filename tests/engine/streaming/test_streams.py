@@ -62,6 +62,22 @@ def test_sql_runs_over_the_whole_batch(way: str) -> None:
 
 
 @pytest.mark.usefixtures("here")
+def test_rows_with_one_key_in_a_batch(way: str, project: Path) -> None:
+    events = declare(id="int64", name="string")
+    lake = weft.DeltaLocalConnection(str(project / "lake"), name="lake")
+    targets = [weft.Target(table=(None, "last")), weft.Target(connection=lake, table=(None, "last"))]
+    pipeline: dict[str, Any] = {"name": "last", "source": events, "targets": targets, "mode": "merge", "keys": ["id"]}
+    weft.publish_sync(events, [{"id": n % 3, "name": f"v{n}"} for n in range(7)])
+    with pytest.raises(WeftError, match=r"share a key.*\n.*deduplicate_by"):
+        run_once(**pipeline)
+    pipeline["transform_sql"] = "SELECT id, name, _weft_rowid AS version FROM source"
+    run_once(**pipeline, deduplicate_by="version")
+    wanted = [(0, "v6"), (1, "v4"), (2, "v5")]
+    assert rows("last", "id, name") == wanted
+    assert sorted(map(tuple, weft.read("last", source=lake).select("id", "name").collect())) == wanted
+
+
+@pytest.mark.usefixtures("here")
 def test_batches_are_bounded() -> None:
     events = declare(n="int64")
     weft.publish_sync(events, [{"n": n} for n in range(25)])

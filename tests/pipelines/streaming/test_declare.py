@@ -115,6 +115,14 @@ def test_keys_of_a_merge_are_those_of_the_pipeline_then_of_the_table() -> None:
     assert make(**common).targets[0].primary_key == ("id",)
 
 
+def test_what_counts_among_rows_with_one_key() -> None:
+    own = Target(connection=WAREHOUSE, table="b", deduplicate_by="version")
+    added = Target(connection=WAREHOUSE, table="c", mode="append")
+    common = {"name": "p", "source": EVENTS, "source_query": "x", "mode": "merge", "keys": "id", "deduplicate_by": "at"}
+    made = make(**common, targets=[Target(connection=WAREHOUSE, table="a"), own, added])
+    assert [each.options.get("deduplicate_by") for each in made.targets] == [("at",), ("version",), None]
+
+
 def test_a_kind_and_its_fields_inline() -> None:
     made = make(name="p", source_kind="sqlite", path="a.db", source_query="clicks", target=WAREHOUSE, target_table="t")
     assert made.sources == (Source(connection=SQLiteConnection("a.db"), query="clicks"),)
@@ -340,6 +348,7 @@ LOOKUP = Lookup(connection=WAREHOUSE, table="users")
         ({"mode": "scd1"}, "no mode 'scd1'.*\n.*'merge'"),
         ({"mode": "merge"}, r"the mode 'merge' needs keys\.\n.*keys=\[\"id\"\]"),
         ({"keys": ["id"]}, "'append' takes no keys"),
+        ({"deduplicate_by": ["at"]}, "'append' takes no deduplicate_by"),
         ({"mode": "merge", "keys": ["id", "id"]}, "names a column twice"),
         ({"mode": "merge", "keys": ["id"], "target_primary_key": ["id"]}, "say the same"),
         ({"transform_sql": " "}, "transform_sql is empty"),

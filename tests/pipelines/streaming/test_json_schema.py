@@ -40,7 +40,7 @@ TAKEN = [
     LEAST,
     'pipeline_name = "p"\n[source]\nquery = "a"\n[target]\nstream = "b"',
     f"mode='merge'\nkeys=['id']\nevery='1s'\nidle_pause_ms=5\non_drift='fail'\nprofile='low_latency'\n{LEAST}",
-    f"keys='id'\nmode='merge'\ncheckpoint='/x'\ndelivery='at_least_once'\ndescription='d'\n{LEAST}",
+    f"keys='id'\nmode='merge'\ndeduplicate_by=['at']\ncheckpoint='/x'\ndelivery='at_least_once'\ndescription='d'\n{LEAST}",
     f"dead_letter_table='a.b'\ndead_letter_connection='x'\n{LEAST}",
     f"dead_letter_table={{name='b'}}\ndead_letter_connection={{kind='sqlite',path='x'}}\n{LEAST}",
     f"{LEAST}[transform]\nsql='SELECT 1'\non_error='drop'\n[lookups.users]\nconnection='x'\ntable='u'\nschema='s'",

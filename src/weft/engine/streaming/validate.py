@@ -131,9 +131,10 @@ def _target(target: Target, given: list[str]) -> str:
     if target.stream is not None:
         runtime.find(target.stream)
         return there
-    _refuse_unknown_keys(target, given, "the rows")
+    _refuse_unknown(target, "key", target.primary_key, given, "the rows")
+    _refuse_unknown(target, "deduplicate_by", target.options.get("deduplicate_by", ()), given, "the rows")
     if target.table is None or system_for(connection.kind).tables is None:
-        return f"{there}, {target.mode}"
+        return f"{there}, {_mode(target)}"
     tables = open_tables(connection)
     try:
         with tables.driver.session("read") as opened:
@@ -141,18 +142,24 @@ def _target(target: Target, given: list[str]) -> str:
     finally:
         tables.close()
     if found is None:
-        return f"{there}, {target.mode}; creates the table"
-    _refuse_unknown_keys(target, [each.name for each in found], f"the table {target.name}")
-    return f"{there}, {target.mode}; the table is there"
+        return f"{there}, {_mode(target)}; creates the table"
+    _refuse_unknown(target, "key", target.primary_key, [each.name for each in found], f"the table {target.name}")
+    return f"{there}, {_mode(target)}; the table is there"
 
 
-def _refuse_unknown_keys(target: Target, columns: list[str], where: str) -> None:
+def _mode(target: Target) -> str:
+    """A merge that worked for days would end with the first batch that has a key twice."""
+    is_open = target.mode == "merge" and "deduplicate_by" not in target.options
+    return f"{target.mode}, where a batch may have each key once (else say deduplicate_by)" if is_open else target.mode
+
+
+def _refuse_unknown(target: Target, what: str, names: tuple[str, ...], columns: list[str], where: str) -> None:
     if not columns or target.mode != "merge":
         return
     known = {each.lower() for each in columns}
-    for key in target.primary_key:
-        if key.lower() not in known:
-            close = nearest(key, columns)
+    for name in names:
+        if name.lower() not in known:
+            close = nearest(name, columns)
             raise DeclarationError(
-                f"The key {key!r} is no column of {where}.", hint=f"Did you mean {close!r}?" if close else None
+                f"The {what} {name!r} is no column of {where}.", hint=f"Did you mean {close!r}?" if close else None
             )

@@ -54,6 +54,7 @@ OPTIONS = (
     "targets",
     "mode",
     "keys",
+    "deduplicate_by",
     "transform_sql",
     "transform_on_error",
     "lookups",
@@ -270,13 +271,16 @@ def _targets(given: Mapping[str, Any], where: str, word: Callable[[str], str]) -
     keys = column_names(given.get("keys", ()), "keys", where)
     if keys and given.get("target_primary_key"):
         raise DeclarationError(f"{where}: keys and target_primary_key say the same.", hint="Leave one of them out.")
+    order = column_names(given.get("deduplicate_by", ()), "deduplicate_by", where)
     made = []
     for each in listed:
         own = each if isinstance(each, Target) else _target(each, given, where)
         with told_by(where):
-            made.append(_complete(own, mode, keys))
+            made.append(_complete(own, mode, keys, order))
     if keys and not any(each.mode == "merge" or each.place == "stream" for each in made):
         raise DeclarationError(f"{where}: the mode 'append' takes no keys.", hint='mode="merge" does.')
+    if order and not any(each.mode == "merge" for each in made):
+        raise DeclarationError(f"{where}: the mode 'append' takes no deduplicate_by.", hint='mode="merge" does.')
     for each in made:
         if each.mode == "merge" and not each.primary_key:
             raise DeclarationError(
@@ -305,7 +309,7 @@ def _target(given: Any, options: Mapping[str, Any], where: str) -> Target:
         return Target(connection=connection, table=table, primary_key=key)
 
 
-def _complete(target: Target, mode: str, keys: tuple[str, ...]) -> Target:
+def _complete(target: Target, mode: str, keys: tuple[str, ...], order: tuple[str, ...]) -> Target:
     """A target with what the pipeline says of all of them, checked against its connection where that is known."""
     mode = target.mode if target.has_mode else mode
     declared = target.declared
@@ -313,7 +317,8 @@ def _complete(target: Target, mode: str, keys: tuple[str, ...]) -> Target:
         own = target.primary_key or keys or (declared.keys if declared else ())
     else:
         own = target.primary_key or (declared.primary_key if declared else ())
-    made = replace(target, mode=mode, has_mode=True, primary_key=own)
+    options = {"deduplicate_by": order, **target.options} if mode == "merge" and order else target.options
+    made = replace(target, mode=mode, has_mode=True, primary_key=own, options=options)
     connection = located(made.connection)
     return made if connection is None else made.at(connection)
 

@@ -64,6 +64,7 @@ _CONNECTION = {
 _READ_OPTIONS = {"read_options": Key("How files are read.", ("table",), "read_options")}
 _DEAD_LETTER_TOPIC = {"dead_letter_topic": Key("The topic of the source's Kafka that takes bad rows.")}
 _COLUMNS: tuple[Kind, ...] = ("text", "texts")
+_DEDUPLICATE_BY = Key("Of rows with one key in a batch, the greatest in these columns stays.", _COLUMNS)
 
 TABLES: dict[str, dict[str, Key]] = {
     "pipeline": {
@@ -76,6 +77,7 @@ TABLES: dict[str, dict[str, Key]] = {
         "targets": Key("Several targets: each gets all rows.", ("tables",), "target"),
         "mode": Key("How rows meet those of the targets.", choices=MODES),
         "keys": Key("The columns by which a merge matches rows.", _COLUMNS),
+        "deduplicate_by": _DEDUPLICATE_BY,
         "transform": Key("SQL over each batch.", ("table",), "transform"),
         "lookups": Key("Tables that the SQL can join, by name.", ("named",), "lookup"),
         **_DEAD_LETTER_TOPIC,
@@ -113,7 +115,7 @@ TABLES: dict[str, dict[str, Key]] = {
         "primary_key": Key("The columns that tell rows or messages apart.", _COLUMNS),
         "update_columns": Key("What a merge writes to a row that is there.", _COLUMNS),
         "compare_columns": Key("What must differ for a row to count as changed.", _COLUMNS),
-        "deduplicate_by": Key("Of rows with one key in a batch, the greatest in these columns stays.", _COLUMNS),
+        "deduplicate_by": _DEDUPLICATE_BY,
         **_READ_OPTIONS,
     },
     "table": {

@@ -29,7 +29,18 @@ _WORDS = {
     "target_primary_key": "[target.table] primary_key",
 }
 _READ_OPTIONS = {"csv": ("csv_read_options", "csv"), "json": ("json_read_options", "json_lines")}
-_SAME = ("description", "mode", "keys", "on_drift", "every", "idle_pause_ms", "checkpoint", "delivery", "profile")
+_SAME = (
+    "description",
+    "mode",
+    "keys",
+    "deduplicate_by",
+    "on_drift",
+    "every",
+    "idle_pause_ms",
+    "checkpoint",
+    "delivery",
+    "profile",
+)
 
 
 def read(path: str | os.PathLike[str]) -> StreamingPipeline:
