@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -276,6 +277,10 @@ async def test_nobody_is_there() -> None:
     with pytest.raises(weft.ConnectionFailedError, match="Check host and port"):
         async with weft.connect(url=f"redis://127.0.0.1:{servers.free_port()}/?cluster=true").xconsumer(streams=["s"]):
             pass
+    begun = monotonic()
+    with pytest.raises(weft.ConnectionFailedError, match="Check host and port"):
+        await weft.connect(url=f"redis://127.0.0.1:{servers.free_port()}").xconsumer(streams=["s"]).get_entry()
+    assert monotonic() - begun < 2
 
 
 async def test_it_stays_away(own_server: servers.Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,3 +305,19 @@ async def test_a_wrong_password_is_not_tried_again(own_server: servers.Server) -
         with pytest.raises(weft.ConnectionFailedError, match="refuses the consumer") as raised:
             await client.xconsumer(streams=["s"]).get_entry()
         assert "wrong" not in str(raised.value).replace("WRONGPASS", "")
+
+
+async def test_a_wrong_password_of_a_cluster(cluster: weft.RedisCluster) -> None:
+    node = cluster.get_default_node()
+    connection = weft.connect(url=f"redis://nobody:hunter2@{node.host}:{node.port}/?cluster=true")
+    with pytest.raises(weft.ConnectionFailedError, match="refuses the consumer") as raised:
+        await connection.xconsumer(streams=["s"]).get_entry()
+    assert "hunter2" not in str(raised.value)
+
+
+async def test_a_client_of_one_server_on_a_cluster(cluster: weft.RedisCluster) -> None:
+    node = cluster.get_default_node()
+    streams = [f"s{n}" for n in range(9)]
+    async with weft.Redis(node.host, node.port) as client:
+        with pytest.raises(weft.SettingsError, match=r"is a cluster[\s\S]*RedisCluster"):
+            await client.xconsumer(streams=streams).get_entry()

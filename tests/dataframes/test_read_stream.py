@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
+import socket
+import time
 from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
@@ -257,7 +259,7 @@ def test_waiting_for_the_first_entry(url: str, add: Add, later: Callable[..., No
 def test_waiting_for_longer_than_a_socket_would(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from weft.systems.redis import wire
 
-    monkeypatch.setattr(wire, "_ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(wire, "ANSWER_SECONDS", 0.1)
     assert len(weft.read_stream(url, "events", block_ms=1000)) == 0
 
 
@@ -290,10 +292,29 @@ def test_what_is_no_stream(url: str, client: Any) -> None:
 
 
 def test_no_server_there() -> None:
+    """A first connection that fails is an error at once, with what to check."""
     import servers
 
-    with pytest.raises(ConnectionFailedError):
-        weft.read_stream(f"redis://:secret@127.0.0.1:{servers.free_port()}", "events")
+    url = f"redis://:secret@127.0.0.1:{servers.free_port()}"
+    begun = time.monotonic()
+    for ask in (
+        lambda: weft.read_stream(url, "events"),
+        lambda: weft.read_streams(url, "events*"),
+        lambda: weft.write_hashes(url, pl.DataFrame({"key": ["a"], "n": [1]})),
+    ):
+        with pytest.raises(ConnectionFailedError, match="Check that the server runs") as failed:
+            ask()
+        assert "secret" not in str(failed.value)
+    assert time.monotonic() - begun < 2
+
+
+@pytest.mark.parametrize("scheme", ["redis", "rediss"])
+def test_a_server_that_says_nothing(scheme: str) -> None:
+    """It accepts connections, as one does that hangs, or that does not speak TLS."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        with pytest.raises(ConnectionFailedError):
+            weft.read_stream(f"{scheme}://127.0.0.1:{port}/?connect_timeout=0.2", "events")
 
 
 def test_by_connection_and_by_name(url: str, add: Add) -> None:

@@ -15,25 +15,14 @@ from weft.consumers.reader import Part
 from weft.errors import ConnectionFailedError, SettingsError, WeftError
 from weft.systems.base import Connection
 from weft.systems.redis import members
-from weft.systems.redis.client import AsyncClient, open_async_client
+from weft.systems.redis.client import AWAY, AsyncClient, open_async_client, refuses
 from weft.systems.redis.members import BEGINNING, LOOK_SECONDS, VANISHED, is_id, order_of, said_by, text_of
 
 T = TypeVar("T")
 Key = bytes
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
-AWAY = (
-    exceptions.ConnectionError,
-    exceptions.TimeoutError,
-    exceptions.ReadOnlyError,
-    exceptions.MasterDownError,
-    exceptions.ClusterDownError,
-    exceptions.RedisClusterException,
-    exceptions.TryAgainError,
-    OSError,
-)
-# Among those, what does not pass by itself.
-REFUSED = (exceptions.AuthenticationError, exceptions.AuthorizationError)
+_OF_CLUSTERS = "Use a client of clusters, weft.RedisCluster(host, port), or a connection with cluster=True."
 
 
 class RedisReader:
@@ -164,7 +153,7 @@ class RedisReader:
                 return reply
             except AWAY as error:
                 said = str(error) or type(error).__name__
-                if isinstance(error, REFUSED):
+                if refuses(error):
                     raise ConnectionFailedError(
                         f"Redis refuses the consumer: {said}", hint="Check username and password."
                     ) from error
@@ -181,6 +170,9 @@ class RedisReader:
                 what = f"Redis refuses what is asked about {names}: {said_by(error)}"
                 if isinstance(error, exceptions.NoPermissionError) or "user executing the script" in what:
                     raise ConnectionFailedError(what, hint="Check what the user may do (ACL).") from error
+                if isinstance(error, exceptions.MovedError):
+                    what = f"Redis is a cluster, of which another node has {names}."
+                    raise SettingsError(what, hint=_OF_CLUSTERS) from error
                 raise WeftError(what) from error
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)

@@ -421,16 +421,9 @@ def ranges(wire: Wire, stream: Key, start: str, end: str, wanted: int, window: W
 
 def find_streams(connection: RedisConnection, pattern: str) -> list[Key]:
     """The keys that match the pattern and are streams, in order; not the quarantine of one of them."""
-    from weft.systems.redis.client import ERRORS, explain, open_client
+    from weft.systems.redis.client import persistently
 
-    try:
-        client = open_client(connection)
-        try:
-            found: set[bytes] = set(client.scan_iter(match=pattern, count=1000, _type="stream"))
-        finally:
-            client.close()
-    except ERRORS as error:
-        raise explain(connection, error) from None
+    found = persistently(connection, lambda client: set(client.scan_iter(match=pattern, count=1000, _type="stream")))
     aside = {quarantine_of(key) for key in found}
     return [_key(key) for key in sorted(found) if key not in aside]
 

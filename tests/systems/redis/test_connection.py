@@ -78,6 +78,11 @@ def test_refused(fields: dict[str, Any], error: type[Exception], message: str) -
     assert "hunter2" not in str(caught.value)
 
 
+def test_a_server_that_is_no_cluster(system: Any) -> None:
+    with pytest.raises(ConnectionFailedError, match="Cluster mode is not enabled"):
+        weft.connect(url=f"{system.url.rpartition('/')[0]}/?cluster=true").check()
+
+
 def test_check(own_server: servers.Server) -> None:
     found = RedisConnection(own_server.url()).check()
     assert found["server"].startswith("Redis 7")

@@ -2,26 +2,49 @@
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any, TypeVar
 
 import redis
 import redis.asyncio
+import redis.asyncio.retry
 import redis.asyncio.sentinel
 import redis.sentinel
 from redis import exceptions
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from weft import settings
 from weft.errors import BusyError, ConnectionFailedError, DeclarationError, StorageError, WeftError
 from weft.systems.base import Connection
+from weft.systems.redis import members
 from weft.systems.redis.connection import CONNECT_SECONDS, PORT, SENTINEL_PORT, RedisConnection
 
+T = TypeVar("T")
 Client = redis.Redis | redis.RedisCluster
 AsyncClient = redis.asyncio.Redis | redis.asyncio.RedisCluster
+
+ANSWER_SECONDS = 60.0
+"""A server that does not answer for so long is taken for gone. No command blocks for nearly as long."""
 
 # Also what redis-py raises beside its own base class.
 ERRORS = (exceptions.RedisError, exceptions.RedisClusterException, OSError)
 # Of a client of a cluster also this: it is sent on to a node that has no slots yet, which it does not know.
 CLUSTER_ERRORS = (*ERRORS, AttributeError)
+# What passes by itself: a server is restarted or replaced, or a cluster changes.
+AWAY = (
+    exceptions.ConnectionError,
+    exceptions.TimeoutError,
+    exceptions.ReadOnlyError,
+    exceptions.MasterDownError,
+    exceptions.ClusterDownError,
+    exceptions.RedisClusterException,
+    exceptions.TryAgainError,
+    OSError,
+)
+_PAUSE_SECONDS = 0.2
 NO_SUCH_NODE = "'NoneType' object has no attribute 'redis_connection'"
 
 
@@ -32,8 +55,7 @@ def arguments(connection: RedisConnection) -> dict[str, Any]:
         "username": options.get("username"),
         "password": options.get("password"),
         "socket_connect_timeout": options.get("connect_timeout", CONNECT_SECONDS),
-        # How long a command may take is its caller's to say: one that blocks takes as long as it was asked to.
-        "socket_timeout": None,
+        "socket_timeout": ANSWER_SECONDS,
         "socket_keepalive": True,
         # The shapes of replies, and of errors, that all servers give.
         "protocol": 2,
@@ -68,7 +90,9 @@ def sentinels(connection: RedisConnection) -> list[tuple[str, int]]:
 def open_client(connection: Connection, **more: Any) -> Client:
     """A client that blocks: of the server, of the cluster, or of whichever server the Sentinels name. Thread-safe."""
     assert isinstance(connection, RedisConnection)
-    options, given = connection.resolved().options(), {**arguments(connection), **more}
+    # Nothing is tried again unseen: it may have been done before its answer was lost. Who can try again does.
+    never = Retry(NoBackoff(), 0)
+    options, given = connection.resolved().options(), {**arguments(connection), "retry": never, **more}
     if options.get("cluster"):
         return redis.RedisCluster(options.get("host", "localhost"), options.get("port", PORT), **given)
     given["db"] = options.get("database", 0)
@@ -82,7 +106,8 @@ def open_client(connection: Connection, **more: Any) -> Client:
 def open_async_client(connection: Connection, **more: Any) -> AsyncClient:
     """The same for asyncio."""
     assert isinstance(connection, RedisConnection)
-    options, given = connection.resolved().options(), {**arguments(connection), **more}
+    never = redis.asyncio.retry.Retry(NoBackoff(), 0)
+    options, given = connection.resolved().options(), {**arguments(connection), "retry": never, **more}
     if options.get("cluster"):
         return redis.asyncio.RedisCluster(options.get("host", "localhost"), options.get("port", PORT), **given)
     given["db"] = options.get("database", 0)
@@ -95,7 +120,7 @@ def open_async_client(connection: Connection, **more: Any) -> AsyncClient:
 
 def _of_sentinels(given: dict[str, Any]) -> dict[str, Any]:
     """Sentinels have passwords of their own, or none: the server's would be refused. They answer at once, or never."""
-    found = {name: value for name, value in given.items() if name.startswith(("socket_", "ssl"))}
+    found = {name: value for name, value in given.items() if name.startswith(("socket_", "ssl", "retry"))}
     return {**found, "socket_timeout": given["socket_connect_timeout"]}
 
 
@@ -108,9 +133,37 @@ def info(client: Client, section: str) -> dict[str, Any]:
     return dict(found)
 
 
+def persistently(connection: RedisConnection, work: Callable[[Client], T]) -> T:
+    """What `work` gives, which is begun anew where the connection is lost, for as long as a restart may take. A server
+    that never answered is not waited for."""
+    gone_since: float | None = None
+    has_answered = False
+    while True:
+        try:
+            with closing(open_client(connection)) as opened:
+                opened.ping()
+                has_answered, gone_since = True, None
+                return work(opened)
+        except ERRORS as error:
+            now = time.monotonic()
+            gone_since = gone_since or now
+            if not has_answered:
+                raise connection.unreachable(error, answered=answered(error)) from None
+            if refuses(error) or not isinstance(error, AWAY) or now - gone_since > members.PATIENCE_SECONDS:
+                raise explain(connection, error) from None
+        time.sleep(_PAUSE_SECONDS)
+
+
+def refuses(error: BaseException) -> bool:
+    """Whether a server did not let us in, which does not pass by itself."""
+    refused = (exceptions.AuthenticationError, exceptions.AuthorizationError)
+    return isinstance(error, refused) or isinstance(error.__cause__, refused)
+
+
 def answered(error: BaseException) -> bool:
-    """Whether a server said this, rather than the way to it."""
-    return isinstance(error, (exceptions.ResponseError, exceptions.AuthenticationError))
+    """Whether a server said this, rather than the way to it; of a cluster's nodes, the last that was asked."""
+    said = (exceptions.ResponseError, exceptions.AuthenticationError)
+    return isinstance(error, said) or isinstance(error.__cause__, said)
 
 
 def explain(connection: Connection, error: BaseException) -> WeftError:
@@ -121,7 +174,7 @@ def explain(connection: Connection, error: BaseException) -> WeftError:
     what = f"Redis ({connection.target}): {said}"
     if isinstance(error, exceptions.BusyLoadingError) or said.startswith(_BUSY):
         return BusyError(what, hint="Nothing was stored. The server is busy, or moves this slot; try again.")
-    if isinstance(error, (exceptions.AuthenticationError, exceptions.NoPermissionError)):
+    if refuses(error) or isinstance(error, exceptions.NoPermissionError):
         return ConnectionFailedError(what, hint="Check username and password, and what the user may do (ACL).")
     if isinstance(error, (exceptions.OutOfMemoryError, exceptions.ReadOnlyError)) or said.startswith(_FULL):
         return StorageError(what, hint="Nothing was stored. Free memory or disk, or use a server that can be written.")

@@ -131,7 +131,7 @@ class RedisConnection(Connection):
 
     def check(self) -> dict[str, Any]:
         """Connect, ask for the server's version, and say when it keeps nothing on disk."""
-        redis = require("redis", self.kind)
+        require("redis", self.kind)
         from weft.systems.redis import client, durability
 
         report: dict[str, Any] = {}
@@ -145,7 +145,7 @@ class RedisConnection(Connection):
                 warning = durability.warning(opened)
             finally:
                 opened.close()
-        except (redis.RedisError, OSError) as error:
+        except client.ERRORS as error:
             raise self.unreachable(error, answered=client.answered(error)) from None
         what = "Redis cluster" if options.get("cluster") else "Redis"
         report = {

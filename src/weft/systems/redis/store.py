@@ -12,8 +12,6 @@ from typing import Any
 
 import msgspec
 import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from weft.errors import ConnectionFailedError, DeclarationError, SchemaError, WeftError
 from weft.systems.base import Connection
@@ -24,8 +22,6 @@ from weft.systems.redis.log import RedisLog
 from weft.types import FieldType
 
 _log = logging.getLogger("weft.streams")
-# A server that does not answer for so long is taken for gone.
-_ANSWER_SECONDS = 60.0
 # What the script for publishes says where it wrote nothing.
 _NOTHING_STORED = "NOTSTORED"
 # Redis takes no longer texts, and this leaves room for its own settings.
@@ -61,8 +57,7 @@ class RedisStore:
 
     def _open_client(self) -> client.Client:
         self.check_open()
-        # Never tried again by itself: a script that appended before its answer was lost would append once more.
-        return client.open_client(self.connection, retry=Retry(NoBackoff(), 0), socket_timeout=_ANSWER_SECONDS)
+        return client.open_client(self.connection)
 
     def _connected(self) -> client.Client:
         if self._client is None:

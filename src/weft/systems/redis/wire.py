@@ -21,8 +21,8 @@ from redis import exceptions
 
 from weft.errors import WeftError
 from weft.systems.redis import members
-from weft.systems.redis.client import ERRORS, explain, open_client
-from weft.systems.redis.connection import RedisConnection
+from weft.systems.redis.client import ANSWER_SECONDS, ERRORS, answered, explain, open_client, refuses
+from weft.systems.redis.connection import CONNECT_SECONDS, RedisConnection
 from weft.systems.redis.members import BEGINNING, said_by, text_of
 from weft.systems.redis.resp import Bytes, encode, parse
 
@@ -31,8 +31,6 @@ Key = str | bytes
 Word = str | bytes | int
 
 _log = logging.getLogger("weft.dataframes")
-# How long a server may take to answer, beyond what it was asked to wait.
-_ANSWER_SECONDS = 60.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 _FIRST_BUFFER = 1 << 20
 _REDIRECTIONS = 16
@@ -145,7 +143,7 @@ class Wire:
                 if self._link is None:
                     self._connect()
                     self._write(words)
-                reply = self._read(None if wait_seconds is None else wait_seconds + _ANSWER_SECONDS)
+                reply = self._read(None if wait_seconds is None else wait_seconds + ANSWER_SECONDS)
                 self._sent = None
                 if reply[:1].tobytes() != b"-":
                     return reply
@@ -164,7 +162,7 @@ class Wire:
                 failure = error
             self._drop()
             gone_since = gone_since or time.monotonic()
-            refused = isinstance(failure, (exceptions.AuthenticationError, exceptions.NoPermissionError))
+            refused = refuses(failure) or isinstance(failure, exceptions.NoPermissionError)
             patient = self.connected and time.monotonic() - gone_since < members.PATIENCE_SECONDS
             if refused or not patient or self.stopped():
                 self._sent = None
@@ -176,7 +174,7 @@ class Wire:
     def explained(self, error: BaseException) -> WeftError:
         """The error to raise where Redis, or the way to it, failed."""
         if not self.connected and not isinstance(error, (ReplyError, exceptions.ResponseError)):
-            return self.connection.unreachable(error, answered=False)
+            return self.connection.unreachable(error, answered=answered(error))
         if isinstance(error, ReplyError):
             said = said_by(error)
             in_script = "user executing the script can't" in said
@@ -217,7 +215,9 @@ class Wire:
     def _connect(self, place: str | None = None, *, asking: bool = False) -> None:
         if place is None:
             self._drop()
-            self._client = open_client(self.connection)
+            # Until there is a connection; from then on each read says for itself how long it waits.
+            seconds = self.connection.resolved().options().get("connect_timeout", CONNECT_SECONDS)
+            self._client = open_client(self.connection, socket_timeout=seconds)
             self._link = self._pool().get_connection()
         else:
             host, _, port = place.rpartition(":")
