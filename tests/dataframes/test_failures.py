@@ -80,6 +80,23 @@ def test_a_reply_that_is_lost_is_delivered_again(url: str, client: Any) -> None:
     assert seen == ids
 
 
+@pytest.mark.parametrize("lost", [b"SCAN", b"XRANGE"])
+def test_many_streams_over_a_connection_that_breaks(url: str, client: Any, cutter: Any, lost: bytes) -> None:
+    for number in range(3):
+        fill(client, range(3), f"events:{number}")
+    cutter.cut = lost
+    assert len(weft.read_streams(cutter.url, "events:*")) == 9
+    assert cutter.cuts == 1
+
+
+def test_hashes_over_a_connection_that_breaks(url: str, client: Any, cutter: Any) -> None:
+    cutter.cut, cutter.passes = b"HSET", 1
+    frame = pl.DataFrame({"key": [f"k{n}" for n in range(2500)], "n": list(range(2500))})
+    assert weft.write_hashes(cutter.url, frame) == 2500
+    assert cutter.cuts == 1
+    assert client.dbsize() == 2500
+
+
 def test_acknowledgements_that_were_lost_are_sent_again(url: str, client: Any) -> None:
     ids = fill(client, range(20))
     with weft.iter_stream(url, "events", batch_size=10, auto_ack=True, **GROUP) as batches:
@@ -224,9 +241,10 @@ def test_users_and_passwords(url: str, client: Any) -> None:
         host = url.partition("://")[2]
         frame = weft.read_stream(f"redis://reader:p%2540ss%2Fword@{host}", "events")
         assert len(frame) == 3
-        with pytest.raises(ConnectionFailedError) as refused:
-            weft.read_stream(f"redis://reader:wrong-secret@{host}", "events")
-        assert "wrong-secret" not in str(refused.value)
+        for ask in (weft.read_stream, weft.read_streams):
+            with pytest.raises(ConnectionFailedError, match="user, password") as refused:
+                ask(f"redis://reader:wrong-secret@{host}", "events")
+            assert "wrong-secret" not in str(refused.value)
     finally:
         client.execute_command("ACL", "DELUSER", "reader")
 

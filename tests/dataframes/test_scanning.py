@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
@@ -106,4 +107,18 @@ def test_hashes_that_cannot_be(url: str, client: Any) -> None:
         weft.write_hashes(url, {"id": ["a"]}, key_column="id")
     with pytest.raises(SettingsError, match="needs Redis"):
         weft.write_hashes("sqlite:///x.db", frame, key_column="id")
+    with pytest.raises(SettingsError, match="key_prefix"):
+        weft.write_hashes(url, frame, key_column="id", key_prefix=b"x")  # type: ignore[arg-type]
+    with pytest.raises(SchemaError, match="Two columns have the name 'n'"):
+        weft.write_hashes(url, pa.table([["a"], [1], [2]], names=["id", "n", "n"]), key_column="id")
+    with pytest.raises(SchemaError, match="column n"):
+        weft.write_hashes(url, pd.DataFrame({"id": ["a", "b"], "n": [1, "x"]}), key_column="id")
     assert client.dbsize() == 0
+
+
+def test_a_key_that_is_no_hash(url: str, client: Any) -> None:
+    """It is named, and no value is."""
+    client.set("b", "text")
+    with pytest.raises(WeftError, match=r"WRONGTYPE.*'b'") as refused:
+        weft.write_hashes(url, pl.DataFrame({"key": ["a", "b"], "card": ["4929", "4916"]}))
+    assert "4916" not in str(refused.value)

@@ -19,11 +19,16 @@ def write_hashes(url: str | Connection, frame: Any, key_column: str = "key", *, 
     The other columns are the fields, as texts. A null removes its field; fields that the frame does not have stay.
     """
     connection = find_redis(url, "write_hashes")
-    from weft.systems.redis.client import ERRORS, explain, open_client
+    from weft.systems.redis.client import Client, persistently
 
+    if not isinstance(key_prefix, str):
+        raise SettingsError(f"key_prefix is a text, not {key_prefix!r}.")
     table = _table_of(frame)
     if key_column not in table.column_names:
         raise unknown("column", key_column, table.column_names)
+    for name in table.column_names:
+        if table.column_names.count(name) > 1:
+            raise SchemaError(f"Two columns have the name {name!r}: a hash has one field of a name.", field=name)
     keys = _texts(table, key_column)
     if None in keys:
         raise SchemaError(
@@ -33,24 +38,28 @@ def write_hashes(url: str | Connection, frame: Any, key_column: str = "key", *, 
     if not fields:
         raise SettingsError(f"The frame has no column but {key_column!r}: a hash needs a field.")
     prefix = key_prefix.encode()
-    try:
-        client = open_client(connection)
-        try:
-            for begin in range(0, len(keys), _ROWS_AT_ONCE):
-                pipeline = client.pipeline(transaction=False)
-                for row in range(begin, min(begin + _ROWS_AT_ONCE, len(keys))):
-                    key = prefix + _bytes(keys[row])
-                    values = {name: texts[row] for name, texts in fields.items()}
-                    present = {name: value for name, value in values.items() if value is not None}
-                    if present:
-                        pipeline.hset(key, mapping=present)
-                    if len(present) < len(values):
-                        pipeline.hdel(key, *(name for name, value in values.items() if value is None))
-                pipeline.execute()
-        finally:
-            client.close()
-    except ERRORS as error:
-        raise explain(connection, error) from None
+
+    def write(client: Client) -> None:
+        for begin in range(0, len(keys), _ROWS_AT_ONCE):
+            pipeline = client.pipeline(transaction=False)
+            asked = []
+            for row in range(begin, min(begin + _ROWS_AT_ONCE, len(keys))):
+                key = prefix + _bytes(keys[row])
+                values = {name: texts[row] for name, texts in fields.items()}
+                present = {name: value for name, value in values.items() if value is not None}
+                if present:
+                    pipeline.hset(key, mapping=present)
+                    asked.append(key)
+                if len(present) < len(values):
+                    pipeline.hdel(key, *(name for name, value in values.items() if value is None))
+                    asked.append(key)
+            for key, reply in zip(asked, pipeline.execute(raise_on_error=False), strict=True):
+                if isinstance(reply, Exception):
+                    # Without the command, which redis-py quotes with all of its values.
+                    said = str(reply).rpartition(" of pipeline caused error: ")[2]
+                    raise type(reply)(f"{said} (about {key.decode(errors='backslashreplace')!r})")
+
+    persistently(connection, write)
     return len(keys)
 
 
@@ -77,7 +86,10 @@ def _table_of(frame: Any) -> pa.Table:
         return frame
     package = type(frame).__module__.partition(".")[0]
     if package == "pandas":
-        return pa.Table.from_pandas(frame, preserve_index=False)
+        try:
+            return pa.Table.from_pandas(frame, preserve_index=False)
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            raise SchemaError(f"The frame cannot be read column by column: {error}") from None
     if package == "polars":
         return (frame.collect() if hasattr(frame, "collect") else frame).to_arrow()
     if package == "pyspark":
