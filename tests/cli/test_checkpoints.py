@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -169,6 +170,20 @@ def test_refused(call: Any, numbers: Any) -> None:
         shown = json.loads(call("checkpoints", "show", "copies", "--format", "json").stdout)
         assert shown["running"] == os.getpid()
     assert json.loads(call("checkpoints", "show", "copies", "--format", "json").stdout) == before
+
+
+def test_one_that_cannot_be_read(call: Any, numbers: Any) -> None:
+    """It is told and passed by, and can be moved aside."""
+    call("consume", "copies", "--once")
+    here = Path(".weft/checkpoints/copies")
+    shutil.copytree(here, here.with_name("other"))
+    (here / "offsets/0").write_text("v1\n")
+    told = call("checkpoints", "list", "--format", "json")
+    assert [each["pipeline"] for each in json.loads(told.stdout)] == ["other"]
+    assert "note: Spark's log cannot be read at" in told.stderr
+    assert "weft checkpoints reset" in call("consume", "copies", "--once", code=1).stderr
+    call("checkpoints", "reset", "copies")
+    assert not here.exists()
 
 
 def test_pipelines_that_are_declared_nowhere(call: Any, numbers: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from shlex import quote
@@ -16,7 +17,7 @@ from weft.cli.streams_common import Moment
 from weft.engine.streaming.checkpoint import Checkpoint, State, stored
 from weft.engine.streaming.scale import Back, scale_of, told
 from weft.engine.streaming.watch import Lag
-from weft.errors import DeclarationError, unknown
+from weft.errors import DeclarationError, StorageError, unknown
 from weft.project import current
 
 if TYPE_CHECKING:
@@ -49,7 +50,13 @@ def list_(modules: tuple[str, ...], output: str) -> None:
         checkpoint = Checkpoint.of(pipeline)
         if checkpoint.location not in found and (checkpoint.is_url or checkpoint.path.exists()):
             found[checkpoint.location] = (checkpoint, pipeline)
-    rows = [_described(*each) for each in found.values()]
+    rows = []
+    for place, each in list(found.items()):
+        try:
+            rows.append(_described(*each))
+        except StorageError as error:
+            del found[place]
+            click.echo(f"note: {error.what}", err=True)
     if output == "json":
         print_json(rows)
     elif rows:
@@ -144,7 +151,9 @@ def reset(what: str, dry_run: bool, modules: tuple[str, ...], output: str) -> No
     again is added again by the mode append, and changes nothing by the mode merge.
     """
     checkpoint, pipeline = _found(what, modules)
-    before = _offsets(checkpoint.state(), pipeline)
+    before: dict[str, Any] = {}
+    with suppress(StorageError):  # one that cannot be read can be moved
+        before = _offsets(checkpoint.state(), pipeline)
     aside = checkpoint.reset(dry_run=dry_run)
     _report(checkpoint, pipeline, aside, before, {}, dry_run, output)
 
@@ -191,7 +200,8 @@ def rewind(
     state = checkpoint.state()
     if state.committed is None:
         raise DeclarationError(f"{pipeline.name} has done no batch, so there is nothing to go back to.")
-    if len(state.offsets) != len(pipeline.sources):
+    checkpoint.sources().check(pipeline)
+    if len(state.offsets) != len(pipeline.sources):  # of a checkpoint that was made before they were noted
         raise DeclarationError(
             f"The checkpoint of {pipeline.name} is of {len(state.offsets)} sources, and now it has "
             f"{len(pipeline.sources)}."

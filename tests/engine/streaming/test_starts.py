@@ -181,3 +181,24 @@ def test_the_low_latency_profile(way: str, here: Project, monkeypatch: pytest.Mo
 def test_names_of_options(call: Any, said: str) -> None:
     with pytest.raises(weft.WeftError, match=said):
         call()
+
+
+def test_the_checkpoint_of_other_sources_is_refused() -> None:
+    """Spark's log tells sources by their order alone: it would go on in one at the place of another."""
+    one, two = declare("one", n="int64"), declare("two", n="int64")
+    for stream, numbers in ((one, range(3)), (two, range(10, 15))):
+        weft.publish_sync(stream, [{"n": n} for n in numbers])
+    run_once(name="copy", source=one, target_table="copies")
+    for sources, said in (
+        ([two], r"is of one \(sqlite\), and now the pipeline reads two \(sqlite\)"),
+        ([one, two], r"is of one \(sqlite\), and now the pipeline reads one \(sqlite\), two \(sqlite\)"),
+        ([weft.Source(connection=weft.ObjectStoreLocalConnection(".", name="lake"), query="one")], r"one \(object_st"),
+    ):
+        with pytest.raises(weft.DeclarationError, match=said):
+            run_once(name="copy", sources=sources, target_table="copies")
+    Checkpoint("copy").reset()
+    run_once(name="copy", source=two, target_table="copies")
+    assert rows("copies", "n") == [(0,), (1,), (10,), (11,), (12,), (13,), (14,), (2,)]
+    run_once(name="both", sources=[one, two], target_table="all")
+    with pytest.raises(weft.DeclarationError, match=r"reads two \(sqlite\), one \(sqlite\): it would go on"):
+        run_once(name="both", sources=[two, one], target_table="all")

@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from weft.engine.streaming.columns import Columns
 from weft.engine.streaming.lock import Lock
-from weft.engine.streaming.starts import Starts
+from weft.engine.streaming.starts import Sources, Starts
 from weft.errors import DeclarationError, NotFoundError, StorageError, nearest
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.project import current
@@ -29,7 +29,8 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 # Between the name of a checkpoint and what a file beside it is for: no folder of a pipeline has one in its name.
 _BESIDE = "~"
 _REWOUND = "rewound"
-_COLUMNS, _STARTS = "columns.json", "starts.json"
+_ANEW = "Bring it back from a copy, or have the pipeline begin anew: weft checkpoints reset."
+_COLUMNS, _STARTS, _SOURCES = "columns.json", "starts.json", "sources.json"
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,11 @@ class Checkpoint:
         folder, path = place_of(spark, self.location)
         return Starts(folder, f"{path}/{_STARTS}")
 
+    def sources(self, spark: Any = None) -> Sources:
+        """Which sources its places are of, kept and moved like their columns."""
+        folder, path = place_of(spark, self.location)
+        return Sources(folder, f"{path}/{_SOURCES}")
+
     def log_of(self, number: int) -> Path | None:
         """Where Spark keeps what a source has of its own, such as the names of files that were read."""
         return None if self.is_url else self.path / "sources" / str(number)
@@ -125,7 +131,7 @@ class Checkpoint:
         except FileNotFoundError:
             return State()
         except (OSError, ValueError, LookupError) as error:
-            raise StorageError(f"The checkpoint {self.location} cannot be read: {error}.") from None
+            raise StorageError(f"The checkpoint {self.location} cannot be read: {error}.", hint=_ANEW) from None
         committed, planned = _last(self.path / "commits"), _last(self.path / "offsets")
         if committed is None:
             return State(query_id, planned=planned)
@@ -183,8 +189,9 @@ class Checkpoint:
         if (columns := self.path / _COLUMNS).exists():
             known = json.loads(columns.read_text(encoding="utf-8"))
             made[_COLUMNS] = json.dumps({**known, "checkpoint": json.loads(made["metadata"])["id"]})
-        if (starts := self.path / _STARTS).exists():
-            made[_STARTS] = starts.read_text(encoding="utf-8")
+        for name in (_STARTS, _SOURCES):
+            if (kept := self.path / name).exists():
+                made[name] = kept.read_text(encoding="utf-8")
         for name, text in made.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             with (folder / name).open("w", encoding="utf-8") as file:
@@ -246,7 +253,7 @@ def _entry(file: Path) -> tuple[datetime | None, tuple[Any, ...]]:
         _, about, *lines = file.read_text(encoding="utf-8").splitlines()
         began = json.loads(about).get("batchTimestampMs")
     except (OSError, ValueError) as error:
-        raise StorageError(f"Spark's log cannot be read at {file}: {error}.") from None
+        raise StorageError(f"Spark's log cannot be read at {file}: {error}.", hint=_ANEW) from None
     moment = datetime.fromtimestamp(began / 1000, UTC) if began else None
     return moment, tuple(_offset(each) for each in lines)
 

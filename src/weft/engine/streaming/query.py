@@ -12,6 +12,7 @@ from weft.engine import connectors, outcome, session
 from weft.engine.streaming.batch import Batches, Written, joined
 from weft.engine.streaming.checkpoint import Checkpoint
 from weft.engine.streaming.sources import open_source
+from weft.engine.streaming.starts import Sources
 from weft.engine.streaming.watch import Watched, listen, warn_of_removed
 from weft.errors import NotFoundError, WeftError
 from weft.pipelines.streaming.spec import StreamingPipeline
@@ -58,6 +59,8 @@ class Query:
         self._last = -1
         self._query: Any = None
         self._batches: Batches | None = None
+        self._noted: Sources | None = None
+        """Where the sources are to be noted, until they are."""
 
     def start(self) -> None:
         """Start it: after this, batches are carried out."""
@@ -83,6 +86,8 @@ class Query:
             if self._idle is not None or any(each.wants_to_know for each in origins):
                 listen(spark, self._idle or (lambda: None), self._reached)
             self._batches = Batches(self.pipeline, origins, self.checkpoint.columns(spark))
+            noted = self.checkpoint.sources(spark)
+            self._noted = None if noted.check(self.pipeline) else noted
             starts = self.checkpoint.starts(spark).settle(sources)
             writer = (
                 joined([each.stream(spark, start) for each, start in zip(origins, starts, strict=True)])
@@ -162,6 +167,9 @@ class Query:
                     raise StoppedError
                 assert self._batches is not None
                 self.checkpoint.check()
+                if self._noted is not None:
+                    self._noted.note(self.pipeline)
+                    self._noted = None
                 written = self._batches.run(frame, str(self._query.id), batch_id)
                 warn_of_removed(self.watched, self.checkpoint, batch_id)
                 self.checkpoint.check()  # after it Spark writes to its log

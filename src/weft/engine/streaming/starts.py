@@ -1,6 +1,10 @@
-"""Where sources that begin at their end began: with which event, message or version.
+"""What Spark's log does not say of the sources of a checkpoint: which they are, and where those that begin at their end
+began.
 
-Spark writes down where a source begins together with its first batch, which may come days later. A pipeline that was
+It tells sources by their order alone: a pipeline that reads another one under the same name would go on in it at the
+place of the one before, and pass over what is before that.
+
+And it writes down where a source begins together with its first batch, which may come days later. A pipeline that was
 started again before that would begin at the end once more, and pass over what came between.
 """
 
@@ -11,8 +15,41 @@ import json
 from collections.abc import Sequence
 
 from weft.engine.streaming.scale import scale_of
-from weft.pipelines.streaming.spec import Source
+from weft.errors import DeclarationError
+from weft.pipelines.streaming.spec import Source, StreamingPipeline
+from weft.project import current
 from weft.systems.objects.folder import Folder
+
+
+class Sources:
+    """The sources that a checkpoint is of, in their order. Kept in it from its first batch on, and gone with it."""
+
+    def __init__(self, folder: Folder, path: str) -> None:
+        """`path`: where they are kept, in a folder that can be another machine's."""
+        self._folder, self._path = folder, path
+
+    def check(self, pipeline: StreamingPipeline) -> bool:
+        """Raise where a pipeline reads others; whether they are noted at all."""
+        before, now = json.loads(self._folder.read(self._path) or b"null"), _named(pipeline.sources)
+        if before is not None and before != now:
+            raise DeclarationError(
+                f"The checkpoint of {pipeline.name} is of {_told(before)}, and now the pipeline reads {_told(now)}: it "
+                "would go on in one source at the place of another.",
+                hint=f"To begin anew: weft checkpoints reset {pipeline.name}. Or give the pipeline another name.",
+            )
+        return before is not None
+
+    def note(self, pipeline: StreamingPipeline) -> None:
+        """Remember those of a pipeline."""
+        self._folder.write(self._path, json.dumps(_named(pipeline.sources)).encode())
+
+
+def _named(sources: Sequence[Source]) -> list[list[str]]:
+    return [[current().connection(each.connection).kind, each.name.strip("/")] for each in sources]
+
+
+def _told(named: list[list[str]]) -> str:
+    return ", ".join(f"{name} ({kind})" for kind, name in named)
 
 
 class Starts:
