@@ -217,6 +217,8 @@ def build_connection(name: str | None, fields: Mapping[str, Any], where: str) ->
     kind, url = given.pop("kind", None), given.get("url")
     try:
         if name is not None:
+            if not isinstance(name, str):
+                raise DeclarationError(f"name must be a string, not {type(name).__name__}.")
             check_name(name)
         if url is not None and not isinstance(url, str):
             raise DeclarationError(f"url must be a string, not {type(url).__name__}.")

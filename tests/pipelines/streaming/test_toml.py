@@ -427,7 +427,7 @@ def test_round_trip(options: dict[str, Any]) -> None:
 @given(text=strategies.text(alphabet=strategies.one_of(strategies.characters(), strategies.sampled_from('"\\\n\t'))))
 def test_any_text_survives(text: str) -> None:
     common = {"name": "p", "source": "a", "source_query": "b", "target": "c", "target_table": "t"}
-    made = make(**common, transform_sql=f"x{text}", description=f"{text}x", dead_letter_path=f"/{text}")
+    made = make(**common, transform_sql=f"SELECT {text}", description=f"{text}x", dead_letter_path=f"/{text}")
     again = parse(to_toml(made))
     assert (again.transform_sql, again.description) == (made.transform_sql, made.description)
     assert again.dead_letters == made.dead_letters

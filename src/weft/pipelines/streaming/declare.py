@@ -23,6 +23,7 @@ from weft.pipelines.options import (
     text_option,
 )
 from weft.pipelines.streaming.spec import (
+    LOAD_OPTIONS,
     DeadLetters,
     Delivery,
     Drift,
@@ -34,6 +35,7 @@ from weft.pipelines.streaming.spec import (
     Target,
     check_mode,
     column_names,
+    count,
     places_of,
     table_name,
 )
@@ -79,6 +81,9 @@ LATER_HINT = "This version has SQL, lookups and UDFs over each batch."
 RESERVED_TABLE = "source"
 """What `transform_sql` calls the rows of a batch."""
 DEAD_LETTERS = ("topic", "stream", "table", "path")
+# What a statement begins with that gives rows: behind parentheses and comments.
+_QUERY = re.compile(r"(?:\s|\(|--[^\n]*\n|/\*.*?\*/)*(?:select|with|from|values|table)\b", re.IGNORECASE | re.DOTALL)
+_LONGEST_SECONDS = timedelta(days=365).total_seconds()
 _MILLISECONDS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
 
 
@@ -287,6 +292,11 @@ def _targets(given: Mapping[str, Any], where: str, word: Callable[[str], str]) -
                 f"{where}, target {each.name}: the mode 'merge' needs keys.",
                 hint=f'For example {word("keys")}=["id"], or {word("target_primary_key")}=["id"].',
             )
+        for option in LOAD_OPTIONS:
+            if option in each.options and each.mode != "merge":
+                raise DeclarationError(
+                    f"{where}, target {each.name}: {option} is an option of the mode 'merge', not of {each.mode!r}."
+                )
     spots = [_spot(each) for each in made]
     if repeated := [each.name for each in made if spots.count(_spot(each)) > 1]:
         raise DeclarationError(f"{where}: the target {repeated[0]} is listed twice.")
@@ -355,6 +365,9 @@ def _sql(given: Any, option: str, where: str) -> str | None:
     found = text_option(given, option, where)
     if found is not None and not found.strip():
         raise DeclarationError(f"{where}: {option} is empty.")
+    if found is not None and _QUERY.match(found) is None:
+        # Spark would carry out any other statement at once, and give no rows.
+        raise DeclarationError(f"{where}: {option} is no SELECT.", hint="It begins with SELECT or WITH.")
     return found
 
 
@@ -415,7 +428,7 @@ def interval(given: Any, where: str) -> float | None:
     else:
         found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)", given) if isinstance(given, str) else None
         seconds = float(found[1]) * _MILLISECONDS[found[2]] / 1000 if found else 0.0
-    if seconds <= 0:
+    if not 0.001 <= seconds <= _LONGEST_SECONDS:
         raise DeclarationError(
             f"{where}: every is {given!r}.", hint='It is a time such as "500ms", "10s", "1m" or "1h", or a timedelta.'
         )
@@ -423,9 +436,7 @@ def interval(given: Any, where: str) -> float | None:
 
 
 def _pause(given: Any, where: str) -> float:
-    if type(given) is not int or given < 1:
-        raise DeclarationError(f"{where}: idle_pause_ms must be a whole number of at least 1, not {given!r}.")
-    return given / 1000
+    return count(given, "idle_pause_ms", where) / 1000
 
 
 def _path(given: Any, option: str, where: str) -> str | None:

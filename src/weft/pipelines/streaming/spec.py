@@ -84,8 +84,8 @@ class Source:
             connection=connection_option(connection, "connection", where),
             query=query,
             start=str(start),
-            max_rows=_count(max_rows, "max_rows", where),
-            max_files=_count(max_files, "max_files", where),
+            max_rows=None if max_rows is None else count(max_rows, "max_rows", where),
+            max_files=None if max_files is None else count(max_files, "max_files", where),
             options=_said(options, more, FILE_OPTIONS, where),
         )
         if isinstance(self.connection, Connection):
@@ -282,7 +282,8 @@ class Lookup:
             raise DeclarationError(f"{where} needs a table or a query, not {'both' if self.table else 'neither'}.")
         if self.schema is not None and self.table is None:
             raise DeclarationError(f"{where}: schema is that of a table, and there is a query.")
-        _count(self.refresh_interval_ms, "refresh_interval_ms", where)
+        if self.refresh_interval_ms is not None:
+            count(self.refresh_interval_ms, "refresh_interval_ms", where)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -425,9 +426,10 @@ def _said(options: Mapping[str, Any] | None, more: Mapping[str, Any], known: tup
     return found
 
 
-def _count(given: Any, option: str, where: str) -> int | None:
-    if given is not None and (type(given) is not int or given < 1):
-        raise DeclarationError(f"{where}: {option} must be a whole number of at least 1, not {given!r}.")
+def count(given: Any, option: str, where: str) -> int:
+    """A number that Spark takes."""
+    if type(given) is not int or not 1 <= given < 1 << 31:
+        raise DeclarationError(f"{where}: {option} must be a whole number from 1 to 2,147,483,647, not {given!r}.")
     return given
 
 

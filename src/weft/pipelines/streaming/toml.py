@@ -122,7 +122,8 @@ class _Table:
             key = known[name]
             if not key.fits(value):
                 # Its type alone: what stands in the wrong place may be a URL with a password.
-                raise DeclarationError(f"{self.where}: {name} must be {key.wanted}, not {_TYPES[type(value)]}.")
+                found = "an empty text" if value == "" else _TYPES[type(value)]
+                raise DeclarationError(f"{self.where}: {name} must be {key.wanted}, not {found}.")
             if key.choices and value not in key.choices:
                 close = nearest(value, key.choices)
                 hint = f"Did you mean {close!r}? " if close else ""
