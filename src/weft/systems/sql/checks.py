@@ -133,7 +133,7 @@ class Checks:
                 bad = self._bad(check)
                 count = self._count(bad)
                 if count and check.reaction == "quarantine":
-                    aside += self._put_aside(check, bad, count)
+                    aside += self._put_aside(check, bad, count, f"expectation {check}")
                     continue
                 said = f"{count:,} of {rows:,} rows: {self._example(bad)}" if count else None
             if said is not None:
@@ -143,6 +143,15 @@ class Checks:
             hint = 'Texts are longer than their column: on_bad_rows="quarantine" puts such rows aside.'
         refuse_broken(load, failed, hint)
         return aside
+
+    def put_keyless_aside(self, *, is_found_first: bool) -> int:
+        """Put rows aside that have no key; gives how many."""
+        self._number = quarantine.NOWHERE if is_found_first else None
+        check = Expectation("not_null", self.load.keys)
+        bad = self._bad(check)
+        return self._put_aside(
+            check, bad, self._count(bad), f"The row has no key ({', '.join(self.load.keys)} is null)."
+        )
 
     def _whole(self, check: Expectation, rows: int) -> str | None:
         latest = None
@@ -184,13 +193,13 @@ class Checks:
         found = self.session.rows(f"SELECT {names} FROM {self.stage} AS s WHERE {bad} LIMIT {most}")
         return [dict(zip(self.columns, row, strict=True)) for row in found]
 
-    def _put_aside(self, check: Expectation, bad: str, count: int) -> int:
+    def _put_aside(self, check: Expectation, bad: str, count: int, why: str) -> int:
         if count > _MOST_ASIDE:
             raise LoadRefusedError(
                 f"{count:,} rows for {self.load.name} break {check}: too many to put aside, and nothing was written.",
                 hint="Look at the source, or at the expectation.",
             )
         for row in self._rows(bad, 0 if self.is_trial else count):
-            quarantine.insert(self.tables, self.session, self.load, f"expectation {check}", row, self._number)
+            quarantine.insert(self.tables, self.session, self.load, why, row, self._number)
         self.session.run(self.tables.delete_where(self.stage, bad))
         return count

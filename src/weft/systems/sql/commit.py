@@ -313,7 +313,8 @@ class _Commit:
         reached("staged")
         self._check_empty()
         move = Move(tables, session, load, self.schema, columns, self._stage_name, staged_as)
-        moving = self.rows_read - move.check_keys(self.rows_read)
+        keyless, left_out = self._check_keys(move)
+        moving = self.rows_read - left_out
         reached("checked")
         expected = checks.Checks(tables, session, load, move.stage, self.schema, is_trial=self.is_trial)
         if expected.may_put_aside and load.handle_deletes:
@@ -342,7 +343,8 @@ class _Commit:
             self.rows_read += bad.unstaged
             counts = replace(counts, quarantined=bad.count)
             moving -= bad.count - bad.unstaged
-        counts = replace(counts, quarantined=counts.quarantined + aside, warnings=tuple(expected.warnings))
+        quarantined = counts.quarantined + keyless + aside
+        counts = replace(counts, quarantined=quarantined, warnings=tuple(expected.warnings))
         moving -= aside
         if load.mode == "truncate" and not counts.inserted and self.rows_read and not load.allow_empty:
             raise LoadRefusedError(
@@ -352,6 +354,19 @@ class _Commit:
         # Every row that meant something and changed nothing.
         unchanged = moving - counts.inserted - counts.updated if load.tracks_rows else 0
         return replace(counts, rows_read=self.rows_read, unchanged=unchanged)
+
+    def _check_keys(self, move: Move) -> tuple[int, int]:
+        """How many rows were put aside because they have no key, and how many do not go on, those included."""
+        keyless = 0
+
+        def put_aside() -> None:
+            nonlocal keyless
+            found = checks.Checks(self.tables, self.session, self.load, move.stage, self.schema, is_trial=self.is_trial)
+            keyless = found.put_keyless_aside(is_found_first=not self.tables.savepoints)
+
+        puts_aside = self.load.on_bad_rows == "quarantine"
+        left_out = move.check_keys(self.rows_read, put_aside if puts_aside else None)
+        return keyless, left_out
 
     def _bad_rows(self) -> quarantine.BadRows | None:
         if self.load.on_bad_rows != "quarantine":
@@ -366,7 +381,7 @@ class _Commit:
             self._stage(bad, {})
             self._check_empty()
             move = Move(tables, session, load, self.schema, {}, STAGE, {})
-            left_out = move.check_keys(self.rows_read)
+            keyless, left_out = self._check_keys(move)
             expected = checks.Checks(tables, session, load, move.stage, self.schema, is_trial=True)
             aside = expected.run(self.rows_read)
         finally:
@@ -377,7 +392,7 @@ class _Commit:
         return Counts(
             rows_read=self.rows_read + unstaged,
             inserted=self.rows_read - left_out - aside,
-            quarantined=aside + unstaged,
+            quarantined=keyless + aside + unstaged,
             warnings=tuple(expected.warnings),
         )
 

@@ -6,7 +6,7 @@ one UPDATE and one INSERT: an unchanged row costs one comparison and no write.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import ClassVar
@@ -113,8 +113,10 @@ class Move:
 
     # ----------------------------------------------------------------------------------------------------------- checks
 
-    def check_keys(self, rows: int) -> int:
-        """Refuse null keys and rows that share one, or keep the right one of them; gives how many were left out."""
+    def check_keys(self, rows: int, put_aside: Callable[[], None] | None = None) -> int:
+        """Refuse null keys and rows that share one, or keep the right one of them; gives how many were left out.
+
+        `put_aside` takes rows without a key from the staging table, where they are not refused."""
         load, tables = self.load, self.tables
         if not load.keys:
             return 0
@@ -140,6 +142,9 @@ class Move:
         if not shared:
             return 0
         if nulls := self._count(f"SELECT count(*) FROM {stage} WHERE {null}"):
+            if put_aside is not None:
+                put_aside()
+                return nulls + self.check_keys(rows - nulls)
             raise LoadRefusedError(
                 f"{nulls:,} of {rows:,} source rows of {load.name} have no key ({', '.join(load.keys)} is null).",
                 hint="Filter them out in the source, or choose other keys.",
