@@ -140,6 +140,66 @@ def test_rows_that_a_target_rejects(system: System, way: str) -> None:
     assert rows("strict__quarantine") == []
 
 
+@pytest.mark.usefixtures("streams")
+def test_rows_without_a_key(system: System, way: str) -> None:
+    events = declare(n="int64", name="string")
+    weft.publish_sync(events, [{"n": None if n in (0, 3) else n, "name": f"row {n}"} for n in range(5)])
+    pipeline: dict[str, Any] = {"source": events, "mode": "merge", "keys": ["n"]}
+    with pytest.raises(WeftError, match="2 of 5 source rows of refused have no key"):
+        run_once(name="refused", target_table="refused", **pipeline)
+    run_once(name="merged", target_table="merged", dead_letter_stream="failed", **pipeline)
+    assert rows("merged", "n") == [(1,), (2,), (4,)]
+    letters = _of_stream()
+    assert [json.loads(each["payload"])["name"] for each in letters] == ["row 0", "row 3"]
+    assert {(each["stage"], each["error"]) for each in letters} == {("store", "The row has no key (n is null).")}
+    assert [each["offset"] for each in letters] == _offsets(events, {0, 3})
+
+
+@pytest.mark.usefixtures("here")
+def test_lines_of_files_that_are_no_rows(project: Path) -> None:
+    lake = weft.ObjectStoreLocalConnection("lake", name="lake")
+    files = {
+        "json/a.json": b'{"n": 1}\n[2]\n{"n": 3, "text": "\xff"}\n{"n": 4, "te',
+        "json/b.json": b'{"n": 5, "text": "x"}\n',
+        "bad/a.json": b"nothing\n\n5\n",
+        "csv/a.csv": b"n,text\n1,x\n2,x,y\n3\n" + b"".join(b"%d,x\n" % n for n in range(4, 1100)) + b"many,x\n",
+    }
+    for name, data in files.items():
+        (project / "lake" / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / "lake" / name).write_bytes(data)
+    pipeline: dict[str, Any] = {"source": lake, "dead_letter_path": "failed"}
+    for prefix in ("json", "bad", "csv"):
+        with pytest.raises(WeftError, match=rf"lines of {prefix} are no rows, the first at {prefix}/a\."):
+            run_once(name=f"{prefix} alone", source=lake, source_query=prefix, target_table="none")
+        run_once(name=prefix, source_query=prefix, target_table=prefix, **pipeline)
+        _forget_last_commit(project, prefix)
+        run_once(name=prefix, source_query=prefix, target_table=prefix, **pipeline)
+    assert rows("json", "n, text") == [(1, None), (5, "x")]
+    assert len(rows("csv", "n")) == 1097
+    found = {(each["pipeline"], each["offset"], each["payload"]) for each in _letters("path", project)}
+    assert len(found) == len(_letters("path", project))
+    assert {each[2] for each in found if each[0] == "bad"} == {"nothing", "5"}
+    assert {each[2].strip() for each in found if each[0] == "csv"} == {"2,x,y", "3", "many,x"}
+    assert {each[1:] for each in found if each[0] == "json"} == {
+        ("json/a.json", "[2]"),
+        ("json/a.json", '{"n": 3, "text": "\\xff"}'),
+        ("json/a.json", '{"n": 4, "te'),
+    }
+    run_once(
+        name="dropping",
+        source=lake,
+        source_query="json",
+        target_table="dropping",
+        transform_sql="SELECT n FROM source",
+        transform_on_error="drop",
+    )
+    assert rows("dropping") == [(1,), (5,)]
+    # What could not be read leaves no column behind.
+    (project / "lake/json/c.json").write_bytes(b'{"n": 6}\n')
+    run_once(name="json", source_query="json", target_table="json", **pipeline)
+    assert rows("json", "*")[-1][:2] == (6, None) and len(rows("json", "*")[0]) == 3
+
+
 def _offsets(events: Any, numbers: set[int]) -> list[str]:
     found = weft.consume_sync(events, "counter")
     return [str(each["_weft_rowid"]) for number, each in enumerate(found) if number in numbers]
@@ -253,8 +313,8 @@ def test_where_messages_without_sql_are_from(kafka: Any, way: str) -> None:
     assert (letter["source"], letter["offset"]) == (topic, "0:1")
 
 
-def _forget_last_commit(project: Path) -> None:
-    last = max((project / ".weft/checkpoints/numbers/commits").glob("[0-9]*"), key=lambda each: int(each.name))
+def _forget_last_commit(project: Path, pipeline: str = "numbers") -> None:
+    last = max((project / f".weft/checkpoints/{pipeline}/commits").glob("[0-9]*"), key=lambda each: int(each.name))
     last.unlink()
     last.with_name(f".{last.name}.crc").unlink(missing_ok=True)
 

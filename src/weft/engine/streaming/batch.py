@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import reduce
@@ -26,7 +27,7 @@ from weft.engine.streaming.lookups import Lookups
 from weft.engine.streaming.publish import published
 from weft.engine.streaming.sources import SMALL, Origin, Taken
 from weft.engine.streaming.whence import PLACE, WHENCE
-from weft.errors import WeftError
+from weft.errors import ConnectionFailedError, DeclarationError, LoadRefusedError, WeftError
 from weft.pipelines.streaming.spec import StreamingPipeline, Target
 from weft.project import current
 from weft.systems.base import Connection, system_for
@@ -38,6 +39,9 @@ from weft.systems.sql.tables import SqlTables
 
 # Tests stop a process at each of these steps, by a handler on this logger.
 _steps = logging.getLogger("weft.streaming")
+
+_NOT_READING = (ConnectionFailedError, DeclarationError, LoadRefusedError)
+_NO_PLACE = "Name a place where such rows go alone: dead_letter_stream, dead_letter_table, dead_letter_path …"
 
 Placed = Callable[[], pa.Table]
 """Makes the rows that targets are given once more, with the column `WHENCE` where that can be."""
@@ -86,7 +90,16 @@ class Batches:
         try:
             for origin, part in zip(self.origins, split(frame, self.origins), strict=True):
                 taken.append(origin.take(part))
-            written = self._run(taken, frame.sparkSession, checkpoint, batch_id)
+            try:
+                written = self._run(taken, frame.sparkSession, checkpoint, batch_id)
+            except WeftError as error:
+                # A row of a file that cannot be read: Spark does not tell which.
+                bad = [] if isinstance(error, _NOT_READING) else self._sifted(taken, checkpoint)
+                if not bad:
+                    raise
+                taken += bad
+                sifted = {each.source: each for each in taken}
+                written = self._run(list(sifted.values()), frame.sparkSession, checkpoint, batch_id)
         finally:
             for each in taken:
                 each.close()
@@ -117,6 +130,16 @@ class Batches:
         lost += sum(each.quarantined for each in counts.values())
         return Written(batch_id, {name: each.rows_read for name, each in counts.items()}, counts, lost)
 
+    def _sifted(self, taken: Sequence[Taken], checkpoint: str) -> list[Taken]:
+        """Those of files in which there are rows that cannot be read, with these told apart."""
+        found = []
+        for each in taken:
+            if each.sift is not None:
+                with suppress(WeftError):  # what the batch failed for says more
+                    sifted = each.sift(self._columns.types(each.source, checkpoint))
+                    found += [sifted] if sifted.bad else []
+        return found
+
     def _read(self, taken: Taken, checkpoint: str) -> Taken:
         read = taken.read
         if read is None:
@@ -131,9 +154,8 @@ class Batches:
         if taken.bad and self.pipeline.transform_on_error == "fail" and self.pipeline.dead_letters is None:
             bad, first = len(taken.bad), taken.bad[0]
             raise WeftError(
-                f"{bad:,} messages of {taken.source} are no rows, the first at {first.offset}: {first.error}",
-                hint="Name a place for them (dead_letter_stream, dead_letter_table, …), or say "
-                "transform_on_error='drop'.",
+                f"{bad:,} messages or lines of {taken.source} are no rows, the first at {first.offset}: {first.error}",
+                hint=_NO_PLACE,
             )
 
     # ------------------------------------------------------------------------------------------------------------- rows
@@ -269,8 +291,10 @@ class Batches:
         try:
             counts, _ = job.run(_selected(given, fit, planned), tables)
         except WeftError as error:
+            if isinstance(error, LoadRefusedError) and "on_bad_rows" in (error.hint or ""):
+                error = LoadRefusedError(error.what, hint=_NO_PLACE)
             error.add_note(f"target {target.name} of {self.pipeline.name}, batch {batch_id}")
-            raise
+            raise error from error.__cause__
         finally:
             if tables is not None and tables.one_host:
                 tables.close()  # a file is not kept from others

@@ -27,6 +27,7 @@ from weft.systems.log import PUBLISHED_AT, ROWID, Log
 _MAX_FILES = 1000
 SMALL = 20_000
 """So few rows are read and written by the driver itself: to plan a job takes longer than to carry it out."""
+_BAD = "_weft_bad"
 EVENT_TS = "_event_ts"
 """When a row happened, as its source tells it: every source has this column."""
 
@@ -41,6 +42,8 @@ class Taken:
     read: Callable[[Mapping[str, Any], str | None], Any] | None = None
     """Of files: makes the DataFrame, of the types that columns had before, with the file of each row in a column if one
     is named; `None` where there are no rows."""
+    sift: Callable[[Mapping[str, Any]], Taken] | None = None
+    """Of files: the same, but with the rows that cannot be read told apart. It reads and holds all of them."""
     files: Collection[str] | None = None
     """Of files: the paths of those that were there."""
     packed: Packed | None = None
@@ -204,12 +207,36 @@ class FileOrigin:
         if not changed:
             return Taken(self.name, size=0, files=())
 
-        def read(known: Mapping[str, Any], place: str | None) -> Any:
+        def read(known: Mapping[str, Any], place: str | None, bad: str | None = None) -> Any:
             spark = frame.sparkSession
             with outcome.explained(f"read the files of {self.name}"):
-                return following.read_files(spark, self.connection, self.name, changed, EVENT_TS, known, place)
+                return following.read_files(spark, self.connection, self.name, changed, EVENT_TS, known, place, bad)
 
-        return Taken(self.name, read=read, files=tuple(changed))
+        def sift(known: Mapping[str, Any]) -> Taken:
+            rows = read(known, PLACE, _BAD)
+            if rows is None:
+                return taken
+            # Whether a row can be read depends on the columns that are asked for. Here it is all of them, once.
+            rows = rows.persist()
+            with outcome.explained(f"read the files of {self.name}"):
+                told = rows.where(f"{_BAD} IS NOT NULL").selectExpr(f"{_BAD}.error", f"binary({_BAD}.payload)", PLACE)
+                found = told.toArrow().to_pydict().values()
+            bad = [
+                Letter("read", why, self.name, payload.decode(errors="backslashreplace"), place)
+                for why, payload, place in zip(*found, strict=True)
+            ]
+            good = rows.where(f"{_BAD} IS NULL").drop(_BAD)
+            return Taken(
+                self.name,
+                frame=good.drop(PLACE),
+                files=taken.files,
+                bad=tuple(bad),
+                placed=lambda: good,
+                close=rows.unpersist,
+            )
+
+        taken = Taken(self.name, read=read, sift=sift, files=tuple(changed))
+        return taken
 
 
 class DeltaOrigin:

@@ -83,10 +83,12 @@ def read_files(
     time_column: str,
     known: Mapping[str, DataType],
     place_column: str | None = None,
+    bad_column: str | None = None,
 ) -> DataFrame | None:
     """The rows of these files, and when each file was last changed; `None` where they have no columns.
 
-    `known` are the types that columns had in files before. A `place_column` has of each row the file that it is from.
+    `known` are the types that columns had in files before. A `place_column` has of each row the file that it is from,
+    a `bad_column` of one that cannot be read its text and why; without it such a row is an error.
     """
     from pyspark.sql import functions as F
 
@@ -95,7 +97,7 @@ def read_files(
     frames = []
     for kind, found in _alike(own, connection, _root(connection, prefix), changed).items():
         options, paths = connection.options.with_format(kind.format), list(found)
-        for rows in _read(own, paths, options, kind, known, list(found.values())):
+        for rows in _read(own, paths, options, kind, known, list(found.values()), bad_column):
             if not rows.columns:
                 continue
             moment, place = F.col("_metadata.file_modification_time"), F.col("_metadata.file_path")
@@ -105,6 +107,15 @@ def read_files(
             made = {time_column: moment}
             if place_column is not None:
                 made[place_column] = F.regexp_replace(place, rf"^.*\Q{connection.root}\E/", "")
+            if bad_column is not None:
+                read = ", ".join(f"{each.name} {each.dataType.simpleString()}" for each in rows.schema)
+                why = (
+                    "It is no JSON object."
+                    if kind.format == "json_lines"
+                    else f"It is no row of these columns: {read}."
+                )
+                told = F.struct(F.col(bad_column).alias("payload"), F.lit(why).alias("error"))
+                made[bad_column] = F.when(F.col(bad_column).isNotNull(), told)
             frames.append(rows.withColumns(made))
     if not frames:
         return None
@@ -118,14 +129,16 @@ def _read(
     kind: _Kind,
     known: Mapping[str, DataType],
     heads: Sequence[Head | None],
+    bad: str | None,
 ) -> list[DataFrame]:
+    read = functools.partial(read_alike, spark, options=options, delimiter=kind.delimiter, partitions=kind.partitions)
     try:
-        return [read_alike(spark, paths, options, kind.delimiter, kind.partitions, known, heads)]
+        return [read(paths, known=known, heads=heads, bad=bad)]
     except Exception as error:
         if "CANNOT_MERGE" not in str(error) or len(paths) == 1:
             raise
         # Columns of one name have several types. A union knows which of them holds both.
-        return [read_alike(spark, [path], options, kind.delimiter, kind.partitions, known) for path in paths]
+        return [read([path], known=known, bad=bad) for path in paths]
 
 
 def _alike(

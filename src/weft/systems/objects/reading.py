@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from weft.errors import StorageError
 from weft.systems.objects.formats import SPARK_FORMAT
 from weft.systems.objects.options import FileOptions
 from weft.systems.objects.rows import column
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _INFER = 1000
 """From so many rows the types of a CSV file are told unless `schema_infer_max_records` says otherwise."""
 _MORE = "_weft_more"
+_BAD = "_weft_bad"
 
 
 @dataclass(frozen=True)
@@ -38,17 +40,23 @@ def read_alike(
     partitions: Partitions | None = None,
     known: Mapping[str, DataType] | None = None,
     heads: Sequence[Head | None] = (),
+    bad: str | None = None,
 ) -> DataFrame:
-    """The rows of files of one format.
+    """The rows of files of one format. One that cannot be read is an error, or its text is in the column `bad`.
 
     Where files are followed, `known` are the types that their columns had before: what was a text remains one, and a
     column that has had nothing but nulls has no type yet. `heads` is what files of one header begin with.
     """
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import StructType
+
     reader = spark.read.format(SPARK_FORMAT[options.format]).options(**options.spark_reader())
     if delimiter is not None:
         reader = reader.option("sep", delimiter)
     if partitions is not None:
         reader = reader.option("basePath", partitions.base)
+    if bad is not None:
+        reader = reader.option("mode", "PERMISSIVE").option("columnNameOfCorruptRecord", bad)
     frame: DataFrame
     if options.format == "csv":
         read = options.read if delimiter is None else {**options.read, "delimiter": delimiter}
@@ -56,21 +64,49 @@ def read_alike(
         schema = known_schema(heads, read, options.csv_null_value or "", known or {}, most)
         folders = partitions.names if partitions else ()
         if schema is None or not set(schema.names).isdisjoint(folders):
-            return _csv(spark, reader, paths, read, folders, known)
-        frame = reader.option("enforceSchema", False).schema(schema).load(paths)
+            return _csv(spark, reader, paths, read, folders, known, bad)
+        frame = reader.option("enforceSchema", False).schema(_with(schema, bad)).load(paths)
         return frame
     if options.format == "json_lines":
         lines, most = spark.read.text(paths).select("value"), options.read.get("schema_infer_max_records")
         # All of them, unless told: a key that is in none of the rows that are looked at would be lost.
-        schema = _inferred(spark, lines if most is None else lines.limit(most), "json", {})
+        inferred = _inferred(
+            spark, lines if most is None else lines.limit(most), "json", {"columnNameOfCorruptRecord": _BAD}
+        )
+        if _BAD in inferred.names:
+            if bad is None:
+                raise StorageError(f"Lines of {_shown(paths)} are no JSON objects.")
+            inferred = StructType([each for each in inferred if each.name != _BAD])
+            if not inferred.names:
+                return _lines_alone(spark, paths, bad)
+        schema = inferred
         frame = reader.schema(schema).load(paths)
         if known is not None:
             schema, void = _settled(spark, schema, known, frame, frame)
-            frame = _without_types(reader.schema(schema).load(paths), void)
+            frame = _without_types(reader.schema(_with(schema, bad)).load(paths), void)
     else:
         # Else the columns of one file count for all.
         frame = reader.option("mergeSchema", True).load(paths)
+        frame = frame if bad is None else frame.withColumn(bad, F.lit(None).cast("string"))
     return frame
+
+
+def _with(schema: StructType, bad: str | None) -> StructType:
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    return schema if bad is None else StructType([*schema, StructField(bad, StringType())])
+
+
+def _lines_alone(spark: Any, paths: list[str], bad: str) -> DataFrame:
+    """Lines none of which is a row: Spark reads no file for their text alone."""
+    from pyspark.sql import functions as F
+
+    lines: DataFrame = spark.read.text(paths)
+    return lines.where(F.trim("value") != "").withColumnRenamed("value", bad)
+
+
+def _shown(paths: list[str]) -> str:
+    return paths[0] if len(paths) == 1 else f"one of {len(paths):,} files, {paths[0]} the first,"
 
 
 def _csv(
@@ -80,6 +116,7 @@ def _csv(
     read: dict[str, Any],
     partitions: Collection[str],
     known: Mapping[str, DataType] | None,
+    bad: str | None,
 ) -> DataFrame:
     """CSV files with types that their first rows tell.
 
@@ -116,9 +153,10 @@ def _csv(
         if len(void) == len(names) and rows.isEmpty():
             return texts.select()
     if pattern is None and not is_cut:
-        texts = reader.schema(schema).load(paths)
+        texts = reader.schema(_with(schema, bad)).load(paths)
     else:
         texts = texts.withColumns({field.name: column(field.name).cast(field.dataType) for field in schema})
+        texts = texts if bad is None else texts.withColumn(bad, F.lit(None).cast("string"))
     return _without_types(texts, void)
 
 
