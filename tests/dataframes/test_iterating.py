@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import os
 import signal
@@ -55,6 +56,21 @@ def test_what_comes_later(url: str, add: Add, client: Any, later: Later, group: 
             break
         later(add, "events", {"n": 2})
     assert seen == [found.decode() for found, _ in client.xrange("events")]
+
+
+@pytest.mark.parametrize("start", ["-", "$"])
+def test_a_stream_that_began_anew(url: str, client: Any, start: str) -> None:
+    """With ids below those that were read, as when they are not made of the time."""
+    add_one = functools.partial(client.xadd, "events", {"n": 1}, id="9-0")
+    add_one() if start == "-" else client.xadd("events", {"n": 0}, id="8-0")
+    with weft.iter_stream(url, "events", start_id=start, yield_on_idle=True, block_ms=100) as batches:
+        if start == "$":
+            next(batches)
+            add_one()
+        assert next(batches)["n"].to_list() == ["1"]
+        client.delete("events")
+        client.xadd("events", {"n": 2}, id="1-0")
+        assert next(batch for batch in batches if len(batch))["n"].to_list() == ["2"]
 
 
 def test_only_what_is_new(url: str, add: Add) -> None:
@@ -146,7 +162,7 @@ async def test_one_signal_stops_all_tasks(url: str) -> None:
     assert await asyncio.gather(*tasks) == [[], []]
 
 
-@pytest.mark.parametrize("stop", [5, "SIGTERM", []])
+@pytest.mark.parametrize("stop", [5, "SIGTERM", [], signal.SIGKILL])
 def test_what_cannot_stop(url: str, stop: Any) -> None:
     with pytest.raises(SettingsError, match="stop"):
         weft.iter_stream(url, "events", stop=stop)
@@ -168,7 +184,9 @@ def test_leaving_the_context_lets_go(url: str, add: Add, client: Any) -> None:
     wait_until(lambda: connections(client) == 1, "the iterators to let go")
 
 
-@pytest.mark.parametrize("options", [{"batch_size": 0}, {"block_ms": -1}, {"count": -1}, {"to": "nothing"}])
+@pytest.mark.parametrize(
+    "options", [{"batch_size": 0}, {"block_ms": -1}, {"block_ms": None}, {"count": -1}, {"to": "nothing"}]
+)
 def test_options_that_cannot_be(url: str, options: Any) -> None:
     with pytest.raises(SettingsError):
         weft.iter_stream(url, "events", **options)

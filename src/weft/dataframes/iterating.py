@@ -268,6 +268,8 @@ class _Caught:
                 "Only the main thread can be told to stop by a signal.", hint="Give an event: threading.Event()."
             )
         for each in signals:
+            if each in (signal.SIGKILL, signal.SIGSTOP):
+                raise SettingsError(f"stop cannot be {each.name}, which no process catches.", hint="signal.SIGTERM")
             if signal.getsignal(each) is None:
                 raise SettingsError(
                     f"{each.name} has a handler that is not Python's, which could not be put back.",
@@ -372,7 +374,8 @@ def iter_stream(
         layout,
         to=to,
         batch_size=whole_number("batch_size", batch_size, 1),
-        wait_seconds=wait_of(block_ms),
+        # Not for no time at all: it would ask without a pause.
+        wait_seconds=wait_of(whole_number("block_ms", block_ms)),
         auto_ack=auto_ack,
         count=count,
         yield_on_idle=yield_on_idle,

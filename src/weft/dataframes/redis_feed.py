@@ -27,6 +27,7 @@ from weft.systems.redis.members import (
     Script,
     Steps,
     is_id,
+    order_of,
     text_of,
 )
 from weft.systems.redis.resp import Bytes, Page, count_of, encode, guess_last_id, page_of, page_of_entries
@@ -142,11 +143,15 @@ class RangeFeed(_RedisFeed):
         self._start, self._end = start, end
         self._expected: tuple[str, int] | None = None
         """The page that was asked for already: where it begins, and how many entries it may have."""
+        self._reached: str | None = None
+        """The last id that the stream is known to have had."""
+        self._look_at = 0.0
 
     def begin(self) -> None:
         """Fix where `$` is: after what is there now."""
         if self._start == "$":
-            self._start = f"({self.wire.last_id(self.stream)}"
+            self._reached = self.wire.last_id(self.stream)
+            self._start = f"({self._reached}"
 
     def fetch(self, limit: int, wait_seconds: float | None, more: bool = True) -> pa.RecordBatch | None:
         """The next rows. `more` says that the page after this one will be wanted too."""
@@ -157,13 +162,27 @@ class RangeFeed(_RedisFeed):
         elif len(page) == 0 and wait_seconds != 0:
             page = self._wait(limit, wait_seconds)
         if len(page) == 0:
+            if wait_seconds != 0:
+                self._look_for_a_new_beginning()
             return None
         batch, rejected = self.layout.convert(page, self.name)
         if rejected:
             self._expected = None  # the connection is needed for something else, so its reply is let go
             self._put_aside(rejected)
-        self._start = f"({page.ids[-1]}"
+        self._reached = page.ids[-1].as_py()
+        self._start = f"({self._reached}"
         return batch
+
+    def _look_for_a_new_beginning(self) -> None:
+        """Whether the stream was removed and made again, with ids below those that were read: nobody announces it."""
+        if self._reached is None or time.monotonic() < self._look_at:
+            return
+        self._look_at = time.monotonic() + LOOK_SECONDS
+        if order_of(self.wire.last_id(self.stream)) < order_of(self._reached):
+            _log.warning(
+                "the stream %r began anew: it ends before %s, and is read from its start", self.name, self._reached
+            )
+            self._start, self._reached = "-", None
 
     def _range(self, limit: int, more: bool) -> Page:
         if self._expected is None or self._expected[0] != self._start or self._expected[1] > limit:
