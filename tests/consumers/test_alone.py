@@ -194,7 +194,9 @@ async def test_a_stream_that_began_anew(client: Any) -> None:
 
 def test_what_is_refused() -> None:
     client = weft.Redis()
+    itself: Any = {"streams": ["s"], "group": "g", "consumer": "c", "max_deliveries": 1, "dead_letter": b"s"}
     for options, words in (
+        (itself, "dead letters cannot go to 's'"),
         ({"streams": []}, "at least one stream"),
         ({"streams": "one"}, "list of streams"),
         ({"streams": [3]}, "has a name"),

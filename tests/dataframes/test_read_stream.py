@@ -97,6 +97,7 @@ def test_types_of_spark(url: str, add: Add) -> None:
         ({"a": object()}, "no type of a column"),
         ({"a": pl.List(pl.Int64)}, "cannot be read from a text"),
         ({"a": pl.Int128}, "no type of a column"),
+        ({"a": pl.Object}, "no type of a column"),
         (["a"], "maps names"),
     ],
 )
@@ -241,11 +242,21 @@ def test_ranges_and_counts(url: str, client: Any) -> None:
         {"include_delivery": True},
         {"group": "g", "consumer": "c", "end_id": "5-0"},
         {"group": "g", "consumer": "c", "claim_idle": -1},
+        {"group": "", "consumer": "c"},
+        {"group": 5, "consumer": "c"},
+        {"group": "g", "consumer": 5},
     ],
 )
 def test_options_that_cannot_be(url: str, options: Any) -> None:
     with pytest.raises(SettingsError):
         weft.read_stream(url, "events", **options)
+
+
+def test_the_nearest_choice_is_named(url: str) -> None:
+    with pytest.raises(SettingsError, match="Did you mean 'quarantine'"):
+        weft.read_stream(url, "events", on_error="quarantin")  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match="Did you mean 'polars'"):
+        weft.read_stream(url, "events", to="polar")  # type: ignore[arg-type]
 
 
 def test_waiting_for_the_first_entry(url: str, add: Add, later: Callable[..., None]) -> None:

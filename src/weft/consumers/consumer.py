@@ -303,6 +303,11 @@ class GroupConsumer(Consumer):
                 _check_number(what, number, 1)
         if dead_letter is not None and max_deliveries is None:
             raise SettingsError("dead_letter needs max_deliveries.", hint="max_deliveries=5 gives up after five.")
+        if dead_letter is not None and _text(dead_letter) in map(_text, self.streams):
+            raise SettingsError(
+                f"The dead letters cannot go to {_text(dead_letter)!r}, which this consumer reads.",
+                hint="Name another stream, and read it with a consumer of its own.",
+            )
         self.group = group
         self.consumer = consumer
         self.auto_acknowledge = auto_acknowledge

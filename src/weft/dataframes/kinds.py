@@ -55,6 +55,8 @@ def _from_polars(kind: Any) -> pa.DataType | None:
         return None
     import polars as pl
 
+    if kind == pl.Object:  # the addresses of Python's objects
+        return None
     try:
         found = pl.Series("", [], pl.String if kind in (pl.Categorical, pl.Enum) else kind).to_arrow().type
     except pa.ArrowInvalid:  # it has no such type

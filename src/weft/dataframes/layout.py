@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from weft.dataframes.kinds import arrow_types
-from weft.errors import DeclarationError, SchemaError, SettingsError
+from weft.errors import DeclarationError, SchemaError, SettingsError, nearest
 from weft.systems.redis.resp import Page, id_parts, name_columns
 
 OnError = Literal["null", "raise", "quarantine"]
@@ -48,14 +48,16 @@ class Layout:
 
     def __post_init__(self) -> None:
         if self.on_error not in get_args(OnError):
+            close = nearest(str(self.on_error), get_args(OnError))
             raise SettingsError(
-                f"on_error is {', '.join(map(repr, get_args(OnError)))}; {self.on_error!r} is none of them."
+                f"on_error is {', '.join(map(repr, get_args(OnError)))}; {self.on_error!r} is none of them.",
+                hint=f"Did you mean {close!r}?" if close else None,
             )
         names = (self.stream_column, self.id_column, self.timestamp_column, self.sequence_column, self.delivery_column)
         given = [name for name in names if name is not None]
         for name in given:
-            if not isinstance(name, str):
-                raise DeclarationError(f"The name of a column is a text, not a {type(name).__name__}.")
+            if not isinstance(name, str) or not name:
+                raise DeclarationError(f"The name of a column is a text, not {name!r}.")
             if given.count(name) > 1:
                 raise DeclarationError(f"Two columns would have the name {name!r}.", hint="Give one another name.")
         if self.schema is not None:

@@ -80,6 +80,9 @@ def open_feed(
     else:
         if not consumer:
             raise SettingsError(f"The group {group!r} needs a consumer.", hint='consumer="worker-1"')
+        for what, name in (("group", group), ("consumer", consumer)):
+            if not isinstance(name, str | bytes) or not name:
+                raise SettingsError(f"{what} must be a name, not {name!r}.")
         if end_id != "+":
             raise SettingsError("A group has no end_id: it is given what no other member has.", hint="Leave one out.")
         if claim_idle is not None:

@@ -128,6 +128,9 @@ def test_a_key_that_is_no_stream(streams: Project, client: Any) -> None:
     client.set("refunds", "x")
     with pytest.raises(weft.WeftError, match="not a stream"):
         weft.publish_sync("refunds", {"n": 2})
+    with pytest.raises(weft.WeftError, match="WRONGTYPE") as refused:
+        weft.consume_sync("refunds", "worker")
+    assert "script" not in str(refused.value)
 
 
 def test_old_entries_are_removed_by_their_age(streams: Project, client: Any) -> None:
