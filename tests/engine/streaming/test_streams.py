@@ -273,7 +273,7 @@ def test_events_that_retention_removed_before_they_were_read(system: System, kep
     weft.publish_sync(events, [{"n": n} for n in range(1, 6)])
     weft.trim_sync(events, max_rows=kept)
     for _ in range(2):
-        with pytest.raises(weft.EventsLostError, match="'events' lost up to .*\n.*weft checkpoints reset"):
+        with pytest.raises(weft.EventsLostError, match=r"'events' lost up to .*\n.*weft checkpoints reset"):
             run_once(**pipeline)
     Checkpoint("copy").reset()
     run_once(**pipeline)
