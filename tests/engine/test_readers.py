@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 import pytest
 
 import weft
+from weft.engine import frames, session
 from weft.engine.readers import StreamReader, stream_reader
 from weft.errors import EventsLostError
 from weft.project import Project
@@ -89,3 +92,17 @@ def test_events_that_go_after_they_were_read(clicks: weft.Stream) -> None:
     found = next(batches).column("n").to_pylist()
     weft.trim_sync(clicks, max_rows=0)
     assert found + [n for batch in batches for n in batch.column("n").to_pylist()] == list(range(100))
+
+
+@pytest.mark.usefixtures("plain_spark")
+def test_a_frame_whose_name_is_used_again(clicks: weft.Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session holds no more sources than there are names, and each frame has its own rows."""
+    monkeypatch.setattr(frames, "_numbers", itertools.cycle(["again", "and_again"]))
+    spark, reader = session.spark().newSession(), publish(clicks, 5)
+    made = [frames.from_reader(spark, replace(reader, upto=reader.after + number)) for number in range(1, 6)]
+    assert [frame.count() for frame in made] == [1, 2, 3, 4, 5]
+    assert [len(frame.collect()) for frame in made] == [1, 2, 3, 4, 5]
+    known = spark._jsparkSession.sessionState().dataSourceManager()
+    held = known.getClass().getDeclaredField("runtimeDataSourceBuilders")
+    held.setAccessible(True)
+    assert sorted(held.get(known).keySet()) == ["weft_again", "weft_and_again"]

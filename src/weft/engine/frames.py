@@ -18,7 +18,9 @@ from weft.systems.base import Connection
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_numbers = itertools.count()
+# In turns: a session forgets no source that it was told of, and a frame needs the name of its own only to be made.
+_NAMES = 1000
+_numbers = itertools.cycle(range(_NAMES))
 
 
 def read(
