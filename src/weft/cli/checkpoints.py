@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from weft.cli.common import Command, format_option, module_option, print_json, print_table
+from weft.cli.common import dry_run_option, format_option, module_option, print_json, print_table
 from weft.cli.consume import find_pipeline
 from weft.cli.pipelines import ago, moment
 from weft.cli.streams_common import Moment
@@ -24,10 +24,6 @@ if TYPE_CHECKING:
     from weft.pipelines.streaming.spec import Source, StreamingPipeline
 
 _WHAT = click.argument("what", metavar="NAME|FILE.toml")
-
-
-def _dry_run_option(command: Command) -> Command:
-    return click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")(command)
 
 
 @click.group()
@@ -141,7 +137,7 @@ def _places(checkpoint: Checkpoint, row: dict[str, Any]) -> str:
 
 @checkpoints.command()
 @_WHAT
-@_dry_run_option
+@dry_run_option
 @module_option
 @format_option
 def reset(what: str, dry_run: bool, modules: tuple[str, ...], output: str) -> None:
@@ -173,7 +169,7 @@ def reset(what: str, dry_run: bool, modules: tuple[str, ...], output: str) -> No
     help="What was published, sent, changed or committed since: ISO, or 10m (ago).",
 )
 @click.option("--source", metavar="NAME", help="Of this source; the others go on where they are.")
-@_dry_run_option
+@dry_run_option
 @module_option
 @format_option
 def rewind(

@@ -43,6 +43,11 @@ def unused_module_option(command: Command) -> Command:
     )(command)
 
 
+def dry_run_option(command: Command) -> Command:
+    """Add `--dry-run`."""
+    return click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")(command)
+
+
 def format_option(command: Command) -> Command:
     """Add `--format table|json`, given to the command as `output`."""
     return click.option(

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from weft.cli.common import Command, escaped, format_option, module_option, one_line, print_json, print_table
+from weft.cli.common import (
+    Command,
+    dry_run_option,
+    escaped,
+    format_option,
+    module_option,
+    one_line,
+    print_json,
+    print_table,
+)
 from weft.cli.consume import find_pipeline
 from weft.cli.consume_list import declared
 from weft.cli.pipelines import ago, first_line, moment
@@ -42,10 +51,6 @@ def _selecting(verb: str) -> Callable[[Command], Command]:
         )(command)
 
     return add
-
-
-def _dry_run_option(command: Command) -> Command:
-    return click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")(command)
 
 
 @click.group()
@@ -187,7 +192,7 @@ def _pretty(payload: str) -> str:
     metavar="N",
     help="Leave those alone that failed in so many replays.",
 )
-@_dry_run_option
+@dry_run_option
 @module_option
 @format_option
 def replay(
@@ -237,7 +242,7 @@ def _report(name: str, done: Replayed, dry_run: bool, max_replays: int, output: 
 @_WHAT
 @_selecting("Remove")
 @click.option("--before", type=Moment(), metavar="TIME", help="Remove those that failed before: ISO, or 10m (ago).")
-@_dry_run_option
+@dry_run_option
 @yes_option
 @module_option
 @format_option
