@@ -13,7 +13,7 @@ import pytest
 import weft
 from conftest import System
 from engine.streaming.conftest import declare, rows, run_once
-from weft.engine.streaming.dead import stream_of
+from weft.engine.streaming.places import stream_of
 from weft.errors import WeftError
 
 pytestmark = pytest.mark.usefixtures("plain_spark")

@@ -15,7 +15,6 @@ from weft.engine.readers import open_tables
 from weft.engine.streaming import whence
 from weft.engine.streaming.letter import Letter, Stored, as_json, digest
 from weft.engine.streaming.places import Place, place_of
-from weft.engine.streaming.places import stream_of as stream_of
 from weft.engine.streaming.whence import WHENCE
 from weft.errors import DeclarationError, WeftError
 from weft.pipelines.streaming.spec import StreamingPipeline
