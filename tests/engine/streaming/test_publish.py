@@ -50,3 +50,15 @@ def test_from_redis_to_redis(open_system: Callable[[str], AbstractContextManager
         run_once(name="copy", source=weft.Source(query=source, max_rows=2), target=target)
         assert [each["n"] for each in weft.consume_sync(target, "me")] == list(range(5))
         weft.streams.close()
+
+
+def test_from_an_entry_of_redis_on(open_system: Callable[[str], AbstractContextManager[System]]) -> None:
+    with open_system("redis") as redis:
+        source = weft.stream(name="clicks", fields={"n": "int64"}, connection=redis.connection)(lambda: None)
+        for n in range(3):
+            weft.publish_sync(source, {"n": n})
+        offset = weft.consume_sync(source, "me")[1]["_weft_rowid"]
+        start = f"{offset >> 20}-{offset % (1 << 20)}"
+        run_once(name="copy", source=weft.Source(query=source, start=start), target=declare("copies", n="int64"))
+        assert [each["n"] for each in weft.consume_sync("copies", "me")] == [1, 2]
+        weft.streams.close()

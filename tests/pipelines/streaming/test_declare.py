@@ -560,6 +560,7 @@ def test_names_of_connections_are_checked_when_they_lead_somewhere() -> None:
         (Source, {"query": "a", "connection": LAKE, "start": 5}, "is an offset, and object_store_local has none"),
         (Source, {"query": "a", "connection": LAKE, "start": "latest"}, "files are read from the first on"),
         (Source, {"query": "a", "connection": EVENTS, "start": "0:5"}, "is offsets of partitions, which Kafka has"),
+        (Source, {"query": "a", "connection": EVENTS, "start": "12-0"}, "is an id of Redis, and this is a "),
         (Source, {"query": "a", "connection": EVENTS, "format": "csv"}, "format is an option of files"),
         (Lookup, {}, "needs a table or a query, not neither"),
         (Lookup, {"table": "a", "query": "b"}, "not both"),

@@ -14,6 +14,7 @@ from weft.streams.declare import Stream
 from weft.systems.base import Connection, system_for
 from weft.systems.objects.connection import FileFields
 from weft.systems.objects.options import FileOptions, Settings
+from weft.systems.redis.ids import to_offset
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,7 +47,7 @@ class Source:
     """A topic of Kafka, a prefix of an object store, a table of Delta, a stream's name, or a declared stream."""
     start: str = "earliest"
     """Where a new checkpoint begins: `earliest`, `latest`, an offset of a stream or topic (`0:120,1:95` for its
-    partitions), or a version of Delta."""
+    partitions), on Redis also an entry's id, or a version of Delta."""
     max_rows: int | None = None
     """Of one batch, for streams and topics."""
     max_files: int | None = None
@@ -122,8 +123,13 @@ class Source:
             if self.start == "latest":
                 raise DeclarationError(f"{where}: files are read from the first on: leave start='latest' out.")
             raise DeclarationError(f"{where}: start={self.start!r} is an offset, and {connection.kind} has none.")
-        if "-" in self.start and "stream" not in places_of(connection.kind):
-            raise DeclarationError(f"{where}: start={self.start!r} is no version of Delta: one number is.")
+        if "-" in self.start:
+            if connection.kind != "redis":
+                raise DeclarationError(
+                    f"{where}: start={self.start!r} is an id of Redis, and this is a {connection.kind} connection.",
+                    hint="One number is an offset, or a version of Delta.",
+                )
+            _set(self, start=str(to_offset(self.start, self.name)))
         if ":" in self.start and connection.kind != "kafka":
             raise DeclarationError(f"{where}: start={self.start!r} is offsets of partitions, which Kafka has.")
 
