@@ -66,7 +66,6 @@ class Starts:
         if ends:
             known |= ends
             self._folder.write(self._path, json.dumps(known).encode())
-            self._folder.flush([self._path])
         return [each.start for each in _begun(sources, known)]
 
     def known(self, sources: Sequence[Source]) -> list[Source]:

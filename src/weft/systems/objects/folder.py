@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -54,7 +54,7 @@ class Folder(ABC):
 
     @abstractmethod
     def write(self, path: str, data: bytes) -> None:
-        """Make a file, or give one other contents."""
+        """Make a file, or give one other contents, so that after a power cut it has the old ones or these."""
 
     @abstractmethod
     def move(self, moves: Mapping[str, str]) -> None:
@@ -105,30 +105,19 @@ class LocalFolder(Folder):
             return file.read(size)
 
     def create(self, path: str, data: bytes) -> bool:
-        folder = os.path.dirname(path)
-        os.makedirs(folder, exist_ok=True)
-        draft = os.path.join(folder, f".{uuid4().hex}.tmp")
-        try:
-            with open(draft, "xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            # A second name for the whole file: fails where the name is taken, which a rename does not.
-            os.link(draft, path)
-        except FileExistsError:
-            return False
-        finally:
-            with suppress(FileNotFoundError):
-                os.unlink(draft)
-        _flush_folder(folder)
+        with _drafted(path, data) as draft:
+            try:
+                # A second name for the whole file: fails where the name is taken, which a rename does not.
+                os.link(draft, path)
+            except FileExistsError:
+                return False
+        _flush_folder(os.path.dirname(path))
         return True
 
     def write(self, path: str, data: bytes) -> None:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        draft = os.path.join(os.path.dirname(path), f".{uuid4().hex}.tmp")
-        with open(draft, "xb") as file:
-            file.write(data)
-        os.replace(draft, path)
+        with _drafted(path, data) as draft:
+            os.replace(draft, path)
+        _flush_folder(os.path.dirname(path))
 
     def move(self, moves: Mapping[str, str]) -> None:
         for source, target in moves.items():
@@ -153,6 +142,23 @@ class LocalFolder(Folder):
         for path in paths:
             with open(path, "rb") as file:
                 os.fsync(file.fileno())
+
+
+@contextmanager
+def _drafted(path: str, data: bytes) -> Iterator[str]:
+    """A file beside this one that has these contents, on the disk. It goes in the end, unless it has another name."""
+    folder = os.path.dirname(path)
+    os.makedirs(folder, exist_ok=True)
+    draft = os.path.join(folder, f".{uuid4().hex}.tmp")
+    try:
+        with open(draft, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        yield draft
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(draft)
 
 
 def _flush_folder(path: str) -> None:
