@@ -67,16 +67,16 @@ def to_events(page: Page, lease: Lease) -> list[dict[str, Any]]:
 
 
 def read_after(log: Log, after: int, limit: int) -> tuple[list[dict[str, Any]], int, int]:
-    """The events after an offset; or none, a later offset up to which retention removed them, and at most how many."""
+    """The events after an offset; or none, a later offset up to which they were removed, and at most how many."""
     head = log.head()
     if head <= after:
         return [], 0, 0
     events = to_dicts(log.read(after, head, limit))
-    first = events[0][ROWID] if events else head + 1
-    if first > after + 1:
-        floor = log.floor()
-        if floor > after:
-            return [], floor, log.removed_after(after)
+    first = events[0][ROWID] if events else None
+    if first != after + 1:
+        floor, lost = log.lost_after(after, first)
+        if floor:
+            return [], floor, lost
     return events, 0, 0
 
 

@@ -154,6 +154,10 @@ class Log(Protocol):
     def removed_after(self, offset: int) -> int:
         """At most how many events after an offset retention removed."""
 
+    def lost_after(self, offset: int, following: int | None) -> tuple[int, int]:
+        """What a reader lost that had read up to `offset`, and then found the event `following`, or none: an offset up
+        to which events were removed, and at most how many of them. Zeros where nothing is known to be lost."""
+
     def count(self) -> int:
         """How many events are stored and visible."""
 

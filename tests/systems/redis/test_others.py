@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 import weft
 from weft.project import Project
+from weft.streams.events import read_after, to_dicts
 from workers import declare, drain, log_of
 
 
@@ -61,6 +63,73 @@ def test_what_others_trimmed_and_what_they_deleted_are_told_together(streams: Pr
     assert caught.value.lost == 8  # five of them, and the deleted one, were leased
     assert numbers(drain("orders", "worker")) == [8, 9]
     assert lag_and_lost() == (0, 8)
+
+
+@pytest.mark.parametrize("system", ["redis", "redis-cluster"], indirect=True)
+def test_a_subscriber_is_told_what_others_trimmed(streams: Project, client: Any) -> None:
+    stream = declare(fields={"n": "int64"})
+    weft.publish_sync(stream, [{"n": -1}] * 3)
+
+    def add(count: int, left: int) -> None:
+        for n in range(count):
+            client.xadd("orders", {"n": n})
+        client.xtrim("orders", maxlen=left, approximate=False)
+
+    async def listen() -> None:
+        live = weft.subscribe(stream)
+
+        async def following() -> Any:
+            return (await asyncio.wait_for(anext(live), 20))["n"]
+
+        await asyncio.to_thread(add, 10, 4)
+        with pytest.raises(weft.EventsLostError) as caught:
+            await following()
+        assert caught.value.lost == 6
+        assert [await following() for _ in range(4)] == [6, 7, 8, 9]
+        await asyncio.to_thread(add, 0, 0)  # it had those
+        await asyncio.to_thread(add, 2, 2)
+        assert [await following() for _ in range(2)] == [0, 1]
+        await asyncio.to_thread(add, 1, 0)
+        with pytest.raises(weft.EventsLostError) as caught:
+            await following()
+        assert caught.value.lost == 1
+        await weft.publish(stream, {"n": 11})
+        assert await following() == 11
+
+    asyncio.run(listen())
+
+
+def test_what_is_trimmed_after_it_was_read_is_not_lost(streams: Project, client: Any) -> None:
+    stream = declare(fields={"n": "int64"})
+    weft.publish_sync(stream, {"n": 0})
+    log = log_of(stream)
+    start = log.head()
+    for n in range(1, 6):
+        client.xadd("orders", {"n": n})
+    page = to_dicts(log.read(start, log.head(), 3))
+    client.xtrim("orders", maxlen=1, approximate=False)
+    assert log.lost_after(start, page[0]["_weft_rowid"]) == (0, 0)
+    events, floor, lost = read_after(log, page[-1]["_weft_rowid"], 10)
+    assert (events, lost) == ([], 1)
+    assert numbers(read_after(log, floor, 10)[0]) == [5]
+    assert read_after(log, floor, 10)[1:] == (0, 0)
+
+
+def test_a_subscriber_after_a_flush_is_told_nothing_wrong(streams: Project, client: Any) -> None:
+    """Redis counts from the beginning then."""
+    stream = declare(fields={"n": "int64"})
+    weft.publish_sync(stream, [{"n": n} for n in range(10)])
+    log = log_of(stream)
+    position = log.head()
+    client.flushdb()
+    weft.publish_sync(stream, [{"n": n} for n in range(3)])
+    events, floor, _ = read_after(log, position, 10)
+    assert (numbers(events), floor) == ([0, 1, 2], 0)
+    position = events[-1]["_weft_rowid"]
+    assert read_after(log, position, 10) == ([], 0, 0)
+    weft.publish_sync(stream, [{"n": n} for n in range(3, 6)])
+    client.xtrim("orders", maxlen=1, approximate=False)
+    assert read_after(log, position, 10)[2] == 2
 
 
 def test_deleted_entries_are_not_behind(streams: Project, client: Any) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import math
 import secrets
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weft.errors import SettingsError, unknown
 from weft.systems.log import META_TYPES, Group, Leased, Member, Page, Refused, Span
@@ -33,6 +34,43 @@ _TRIM_STEP = 1000
 _WALK_STEP = 10_000
 # Entries of one reply of a range read.
 _PAGE = 5000
+# Offsets of which a process remembers how many entries had been added by then.
+_REMEMBERED = 10_000
+
+
+class _State(NamedTuple):
+    """What a stream is like: its last offset, the last that retention removed, how many entries it has, how many were
+    ever added to it, if that is known, and its first entry's id."""
+
+    head: int
+    floor: int
+    length: int
+    added: int | None
+    first: bytes | None
+
+
+class _Added:
+    """How many entries were ever added up to the offsets at which readers of this process are. Where some of those were
+    deleted before they were read, it is less."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    def note(self, offset: int, added: int, *, is_exact: bool = False) -> None:
+        with self._lock:
+            known = self._known.pop(offset, 0)
+            self._known[offset] = added if is_exact else max(added, known)
+            if len(self._known) > _REMEMBERED:
+                del self._known[next(iter(self._known))]
+
+    def up_to(self, offset: int) -> int | None:
+        """Of an offset that was noted. Readers ask again and again: what nobody asks for is forgotten first."""
+        with self._lock:
+            added = self._known.pop(offset, None)
+            if added is not None:
+                self._known[offset] = added
+            return added
 
 
 class RedisLog:
@@ -48,6 +86,7 @@ class RedisLog:
         self.highest = 0
         """The last offset that this process saw. The next publish goes on after it, also on a server that lost it."""
         self._is_behind = False
+        self._added = _Added()
 
     # ----------------------------------------------------------------------------------------------------------- fields
 
@@ -99,12 +138,14 @@ class RedisLog:
     def _offset(self, entry_id: bytes) -> int:
         return ids.to_offset(entry_id, self.keys.stream)
 
-    def _state(self) -> tuple[int, int, int]:
-        last, floor, length = self.store.script("state", [self.keys.stream, self.keys.meta])
+    def _state(self) -> _State:
+        last, floor, length, added, first = self.store.script("state", [self.keys.stream, self.keys.meta])
         head = self._offset(last)
         self.note_loss(is_behind=head < self.highest)
         self.highest = max(self.highest, head)
-        return head, self._offset(floor), int(length)
+        if added is not None:
+            self._added.note(head, added, is_exact=True)
+        return _State(head, self._offset(floor), length, added, first)
 
     def note_loss(self, *, is_behind: bool) -> None:
         """Warn, once, of a server whose stream ends before what this process saw."""
@@ -118,19 +159,35 @@ class RedisLog:
 
     def head(self) -> int:
         """The last offset; a server runs one command after the other, so that nothing appears below it later."""
-        return self._state()[0]
+        return self._state().head
 
     def floor(self) -> int:
         """The last offset that retention removed."""
-        return self._state()[1]
+        return self._state().floor
 
     def removed_after(self, offset: int) -> int:
         """At most how many events retention removed after an offset, as far back as it remembers its cuts."""
         return int(self.store.script("removed", [self.keys.meta, self.keys.trims], ids.to_id(offset)))
 
+    def lost_after(self, offset: int, following: int | None) -> tuple[int, int]:
+        """What retention removed, or others did whom nobody saw: then more were added since than there are."""
+        state = self._state()
+        if state.floor > offset:
+            return state.floor, self.removed_after(offset)
+        before = self._added.up_to(offset)
+        if before is None or state.added is None:
+            return 0, 0
+        first = state.head + 1 if state.first is None else self._offset(state.first)
+        removed = state.added - state.length
+        # What was read and is removed since is not lost: what is lost beside it is told with the next read.
+        if first <= offset or (following is not None and following < first) or removed <= before:
+            return 0, 0
+        self._added.note(first - 1, removed)
+        return first - 1, removed - before
+
     def count(self) -> int:
         """How many events are stored."""
-        return self._state()[2]
+        return self._state().length
 
     def nth_last(self, n: int) -> int | None:
         """The offset of the n-th event from the end, counted from the nearer end."""
@@ -201,6 +258,9 @@ class RedisLog:
             if len(found) < count:
                 break
             first = self._offset(found[-1][0]) + 1
+        before = self._added.up_to(after)
+        if entries and before is not None:
+            self._added.note(self._offset(entries[-1][0]), before + len(entries))
         return self._page(entries)
 
     def _page(self, entries: list[values.Entry]) -> Page:
@@ -217,8 +277,8 @@ class RedisLog:
             if name not in types:
                 raise unknown(f"column in stream {self.name!r}", name, types)
         wanted = {name: types[name] for name in (columns if columns is not None else types)}
-        head, floor, _ = self._state()
-        return self._batches(max(after, floor), min(upto, head), wanted)
+        state = self._state()
+        return self._batches(max(after, state.floor), min(upto, state.head), wanted)
 
     def _batches(self, after: int, upto: int, wanted: dict[str, FieldType]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa

@@ -84,6 +84,11 @@ class SqlLog:
         """As many as there are offsets up to the floor, if each of them had an event."""
         return max(self.floor() - offset, 0)
 
+    def lost_after(self, offset: int, following: int | None) -> tuple[int, int]:
+        """What retention removed."""
+        floor = self.floor()
+        return (floor, floor - offset) if floor > offset else (0, 0)
+
     def count(self) -> int:
         """How many events are stored and visible."""
         with self.store.session("read") as session:
