@@ -1,0 +1,72 @@
+"""The service over streams on Redis, one server and a cluster: what it does elsewhere, and entries of other clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing
+from typing import Any
+
+import pytest
+
+from served import PREFIX, Served
+from weft.systems.redis.client import open_client
+
+ORDERS = """
+    @weft.stream(fields={"n": "int64"}, connection=weft.RedisConnection("${REDIS_URL}"))
+    def orders(): ...
+"""
+# In one step, so that nobody reads in between.
+ADD_AND_TRIM = "for n = 3, 7 do redis.call('XADD', KEYS[1], 'MAXLEN', '=', 2, '*', 'n', n) end"
+
+
+@pytest.fixture(params=["redis", "redis-cluster"])
+def system(request: pytest.FixtureRequest, open_system: Callable[[str], AbstractContextManager[Any]]) -> Iterator[Any]:
+    with open_system(request.param) as found:
+        yield found
+
+
+@pytest.fixture
+def client(system: Any) -> Iterator[Any]:
+    with closing(open_client(system.connection)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def served(server: Callable[..., Served], system: Any) -> Served:
+    return server(ORDERS, env={"REDIS_URL": system.url})
+
+
+def test_publish_consume_and_acknowledge(served: Served, client: Any) -> None:
+    assert served.publish("orders", [{"n": 1}, {"n": 2}])["rows_received"] == 2
+    client.xadd("orders", {"n": 3})
+    assert [event["n"] for event in served.events("orders")] == [1, 2, 3]
+    consumer = {"consumer": "worker"}
+    batch = served.client.post(f"{PREFIX}/orders/consume", json=consumer).json()
+    assert [event["n"] for event in batch["events"]] == [1, 2, 3]
+    settled = {**consumer, "token": batch["token"]}
+    assert (
+        served.client.post(f"{PREFIX}/orders/ack", json={**settled, "events": batch["events"][:2]}).status_code == 200
+    )
+    assert (
+        served.client.post(f"{PREFIX}/orders/nack", json={**settled, "events": batch["events"][2:]}).status_code == 200
+    )
+    batch = served.client.post(f"{PREFIX}/orders/consume", json=consumer).json()
+    assert [event["n"] for event in batch["events"]] == [3]
+
+
+def test_follow_lose_and_come_back(served: Served, client: Any) -> None:
+    with served.subscribe("orders") as live:
+        next(live)
+        first = served.publish("orders", {"n": 1})["last_rowid"]
+        assert next(live)[1]["id"] == first
+        client.xadd("orders", {"n": 2})
+        kind, data = next(live)
+        assert (kind, data["event"]["n"]) == ("stream.event", 2)
+        client.eval(ADD_AND_TRIM, 1, "orders")
+        kind, data = next(live)
+        assert (kind, data["lost"]) == ("stream.lost", 3)
+        assert [next(live)[1]["event"]["n"] for _ in range(2)] == [6, 7]
+    with served.subscribe("orders", headers={"last-event-id": str(first)}) as live:
+        next(live)
+        assert next(live)[1]["lost"] == 4
+        assert [next(live)[1]["event"]["n"] for _ in range(2)] == [6, 7]
