@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -35,7 +38,9 @@ def test_rows_are_enriched(lookup: dict[str, Any], way: str) -> None:
     assert rows("named") == [(1, "Ann"), (2, "Bob"), (3, None)]
 
 
-def test_a_lookup_is_read_again() -> None:
+@contextmanager
+def named(refresh_interval_ms: int) -> Iterator[Any]:
+    """A stream whose events a running pipeline has begun to name, the first by a user who has another name then."""
     events = declare(n="int64")
     weft.load([{"id": 1, "name": "Ann"}], target="users", mode="merge", keys=["id"])
     pipeline = make(
@@ -44,7 +49,7 @@ def test_a_lookup_is_read_again() -> None:
         target="default",
         target_table=(None, "named"),
         transform_sql=SQL,
-        lookups={"users": weft.Lookup(table="users", refresh_interval_ms=1)},
+        lookups={"users": weft.Lookup(table="users", refresh_interval_ms=refresh_interval_ms)},
     )
     query = Query(pipeline)
     query.start()
@@ -52,15 +57,29 @@ def test_a_lookup_is_read_again() -> None:
         weft.publish_sync(events, {"n": 1})
         wait_until(lambda: _named() >= {"Ann"}, "the first name")
         weft.load([{"id": 1, "name": "Anna"}], target="users", mode="merge", keys=["id"])
+        yield events
+    finally:
+        query.stop()
+        query.wait(60)
+
+
+def test_a_lookup_is_read_again() -> None:
+    with named(refresh_interval_ms=1) as events:
 
         def is_renamed() -> bool:
             weft.publish_sync(events, {"n": 1})
             return "Anna" in _named()
 
         wait_until(is_renamed, "the new name")
-    finally:
-        query.stop()
-        query.wait(60)
+
+
+def test_a_lookup_is_fresh_after_a_rest() -> None:
+    """The first batch after a time without any joins the table as it is, not as it was before."""
+    with named(refresh_interval_ms=1000) as events:
+        time.sleep(1.1)
+        weft.publish_sync(events, {"n": 1})
+        wait_until(lambda: len(rows("named")) == 2, "the second row")
+        assert _named() == {"Ann", "Anna"}
 
 
 def test_a_lookup_that_is_not_there_is_an_error() -> None:

@@ -42,24 +42,29 @@ class _Table:
         self._threads = ThreadPoolExecutor(1, thread_name_prefix=f"weft-lookup-{name}")
         self._coming: Future[Any] | None = None
         self._held: Any = None
-        self._read_at = 0.0
+        self._read_at = self._asked_at = 0.0
 
     def ready(self) -> None:
+        # Where no batch came for so long, nobody saw that it was due: the next one would join the table of long ago.
+        rested, self._asked_at = self._is_past(self._asked_at), time.monotonic()
         if self._held is None:
             self._swap(self._read())
-        elif self._coming is not None and self._coming.done():
+            return
+        is_due = self._coming is None and self._is_past(self._read_at)
+        if is_due:
+            self._coming = self._threads.submit(self._read)
+        if self._coming is not None and (self._coming.done() or (is_due and rested)):
             coming, self._coming = self._coming, None
             try:
                 self._swap(coming.result())
             except WeftError as error:
                 _log.warning("The lookup %s stays as it was: %s", self.name, error)
                 self._read_at = time.monotonic()
-        elif self._coming is None and self._is_due():
-            self._coming = self._threads.submit(self._read)
 
-    def _is_due(self) -> bool:
+    def _is_past(self, moment: float) -> bool:
+        """Whether the interval has passed since then."""
         interval = self.lookup.refresh_interval_ms
-        return interval is not None and time.monotonic() - self._read_at >= interval / 1000
+        return interval is not None and time.monotonic() - moment >= interval / 1000
 
     def _read(self) -> Any:
         """All rows, held by Spark: a batch sees the old table whole or the new one whole."""
