@@ -263,7 +263,7 @@ def purge(
     pipeline = find_pipeline(what, modules)
     box = DeadLetterBox(pipeline)
     wanted = _wanted(box, ids, every, error, before)
-    # Counted once, and again when they are removed: letters come meanwhile.
+    # Those that were counted are removed, and no others: letters come meanwhile.
     found = [each.letter_id for each in box.letters() if wanted(each)]
     if found and not dry_run:
         confirm(f"Remove {_letters(len(found))} of {pipeline.name} from {box.place.name}?", yes)
