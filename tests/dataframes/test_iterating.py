@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import gc
+import itertools
 import os
 import signal
 import threading
@@ -291,6 +292,21 @@ async def test_what_came_after_a_cancelled_wait_is_given_back(url: str, add: Add
     assert frame["_id"].to_list() == ids
     assert frame["_deliveries"].to_list() == [1]
     assert client.xpending("events", "g")["pending"] == 0
+
+
+async def test_tasks_that_share_an_iteration(url: str, client: Any) -> None:
+    """Each batch goes to one of them."""
+    batches = weft.iter_stream_async(url, "events", batch_size=1, schema={"n": "int64"}, count=4)
+
+    async def numbers() -> list[int]:
+        return [number async for batch in batches for number in batch["n"]]
+
+    tasks = [asyncio.create_task(numbers()) for _ in range(3)]
+    await asyncio.sleep(0.2)  # all wait
+    for number in range(4):
+        client.xadd("events", {"n": number})
+    found = await asyncio.wait_for(asyncio.gather(*tasks), 20)
+    assert sorted(itertools.chain(*found)) == [0, 1, 2, 3]
 
 
 async def test_closed_while_somebody_waits(url: str, add: Add, client: Any) -> None:

@@ -175,30 +175,33 @@ class AsyncStreamBatches:
         return self
 
     async def __anext__(self) -> Any:
-        if self._closed:
-            raise StopAsyncIteration
-        # A task that is cancelled while it waits leaves what the thread fetches to the next call.
-        if self._taking is None:
-            if self._batches.stopped():
+        while True:
+            if self._closed:
+                raise StopAsyncIteration
+            # A task that is cancelled while it waits leaves what the thread fetches to the next call.
+            if self._taking is None:
+                if self._batches.stopped():
+                    await self.aclose()
+                    raise StopAsyncIteration
+                self._taking = self._thread.submit(self._batches.take)
+            taking = self._taking
+            try:
+                table = await asyncio.shield(asyncio.wrap_future(taking))
+                # Another task has it, or it is closed meanwhile, which gives back what was taken.
+                if self._closed or self._taking is not taking:
+                    continue
+                self._taking = None
+                # Nothing is awaited from here on: what is acknowledged reaches the caller.
+                frame = None if table is None else self._batches.hand_over(table)
+            except asyncio.CancelledError:
+                raise
+            except BaseException:
+                await self._close(self._batches.close_after_a_failure)
+                raise
+            if frame is None:
                 await self.aclose()
                 raise StopAsyncIteration
-            self._taking = self._thread.submit(self._batches.take)
-        try:
-            table = await asyncio.shield(asyncio.wrap_future(self._taking))
-            self._taking = None
-            if self._closed:  # meanwhile, which gives back what was taken
-                raise StopAsyncIteration
-            # Nothing is awaited from here on: what is acknowledged reaches the caller.
-            frame = None if table is None else self._batches.hand_over(table)
-        except (asyncio.CancelledError, StopAsyncIteration):
-            raise
-        except BaseException:
-            await self._close(self._batches.close_after_a_failure)
-            raise
-        if frame is None:
-            await self.aclose()
-            raise StopAsyncIteration
-        return frame
+            return frame
 
     async def aclose(self) -> None:
         """Stop, give back what was fetched and not handed over, and let go of the connection. What Redis refused to
