@@ -132,6 +132,12 @@ def test_an_id_near_the_largest_does_not_overflow(url: str, client: Any) -> None
         weft.read_stream(url, "events", on_error="raise")
 
 
+def test_nothing_comes_after_the_largest_id(url: str, client: Any) -> None:
+    client.xadd("events", {"a": 1}, id="18446744073709551615-18446744073709551615")
+    assert [frame["a"].to_list() for frame in weft.iter_stream(url, "events")] == [["1"]]
+    assert len(weft.read_stream(url, "events", start_id="$", block_ms=1)) == 0
+
+
 def test_columns_of_ours_can_be_left_out_and_renamed(url: str, add: Add) -> None:
     (first,) = add("events", {"_id": "mine", "_ts": "my time"})
     frame = weft.read_stream(url, "events", id_column="entry", include_timestamp=False)

@@ -174,6 +174,11 @@ class RedisReader:
                     what = f"Redis is a cluster, of which another node has {names}."
                     raise SettingsError(what, hint=_OF_CLUSTERS) from error
                 raise WeftError(what) from error
+            except UnicodeDecodeError as error:
+                names = ", ".join(repr(text_of(stream)) for stream in streams)
+                raise WeftError(
+                    f"An entry of {names} is no text: {error}.", hint="Use a client without decode_responses=True."
+                ) from error
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 

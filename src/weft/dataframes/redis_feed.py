@@ -156,6 +156,9 @@ class RangeFeed(_RedisFeed):
     def fetch(self, limit: int, wait_seconds: float | None, more: bool = True) -> pa.RecordBatch | None:
         """The next rows. `more` says that the page after this one will be wanted too."""
         self.begin()
+        if self._reached == f"{LARGEST}-{LARGEST}":
+            self.finished = True
+            return None
         page = self._range(limit, more)
         if len(page) == 0 and self._end != "+":
             self.finished = True
