@@ -176,3 +176,12 @@ def test_module_option(run, shop) -> None:
     Path("more.py").write_text("import weft\n@weft.stream\ndef more(): ...\n")
     done = run("streams", "list", "--module", "more")
     assert list(rows(done.stdout)) == ["name", "numbers", "more"]
+
+
+def test_events_on_redis_are_counted(local, call, open_system, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Offsets are moments there: they do not tell how many events there are."""
+    with open_system("redis") as system:
+        monkeypatch.setenv("WEFT_DSN_CACHE", system.url)
+        declare("orders", connection="cache")
+        weft.publish_sync("orders", [{"n": n} for n in range(10)])
+        assert rows(call("streams", "list").stdout)["orders"][3] == "10"

@@ -10,6 +10,12 @@ import weft
 from workers import declare, drain
 
 
+@pytest.fixture(params=["sqlite", "postgres", "mysql", "redis"])
+def system(request, open_system):
+    with open_system(request.param) as found:
+        yield found
+
+
 @pytest.fixture
 def offsets(streams) -> list[int]:
     """The offsets of ten events, all consumed by `mine`."""

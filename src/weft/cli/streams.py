@@ -159,7 +159,7 @@ def _listed(
             log = stored_log(stream, connection)
             row["events"] = 0
             if log is not None:
-                span = log.head() - log.floor()
+                span = log.extent(log.floor(), log.head(), _COUNTED_EVENTS + 1)
                 row["counted"] = span <= _COUNTED_EVENTS
                 row["events"] = log.count() if row["counted"] else span
                 row["last_published"] = _last_published(log)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _LEASE_SECONDS = 300.0
 # So many offsets are held in memory, and settled in one transaction.
 _MAX_GIVEN = 1_000_000
+_LARGEST = 2**63 - 1
 
 
 def _member_option(command: Any) -> Any:
@@ -206,10 +207,10 @@ def _given_events(stream: Stream, connection: str | None, given: tuple[str, ...]
         if text == "-":
             found.update(dict.fromkeys(_rowids_of_stdin()))
             continue
-        bounds = re.fullmatch(r"(\d{1,18})(?:-(\d{1,18}))?", text)
+        bounds = re.fullmatch(r"(\d{1,19})(?:-(\d{1,19}))?", text)
         if not bounds:
             raise click.UsageError(f"{text!r} is not an offset, a range such as 1-100, or -.")
-        first, last = int(bounds[1]), int(bounds[2] or bounds[1])
+        first, last = (min(int(each), _LARGEST) for each in (bounds[1], bounds[2] or bounds[1]))
         if last < first:
             raise click.UsageError(f"{text!r} is no range: a range goes up: {last}-{first}.")
         log = log or stored_log(stream, connection)
@@ -300,7 +301,7 @@ def reset(
     if output == "json":
         print_json({"consumer": consumer, "position": position})
     else:
-        click.echo(f"{consumer} goes on after offset {position:,}")
+        click.echo(f"{consumer} goes on after offset {position}")
         if known is None:
             click.echo(f"note: {consumer} had never read {name}. Is the name right?", err=True)
         if isinstance(to, int) and to - 1 > position:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
@@ -118,21 +119,21 @@ def _pages(log: Log, after: int, upto: int) -> Iterator[list[dict[str, Any]]]:
         after = page[-1][ROWID]
 
 
-def _nth_last(log: Log, head: int, count: int, wanted: Callable[[Mapping[str, Any]], bool] | None) -> int:
-    """After which offset the last `count` events that are wanted begin. Looks backwards, and no further than needed."""
-    from weft.streams.events import to_dicts
-
+def _nth_last(log: Log, head: int, count: int, wanted: Callable[[Mapping[str, Any]], bool]) -> int:
+    """After which offset the last `count` events that are wanted begin. Looks backwards, each time twice as far: how
+    many events there are, offsets do not tell."""
     if count == 0:
         return head
-    floor, last = log.floor(), head
-    while last > floor:
-        first = max(last - _PAGE_EVENTS, floor)
-        found = [event[ROWID] for event in to_dicts(log.read(first, last, _PAGE_EVENTS)) if not wanted or wanted(event)]
-        if len(found) >= count:
-            return int(found[-count]) - 1
-        count -= len(found)
-        last = first
-    return floor
+    last, events = head, _PAGE_EVENTS
+    while True:
+        first = log.nth_last(events)
+        after = min(last, log.floor() if first is None else first - 1)
+        found = deque((event[ROWID] for page in _pages(log, after, last) for event in page if wanted(event)), count)
+        if len(found) == count:
+            return int(found[0]) - 1
+        if first is None:
+            return after
+        count, last, events = count - len(found), after, 2 * events
 
 
 def _parse_filters(filters: tuple[str, ...], types: Mapping[str, FieldType]) -> Callable[[Mapping[str, Any]], bool]:
