@@ -78,6 +78,17 @@ def test_refused(fields: dict[str, Any], error: type[Exception], message: str) -
     assert "hunter2" not in str(caught.value)
 
 
+def test_a_stream_where_nobody_is(project: Path) -> None:
+    """What to check, not what may be stored."""
+    connection = weft.connect(url=f"redis://127.0.0.1:{servers.free_port()}")
+
+    @weft.stream(fields={"n": "int64"}, connection=connection)
+    def numbers() -> None: ...
+
+    with pytest.raises(ConnectionFailedError, match="Check that the server runs"):
+        weft.publish_sync(numbers, {"n": 1})
+
+
 def test_a_server_that_is_no_cluster(system: Any) -> None:
     with pytest.raises(ConnectionFailedError, match="Cluster mode is not enabled"):
         weft.connect(url=f"{system.url.rpartition('/')[0]}/?cluster=true").check()

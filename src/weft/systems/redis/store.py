@@ -103,7 +103,10 @@ class RedisStore:
             return error
         if self._closed:
             return ConnectionFailedError(f"{self.connection.label} was closed.")
-        return client.explain(self.connection, error)
+        explained = client.explain(self.connection, error)
+        if self._client is None and type(explained) is ConnectionFailedError:
+            return self.connection.unreachable(error, answered=client.answered(error))
+        return explained
 
     # -------------------------------------------------------------------------------------------------------- catalogue
 
