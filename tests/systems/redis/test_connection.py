@@ -83,10 +83,10 @@ def test_a_stream_where_nobody_is(project: Path) -> None:
     connection = weft.connect(url=f"redis://127.0.0.1:{servers.free_port()}")
 
     @weft.stream(fields={"n": "int64"}, connection=connection)
-    def numbers() -> None: ...
+    def unreachable() -> None: ...
 
     with pytest.raises(ConnectionFailedError, match="Check that the server runs"):
-        weft.publish_sync(numbers, {"n": 1})
+        weft.publish_sync(unreachable, {"n": 1})
 
 
 def test_a_server_that_is_no_cluster(system: Any) -> None:
