@@ -89,6 +89,21 @@ def test_rows_may_be_dropped_or_fail_the_batch() -> None:
 
 
 @pytest.mark.usefixtures("here")
+def test_nothing_is_made_of_no_rows() -> None:
+    events = declare(text="string")
+    weft.publish_sync(events, [{"text": "x"}, {"text": "y"}])
+    run_once(
+        name="sums",
+        source=events,
+        target_table="sums",
+        transform_sql="SELECT sum(CAST(text AS INT)) AS total FROM source",
+        transform_on_error="dlq",
+        dead_letter_stream="failed",
+    )
+    assert rows("sums") == [] and len(_of_stream()) == 2
+
+
+@pytest.mark.usefixtures("here")
 def test_a_batch_that_only_fails_together_is_an_error() -> None:
     events = declare(n="int64")
     weft.publish_sync(events, [{"n": 2**62}, {"n": 2**62}])

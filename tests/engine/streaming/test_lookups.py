@@ -85,14 +85,15 @@ def test_a_lookup_is_fresh_after_a_rest() -> None:
 def test_a_lookup_that_is_not_there_is_an_error() -> None:
     events = declare(n="int64")
     weft.publish_sync(events, {"n": 1})
-    with pytest.raises(WeftError, match="users"):
+    with pytest.raises(WeftError, match="people") as caught:
         run_once(
             name="names",
             source=events,
             target_table=(None, "named"),
             transform_sql=SQL,
-            lookups={"users": weft.Lookup(table="users")},
+            lookups={"users": weft.Lookup(table="people")},
         )
+    assert caught.value.__notes__ == ["lookup users"]
 
 
 def _named() -> set[str | None]:

@@ -78,6 +78,20 @@ def test_rows_with_one_key_in_a_batch(way: str, project: Path) -> None:
 
 
 @pytest.mark.usefixtures("here")
+def test_the_last_of_events_that_came_together(way: str, project: Path) -> None:
+    """Only their offsets tell: a table that has none gets them."""
+    events = declare(id="int64", name="string")
+    lake = weft.DeltaLocalConnection(str(project / "lake"), name="lake")
+    targets = [weft.Target(table=(None, "last")), weft.Target(connection=lake, table=(None, "last"))]
+    pipeline: dict[str, Any] = {"name": "last", "source": events, "targets": targets, "mode": "merge", "keys": ["id"]}
+    for names in (["z", "a"], ["b", "y", "c"]):
+        weft.publish_sync(events, [{"id": 1, "name": name} for name in names])
+        run_once(**pipeline, deduplicate_by="_weft_rowid")
+        assert rows("last", "id, name") == [(1, names[-1])]
+        assert weft.read("last", source=lake).select("name").collect()[0][0] == names[-1]
+
+
+@pytest.mark.usefixtures("here")
 def test_batches_are_bounded() -> None:
     events = declare(n="int64")
     weft.publish_sync(events, [{"n": n} for n in range(25)])

@@ -192,7 +192,8 @@ class Batches:
                 raise error from None
             letters = [dead.letter_of(source.slice(row, 1).to_pylist()[0], why) for row, why in bad]
             told = dead.without(source, {row for row, _ in bad})
-            made = memory_of(self.attempt(kept, sql, spark))
+            # Of no rows SQL may make one, such as a sum of nothing.
+            made = memory_of(self.attempt(kept, sql, spark).slice(0, None if len(kept) else 0))
             return made, letters, lambda: self.attempt(told, functions.keeping(sql, WHENCE), spark)
 
     def _placed(self, taken: list[Taken], spark: Any, is_small: bool, checkpoint: str) -> Any:

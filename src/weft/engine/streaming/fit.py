@@ -42,11 +42,12 @@ class Fit:
         return True
 
     def _is_wanted(self, name: str, load: Load) -> bool:
-        if self.present is None:
-            return not name.startswith(RESERVED_PREFIX)
-        if name.lower() in self.present:
+        if name.lower() in (self.present or ()):
             return True
-        if _is_own(name):
+        is_named = name in load.deduplicate_by
+        if self.present is None:
+            return is_named or not name.startswith(RESERVED_PREFIX)
+        if _is_own(name) and not is_named:
             return False
         if self.on_drift == "fail":
             raise LoadRefusedError(

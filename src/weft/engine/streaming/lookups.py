@@ -68,9 +68,13 @@ class _Table:
 
     def _read(self) -> Any:
         """All rows, held by Spark: a batch sees the old table whole or the new one whole."""
-        with outcome.explained(f"read the lookup {self.name}"):
-            frame = self._frame().persist()
-            frame.count()
+        try:
+            with outcome.explained(f"read the lookup {self.name}"):
+                frame = self._frame().persist()
+                frame.count()
+        except WeftError as error:
+            error.add_note(f"lookup {self.name}")
+            raise
         return frame
 
     def _frame(self) -> Any:
