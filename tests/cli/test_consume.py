@@ -231,6 +231,22 @@ def test_refused(run: Any, arguments: list[str], said: str) -> None:
     assert said in done.stderr
 
 
+def test_an_error_says_where_it_was(run_apart: Any) -> None:
+    publish(1)
+    Path("pipeline.toml").write_text(
+        'pipeline_name = "by-file"\n[source]\nquery = "numbers"\n'
+        '[target]\nconnection = "out"\n[target.table]\nname = "t"\n'
+        '[transform]\nsql = "SELECT s.* FROM source s JOIN users"\n[lookups.users]\ntable = "people"\n'
+    )
+    done = run_apart("consume", "pipeline.toml", "--once")
+    assert "no such table: people.\n  (lookup users)\n" in done.stderr
+
+
+def test_nothing_is_no_batch(run_apart: Any) -> None:
+    done = run_apart("consume", "copies", "--once")
+    assert done.stdout == "copies: 0 rows in 0 batches\n"
+
+
 def test_the_jvm_dies(start: Any) -> None:
     """It is started again with the pipeline, and goes on."""
     publish(10)

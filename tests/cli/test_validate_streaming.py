@@ -82,7 +82,7 @@ def tables() -> list[str]:
     ("options", "check", "said"),
     [
         ({"transform_sql": "SELECT user_id, amont FROM source"}, "sql", "`amont` cannot be resolved"),
-        ({"transform_sql": "SELEC user_id FROM source"}, "sql", "Syntax error at or near"),
+        ({"transform_sql": "SELECT user_id FORM source"}, "sql", "Syntax error at or near"),
         ({"mode": "merge", "keys": ["usr_id"]}, "target copies", "The key 'usr_id' is no column of the rows"),
         (
             {"mode": "merge", "keys": ["user_id"], "deduplicate_by": "at"},
@@ -187,3 +187,18 @@ def test_beside_other_pipelines(call: Any, clicks: Any) -> None:
     }
     assert "Did you mean 'copies'?" in call("validate", "copis", code=1).stderr
     assert "delivery" not in call("validate", "numbers").stdout
+
+
+def test_a_lookup_that_is_not_there_is_no_stream(call: Any, clicks: Any) -> None:
+    """That the database has streams does not say that this was to be one."""
+    weft.publish_sync(clicks, {"user_id": "a", "amount": 1.0})
+    weft.streaming_pipeline(
+        name="joined",
+        source=clicks,
+        target="default",
+        target_table="joined",
+        transform_sql="SELECT s.* FROM source s JOIN users",
+        lookups={"users": weft.Lookup(table="people")},
+    )(lambda: None)
+    told = call("validate", "joined", code=1).stderr
+    assert "no such table: people" in told and "published" not in told

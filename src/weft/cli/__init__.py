@@ -39,9 +39,12 @@ class _Failure(click.ClickException):
     def __init__(self, error: WeftError) -> None:
         super().__init__(error.what)
         self.hint = error.hint
+        self.notes = getattr(error, "__notes__", ())
 
     def show(self, file: object = None) -> None:
         click.echo(f"{click.style('error:', fg='red', bold=True)} {self.message}", err=True)
+        for note in self.notes:
+            click.echo(f"  ({note})", err=True)
         if self.hint:
             click.echo(f"  {self.hint}", err=True)
 

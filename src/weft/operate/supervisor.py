@@ -120,7 +120,8 @@ class Supervisor:
     def _written(self, query: Query, written: Written) -> None:
         self._failures = 0
         self.lag.moved(query.watched, written.batch_id)
-        if not self.watchers:
+        # The first look can be a batch of nothing.
+        if not self.watchers or not (written.counts or written.dead_letters):
             return
         counts = written.counts.values()
         consumed = self.lag.consumed(query.watched) if self.pipeline.transform_sql is not None else 0

@@ -15,7 +15,9 @@ import weft
 from conftest import S3
 from engine.streaming.conftest import declare, rows
 from servers import wait_until
+from weft.engine.streaming.checkpoint import Checkpoint
 from weft.engine.streaming.query import Query
+from weft.errors import StorageError
 from weft.pipelines.streaming.declare import make
 from weft.systems.objects import lock
 from weft.systems.objects.folder import LocalFolder
@@ -167,3 +169,9 @@ def test_a_store_that_is_away_for_longer_than_the_lease(project: Path, monkeypat
     folder.is_away = False
     lease.release()
     lock.Lease(folder, str(project / "x~lock"), seconds=60.0).take()
+
+
+def test_a_place_where_nothing_can_be_made() -> None:
+    Path("file").touch()
+    with pytest.raises(StorageError, match=r"The lock .*/file/checkpoint~lock cannot be made: "):
+        Checkpoint("copy", "file/checkpoint/").lock()

@@ -202,3 +202,10 @@ def test_the_checkpoint_of_other_sources_is_refused() -> None:
     run_once(name="both", sources=[one, two], target_table="all")
     with pytest.raises(weft.DeclarationError, match=r"reads two \(sqlite\), one \(sqlite\): it would go on"):
         run_once(name="both", sources=[two, one], target_table="all")
+
+
+def test_an_event_that_is_not_there_yet() -> None:
+    events = declare(n="int64")
+    weft.publish_sync(events, [{"n": n} for n in range(3)])
+    with pytest.raises(weft.WeftError, match=r"The stream 'events' cannot start at 9: its last event is 3\."):
+        run_once(name="copy", sources=[weft.Source(query=events, start=9)], target_table="copies")

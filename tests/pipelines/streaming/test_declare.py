@@ -184,6 +184,12 @@ def test_one_that_is_not_declared() -> None:
         find("click")
 
 
+def test_two_with_one_checkpoint() -> None:
+    weft.streaming_pipeline(**least(name="one", checkpoint="place"))(lambda: None)
+    with pytest.raises(DeclarationError, match=r"'one' and 'two' have one checkpoint, place: .*\n  Give each its own"):
+        weft.streaming_pipeline(**least(name="two", checkpoint="place"))(lambda: None)
+
+
 def test_two_of_one_name() -> None:
     @weft.streaming_pipeline(**least(name="copy"))
     def one() -> None: ...

@@ -284,12 +284,13 @@ class Batches:
             **options,
         )
         planned = dataclasses.replace(planned, is_recorded=self.pipeline.delivery_to(target) == "exactly_once")
-        tables = self._opened(connection)
-        fit: Fit | DeclaredFit = Fit(_columns(connection, tables, planned), self.pipeline.on_drift)
-        if target.declared is not None and target.declared.columns:
-            fit = DeclaredFit(target.declared, self.pipeline.on_drift)
-        job = Job(planned, connection, None, None, None, fit)
+        tables = None
         try:
+            tables = self._opened(connection)
+            fit: Fit | DeclaredFit = Fit(_columns(connection, tables, planned), self.pipeline.on_drift)
+            if target.declared is not None and target.declared.columns:
+                fit = DeclaredFit(target.declared, self.pipeline.on_drift)
+            job = Job(planned, connection, None, None, None, fit)
             counts, _ = job.run(_selected(given, fit, planned), tables)
         except WeftError as error:
             if isinstance(error, LoadRefusedError) and "on_bad_rows" in (error.hint or ""):

@@ -43,8 +43,7 @@ class Lock:
 
     def take(self) -> None:
         """Keep others of this machine out, until `release` or the end of this process."""
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        held = self._file.open("a+")
+        held = opened(self._file)
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -140,6 +139,18 @@ class Lock:
                     hint=f"It was waited for {_JVM_SECONDS:.0f} seconds. End it: kill {_pid(jvm)}",
                 )
             time.sleep(0.05)
+
+
+def opened(lock: Path) -> IO[str]:
+    """The file of a lock, made where it is missing."""
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        return lock.open("a+")
+    except OSError as error:
+        raise StorageError(
+            f"The lock {lock} cannot be made: {error.strerror}.",
+            hint="It is beside the checkpoint: let this user write there, or name another place.",
+        ) from None
 
 
 def _read_note(file: IO[str]) -> dict[str, str]:

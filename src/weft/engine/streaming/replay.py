@@ -36,6 +36,7 @@ from weft.engine.streaming.columns import Columns
 from weft.engine.streaming.dead import DeadLetterBox, blamed, without
 from weft.engine.streaming.functions import keeping
 from weft.engine.streaming.letter import Stage, Stored, as_json, digest
+from weft.engine.streaming.lock import opened
 from weft.engine.streaming.sources import EVENT_TS, EventReader, LogOrigin, open_source
 from weft.engine.streaming.whence import WHENCE, written
 from weft.errors import BusyError, ConnectionFailedError, WeftError
@@ -247,8 +248,7 @@ def _again(letter: Stored, stage: Stage, why: str) -> Stored:
 def alone(pipeline: StreamingPipeline) -> Iterator[None]:
     """Keep others of this machine from replaying and removing a pipeline's letters. It may run meanwhile."""
     path = Checkpoint.of(pipeline).path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_name(f"{path.name}~dlq").open("a") as file:
+    with opened(path.with_name(f"{path.name}~dlq")) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

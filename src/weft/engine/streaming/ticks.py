@@ -62,7 +62,13 @@ class Offsets:
         if self.start == "latest":
             return self.log.head()
         if self.start.isdecimal():
-            return int(self.start) - 1
+            after, head = int(self.start) - 1, self.log.head()
+            if after > head:
+                raise DeclarationError(
+                    f"The stream {self.name!r} cannot start at {self.start}: its last event is {head}.",
+                    hint="latest begins with what comes next.",
+                )
+            return after
         raise DeclarationError(
             f"The stream {self.name!r} cannot start at {self.start!r}.",
             hint="earliest, latest, or the offset of an event.",

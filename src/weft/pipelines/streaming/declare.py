@@ -572,5 +572,12 @@ def _register(made: StreamingPipeline, function: Callable[..., Any]) -> None:
             f"Streaming pipeline {made.name!r} is declared twice: {present.place} and {made.place}.",
             hint="Give one of them another name.",
         )
+    for other in known.values():
+        if made.checkpoint is not None and other.name != made.name and other.checkpoint == made.checkpoint:
+            raise DeclarationError(
+                f"Streaming pipelines {other.name!r} and {made.name!r} have one checkpoint, {made.checkpoint}: "
+                f"{other.place} and {made.place}.",
+                hint="Give each its own: what one has read, the other would pass over.",
+            )
     known[made.name] = made
     current().declarations += 1

@@ -99,6 +99,8 @@ def partition_offsets(topic: str, text: str, partitions: Collection[int]) -> dic
             f"{text!r} is no offset of the topic {topic}.", hint="One number, or partition:offset, as in 0:120,1:95."
         )
     found = {int(number): int(offset) for number, offset in (each.split(":") for each in text.split(","))}
+    if len(found) <= text.count(","):
+        raise DeclarationError(f"{text!r} names a partition of the topic {topic} twice.")
     for number in found:
         if number not in partitions:
             known = ", ".join(map(str, sorted(partitions)))
