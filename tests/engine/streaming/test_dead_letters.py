@@ -193,6 +193,10 @@ def test_lines_of_files_that_are_no_rows(project: Path) -> None:
     assert len(rows("csv", "n")) == 1097
     found = {(each["pipeline"], each["offset"], each["payload"]) for each in _letters("path", project)}
     assert len(found) == len(_letters("path", project))
+    assert {each["error"] for each in _letters("path", project)} == {
+        "It is no JSON object.",
+        "It is no row of these columns: n int, text string.",
+    }
     assert {each[2] for each in found if each[0] == "bad"} == {"nothing", "5"}
     assert {each[2].strip() for each in found if each[0] == "csv"} == {"2,x,y", "3", "many,x"}
     assert {each[1:] for each in found if each[0] == "json"} == {

@@ -108,7 +108,8 @@ def read_files(
             if place_column is not None:
                 made[place_column] = F.regexp_replace(place, rf"^.*\Q{connection.root}\E/", "")
             if bad_column is not None:
-                read = ", ".join(f"{each.name} {each.dataType.simpleString()}" for each in rows.schema)
+                fields = rows.drop(bad_column).schema
+                read = ", ".join(f"{each.name} {each.dataType.simpleString()}" for each in fields)
                 why = (
                     "It is no JSON object."
                     if kind.format == "json_lines"
