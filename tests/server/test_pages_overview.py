@@ -88,11 +88,12 @@ def test_streams_with_their_consumers(server: Callable[..., Any], system: Any) -
     overview = served.client.get("/api/v1/overview?history=true").json()
     (stream,) = overview["streams"]
     assert (stream["head"], stream["floor"], stream["rows"], stream["lag"]) == (10, 0, 10, 8)
+    assert (stream["published"], stream["tail"]) == (10, "0")
     assert sorted((each["consumer"], each["lag"], each["pending"], each["lost"]) for each in stream["consumers"]) == [
         ("fast", 1, 0, 0),
         ("slow", 8, 2, 0),
     ]
-    assert [head for _, head in stream["history"]] == [10]
+    assert [published for _, published in stream["history"]] == [10]
     assert (stream["problem"], overview["problem"]) == (None, None)
 
 

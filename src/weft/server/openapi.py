@@ -195,7 +195,7 @@ def _paths() -> dict[str, Any]:
                 "Overview",
                 (*_CLOSED, 422),
                 parameters=[
-                    _query("history", {"type": "boolean"}, "With the heads that were seen lately, for a chart.")
+                    _query("history", {"type": "boolean"}, "With what was seen published lately, for a chart.")
                 ],
                 about="Computed at most once a second. Pipelines are shown to those who may read every stream.",
             )

@@ -36,6 +36,8 @@ _RUNS_FRESH_SECONDS = 5.0
 _COUNT_SHARE = 20
 # One every two seconds: five minutes of a page.
 _HISTORY = 150
+# Events with which a page that follows a stream begins.
+_TAIL = 25
 _RUNS_READ = 500
 _RUNS_SHOWN = 12
 _FAILED = "Its database failed; the log of the service has the reason."
@@ -48,9 +50,12 @@ class Standing:
     head: int = 0
     floor: int = 0
     head_at: float = 0.0
-    """By this host's clock: two of them give the rate."""
+    """By this host's clock: two of them, with what was published by then, give the rate."""
+    published: int = 0
+    tail: str = "0"
+    """The offset before the last few events. A text: those of Redis are longer than a browser's numbers."""
     history: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_HISTORY))
-    """Moments and heads that were seen."""
+    """Moments, and what had been published by then."""
     rows: int = 0
     consumers: list[dict[str, Any]] = field(default_factory=list)
     count_after: float = 0.0
@@ -59,8 +64,11 @@ class Standing:
     def look(self, stream: Stream) -> None:
         """Look at the stream. The head is cheap, and what must be counted is counted less often the longer it takes."""
         log = open_stream(stream).log
-        self.floor, self.head, self.head_at, self.problem = log.floor(), log.head(), time.time(), None
-        self.history.append((self.head_at, self.head))
+        self.floor, self.head = log.floor(), log.head()
+        self.published, self.head_at, self.problem = log.published(), time.time(), None
+        self.history.append((self.head_at, self.published))
+        first = log.nth_last(_TAIL)
+        self.tail = str(self.floor if first is None else first - 1)
         started = time.monotonic()
         if started >= self.count_after:
             self.rows = log.count()
@@ -182,7 +190,7 @@ async def readable(request: Request) -> tuple[list[Stream], bool]:
 async def overview(request: Request) -> Response:
     """Streams with their consumers, and pipelines with their last runs, as far as the caller may see them.
 
-    `?history=true`: with the heads that this process saw lately, for a page that opens.
+    `?history=true`: with what this process saw published lately, for a page that opens.
     """
     with_history = query(request, "history").get("history") == "true"
     known: Overview = request.app.state.overview
@@ -198,6 +206,8 @@ async def overview(request: Request) -> Response:
                 "head": standing.head,
                 "floor": standing.floor,
                 "head_at": standing.head_at,
+                "published": standing.published,
+                "tail": standing.tail,
                 "rows": standing.rows,
                 "lag": standing.lag,
                 "consumers": standing.consumers,

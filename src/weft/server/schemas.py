@@ -177,6 +177,8 @@ SCHEMAS: dict[str, Schema] = {
                 head=_WHOLE,
                 floor=_WHOLE,
                 head_at=_NUMBER,
+                published=_WHOLE,
+                tail=_TEXT,
                 rows=_WHOLE,
                 lag=_WHOLE,
                 consumers=array(_object(consumer=_TEXT, lag=_WHOLE, pending=_WHOLE, lost=_WHOLE)),

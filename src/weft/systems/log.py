@@ -148,6 +148,9 @@ class Log(Protocol):
     def head(self) -> int:
         """The last offset that a reader may see; 0 for an empty stream."""
 
+    def published(self) -> int:
+        """A number that grows by one with each event, or by little more where offsets have gaps: it tells rates."""
+
     def floor(self) -> int:
         """The last offset that retention removed; 0 when nothing was."""
 

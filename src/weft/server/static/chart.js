@@ -4,29 +4,29 @@ import { make, rate } from "./dom.js";
 
 export const SPAN = 300; // seconds
 
-// Heads of a stream over time, and the rates between them.
+// How much a stream had published over time, and the rates between.
 export class Series {
   constructor() {
-    this.heads = [];
+    this.seen = [];
   }
 
-  add(at, head) {
-    const last = this.heads.at(-1);
+  add(at, published) {
+    const last = this.seen.at(-1);
     // Several processes answer in turn; one may have looked before another.
     if (last && at <= last[0]) return;
-    this.heads.push([at, Math.max(head, last ? last[1] : 0)]);
-    while (this.heads.length > 2 && this.heads[1][0] < at - SPAN) this.heads.shift();
+    this.seen.push([at, Math.max(published, last ? last[1] : 0)]);
+    while (this.seen.length > 2 && this.seen[1][0] < at - SPAN) this.seen.shift();
   }
 
   // Of the last ten seconds.
   now() {
-    const last = this.heads.at(-1);
-    const from = last && this.heads.find(([at]) => at >= last[0] - 10.5);
+    const last = this.seen.at(-1);
+    const from = last && this.seen.find(([at]) => at >= last[0] - 10.5);
     return last && from !== last ? (last[1] - from[1]) / (last[0] - from[0]) : null;
   }
 
   points() {
-    return this.heads.slice(1).map(([at, head], index) => [at, (head - this.heads[index][1]) / (at - this.heads[index][0])]);
+    return this.seen.slice(1).map(([at, published], index) => [at, (published - this.seen[index][1]) / (at - this.seen[index][0])]);
   }
 }
 

@@ -62,8 +62,8 @@ function show(overview) {
   now = new Date(overview.at) / 1000;
   for (const stream of overview.streams) {
     if (!series.has(stream.name)) series.set(stream.name, new Series());
-    for (const [at, head] of stream.history || []) series.get(stream.name).add(at, head);
-    if (stream.head_at) series.get(stream.name).add(stream.head_at, stream.head);
+    for (const [at, published] of stream.history || []) series.get(stream.name).add(at, published);
+    if (stream.head_at) series.get(stream.name).add(stream.head_at, stream.published);
   }
   for (const name of series.keys()) if (!standing(name).name) series.delete(name);
   choices(find("chart-stream"), ["", ...series.keys()]);

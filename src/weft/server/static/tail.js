@@ -4,12 +4,11 @@ import { address, askJson, key } from "./api.js";
 import { find, make, plural, say } from "./dom.js";
 
 const SHOWN = 200;
-const BEFORE = 25;
 const MOST_PAUSE = 10_000;
 
 export class Tail {
-  constructor(heads) {
-    this.heads = heads; // gives head and floor of a stream
+  constructor(standing) {
+    this.standing = standing; // gives what is known of a stream
     this.list = find("tail");
     this.status = find("tail-status");
     this.waiting = [];
@@ -52,8 +51,8 @@ export class Tail {
     if (!name) return;
     say(this.status, `Connecting to ${name} …`);
     const url = address(`api/v1/streams/${encodeURIComponent(name)}/subscribe`);
-    const { head, floor } = this.heads(name);
-    url.searchParams.set("since", this.last ?? Math.max(floor, head - BEFORE));
+    const { tail } = this.standing(name);
+    url.searchParams.set("since", this.last ?? tail);
     const where = (this.where = find("tail-where").value.trim());
     if (where) url.searchParams.set("where", where);
     try {
@@ -63,7 +62,7 @@ export class Tail {
         url.searchParams.set("ticket", ticket);
       } else if (where || this.last === null) {
         // It does not tell why it was refused either.
-        await askJson(`api/v1/streams/${encodeURIComponent(name)}/events?limit=1&after=${head}`);
+        await askJson(`api/v1/streams/${encodeURIComponent(name)}/events?limit=1&after=${tail}`);
       }
     } catch (error) {
       if (generation !== this.generation) return;

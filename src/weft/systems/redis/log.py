@@ -161,6 +161,11 @@ class RedisLog:
         """The last offset; a server runs one command after the other, so that nothing appears below it later."""
         return self._state().head
 
+    def published(self) -> int:
+        """How many entries were ever added: offsets are moments here. Redis before 7 does not count them."""
+        state = self._state()
+        return state.length if state.added is None else state.added
+
     def floor(self) -> int:
         """The last offset that retention removed."""
         return self._state().floor

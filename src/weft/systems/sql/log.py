@@ -68,6 +68,10 @@ class SqlLog:
             head = self.store.head(session, self)
         return head or self.floor()
 
+    def published(self) -> int:
+        """The head: offsets grow by one, but for what was rolled back."""
+        return self.head()
+
     def floor(self) -> int:
         """The last offset that retention removed."""
         return int(self._one(f"SELECT floor FROM {self.store.streams} WHERE id = ?", (self.number,)) or 0)
