@@ -134,6 +134,19 @@ def columns(spark: Any, connection: Connection, load: Load) -> list[str] | None:
     return objects.table_columns(ready, connection, load.schema, load.table)  # type: ignore[arg-type]
 
 
+def has(connection: Connection, load: Load) -> bool:
+    """Whether the target has a load already."""
+    spark = connectors.ready(session.spark(), connection)
+    with outcome.explained(f"look into {load.name}"):
+        if connection.kind.startswith("delta"):
+            from weft.systems.delta import sink as delta
+
+            return delta.has(connection, load, spark=spark)
+        from weft.systems.objects import sink as objects
+
+        return objects.has(connection, load, spark=spark)  # type: ignore[arg-type]
+
+
 def copy(rows: Rows, connection: Connection, load: Load) -> Counts | None:
     """Write rows that are Arrow, without Spark's rows between. `None` where only `write` can do it."""
     spark = connectors.ready(session.spark(), connection)

@@ -20,6 +20,7 @@ import weft
 from conftest import S3
 from weft.engine.load import open_tables
 from weft.engine.streaming import batch
+from weft.engine.streaming.checkpoint import Checkpoint
 from weft.engine.streaming.query import run
 from weft.pipelines.streaming.declare import make
 from weft.project import Project, current, use
@@ -47,6 +48,14 @@ def rows(table: str, columns: str = "*", connection: Any = None) -> list[tuple[A
         return sorted((tuple(row.values()) for row in found), key=repr)
     finally:
         tables.close()
+
+
+def forget_last_commit(pipeline: str) -> None:
+    """Have Spark forget that the last batch was done, as after a crash between the targets' commits and its own."""
+    log = Checkpoint(pipeline).path / "commits"
+    last = max(log.glob("[0-9]*"), key=lambda each: int(each.name))
+    last.unlink()
+    last.with_name(f".{last.name}.crc").unlink(missing_ok=True)
 
 
 _LAKES = {

@@ -12,7 +12,7 @@ import pytest
 
 import weft
 from conftest import System
-from engine.streaming.conftest import declare, rows, run_once
+from engine.streaming.conftest import declare, forget_last_commit, rows, run_once
 from weft.engine.streaming.places import stream_of
 from weft.errors import WeftError
 
@@ -46,7 +46,7 @@ def test_rows_that_cannot_be_transformed(place: str, way: str, project: Path) ->
     if place == "table":
         pipeline["dead_letter_connection"] = "default"
     run_once(**pipeline)
-    _forget_last_commit(project)
+    forget_last_commit("numbers")
     run_once(**pipeline)
     assert rows("numbers") == GOOD
     letters = _letters(place, project)
@@ -131,7 +131,7 @@ def test_other_letters_of_the_same_batch_are_not_taken_for_those(place: str, pro
         f"dead_letter_{place}": "failed",
     }
     run_once(**pipeline, transform_sql=SQL)
-    _forget_last_commit(project)
+    forget_last_commit("numbers")
     run_once(**pipeline, transform_sql="SELECT n, 1 DIV n AS number FROM source")
     assert sorted(json.loads(each["payload"])["n"] for each in _letters(place, project)) == [0, 1]
 
@@ -153,6 +153,31 @@ def test_rows_that_a_target_rejects(system: System, way: str) -> None:
     assert {(each["stage"], each["target"]) for each in letters} == {("store", "strict")}
     assert [each["offset"] for each in letters] == _offsets(events, {0, 3, 6})
     assert rows("strict__quarantine") == []
+
+
+@pytest.mark.usefixtures("here")
+def test_rejected_rows_of_a_batch_whose_events_are_gone(project: Path) -> None:
+    """The letters could not be stored, then retention removed the events: what the target put aside still follows."""
+    events = declare(n="int64", name="string")
+    weft.load([{"n": 100, "name": "there"}], target="strict", mode="merge", keys=["n"])
+    pipeline: dict[str, Any] = {
+        "name": "strict",
+        "source": events,
+        "target_table": (None, "strict"),
+        "dead_letter_path": "failed",
+    }
+    weft.publish_sync(events, {"n": 0, "name": "row 0"})
+    run_once(**pipeline)
+    weft.publish_sync(events, [{"n": n, "name": f"row {n}"} for n in (1, None)])
+    (project / "failed").write_text("in the way")
+    with pytest.raises(WeftError, match=r"dead letters in .*failed cannot be"):
+        run_once(**pipeline)
+    (project / "failed").unlink()
+    weft.trim_sync(events, max_rows=0)
+    run_once(**pipeline)
+    assert rows("strict", "n") == [(0,), (1,), (100,)]
+    (letter,) = _letters("path", project)
+    assert json.loads(letter["payload"])["name"] == "row None"
 
 
 @pytest.mark.usefixtures("streams")
@@ -187,7 +212,7 @@ def test_lines_of_files_that_are_no_rows(project: Path) -> None:
         with pytest.raises(WeftError, match=rf"lines of {prefix} are no rows, the first at {prefix}/a\."):
             run_once(name=f"{prefix} alone", source=lake, source_query=prefix, target_table="none")
         run_once(name=prefix, source_query=prefix, target_table=prefix, **pipeline)
-        _forget_last_commit(project, prefix)
+        forget_last_commit(prefix)
         run_once(name=prefix, source_query=prefix, target_table=prefix, **pipeline)
     assert rows("json", "n, text") == [(1, None), (5, "x")]
     assert len(rows("csv", "n")) == 1097
@@ -330,12 +355,6 @@ def test_where_messages_without_sql_are_from(kafka: Any, way: str) -> None:
     )
     (letter,) = _of_stream()
     assert (letter["source"], letter["offset"]) == (topic, "0:1")
-
-
-def _forget_last_commit(project: Path, pipeline: str = "numbers") -> None:
-    last = max((project / f".weft/checkpoints/{pipeline}/commits").glob("[0-9]*"), key=lambda each: int(each.name))
-    last.unlink()
-    last.with_name(f".{last.name}.crc").unlink(missing_ok=True)
 
 
 def _letters(place: str, project: Path) -> list[dict[str, Any]]:

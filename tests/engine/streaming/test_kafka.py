@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import weft
-from engine.streaming.conftest import declare, rows, run_once
+from engine.streaming.conftest import declare, forget_last_commit, rows, run_once
 from servers import wait_until
 from weft.engine.streaming.places import stream_of
 from weft.engine.streaming.query import Query
@@ -105,3 +105,24 @@ def test_columns_that_a_batch_lacks(kafka: Any, broker: Any) -> None:
     kafka.produce(topic, [b'{"id": 5, "other": 1.5}'])
     run_once(name="all", source=broker, source_query=topic, target_table=(None, "everything"))
     assert rows("everything", "id, other")[-1] == (5, 1.5)
+
+
+def test_messages_that_brokers_removed_after_the_target_had_them(kafka: Any, broker: Any) -> None:
+    """As after a crash between the target's commit and Spark's: the batch needs them no more."""
+    from confluent_kafka import TopicPartition
+
+    topic = kafka.create_topic()
+    pipeline: dict[str, Any] = {
+        "name": "copy",
+        "source": broker,
+        "source_query": topic,
+        "target_table": (None, "copies"),
+    }
+    kafka.produce(topic, [b'{"id": %d}' % n for n in range(5)])
+    run_once(**pipeline)
+    forget_last_commit("copy")
+    for future in kafka.admin.delete_records([TopicPartition(topic, 0, 3)]).values():
+        future.result(30)
+    kafka.produce(topic, [b'{"id": 5}'])
+    run_once(**pipeline)
+    assert rows("copies", "id") == [(n,) for n in range(6)]

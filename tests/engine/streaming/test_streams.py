@@ -11,7 +11,7 @@ import pytest
 
 import weft
 from conftest import System
-from engine.streaming.conftest import declare, rows, run_once
+from engine.streaming.conftest import declare, forget_last_commit, rows, run_once
 from servers import wait_until
 from weft.engine.streaming.checkpoint import Checkpoint
 from weft.engine.streaming.query import Query
@@ -27,6 +27,7 @@ IN_BRIEF = {
     "test_a_stream_becomes_a_table": {"sqlite-driver", "postgres-tasks", "mysql-driver"},
     "test_a_declared_table": {"sqlite-tasks", "postgres-driver", "mysql-tasks"},
     "test_events_that_retention_removed_before_they_were_read": {"sqlite-0", "postgres-2"},
+    "test_events_that_retention_removed_after_every_target_had_them": {"driver"},
 }
 
 
@@ -117,7 +118,7 @@ def test_several_sources_are_one_table(way: str) -> None:
 
 
 @pytest.mark.usefixtures("here")
-def test_a_batch_that_spark_forgot_is_not_applied_twice(way: str, project: Path) -> None:
+def test_a_batch_that_spark_forgot_is_not_applied_twice(way: str) -> None:
     """As after a crash between the target's commit and Spark's."""
     events = declare(n="int64")
     pipeline: dict[str, Any] = {
@@ -129,9 +130,7 @@ def test_a_batch_that_spark_forgot_is_not_applied_twice(way: str, project: Path)
     for number in range(5):
         weft.publish_sync(events, {"n": number})
         run_once(**pipeline)
-        last = max((project / ".weft/checkpoints/copy/commits").glob("[0-9]*"), key=lambda each: int(each.name))
-        last.unlink()
-        last.with_name(f".{last.name}.crc").unlink(missing_ok=True)
+        forget_last_commit("copy")
     run_once(**pipeline)
     assert rows("one") == rows("two") == [(n,) for n in range(5)]
 
@@ -292,3 +291,39 @@ def test_events_that_retention_removed_before_they_were_read(system: System, kep
     Checkpoint("copy").reset()
     run_once(**pipeline)
     assert rows("copies", "n") == [(n,) for n in (0, *range(6 - kept, 6))]
+
+
+@pytest.mark.usefixtures("here")
+def test_events_that_retention_removed_after_every_target_had_them(way: str, project: Path) -> None:
+    """As after a crash between the targets' commits and Spark's: the batch needs them no more."""
+    events = declare(n="int64")
+    lake = weft.DeltaLocalConnection(str(project / "lake"), name="lake")
+    folder = weft.ObjectStoreLocalConnection(str(project / "files"), name="folder", format="parquet")
+    pipeline: dict[str, Any] = {
+        "name": "copy",
+        "source": events,
+        "targets": [
+            weft.Target(table=(None, "copies")),
+            weft.Target(connection=lake, table=(None, "copies")),
+            weft.Target(connection=folder, prefix="copies"),
+        ],
+        "transform_sql": "SELECT n FROM source",
+    }
+    for some in (range(1), range(1, 5)):
+        weft.publish_sync(events, [{"n": n} for n in some])
+        run_once(**pipeline)
+    forget_last_commit("copy")
+    weft.trim_sync(events, max_rows=2)
+    weft.publish_sync(events, {"n": 5})
+    run_once(**pipeline)
+    wanted = [(n,) for n in range(6)]
+    assert rows("copies") == wanted
+    for connection in (lake, folder):
+        assert sorted(map(tuple, weft.read("copies", source=connection).collect())) == wanted
+
+    # Where one of them has not, they are lost.
+    forget_last_commit("copy")
+    weft.trim_sync(events, max_rows=0)
+    targets = [*pipeline["targets"], weft.Target(table=(None, "others"))]
+    with pytest.raises(WeftError, match="lost up to 1 events"):
+        run_once(**{**pipeline, "targets": targets})

@@ -35,6 +35,7 @@ from weft.systems.file import FileConnection
 from weft.systems.load import KEY_LENGTH, Counts, Load
 from weft.systems.log import ROWID
 from weft.systems.objects.spark import moved_to
+from weft.systems.sql import ledger
 from weft.systems.sql.tables import SqlTables
 
 # Tests stop a process at each of these steps, by a handler on this logger.
@@ -86,12 +87,23 @@ class Batches:
     def run(self, frame: Any, checkpoint: str, batch_id: int) -> Written:
         """Carry out the batch that Spark made of all sources."""
         _steps.debug("begun")
+        try:
+            written = self._attempted(frame, checkpoint, batch_id)
+        except WeftError as error:
+            # After a crash its sources may no longer have its rows, which the targets have.
+            if isinstance(error, ConnectionFailedError) or not self.finish(self.pipeline.targets, checkpoint, batch_id):
+                raise
+            written = Written(batch_id, {}, {})
+        _steps.debug("done")
+        return written
+
+    def _attempted(self, frame: Any, checkpoint: str, batch_id: int) -> Written:
         taken: list[Taken] = []
         try:
             for origin, part in zip(self.origins, split(frame, self.origins), strict=True):
                 taken.append(origin.take(part))
             try:
-                written = self._run(taken, frame.sparkSession, checkpoint, batch_id)
+                return self._run(taken, frame.sparkSession, checkpoint, batch_id)
             except WeftError as error:
                 # A row of a file that cannot be read: Spark does not tell which.
                 bad = [] if isinstance(error, _NOT_READING) else self._sifted(taken, checkpoint)
@@ -99,12 +111,10 @@ class Batches:
                     raise
                 taken += bad
                 sifted = {each.source: each for each in taken}
-                written = self._run(list(sifted.values()), frame.sparkSession, checkpoint, batch_id)
+                return self._run(list(sifted.values()), frame.sparkSession, checkpoint, batch_id)
         finally:
             for each in taken:
                 each.close()
-        _steps.debug("done")
-        return written
 
     def _run(self, taken: list[Taken], spark: Any, checkpoint: str, batch_id: int) -> Written:
         counts: dict[str, Counts] = {}
@@ -262,28 +272,9 @@ class Batches:
     def load(self, target: Target, given: Given, checkpoint: str, batch_id: int, placed: Placed) -> Counts:
         """Load rows into a target, once under this checkpoint and number. Of those that it rejects `placed` tells where
         they are from."""
-        connection: Any = current().connection(target.connection)
         if target.stream is not None:
-            return published(target, connection, given, f"{checkpoint} {batch_id}")
-        options = dict(target.options)
-        if connection.kind.startswith("object_store"):
-            # How the files are written is said of the target, and kept by a connection.
-            connection = dataclasses.replace(connection, **vars(target.files(connection)))
-            options = {}
-        puts_aside = self.pipeline.dead_letters is not None and system_for(connection.kind).tables is not None
-        if puts_aside:
-            options.setdefault("on_bad_rows", "quarantine")
-        planned = Load.declare(
-            target=target.table or (None, target.name),
-            mode=target.mode,
-            keys=target.primary_key if target.mode == "merge" else (),
-            pipeline=self.pipeline.name,
-            commit_key=commit_key(checkpoint, target.name),
-            batch_id=batch_id,
-            moment=datetime.now(UTC),
-            **options,
-        )
-        planned = dataclasses.replace(planned, is_recorded=self.pipeline.delivery_to(target) == "exactly_once")
+            return published(target, current().connection(target.connection), given, f"{checkpoint} {batch_id}")
+        connection, planned = self._planned(target, checkpoint, batch_id)
         tables = None
         try:
             tables = self._opened(connection)
@@ -300,13 +291,68 @@ class Batches:
         finally:
             if tables is not None and tables.one_host:
                 tables.close()  # a file is not kept from others
-        if puts_aside and (counts.quarantined or counts.replayed):
-            # First into the box, then out of the target's own: a crash between repeats what the box knows already.
-            name = ", ".join(each.name for each in self.pipeline.sources)
-            with dead.rejected(connection, planned, name) as letters:
-                told = dead.told(letters, placed) if letters else []
-                self._box.put(told, checkpoint, batch_id, f"store {target.name}")
+        if counts.quarantined or counts.replayed:
+            self._put_aside(target, checkpoint, batch_id, placed)
         return counts
+
+    def has(self, target: Target, checkpoint: str, batch_id: int) -> bool:
+        """Whether a target's ledger has a batch; streams and topics keep none."""
+        if target.stream is not None:
+            return False
+        connection, planned = self._planned(target, checkpoint, batch_id)
+        tables = None
+        try:
+            tables = self._opened(connection)
+            if tables is None:
+                return files.has(connection, planned)
+            return ledger.is_committed(tables, planned)
+        except WeftError:  # there is no ledger, or it cannot be read
+            return False
+        finally:
+            if tables is not None and tables.one_host:
+                tables.close()
+
+    def finish(self, targets: Sequence[Target], checkpoint: str, batch_id: int) -> bool:
+        """Do what is left of a batch that all of these targets have, which takes none of its rows; `False` where one
+        has not."""
+        if not all(self.has(each, checkpoint, batch_id) for each in targets):
+            return False
+        for each in targets:
+            self._put_aside(each, checkpoint, batch_id, lambda: pa.table({}))
+        return True
+
+    def _planned(self, target: Target, checkpoint: str, batch_id: int) -> tuple[Connection, Load]:
+        connection: Any = current().connection(target.connection)
+        options = dict(target.options)
+        if connection.kind.startswith("object_store"):
+            # How the files are written is said of the target, and kept by a connection.
+            connection = dataclasses.replace(connection, **vars(target.files(connection)))
+            options = {}
+        if self.pipeline.dead_letters is not None and system_for(connection.kind).tables is not None:
+            options["on_bad_rows"] = "quarantine"
+        planned = Load.declare(
+            target=target.table or (None, target.name),
+            mode=target.mode,
+            keys=target.primary_key if target.mode == "merge" else (),
+            pipeline=self.pipeline.name,
+            commit_key=commit_key(checkpoint, target.name),
+            batch_id=batch_id,
+            moment=datetime.now(UTC),
+            **options,
+        )
+        is_recorded = self.pipeline.delivery_to(target) == "exactly_once"
+        return connection, dataclasses.replace(planned, is_recorded=is_recorded)
+
+    def _put_aside(self, target: Target, checkpoint: str, batch_id: int, placed: Placed) -> None:
+        """Have what a target rejected of a batch among the letters."""
+        connection, planned = self._planned(target, checkpoint, batch_id)
+        if self.pipeline.dead_letters is None or planned.on_bad_rows != "quarantine":
+            return
+        # First into the box, then out of the target's own: a crash between repeats what the box knows already.
+        name = ", ".join(each.name for each in self.pipeline.sources)
+        with dead.rejected(connection, planned, name) as letters:
+            told = dead.told(letters, placed) if letters else []
+            self._box.put(told, checkpoint, batch_id, f"store {target.name}")
 
     def _opened(self, connection: Connection) -> SqlTables | None:
         """The tables of a target; `None` for files and Delta."""

@@ -150,6 +150,7 @@ def told(letters: Sequence[Letter], placed: Callable[[], pa.Table]) -> Sequence[
 def rejected(connection: Connection, load: Load, source: str) -> Iterator[list[Letter]]:
     """What a target's quarantine has of this batch; it is taken out of there in the end."""
     tables = open_tables(connection)
+    quarantine.prepare(tables, load)
     place = tables.table(load.schema, quarantine.table_name(load))
     of_batch = f"{tables.quote('_weft_checkpoint_id')} = ? AND {tables.quote('_weft_batch_id')} = ?"
     key = (load.checkpoint_id, load.batch_id)

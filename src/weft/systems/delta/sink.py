@@ -37,6 +37,13 @@ def write(frame: DataFrame, connection: Connection, load: Load, *, spark: SparkS
     return _Write(frame, connection, load, spark or frame.sparkSession).run()
 
 
+def has(connection: Connection, load: Load, *, spark: SparkSession) -> bool:
+    """Whether a table has a load already."""
+    sessions.configure(spark, connection)
+    table = DeltaTable(spark, connection, load.schema, load.table)
+    return table.version() >= 0 and table.has(load)
+
+
 class _Write:
     def __init__(self, frame: DataFrame, connection: Connection, load: Load, spark: SparkSession) -> None:
         sessions.configure(spark, connection)

@@ -70,6 +70,11 @@ def copy(
     return _Copy(rows, connection, load, spark).run()
 
 
+def has(connection: ObjectStoreLocalConnection | ObjectStoreS3Connection, load: Load, *, spark: SparkSession) -> bool:
+    """Whether the files of a table are of a load already."""
+    return _Load(connection, load, spark).begin() is None
+
+
 class _Load:
     """What all loads into files do, however their rows come."""
 
