@@ -153,8 +153,10 @@ def test_refused(call: Any, numbers: Any) -> None:
     def said(*arguments: object, code: int = 1) -> str:
         return str(call("checkpoints", *arguments, code=code).stderr)
 
+    for command in (["reset"], ["rewind", "--to-offset", "1"]):
+        assert "There is no checkpoint of 'copies'" in said(command[0], "copies", *command[1:])
+    Path(".weft/checkpoints/copies").mkdir(parents=True)
     assert "has done no batch" in said("rewind", "copies", "--to-offset", 1)
-    assert "There is no checkpoint of 'copies'" in said("reset", "copies")
     call("consume", "copies", "--once")
     before = json.loads(call("checkpoints", "show", "copies", "--format", "json").stdout)
     assert "numbers is at 10, and 11 comes after that." in said("rewind", "copies", "--to-offset", 11)
@@ -165,7 +167,8 @@ def test_refused(call: Any, numbers: Any) -> None:
     assert "Did you mean 'copies'?" in said("show", "copis")
     running = Checkpoint("copies")
     with running.locked():
-        for command in (["reset"], ["rewind", "--to-offset", "1"], ["reset", "--dry-run"]):
+        # Before it looks how far that one has come: 11 would be refused.
+        for command in (["reset"], ["rewind", "--to-offset", "11"], ["reset", "--dry-run"]):
             assert "The pipeline 'copies' runs already, as process" in said(command[0], "copies", *command[1:])
         shown = json.loads(call("checkpoints", "show", "copies", "--format", "json").stdout)
         assert shown["running"] == os.getpid()
@@ -282,6 +285,14 @@ def test_a_crash_during_a_rewind(call: Any, numbers: Any, monkeypatch: pytest.Mo
     call("consume", "copies", "--once")
     assert rows() == sorted([*range(1, 12), *([] if step == 1 else [9, 10])])
     assert not Path(".weft/checkpoints/copies~rewound").exists()
+
+
+def test_a_rewind_after_one_that_a_crash_cut_off(call: Any, numbers: Any) -> None:
+    call("consume", "copies", "--once")
+    Path(".weft/checkpoints/copies").rename(".weft/checkpoints/copies~rewound")
+    call("checkpoints", "rewind", "copies", "--to-offset", 9)
+    call("consume", "copies", "--once")
+    assert rows() == sorted([*range(1, 11), 9, 10])
 
 
 def test_a_rewind_that_was_begun_is_not_finished_after_a_reset(call: Any, numbers: Any) -> None:

@@ -193,26 +193,27 @@ def rewind(
     pipeline = find_pipeline(what, modules)
     chosen = _chosen(pipeline, source, to_offset)
     checkpoint = Checkpoint.of(pipeline)
-    state = checkpoint.state()
-    if state.committed is None:
-        raise DeclarationError(f"{pipeline.name} has done no batch, so there is nothing to go back to.")
-    checkpoint.sources().check(pipeline)
-    if len(state.offsets) != len(pipeline.sources):  # of a checkpoint that was made before they were noted
-        raise DeclarationError(
-            f"The checkpoint of {pipeline.name} is of {len(state.offsets)} sources, and now it has "
-            f"{len(pipeline.sources)}."
-        )
-    moved = {}
-    for number, (each, place) in enumerate(zip(pipeline.sources, state.offsets, strict=True)):
-        scale = scale_of(each, checkpoint.log_of(number))
-        if each not in chosen:
-            moved[each.name] = scale.kept(place)
-        elif to_offset is not None:
-            moved[each.name] = scale.to_offset(place, to_offset)
-        elif to_time is not None:
-            moved[each.name] = scale.to_time(place, to_time)
-    files = {number: each.files for number, each in enumerate(moved.values()) if each.files}
-    aside = checkpoint.rewind([each.place for each in moved.values()], files, dry_run=dry_run)
+    with checkpoint.changing():
+        state = checkpoint.state()
+        if state.committed is None:
+            raise DeclarationError(f"{pipeline.name} has done no batch, so there is nothing to go back to.")
+        checkpoint.sources().check(pipeline)
+        if len(state.offsets) != len(pipeline.sources):  # of a checkpoint that was made before they were noted
+            raise DeclarationError(
+                f"The checkpoint of {pipeline.name} is of {len(state.offsets)} sources, and now it has "
+                f"{len(pipeline.sources)}."
+            )
+        moved = {}
+        for number, (each, place) in enumerate(zip(pipeline.sources, state.offsets, strict=True)):
+            scale = scale_of(each, checkpoint.log_of(number))
+            if each not in chosen:
+                moved[each.name] = scale.kept(place)
+            elif to_offset is not None:
+                moved[each.name] = scale.to_offset(place, to_offset)
+            elif to_time is not None:
+                moved[each.name] = scale.to_time(place, to_time)
+        files = {number: each.files for number, each in enumerate(moved.values()) if each.files}
+        aside = checkpoint.rewind([each.place for each in moved.values()], files, dry_run=dry_run)
     _report(checkpoint, pipeline, aside, _offsets(state, pipeline), moved, dry_run, output)
 
 

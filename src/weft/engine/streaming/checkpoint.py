@@ -156,7 +156,7 @@ class Checkpoint:
 
     def reset(self, *, dry_run: bool = False) -> Path:
         """Move it aside, so that the pipeline begins anew, and give the place where it is now."""
-        with self._changed():
+        with self.changing():
             aside = self._aside()
             if not dry_run:
                 os.rename(self.path, aside)
@@ -164,18 +164,17 @@ class Checkpoint:
 
     def rewind(self, places: Sequence[Any], files: Mapping[int, str], *, dry_run: bool = False) -> Path:
         """Move it aside, and let another one go on from these places, one a source. `files` is by the number of a
-        source what Spark's log says of files that were read.
+        source what Spark's log says of files that were read. Whoever calls it chose them while `changing`.
 
         The new log has two batches that end at these places and are done, and an id of its own: to the targets' ledgers
         what comes is new. Two, because Spark asks a source again for what is between the last two."""
-        with self._changed():
-            aside = self._aside()
-            if not dry_run:
-                rewound = self._beside(_REWOUND)
-                self._write_log(rewound, places, files)
-                os.rename(self.path, aside)
-                os.rename(rewound, self.path)
-            return aside
+        aside = self._aside()
+        if not dry_run:
+            rewound = self._beside(_REWOUND)
+            self._write_log(rewound, places, files)
+            os.rename(self.path, aside)
+            os.rename(rewound, self.path)
+        return aside
 
     def _write_log(self, folder: Path, places: Sequence[Any], files: Mapping[int, str]) -> None:
         state = self.state()
@@ -200,7 +199,8 @@ class Checkpoint:
                 os.fsync(file.fileno())
 
     @contextmanager
-    def _changed(self) -> Iterator[None]:
+    def changing(self) -> Iterator[None]:
+        """Keep others from it while somebody looks at it and changes it; what a crash left is settled before."""
         self._refuse_url("changed")
         if not self.path.exists() and not self._beside(_REWOUND).exists():
             close = nearest(self.name, [each.name for each in stored()])
