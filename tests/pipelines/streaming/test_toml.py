@@ -65,6 +65,12 @@ def test_the_least() -> None:
     assert (made.name, made.idle_pause_seconds, made.place) == ("p", 0.5, "dir/pipeline.toml")
 
 
+@pytest.mark.parametrize(("said", "table"), [("events", (None, "events")), ("public.events", ("public", "events"))])
+def test_a_table_by_its_name_alone(said: str, table: tuple[str | None, str]) -> None:
+    (target,) = parse(f"{SOURCE}[target]\nconnection = 'wh'\ntable = '{said}'").targets
+    assert target.table == table
+
+
 def test_everything() -> None:
     made = parse(
         """

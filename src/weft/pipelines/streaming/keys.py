@@ -108,7 +108,7 @@ TABLES: dict[str, dict[str, Key]] = {
     },
     "target": {
         **_CONNECTION,
-        "table": Key("The table, of a database or Delta.", ("table", "tables"), "table"),
+        "table": Key("The table, of a database or Delta: schema.table.", ("text", "table", "tables"), "table"),
         "prefix": Key("The folder of the files, or of a Delta table without [target.table]."),
         "stream": Key("The topic, the Redis stream or the stream."),
         "mode": Key("How rows meet those of the target.", choices=MODES),

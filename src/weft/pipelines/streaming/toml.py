@@ -216,7 +216,9 @@ def _targets(table: _Table) -> Iterator[Target]:
     if not _is_of_connection("prefix", table):
         options |= table.only("prefix")
     places: list[_Table | None] = [None]
-    if "table" in table.given:
+    if isinstance(table.given.get("table"), str):
+        options |= table.only("table")
+    elif "table" in table.given:
         is_array = isinstance(table.given["table"], list)
         places = [*table.several("table")] if is_array else [table.inside("table")]
     for place in places:
