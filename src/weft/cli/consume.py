@@ -133,7 +133,7 @@ class _Line(Watcher):
         self._name = name
         self._lock = threading.Lock()
         self._recent: deque[tuple[float, int]] = deque()
-        self._rows = self._batches = 0
+        self._rows = self._batches = self._bad = 0
         self._last: Report | None = None
         self._state = "starts"
         self._lag: Lag | None = None
@@ -143,6 +143,7 @@ class _Line(Watcher):
         with self._lock:
             self._rows += report.consumed
             self._batches += 1
+            self._bad += report.dead
             self._recent.append((time.monotonic(), report.consumed))
             self._last = report
 
@@ -164,7 +165,8 @@ class _Line(Watcher):
         """Say what was done, if it ever began."""
         if self._state != "starts":
             batches = f"{self._batches:,} batch{'' if self._batches == 1 else 'es'}"
-            click.echo(f"{self._name}: {self._rows:,} row{'' if self._rows == 1 else 's'} in {batches}")
+            bad = f", {self._bad:,} bad row{'' if self._bad == 1 else 's'}" if self._bad else ""
+            click.echo(f"{self._name}: {self._rows:,} row{'' if self._rows == 1 else 's'} in {batches}{bad}")
 
     def text(self) -> str:
         """The line."""
@@ -175,6 +177,8 @@ class _Line(Watcher):
                 self._recent.popleft()
             rate = sum(rows for _, rows in self._recent) / min(_RECENT_SECONDS, max(now - self._began, 1.0))
             parts = [self._name, self._state, f"{self._rows:,} rows", f"{rate:,.0f} rows/s"]
+            if self._bad:
+                parts.append(f"{self._bad:,} bad")
             if lag:
                 parts.append(f"lag {lag}")
             if self._last is not None:
