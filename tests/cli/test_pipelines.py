@@ -222,7 +222,7 @@ def test_dry_run(run: Any, shop: sqlite3.Connection) -> None:
 def test_doctor(run: Any, shop: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     done = run("doctor")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "0 streams, 3 pipelines declared" in done.stdout
+    assert "streams: 0, pipelines: 3, streaming pipelines: 0" in done.stdout
     monkeypatch.setenv("WEFT_DSN_LAKE", "postgres://me:hunter2@127.0.0.1:1/nowhere")
     done = run("doctor", "--format", "json")
     assert done.returncode == 1
@@ -293,6 +293,23 @@ def test_nothing_declared(run: Any, project: Path) -> None:
     done = run("list")
     assert done.returncode == 1
     assert "No pipeline is declared." in done.stderr and "--module my_pipelines" in done.stderr
+
+
+def test_streaming_pipelines_are_told_apart(run: Any, project: Path) -> None:
+    """Who takes the command of the other kind is told which one it is."""
+    Path("flows.py").write_text(
+        "import weft\n\nweft.stream('clicks')(lambda: None)\n"
+        "weft.streaming_pipeline(name='copies', source=weft.Source(query='clicks'), target='default',"
+        " target_table='t')(lambda: None)\n"
+    )
+    Path("tables.py").write_text(
+        "import weft\n\n@weft.pipeline(target='t')\ndef ones():\n    return 'SELECT 1 AS id'\n"
+    )
+    assert "weft consume-list lists them" in run("list", "--module", "flows").stderr
+    assert "weft list lists them" in run("consume-list", "--module", "tables").stderr
+    both = ("--module", "flows", "--module", "tables")
+    assert "Run it with: weft consume copies" in run("run", "copies", *both).stderr
+    assert "Run it with: weft run ones" in run("consume", "ones", *both).stderr
 
 
 def test_on_a_terminal(on_a_terminal: Any, shop: sqlite3.Connection) -> None:

@@ -41,6 +41,10 @@ def declared(modules: tuple[str, ...]) -> dict[str, StreamingPipeline]:
     project = current()
     project.load_modules(modules)
     if not project.streaming_pipelines:
+        if project.pipelines:
+            raise NotFoundError(
+                "None of the declared pipelines is a streaming one.", hint="weft list lists them, weft run runs them."
+            )
         hint = "Name the module that declares them: --module my_pipelines, or modules = […] in weft.toml."
         raise NotFoundError("No streaming pipeline is declared.", hint=project.elsewhere() or hint)
     return project.streaming_pipelines

@@ -119,7 +119,10 @@ def _modules(modules: tuple[str, ...]) -> str:
     from weft.pipelines import graph
 
     graph.refuse_unknown(project.pipelines)
-    return f"{len(project.streams)} streams, {len(project.pipelines)} pipelines declared"
+    return (
+        f"streams: {len(project.streams)}, pipelines: {len(project.pipelines)}, "
+        f"streaming pipelines: {len(project.streaming_pipelines)}"
+    )
 
 
 def _connection(name: str) -> str:

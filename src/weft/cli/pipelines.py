@@ -79,6 +79,10 @@ def declared(modules: tuple[str, ...]) -> dict[str, Pipeline]:
     project = current()
     project.load_modules(modules)
     if not project.pipelines:
+        if project.streaming_pipelines:
+            raise NotFoundError(
+                "Only streaming pipelines are declared.", hint="weft consume-list lists them, weft consume runs one."
+            )
         hint = "Name the module that declares them: --module my_pipelines, or modules = […] in weft.toml."
         raise NotFoundError("No pipeline is declared.", hint=project.elsewhere() or hint)
     graph.refuse_unknown(project.pipelines)

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
-from weft.errors import DeclarationError, nearest, unknown
+from weft.errors import DeclarationError, NotFoundError, nearest, unknown
 from weft.pipelines import graph
 from weft.pipelines.options import (
     connection_option,
@@ -392,8 +392,11 @@ def refuse_with_watermark(made: Pipeline, target: Target) -> None:
 
 def find(name: str, project: Project | None = None) -> Pipeline:
     """A declared pipeline by its name."""
-    known = (project or current()).pipelines
+    project = project or current()
+    known = project.pipelines
     if name not in known:
+        if name in project.streaming_pipelines:
+            raise NotFoundError(f"{name!r} is a streaming pipeline.", hint=f"Run it with: weft consume {name}")
         raise unknown("pipeline", name, known, otherwise="Declare it in a module of weft.toml, or give --module M.")
     return known[name]
 

@@ -12,7 +12,7 @@ from datetime import timedelta
 from types import MappingProxyType
 from typing import Any, get_args
 
-from weft.errors import DeclarationError, WeftError, unknown
+from weft.errors import DeclarationError, NotFoundError, WeftError, unknown
 from weft.pipelines.options import (
     connection_option,
     is_second,
@@ -169,8 +169,11 @@ def assemble(
 
 def find(name: str, project: Project | None = None) -> StreamingPipeline:
     """A declared streaming pipeline by its name."""
-    known = (project or current()).streaming_pipelines
+    project = project or current()
+    known = project.streaming_pipelines
     if name not in known:
+        if name in project.pipelines:
+            raise NotFoundError(f"{name!r} is no streaming pipeline.", hint=f"Run it with: weft run {name}")
         raise unknown(
             "streaming pipeline", name, known, otherwise="Declare it in a module of weft.toml, or give --module M."
         )
