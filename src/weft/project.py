@@ -108,7 +108,8 @@ class Project:
                 f"{settings.redact_url(name)!r} is a URL, where the name of a connection was expected.",
                 hint="Pass weft.connect(url=…) instead.",
             )
-        raise unknown("connection", name, self._names(), otherwise=f"Define it with: weft connections set {name}=DSN")
+        how = f"Define it with: weft connections set {name}=DSN, or in code: weft.register_connection(…)"
+        raise unknown("connection", name, self._names(), otherwise=how)
 
     def for_tables(self, connection: Connection) -> Connection:
         """The connection by which tables are reached; a project for tests may have another one for that."""

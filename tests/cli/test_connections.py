@@ -96,7 +96,8 @@ def test_check_of_an_unknown_name(run) -> None:
     assert done.returncode == 1
     assert done.stderr == (
         "error: There is no connection named 'defualt'.\n"
-        "  Did you mean 'default'? Define it with: weft connections set defualt=DSN\n"
+        "  Did you mean 'default'? Define it with: weft connections set defualt=DSN, or in code: "
+        "weft.register_connection(…)\n"
     )
 
 

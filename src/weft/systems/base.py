@@ -85,7 +85,7 @@ class Connection:
             if name not in known:
                 close = nearest(name, known)
                 hint = f"Did you mean {close!r}?" if close else f"Its fields: {', '.join(known)}."
-                raise DeclarationError(f"A {cls.kind} connection has no field {name!r}.", hint=hint)
+                raise DeclarationError(f"{cls.__name__} has no field {name!r}.", hint=hint)
 
     @classmethod
     def from_fields(cls, fields: typing.Mapping[str, Any], *, name: str | None) -> Self:
@@ -93,7 +93,7 @@ class Connection:
         cls.refuse_unknown(fields)
         for each in dataclasses.fields(cls):
             if each.default is dataclasses.MISSING and each.name not in fields:
-                raise DeclarationError(f"A {cls.kind} connection needs the field {each.name!r}.")
+                raise DeclarationError(f"{cls.__name__} needs the field {each.name!r}.")
         return cls(**{**fields, "name": name})
 
     def validate(self) -> None:
