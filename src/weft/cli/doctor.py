@@ -12,7 +12,7 @@ import click
 
 from weft.cli.common import format_option, module_option, print_json, print_table
 from weft.cli.pipelines import first_line, run_log_option
-from weft.errors import WeftError
+from weft.errors import WeftError, installing
 from weft.project import current
 from weft.settings import read_project_file
 
@@ -93,7 +93,7 @@ def _spark() -> Finding:
             "spark",
             "warning",
             "pyspark is not installed: loads between databases need it.",
-            "pip install 'weft[spark]'",
+            installing("spark"),
         )
     return Finding("spark", "ok", f"pyspark {found}")
 

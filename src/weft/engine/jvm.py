@@ -23,7 +23,7 @@ from typing import Any
 from weft.engine.config import Profile
 from weft.engine.java import Java
 from weft.engine.log import CONFIGURATION, Log
-from weft.errors import MissingExtraError, SettingsError, StorageError
+from weft.errors import MissingExtraError, SettingsError, StorageError, installing
 
 _PATIENCE = 300.0
 """Seconds for a JVM to answer. It takes two; a machine that swaps may take a minute."""
@@ -108,14 +108,12 @@ def spark_home() -> Path:
 
     spec = find_spec("pyspark")
     if spec is None or spec.origin is None:
-        raise MissingExtraError(
-            "Spark is not installed: there is no package pyspark.", hint="pip install 'weft[spark]'"
-        )
+        raise MissingExtraError("Spark is not installed: there is no package pyspark.", hint=installing("spark"))
     home = Path(spec.origin).parent
     if not (home / "jars").is_dir():
         raise MissingExtraError(
             f"The installed pyspark ({home}) has no jars: it is the client for Spark Connect alone.",
-            hint="pip install 'weft[spark]'",
+            hint=installing("spark"),
         )
     return home
 

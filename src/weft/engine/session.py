@@ -28,7 +28,7 @@ from weft.engine import archive, config, jvm
 from weft.engine.java import find_java
 from weft.engine.log import Log
 from weft.engine.ship import ship
-from weft.errors import ConnectionFailedError, MissingExtraError, SettingsError, WeftError
+from weft.errors import ConnectionFailedError, MissingExtraError, SettingsError, WeftError, installing
 from weft.project import current
 from weft.settings import is_secret_name, redact
 
@@ -261,7 +261,7 @@ def connect(machine: jvm.Jvm, conf: Mapping[str, str]) -> tuple[SparkSession, An
         from pyspark.java_gateway import launch_gateway
         from pyspark.sql import SparkSession
     except ImportError as error:
-        raise MissingExtraError(f"Spark cannot be imported: {error}.", hint="pip install 'weft[spark]'") from error
+        raise MissingExtraError(f"Spark cannot be imported: {error}.", hint=installing("spark")) from error
     _quiet_gateway()
     _mend_interrupts()
     with _variables(dict(zip(_GATEWAY_VARIABLES, (str(machine.port), machine.secret), strict=True))):

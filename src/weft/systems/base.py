@@ -25,6 +25,7 @@ from weft.errors import (
     NotFoundError,
     SettingsError,
     WeftError,
+    installing,
     nearest,
 )
 
@@ -291,8 +292,7 @@ def require(module: str, system: System | str) -> types.ModuleType:
             raise
         raise MissingExtraError(
             f"The {system.kind} system needs a package that is not installed: {error}.",
-            hint=f"pip install 'weft[{system.extra}]', or in a clone of its repository: "
-            f"pip install '.[{system.extra}]'",
+            hint=installing(system.extra),
         ) from error
 
 
