@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -178,6 +180,34 @@ def test_rejected_rows_of_a_batch_whose_events_are_gone(project: Path) -> None:
     assert rows("strict", "n") == [(0,), (1,), (100,)]
     (letter,) = _letters("path", project)
     assert json.loads(letter["payload"])["name"] == "row None"
+
+
+@pytest.mark.usefixtures("here")
+def test_rows_that_two_targets_of_one_name_reject(project: Path) -> None:
+    """Each has a letter of its own, and the same one however often the batch is tried."""
+    events = declare(n="int64", name="string")
+    second = weft.SQLiteConnection("second.db", name="second")
+    weft.publish_sync(events, [{"n": None, "name": "row"}, {"n": 1, "name": "row"}])
+    pipeline: dict[str, Any] = {
+        "name": "strict",
+        "source": events,
+        "targets": [weft.Target(table=(None, "strict")), weft.Target(connection=second, table=(None, "strict"))],
+        "mode": "merge",
+        "keys": ["n"],
+        "dead_letter_path": "failed",
+    }
+    run_once(**pipeline)
+    letters = _letters("path", project)
+    assert [(each["stage"], each["target"]) for each in letters] == [("store", "strict")] * 2
+    put_back = (
+        "INSERT INTO strict__quarantine VALUES ('2026-01-31 00:00:00', ?, 'strict', "
+        "(SELECT checkpoint_id FROM \"weft.commits\" WHERE pipeline = 'strict'), 0, ?)"
+    )
+    with closing(sqlite3.connect("second.db")) as database, database:
+        database.execute(put_back, (letters[0]["error"], letters[0]["payload"]))
+    forget_last_commit("strict")
+    run_once(**pipeline)
+    assert _letters("path", project) == letters
 
 
 @pytest.mark.usefixtures("streams")

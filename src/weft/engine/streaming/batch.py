@@ -352,7 +352,13 @@ class Batches:
         name = ", ".join(each.name for each in self.pipeline.sources)
         with dead.rejected(connection, planned, name) as letters:
             told = dead.told(letters, placed) if letters else []
-            self._box.put(told, checkpoint, batch_id, f"store {target.name}")
+            self._box.put(told, checkpoint, batch_id, self._part(target, connection))
+
+    def _part(self, target: Target, connection: Connection) -> str:
+        """Where in a batch a target rejects rows: letters are named by it. Two may have one name, in two databases."""
+        part = f"store {target.name}"
+        is_shared = [each.name for each in self.pipeline.targets].count(target.name) > 1
+        return f"{part} {connection!r}" if is_shared else part
 
     def _opened(self, connection: Connection) -> SqlTables | None:
         """The tables of a target; `None` for files and Delta."""
