@@ -63,11 +63,15 @@ def test_a_mistake_while_it_is_broken_off(open_system: Any) -> None:
             )
 
         right, wrong = "SELECT n FROM source", "SELECT m FROM source"
+        narrow = "SELECT n FROM source WHERE 1 DIV (n - 1) > 0"
         put(pipeline(system.url, right), unread(1, 2))
         with pytest.raises(WeftError):
             replay_all(pipeline("postgres://nobody@127.0.0.1:1/none", right))
         with pytest.raises(WeftError, match="`m`"):
             replay_all(pipeline(system.url, wrong))
+        # One row of two fails: as a letter it would be replayed into the target that has it.
+        with pytest.raises(WeftError, match="copies has its rows already, and of its letters 1 now fail"):
+            replay_all(pipeline(system.url, narrow))
         mended = pipeline(system.url, right)
         assert replay_all(mended).finished == 2
         assert rows("copies", "n") == rows("others", "n", mended.targets[1].connection) == [(1,), (2,)]
@@ -89,6 +93,21 @@ pipeline = make(
 )
 Replay(pipeline, lambda each: wanted in ("all", each.offset), max_replays=1000).run()
 """
+
+
+@pytest.mark.usefixtures("plain_spark", "here")
+def test_a_mistake_after_every_target_had_it() -> None:
+    """What fails by other SQL is no letter again: nothing is left to be done with it."""
+    pipeline = pipeline_of(dead_letter_path="failed")
+    put(pipeline, unread(1, 2))
+    assert run_killed(PROGRAM, "loaded", 2, "path", "all").returncode == -signal.SIGKILL
+    other = pipeline_of(dead_letter_path="failed", transform_sql="SELECT n FROM source WHERE 1 DIV (n - 1) > 0")
+    done = replay_all(other)
+    assert (done.finished, done.again) == (2, 0)
+    assert rows("copies", "n") == rows("others", "n") == [(1,), (2,)]
+    assert letters_of(pipeline) == []
+
+
 # Where, and the how manieth time. A place that is a table is loaded too, which takes these steps as well.
 POINTS = [
     ("noted", 1),

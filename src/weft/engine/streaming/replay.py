@@ -171,6 +171,8 @@ class Replay:
             targets = self._targets(tried[0])
             try:
                 rows, failed, placed = self._rows(tried, targets, batches)
+                if failed and is_begun and self._is_done(failed, targets, batches, key):
+                    failed, targets = [], ()
                 box.store(failed)
                 _steps.debug("given back")
                 for target in targets if len(failed) < len(tried) else ():
@@ -192,6 +194,18 @@ class Replay:
         self.box.remove([each.letter_id for each in letters])
         _steps.debug("removed")
         self.box.remove([note.letter_id])
+
+    def _is_done(self, failed: Sequence[Stored], targets: Sequence[Target], batches: Batches, key: str) -> bool:
+        """Whether all targets have a set of which some letters fail now. Where some of them have it, these letters can
+        neither go on nor back."""
+        having = [each.name for each in targets if batches.has(each, key, 0)]
+        if having and not batches.finish(targets, key, 0):
+            raise WeftError(
+                f"A replay that was broken off cannot be finished: {', '.join(having)} has its rows already, and of "
+                f"its letters {len(failed):,} now fail, the first with: {failed[0].error}",
+                hint="Have transform_sql take them as before, and replay again: the other targets get them then.",
+            )
+        return bool(having)
 
     def _columns(self) -> Columns:
         checkpoint = Checkpoint.of(self.pipeline)
