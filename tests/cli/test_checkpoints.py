@@ -265,6 +265,28 @@ def test_elsewhere(call: Any, streams: Project, system: Any) -> None:
     assert found == [1, 2, 2, 3, 3, 10, 11, 12]
 
 
+def test_a_source_that_stays_after_a_crash(call: Any, local: Project) -> None:
+    """The target has a batch that Spark's log does not: its rows of the source that stays would come again."""
+    left, right = (declare(name, fields={"n": "int64"}) for name in ("left", "right"))
+    weft.streaming_pipeline(name="both", sources=[left, right], target="default", target_table="copies")(lambda: None)
+    for number in (1, 2):
+        weft.publish_sync(left, {"n": number})
+        weft.publish_sync(right, {"n": 10 + number})
+        call("consume", "both", "--once")
+    log = Path(".weft/checkpoints/both/commits")
+    last = max(int(each.name) for each in log.iterdir() if each.name.isdecimal())
+    for name in (f"{last}", f".{last}.crc"):
+        (log / name).unlink(missing_ok=True)
+    rewind = ("checkpoints", "rewind", "both", "--to-offset", 1, "--source", "left")
+    told = call(*rewind, code=1).stderr
+    assert f"both has begun batch {last} and not finished it" in told
+    assert "weft consume both --once" in told
+    call("consume", "both", "--once")
+    call(*rewind)
+    call("consume", "both", "--once")
+    assert rows() == [1, 1, 2, 2, 11, 12]
+
+
 @pytest.mark.parametrize("step", [1, 2])
 def test_a_crash_during_a_rewind(call: Any, numbers: Any, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     """Before the old checkpoint is moved aside the rewind is forgotten; after that the next start finishes it."""

@@ -197,6 +197,13 @@ def rewind(
         state = checkpoint.state()
         if state.committed is None:
             raise DeclarationError(f"{pipeline.name} has done no batch, so there is nothing to go back to.")
+        stay = [each.name for each in pipeline.sources if each not in chosen]
+        if stay and state.planned != state.committed:
+            raise DeclarationError(
+                f"{pipeline.name} has begun batch {state.planned} and not finished it. Targets may have its rows, "
+                f"so that {', '.join(stay)} cannot stay where it is.",
+                hint=f"Finish it first: weft consume {quote(what)} --once.",
+            )
         checkpoint.sources().check(pipeline)
         if len(state.offsets) != len(pipeline.sources):  # of a checkpoint that was made before they were noted
             raise DeclarationError(
