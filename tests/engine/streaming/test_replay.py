@@ -26,6 +26,7 @@ from weft.engine.streaming.replay import Replay, Replayed
 from weft.errors import BusyError, DeclarationError, WeftError
 from weft.pipelines.streaming.declare import make
 from weft.project import current
+from weft.systems.objects.folder import LocalFolder
 
 Where = Callable[[], dict[str, Any]]
 
@@ -142,6 +143,26 @@ def test_letters_without_a_count_of_replays(place: str, project: Path) -> None:
     assert "JSON" in letter.error
     if place == "path":
         assert (project / "failed/part-0.json").read_text() == "nobody knows\n[]\n"
+
+
+@pytest.mark.usefixtures("here")
+def test_letters_in_many_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who removes some of them reads the files that have them, not all."""
+    pipeline = pipeline_of(dead_letter_path="failed")
+    for n in range(5):
+        put(pipeline, unread(n, n + 10), n)
+    box = DeadLetterBox(pipeline)
+    found = {json.loads(each.payload)["n"]: each.letter_id for each in box.letters()}
+    opened: list[str] = []
+    read = LocalFolder.read
+    monkeypatch.setattr(LocalFolder, "read", lambda self, path: opened.append(path) or read(self, path))
+    box.remove([found[1], found[11], found[2]])
+    assert len(opened) == 2
+    # A file that came since then is looked into as well.
+    put(pipeline, unread(7), 7)
+    (seventh,) = (each.letter_id for each in letters_of(pipeline) if json.loads(each.payload)["n"] == 7)
+    box.remove([seventh, found[2]])
+    assert sorted(json.loads(each.payload)["n"] for each in letters_of(pipeline)) == [0, 3, 4, 10, 12, 13, 14]
 
 
 @pytest.mark.usefixtures("here")

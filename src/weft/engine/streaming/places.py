@@ -252,6 +252,8 @@ class _Files:
 
     def __init__(self, path: str, connection: Any = None) -> None:
         self._path, self._connection = path, connection
+        self._ids: dict[str, set[str]] = {}
+        """By file, the letters that were in it when it was last read: others only take some out."""
         self.name = f"path {path}"
 
     def put(self, letters: Sequence[Stored]) -> None:
@@ -263,16 +265,24 @@ class _Files:
     def records(self) -> Iterator[Mapping[str, Any]]:
         with self._explained():
             for name in self._names():
-                yield from map(_decoded, (self._read(name) or b"").splitlines())
+                yield from (record for _, record in self._lines(name))
 
     def remove(self, ids: Collection[str]) -> None:
         wanted = set(ids)
         with self._explained():
             for name in self._names():
-                lines = (self._read(name) or b"").splitlines(keepends=True)
-                kept = [line for line in lines if _decoded(line).get("letter_id") not in wanted]
+                if name in self._ids and wanted.isdisjoint(self._ids[name]):
+                    continue
+                lines = self._lines(name)
+                kept = [line for line, record in lines if record.get("letter_id") not in wanted]
                 if len(kept) < len(lines):
                     self._replace(name, b"".join(kept))
+
+    def _lines(self, name: str) -> list[tuple[bytes, dict[str, Any]]]:
+        """The lines of a file, and what they say."""
+        lines = [(line, _decoded(line)) for line in (self._read(name) or b"").splitlines(keepends=True)]
+        self._ids[name] = {str(record.get("letter_id")) for _, record in lines}
+        return lines
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
