@@ -108,6 +108,16 @@ def test_problems(call: Any, clicks: Any, options: dict[str, Any], check: str, s
     assert shown.stderr.count(f"problem: copies: {told[check]['problem'].splitlines()[0]}") == 1
 
 
+def test_a_folder_that_is_not_there(call: Any, tmp_path: Path) -> None:
+    lake = weft.ObjectStoreLocalConnection(str(tmp_path), name="lake", format="csv")
+    weft.streaming_pipeline(name="copies", source=lake, source_query="raw/", target="default", target_table="copies")(
+        lambda: None
+    )
+    assert "There is nothing at" in found(call, "copies", code=1)["source raw/"]["problem"]
+    (tmp_path / "raw").mkdir()
+    assert found(call, "copies")["source raw/"]["problem"] is None
+
+
 def test_one_server_that_is_away(call: Any) -> None:
     """It is the problem of the source and of the target, and told once."""
     away = weft.PostgresConnection("postgresql://weft@127.0.0.1:1/x", name="away")

@@ -16,6 +16,7 @@ import pytest
 import weft
 from engine.streaming.conftest import declare, open_lake, rows, run_once
 from weft.engine.streaming.sources import FileOrigin
+from weft.errors import NotFoundError
 
 pytestmark = pytest.mark.usefixtures("spark", "here")
 
@@ -176,6 +177,11 @@ def test_what_is_not_there_yet_or_any_more(
     run_files(source)
     assert rows("rows", "id") == [(0,), (1,), (2,), (3,), (4,), (5,)]
     assert sum("was gone" in each.getMessage() for each in caplog.records) == 1
+
+
+def test_a_folder_that_is_not_there(lake: Callable[..., Any]) -> None:
+    with pytest.raises(NotFoundError, match=r"There is nothing at .*/raw\.\n.*Make the folder"):
+        run_files(lake())
 
 
 def test_how_files_of_a_target_are_written(lake: Callable[..., Any]) -> None:

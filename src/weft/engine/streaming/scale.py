@@ -22,12 +22,12 @@ from weft.streams import runtime
 from weft.streams.declare import Stream
 from weft.systems.base import system_for
 from weft.systems.kafka.options import partition_offsets
+from weft.systems.objects.folder import GLOB
 from weft.systems.objects.paths import table_path
 
 MOST_COUNTED = 100_000
 """On Redis, where entries are counted one by one."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_GLOB = re.compile(r"[*?\[{]")
 _SCHEME = re.compile(r"^\w+:/+")
 _VERSION = re.compile(r"(\d{20})\.json")
 
@@ -268,7 +268,7 @@ class Files:
 
     def behind(self, place: Mapping[str, int] | None) -> int | None:
         """The files that are there and were not read. Files that a pattern names are not counted."""
-        if self._log is None or _GLOB.search(self._source.name):
+        if self._log is None or GLOB.search(self._source.name):
             return None
         upto = -1 if place is None else place["logOffset"]
         if upto < self._upto:

@@ -23,6 +23,8 @@ from weft.project import current
 from weft.streams import runtime
 from weft.systems.base import system_for
 from weft.systems.log import META_TYPES
+from weft.systems.objects import following
+from weft.systems.objects.connection import ObjectStoreLocalConnection
 
 
 def validate(pipeline: StreamingPipeline) -> Iterator[Finding]:
@@ -58,6 +60,8 @@ def _source(source: Source) -> str:
             raise NotFoundError(f"There is no Delta table {source.name!r} in {connection.label}.")
     elif connection.kind.startswith("object_store"):
         files.refuse_elsewhere(connection)
+        if isinstance(connection, ObjectStoreLocalConnection):
+            following.check_folder(connection, source.name)
     else:
         runtime.find(source.query)
     return there

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,6 +17,8 @@ import pyarrow as pa
 
 _COPIES_AT_ONCE = 8
 _HEAD = 64 * 1024
+GLOB = re.compile(r"[*?\[{]")
+"""What makes a path one that stands for several."""
 COMPRESSED = (".gz", ".bz2", ".zst")
 """How the names of files end whose contents are compressed."""
 

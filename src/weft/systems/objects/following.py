@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import os
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,8 +13,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from weft.errors import NotFoundError
 from weft.systems.objects import spark as sessions
-from weft.systems.objects.folder import COMPRESSED, place_of
+from weft.systems.objects.folder import COMPRESSED, GLOB, place_of
 from weft.systems.objects.formats import format_from_path, is_tab_separated
 from weft.systems.objects.options import FileOptions
 from weft.systems.objects.reading import Partitions, read_alike
@@ -47,7 +49,7 @@ def follow(
     Only which files there are: what is in them is read later, by `read_files`, under whatever schema they have then.
     """
     sessions.configure(spark, connection)
-    found = (
+    reader = (
         spark.readStream.format("binaryFile")
         .schema("path STRING, modificationTime TIMESTAMP, length BIGINT, content BINARY")
         .option("recursiveFileLookup", True)
@@ -56,9 +58,27 @@ def follow(
         .option("maxFileAge", "36500d")
         # One that is gone by now, because it has another name, would stop the pipeline for ever.
         .option("ignoreMissingFiles", True)
-        .load(_root(connection, prefix))
     )
-    return found.select("path", "modificationTime")
+    try:
+        return reader.load(_root(connection, prefix)).select("path", "modificationTime")
+    except Exception as error:
+        if "PATH_NOT_FOUND" in str(error)[:200]:
+            raise _missing(connection, prefix) from None
+        raise
+
+
+def check_folder(connection: ObjectStoreLocalConnection, prefix: str) -> None:
+    """Refuse a folder that is not there; one that a glob names may come later."""
+    root = _root(connection, prefix)
+    if not GLOB.search(root) and not os.path.exists(root):
+        raise _missing(connection, prefix)
+
+
+def _missing(connection: ObjectStoreLocalConnection | ObjectStoreS3Connection, prefix: str) -> NotFoundError:
+    return NotFoundError(
+        f"There is nothing at {_root(connection, prefix)}.",
+        hint="Make the folder or put the first file there, or correct the source's query.",
+    )
 
 
 def _root(connection: ObjectStoreLocalConnection | ObjectStoreS3Connection, prefix: str) -> str:

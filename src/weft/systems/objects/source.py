@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 from typing import TYPE_CHECKING, Any
 
 from weft.errors import NotFoundError
 from weft.systems.objects import spark as sessions
 from weft.systems.objects.encoding import EMPTY, decoded, file_schema
-from weft.systems.objects.folder import folder_for
+from weft.systems.objects.folder import GLOB, folder_for
 from weft.systems.objects.formats import SPARK_FORMAT, format_from_path, is_tab_separated
 from weft.systems.objects.manifest import Manifest, State
 from weft.systems.objects.options import TIMESTAMP, TIMESTAMP_NTZ, FileOptions
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from weft.systems.objects.connection import ObjectStoreLocalConnection, ObjectStoreS3Connection
-
-_GLOB = re.compile(r"[*?\[{]")
 
 
 def read(spark: SparkSession, connection: ObjectStoreLocalConnection | ObjectStoreS3Connection, path: str) -> DataFrame:
@@ -85,7 +82,7 @@ def read_path(
 
 
 def _format_inside(spark: SparkSession, path: str) -> str | None:
-    if _GLOB.search(path):
+    if GLOB.search(path):
         return None
     names = folder_for(spark, path).files_in(path)
     found = {format_from_path(name) for name in names if name[0] not in "_."} - {None}
