@@ -126,6 +126,8 @@ class Batches:
         filled = [each for each in (self._read(each, checkpoint) for each in taken) if each.size != 0]
         if filled:
             given, letters, placed = self._given(filled, spark, checkpoint)
+            if letters and self._is_done(self.pipeline.targets, checkpoint, batch_id):
+                letters = []  # what failed then is stored; what fails by other SQL now is in the targets
             self._box.put(letters, checkpoint, batch_id, "transform")
             lost += len(letters)
             try:
@@ -315,11 +317,14 @@ class Batches:
     def finish(self, targets: Sequence[Target], checkpoint: str, batch_id: int) -> bool:
         """Do what is left of a batch that all of these targets have, which takes none of its rows; `False` where one
         has not."""
-        if not all(self.has(each, checkpoint, batch_id) for each in targets):
+        if not self._is_done(targets, checkpoint, batch_id):
             return False
         for each in targets:
             self._put_aside(each, checkpoint, batch_id, lambda: pa.table({}))
         return True
+
+    def _is_done(self, targets: Sequence[Target], checkpoint: str, batch_id: int) -> bool:
+        return all(self.has(each, checkpoint, batch_id) for each in targets)
 
     def _planned(self, target: Target, checkpoint: str, batch_id: int) -> tuple[Connection, Load]:
         connection: Any = current().connection(target.connection)
