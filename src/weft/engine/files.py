@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from typing import Any
+
+import pyarrow as pa
 
 from weft.engine import connectors, outcome, session
 from weft.engine.progress import progress
@@ -85,15 +88,17 @@ def _read_path(spark: Any, path: str) -> Any:
     return objects.read_path(own, path) if found is None else found
 
 
-def write(frame: Any, connection: Connection, load: Load) -> Counts:
-    """Write a DataFrame to files or to a Delta table."""
+def write(
+    frame: Any, connection: Connection, load: Load, put_aside: Callable[[pa.Table], None] | None = None
+) -> Counts:
+    """Write a DataFrame to files or to a Delta table, which gives rows without a key to `put_aside`."""
     refuse(connection, load)
     spark = connectors.ready(frame.sparkSession, connection)
     with progress(f"loading {load.name}"), outcome.explained(f"load {load.name}"):
         if connection.kind.startswith("delta"):
             from weft.systems.delta import sink as delta
 
-            return delta.write(frame, connection, load, spark=spark)
+            return delta.write(frame, connection, load, spark=spark, put_aside=put_aside)
         from weft.systems.objects import sink as objects
 
         return objects.write(frame, connection, load, spark=spark)  # type: ignore[arg-type]

@@ -99,7 +99,8 @@ async def load_async(data: object, **arguments: Any) -> LoadResult:
 
 
 class Job:
-    """A load that knows where its rows come from and where they go. `fit` adapts it to the columns of the source."""
+    """A load that knows where its rows come from and where they go. `fit` adapts it to the columns of the source,
+    `put_aside` takes the rows without a key from one into a Delta table, where they are not refused."""
 
     def __init__(
         self,
@@ -109,8 +110,9 @@ class Job:
         engine: Engine | None,
         transform_sql: str | None,
         fit: Fit | None = None,
+        put_aside: Callable[[pa.Table], None] | None = None,
     ) -> None:
-        self.load, self.engine, self.fit = planned, engine, fit
+        self.load, self.engine, self.fit, self.put_aside = planned, engine, fit, put_aside
         self.connection, self.source = connection, source
         self.transform_sql = transform_sql
 
@@ -305,7 +307,7 @@ class Job:
                 return counts
         frame = frames.of(given, reader, self.source) if frame is None else frame
         with fitting.expected(fitting.projected(frame, self.load), self.load) as (ready, warnings):
-            return replace(files.write(ready, self.connection, self.load), warnings=warnings)
+            return replace(files.write(ready, self.connection, self.load, self.put_aside), warnings=warnings)
 
 
 def _is_same(one: SqlTables, other: SqlTables) -> bool:

@@ -34,6 +34,8 @@ _NOT_OPTIONS = (
     "checks",
     "watermark",
 )
+MOST_ASIDE = 100_000
+"""So many rows are put aside: they pass through this process. A load of which more rows are bad is better looked at."""
 KEY_LENGTH = 200
 """What every database takes as a part of a key."""
 

@@ -15,8 +15,10 @@ import pytest
 import weft
 from conftest import System
 from engine.streaming.conftest import declare, forget_last_commit, rows, run_once
+from engine.streaming.letters import letters_of, replay_all
 from weft.engine.streaming.places import stream_of
 from weft.errors import WeftError
+from weft.pipelines.streaming.declare import make
 
 pytestmark = pytest.mark.usefixtures("plain_spark")
 
@@ -228,6 +230,32 @@ def test_rows_without_a_key(system: System, way: str) -> None:
     assert [json.loads(each["payload"])["name"] for each in letters] == ["row 0", "row 3"]
     assert {(each["stage"], each["error"]) for each in letters} == {("store", "The row has no key (n is null).")}
     assert [each["offset"] for each in letters] == _offsets(events, {0, 3})
+
+
+@pytest.mark.usefixtures("here")
+def test_rows_without_a_key_of_a_delta_table(project: Path, way: str) -> None:
+    lake = weft.DeltaLocalConnection(str(project / "lake"), name="lake")
+    events = declare(n="int64", m="string", data="bytes", at="timestamp")
+    row = {"m": "x", "data": b"\x00\xff", "at": datetime(2026, 1, 31, 12, 30, 0, 5, UTC)}
+    changes = [{"n": None}, {"n": 1}, {"n": 2, "m": None}, {"n": 2}, {"n": None}]
+    weft.publish_sync(events, [{**row, **each} for each in changes])
+    pipeline: dict[str, Any] = {"source": events, "target": lake, "mode": "merge", "keys": ["n", "m"]}
+    with pytest.raises(WeftError, match="3 of 5 source rows of refused have no key"):
+        run_once(name="refused", target_table="refused", **pipeline)
+    merged = {"name": "merged", "target_table": "merged", "dead_letter_stream": "failed", **pipeline}
+    for _ in range(2):
+        run_once(**merged)
+        assert sorted(each["n"] for each in weft.read("merged", source=lake).collect()) == [1, 2]
+        letters = _of_stream()
+        assert {(each["stage"], each["error"], each["target"]) for each in letters} == {
+            ("store", "The row has no key (n, m is null).", "merged")
+        }
+        assert sorted(each["offset"] for each in letters) == ["1", "3", "5"]
+        forget_last_commit("merged")
+    assert json.loads(letters[0]["payload"])["data"] == "00ff"
+    replayed = replay_all(make(**merged))
+    assert (replayed.letters, replayed.again) == (3, 3)
+    assert {(each.offset, each.replays) for each in letters_of(make(**merged))} == {("1", 1), ("3", 1), ("5", 1)}
 
 
 @pytest.mark.usefixtures("here")

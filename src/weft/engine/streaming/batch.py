@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import reduce
 from hashlib import sha256
 from typing import Any
 
@@ -76,6 +76,7 @@ class Batches:
         self._tables: dict[Connection, SqlTables] = {}
         """What stays open: to sign in anew for each batch takes longer than to write a few rows."""
         self._box = box or dead.DeadLetterBox(pipeline)
+        self._from = ", ".join(each.name for each in pipeline.sources)
 
     def close(self) -> None:
         """Let go of what batches share."""
@@ -283,7 +284,9 @@ class Batches:
             fit: Fit | DeclaredFit = Fit(_columns(connection, tables, planned), self.pipeline.on_drift)
             if target.declared is not None and target.declared.columns:
                 fit = DeclaredFit(target.declared, self.pipeline.on_drift)
-            job = Job(planned, connection, None, None, None, fit)
+            aside = functools.partial(self._put_keyless, planned, checkpoint, self._part(target, connection), placed)
+            has_place = self.pipeline.dead_letters is not None
+            job = Job(planned, connection, None, None, None, fit, aside if has_place else None)
             counts, _ = job.run(_selected(given, fit, planned), tables)
         except WeftError as error:
             if isinstance(error, LoadRefusedError) and "on_bad_rows" in (error.hint or ""):
@@ -354,8 +357,7 @@ class Batches:
         if self.pipeline.dead_letters is None or planned.on_bad_rows != "quarantine":
             return
         # First into the box, then out of the target's own: a crash between repeats what the box knows already.
-        name = ", ".join(each.name for each in self.pipeline.sources)
-        with dead.rejected(connection, planned, name) as letters:
+        with dead.rejected(connection, planned, self._from) as letters:
             told = dead.told(letters, placed) if letters else []
             self._box.put(told, checkpoint, batch_id, self._part(target, connection))
 
@@ -364,6 +366,11 @@ class Batches:
         part = f"store {target.name}"
         is_shared = [each.name for each in self.pipeline.targets].count(target.name) > 1
         return f"{part} {connection!r}" if is_shared else part
+
+    def _put_keyless(self, load: Load, checkpoint: str, part: str, placed: Placed, rows: pa.Table) -> None:
+        """Before Delta commits the others: nothing of it would tell which they were."""
+        letters = dead.told(dead.keyless(rows, load, self._from), placed)
+        self._box.put(letters, checkpoint, load.batch_id, part)
 
     def _opened(self, connection: Connection) -> SqlTables | None:
         """The tables of a target; `None` for files and Delta."""
@@ -422,7 +429,7 @@ def _selected(given: Given, fit: Fit | DeclaredFit, load: Load) -> Given:
 
 
 def _together(parts: Sequence[Any]) -> Any:
-    return reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), parts)
+    return functools.reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), parts)
 
 
 def memory_of(table: pa.Table) -> kinds.Memory:

@@ -146,6 +146,12 @@ def told(letters: Sequence[Letter], placed: Callable[[], pa.Table]) -> Sequence[
     return letters
 
 
+def keyless(rows: pa.Table, load: Load, source: str) -> list[Letter]:
+    """The letters of rows that a target without a quarantine is not given."""
+    why = quarantine.keyless(load)
+    return [Letter("store", why, source, quarantine.payload(row), target=load.name) for row in rows.to_pylist()]
+
+
 @contextmanager
 def rejected(connection: Connection, load: Load, source: str) -> Iterator[list[Letter]]:
     """What a target's quarantine has of this batch; it is taken out of there in the end."""

@@ -17,7 +17,7 @@ import fcntl
 import json
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from heapq import nsmallest
@@ -28,7 +28,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from weft.engine import connectors, session
+from weft.engine import connectors, files, fitting, session
 from weft.engine.readers import open_tables, stream_reader
 from weft.engine.streaming.batch import Batches, Placed, memory_of
 from weft.engine.streaming.checkpoint import Checkpoint
@@ -39,7 +39,7 @@ from weft.engine.streaming.letter import Stage, Stored, as_json, digest
 from weft.engine.streaming.lock import opened
 from weft.engine.streaming.sources import EVENT_TS, EventReader, LogOrigin, open_source
 from weft.engine.streaming.whence import WHENCE, written
-from weft.errors import BusyError, ConnectionFailedError, WeftError
+from weft.errors import BusyError, ConnectionFailedError, NotFoundError, WeftError
 from weft.pipelines.streaming.spec import StreamingPipeline, Target
 from weft.project import current
 from weft.systems.kafka.messages import Reader
@@ -348,14 +348,21 @@ def _base64(digits: str) -> str:
 
 def _columns_of(target: Target) -> dict[str, pa.Field]:
     """The columns that a table has now. What a normalizer is to make a value of, may be anything."""
-    tables = open_tables(current().connection(target.connection))
+    connection = current().connection(target.connection)
     assert target.table is not None
+    made = {each.name for each in target.declared.columns if each.normalizers} if target.declared else set()
+    if files.is_files(connection):
+        path = "/".join(part for part in target.table if part)
+        with suppress(NotFoundError):  # a table whose first rows all were rejected
+            frame = files.read(session.spark(), path, connection)
+            return {each.name: each for each in fitting.schema_of(frame) if each.name not in made}
+        return {}
+    tables = open_tables(connection)
     try:
         with tables.driver.session("read") as opened:
             columns = tables.columns(opened, *target.table) or []
     finally:
         tables.close()
-    made = {each.name for each in target.declared.columns if each.normalizers} if target.declared else set()
     return {each.name: each.field for each in columns if not each.generated and each.name not in made}
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -17,16 +19,25 @@ from weft.systems.objects.lock import table_lock
 from weft.systems.objects.rows import checked_keys, fitted, grown, refuse_empty, without_void
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
 _VIEW = "_weft_changes"
 
 
-def write(frame: DataFrame, connection: Connection, load: Load, *, spark: SparkSession | None = None) -> Counts:
+def write(
+    frame: DataFrame,
+    connection: Connection,
+    load: Load,
+    *,
+    spark: SparkSession | None = None,
+    put_aside: Callable[[pa.Table], None] | None = None,
+) -> Counts:
     """Load a DataFrame into a Delta table. Called again with the same load, it changes nothing.
 
-    `spark`: a session that has Delta, where the frame's own has not.
+    `spark`: a session that has Delta, where the frame's own has not. `put_aside` is given the rows without a key before
+    the commit, and again if that is tried again; without it they are refused.
     """
     load.check_source(frame.columns)
     if load.on_bad_rows == "quarantine":
@@ -34,7 +45,7 @@ def write(frame: DataFrame, connection: Connection, load: Load, *, spark: SparkS
             f"on_bad_rows='quarantine' is not there for Delta tables ({load.name}).",
             hint="Delta takes every row whose types fit; filter in the source.",
         )
-    return _Write(frame, connection, load, spark or frame.sparkSession).run()
+    return _Write(frame, connection, load, spark or frame.sparkSession, put_aside).run()
 
 
 def has(connection: Connection, load: Load, *, spark: SparkSession) -> bool:
@@ -45,9 +56,16 @@ def has(connection: Connection, load: Load, *, spark: SparkSession) -> bool:
 
 
 class _Write:
-    def __init__(self, frame: DataFrame, connection: Connection, load: Load, spark: SparkSession) -> None:
+    def __init__(
+        self,
+        frame: DataFrame,
+        connection: Connection,
+        load: Load,
+        spark: SparkSession,
+        put_aside: Callable[[pa.Table], None] | None,
+    ) -> None:
         sessions.configure(spark, connection)
-        self.load = load
+        self.load, self.put_aside = load, put_aside
         self.label = f"weft {uuid4()}"
         self.spark: Any = sessions.own_session(spark, {})
         self.frame = without_void(sessions.moved_to(frame, self.spark))
@@ -82,9 +100,17 @@ class _Write:
             self.spark.conf.set(name, value)
 
     def _checked(self, source: DataFrame, columns: StructType | None) -> Counts:
-        load = self.load
+        load, put_aside, aside = self.load, self.put_aside, 0
+
+        def put(rows: DataFrame) -> None:
+            nonlocal aside
+            assert put_aside is not None
+            found = rows.toArrow()
+            put_aside(found)
+            aside = len(found)
+
         if load.keys:
-            source, total, kept = checked_keys(source, load)
+            source, total, kept = checked_keys(source, load, put if put_aside is not None else None)
         else:
             total = kept = source.count()
         refuse_empty(load, total)
@@ -95,7 +121,8 @@ class _Write:
             if columns is None:
                 self.table.create(source.schema, load)
             sessions.reached("created")
-            return self._merged(source, total, kept)
+            counts = self._merged(source, total, kept)
+        return counts if counts.replayed else replace(counts, quarantined=aside)
 
     def _alone(self) -> AbstractContextManager[None]:
         return table_lock(folder_for(self.spark, self.table.path), self.table.path, self.load.name)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from weft.errors import LoadRefusedError, nearest
-from weft.systems.load import Load
+from weft.systems.load import MOST_ASIDE, Load
 from weft.systems.objects.spark import java_class, quoted
 
 if TYPE_CHECKING:
@@ -114,8 +114,12 @@ def refuse_empty(load: Load, rows: int) -> None:
         )
 
 
-def checked_keys(frame: DataFrame, load: Load) -> tuple[DataFrame, int, int]:
-    """One row a key, then how many rows there were and how many are left; refused where that is not clear."""
+def checked_keys(
+    frame: DataFrame, load: Load, put_aside: Callable[[DataFrame], None] | None = None
+) -> tuple[DataFrame, int, int]:
+    """One row a key, then how many rows there were and how many are left; refused where that is not clear.
+
+    `put_aside` is given rows without a key, where they are not refused."""
     from functools import reduce
 
     from pyspark.sql import functions as F
@@ -134,6 +138,10 @@ def checked_keys(frame: DataFrame, load: Load) -> tuple[DataFrame, int, int]:
     )
     total, nulls, timeless, different, most = found.collect()[0]
     if nulls:
+        if put_aside is not None and nulls <= MOST_ASIDE:
+            put_aside(frame.where(has_null))
+            kept, _, left = checked_keys(frame.where(~has_null), load)
+            return kept, total, left
         raise LoadRefusedError(
             f"{nulls:,} of {total:,} source rows of {load.name} have no key ({', '.join(load.keys)} is null).",
             hint="Filter them out in the source, or choose other keys.",

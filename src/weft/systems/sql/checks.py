@@ -10,15 +10,13 @@ import pyarrow as pa
 
 from weft.errors import DeclarationError, LoadRefusedError, nearest
 from weft.systems.expectation import Expectation, Reaction
-from weft.systems.load import Load
+from weft.systems.load import MOST_ASIDE, Load
 from weft.systems.sql import quarantine
 from weft.systems.sql.driver import Session
 from weft.systems.sql.literals import literal
 from weft.systems.sql.tables import SqlTables
 
 REPEATED = "_weft_repeated"
-# They pass through this process. A load of which more rows are bad is better looked at.
-_MOST_ASIDE = 100_000
 
 Quote = Callable[[str], str]
 
@@ -149,9 +147,7 @@ class Checks:
         self._number = quarantine.NOWHERE if is_found_first else None
         check = Expectation("not_null", self.load.keys)
         bad = self._bad(check)
-        return self._put_aside(
-            check, bad, self._count(bad), f"The row has no key ({', '.join(self.load.keys)} is null)."
-        )
+        return self._put_aside(check, bad, self._count(bad), quarantine.keyless(self.load))
 
     def _whole(self, check: Expectation, rows: int) -> str | None:
         latest = None
@@ -194,7 +190,7 @@ class Checks:
         return [dict(zip(self.columns, row, strict=True)) for row in found]
 
     def _put_aside(self, check: Expectation, bad: str, count: int, why: str) -> int:
-        if count > _MOST_ASIDE:
+        if count > MOST_ASIDE:
             raise LoadRefusedError(
                 f"{count:,} rows for {self.load.name} break {check}: too many to put aside, and nothing was written.",
                 hint="Look at the source, or at the expectation.",

@@ -435,9 +435,19 @@ def insert(
             load.pipeline,
             load.checkpoint_id,
             load.batch_id,
-            json.dumps(row, ensure_ascii=False, default=_text),
+            payload(row),
         ),
     )
+
+
+def payload(row: dict[str, object]) -> str:
+    """A row that is put aside, as JSON."""
+    return json.dumps(row, ensure_ascii=False, default=_text)
+
+
+def keyless(load: Load) -> str:
+    """Why a row without a key is put aside."""
+    return f"The row has no key ({', '.join(load.keys)} is null)."
 
 
 def name_of(row: dict[str, object], load: Load, wrong: str | None = None) -> str:
