@@ -24,7 +24,7 @@ from weft.engine.readers import Reader, SqlReader, open_tables, reader_for
 from weft.errors import DeclarationError
 from weft.project import current
 from weft.systems.base import Connection, system_for
-from weft.systems.load import Counts, Load
+from weft.systems.load import Counts, Load, refuse_own
 from weft.systems.sql import commit as sql_commit
 from weft.systems.sql import ledger, staging
 from weft.systems.sql.commit import Batches, Query, Staged
@@ -120,6 +120,7 @@ class Job:
         """Load what was given; what it did, and where it ran. `opened` are the target's tables, which stay open."""
         if system_for(self.connection.kind).tables is None:
             return self._into_files(given)
+        refuse_own(self.load.schema, self.load.table)
         tables = opened or open_tables(self.connection)
         reader = None
         try:

@@ -262,6 +262,16 @@ class Counts:
         return replace(Counts(**dict(both)), replayed=self.replayed or other.replayed)
 
 
+def refuse_own(schema: str | None, table: str, where: str = "") -> None:
+    """Refuse the schema of a database in which Weft keeps its own tables."""
+    name = f"{schema}.{table}" if schema else table
+    if name.lower().startswith("weft."):
+        raise DeclarationError(
+            f"{where}{name} cannot be written: the schema weft has the tables that Weft itself needs.",
+            hint="Name another schema.",
+        )
+
+
 def _target(target: object) -> tuple[str | None, str]:
     if isinstance(target, str):
         schema, dot, table = target.partition(".")

@@ -405,6 +405,9 @@ LOOKUP = Lookup(connection=WAREHOUSE, table="users")
         ({"target": Target(connection=EVENTS, stream="clicks"), "target_table": None}, "read what it writes"),
         ({"source": LAKE, "target": Target(connection=LAKE, prefix="clicks/"), "target_table": None}, "read what it"),
         ({"source": DELTA, "target": DELTA, "target_table": "clicks"}, "read what it writes"),
+        ({"target_table": ("weft", "streams")}, r"weft\.streams cannot be written: the schema weft has the tables"),
+        ({"target": EVENTS, "target_table": (None, "Weft.commits")}, r"Weft\.commits cannot be written"),
+        ({"dead_letter_table": "weft.keys"}, r"dead_letter_table: weft\.keys cannot be written"),
     ],
 )
 def test_refused(given: dict[str, Any], said: str) -> None:
@@ -431,6 +434,18 @@ def test_a_stream_by_its_name() -> None:
 
     with pytest.raises(DeclarationError, match="pass the stream itself, not its name"):
         make(name="p", source="orders", target=WAREHOUSE, target_table="t")
+
+
+def test_the_table_of_a_stream_that_is_read() -> None:
+    weft.stream(name="clicks", connection=EVENTS)(lambda: None)
+    own = {"target": EVENTS, "target_table": ("events", "clicks")}
+    with pytest.raises(DeclarationError, match=r"it would read what it writes to events\.clicks, for ever"):
+        make(**least(**own))
+    letters = {"dead_letter_table": "events.clicks", "dead_letter_connection": EVENTS}
+    with pytest.raises(DeclarationError, match=r"dead letters cannot go to events\.clicks, which it reads"):
+        make(**least(**letters))
+    make(**least(target_table=("events", "clicks")))
+    make(**least(target=DELTA, target_table=("weft", "streams")))
 
 
 def test_a_target_twice() -> None:

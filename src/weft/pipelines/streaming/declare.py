@@ -43,6 +43,7 @@ from weft.pipelines.table import table_of
 from weft.project import Project, build_connection, current
 from weft.streams.declare import Stream
 from weft.systems.base import Connection, system_for
+from weft.systems.load import refuse_own
 
 OPTIONS = (
     "name",
@@ -497,10 +498,12 @@ def _check_dead_letters(letters: DeadLetters, place: str, made: StreamingPipelin
             raise DeclarationError(f"{where}: a {found.kind} connection holds no dead_letter_{place}.")
     if place == "path":
         return
+    if letters.table is not None and found is not None and system_for(found.kind).tables is not None:
+        refuse_own(*letters.table, where=f"{where}: dead_letter_table: ")
     target = Target(table=letters.table, stream=letters.topic or letters.stream, connection=letters.connection)
     parts: tuple[Source | Target, ...] = (*made.sources, *made.targets)
     for part in parts:
-        if _spot(part) == _spot(target):
+        if _spot(target) in _spots(part):
             doing = "writes" if isinstance(part, Target) else "reads"
             raise DeclarationError(f"{where}: dead letters cannot go to {target.name}, which it {doing}.")
 
@@ -514,6 +517,16 @@ def _spot(part: Source | Target) -> tuple[object, ...]:
         held = places_of(found.kind) if found else ()
         place = "stream" if "stream" in held or not held else held[0]
     return _identity(part.connection), place, part.name.strip("/")
+
+
+def _spots(part: Source | Target) -> set[tuple[object, ...]]:
+    """That, and of a stream that is read the table that it is to others."""
+    found = {_spot(part)}
+    if isinstance(part, Source):
+        stream = current().streams.get(part.query) if isinstance(part.query, str) else part.query
+        if stream is not None:
+            found.add((_identity(part.connection), "table", f"{stream.schema}.{stream.name}"))
+    return found
 
 
 def _kafka_of(made: StreamingPipeline, where: str) -> str | Connection | None:
@@ -561,7 +574,7 @@ def _check(made: StreamingPipeline, given: Mapping[str, Any], where: str, word: 
                     hint="Leave delivery out: then tables and files get every row once, streams and topics at least "
                     "once.",
                 )
-    read = {_spot(each) for each in made.sources}
+    read = set[object]().union(*map(_spots, made.sources))
     for target in made.targets:
         if _spot(target) in read:
             raise DeclarationError(f"{where}: it would read what it writes to {target.name}, for ever.")

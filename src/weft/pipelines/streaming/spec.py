@@ -12,6 +12,7 @@ from weft.pipelines.options import connection_option, one_of, refuse_unknown, te
 from weft.pipelines.table import Table, table_of
 from weft.streams.declare import Stream
 from weft.systems.base import Connection, system_for
+from weft.systems.load import refuse_own
 from weft.systems.objects.connection import FileFields
 from weft.systems.objects.options import FileOptions, Settings
 from weft.systems.redis.ids import to_offset
@@ -238,6 +239,8 @@ class Target:
                 f"{where} {named}, and a {connection.kind} connection {written}.",
                 hint=" Or ".join(_EXAMPLES[each] for each in held) or None,
             )
+        if self.table is not None and system_for(connection.kind).tables is not None:
+            refuse_own(*self.table, where="Target: ")
         if self.mode == "merge" and self.place != "table":
             raise DeclarationError(
                 f"{where}: the mode 'merge' is for tables; a {self.place} is only added to.",
