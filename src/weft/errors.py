@@ -106,7 +106,9 @@ def installing(extra: str) -> str:
 
 def nearest(name: str, candidates: Iterable[str]) -> str | None:
     """The candidate that looks most like `name`, if any comes close."""
-    found = get_close_matches(name, list(candidates), n=1, cutoff=0.6)
+    known = list(candidates)
+    alike = [each for each in known if each.lower() == name.lower()]
+    found = alike or get_close_matches(name, known, n=1, cutoff=0.6)
     return found[0] if found else None
 
 

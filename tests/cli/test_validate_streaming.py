@@ -85,6 +85,11 @@ def tables() -> list[str]:
         ({"transform_sql": "SELECT user_id FORM source"}, "sql", "Syntax error at or near"),
         ({"mode": "merge", "keys": ["usr_id"]}, "target copies", "The key 'usr_id' is no column of the rows"),
         (
+            {"mode": "merge", "keys": ["id"], "transform_sql": "SELECT user_id AS ID FROM source"},
+            "target copies",
+            "The key 'id' is no column of the rows.\n  Did you mean 'ID'?",
+        ),
+        (
             {"mode": "merge", "keys": ["user_id"], "deduplicate_by": "at"},
             "target copies",
             "The deduplicate_by 'at' is no column of the rows",

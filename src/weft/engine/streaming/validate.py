@@ -160,9 +160,8 @@ def _mode(target: Target) -> str:
 def _refuse_unknown(target: Target, what: str, names: tuple[str, ...], columns: list[str], where: str) -> None:
     if not columns or target.mode != "merge":
         return
-    known = {each.lower() for each in columns}
     for name in names:
-        if name.lower() not in known:
+        if name not in columns:
             close = nearest(name, columns)
             raise DeclarationError(
                 f"The {what} {name!r} is no column of {where}.", hint=f"Did you mean {close!r}?" if close else None

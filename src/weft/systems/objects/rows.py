@@ -51,8 +51,7 @@ def fitted(frame: DataFrame, table: StructType, load: Load) -> DataFrame:
             chosen.append(column(field.name))
             continue
         if wanted is None:
-            alike = [name for name in types if name.lower() == field.name.lower()]
-            close = alike[0] if alike else nearest(field.name, types)
+            close = nearest(field.name, types)
             hint = f"Did you mean {close!r}?" if close else f"Its columns: {', '.join(list(types)[:30])}."
             raise LoadRefusedError(
                 f"The table {load.name} has no column {field.name!r}, which the source has.", hint=hint
