@@ -204,6 +204,50 @@ def test_the_checkpoint_of_other_sources_is_refused() -> None:
         run_once(name="both", sources=[two, one], target_table="all")
 
 
+def test_the_checkpoint_of_another_pipeline_is_refused() -> None:
+    events = declare(n="int64")
+    weft.publish_sync(events, {"n": 1})
+    options: dict[str, Any] = {"source": events, "target_table": "copies", "checkpoint": "${HOME_OF_TESTS}/shared"}
+    with pytest.raises(weft.WeftError, match="HOME_OF_TESTS is not set, and the checkpoint of one needs it"):
+        run_once(name="one", **options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME_OF_TESTS", "kept")
+        run_once(name="one", **options)
+        weft.publish_sync(events, {"n": 2})
+        with pytest.raises(weft.DeclarationError, match=r"of two is that of the pipeline one[\s\S]*sources\.json"):
+            run_once(name="two", **options)
+        # Renamed: it goes on.
+        Path("kept/shared/sources.json").unlink()
+        run_once(name="two", **options)
+        assert rows("copies", "n") == [(1,), (2,)]
+        with pytest.raises(weft.DeclarationError, match="of one is that of the pipeline two"):
+            run_once(name="one", **options)
+
+
+def test_sources_that_were_noted_without_a_pipeline() -> None:
+    events = declare(n="int64")
+    weft.publish_sync(events, {"n": 1})
+    run_once(name="copy", source=events, target_table="copies")
+    noted = Path(".weft/checkpoints/copy/sources.json")
+    noted.write_text(json.dumps(json.loads(noted.read_text())["sources"]))
+    weft.publish_sync(events, {"n": 2})
+    run_once(name="copy", source=events, target_table="copies")
+    assert json.loads(noted.read_text()) == {"pipeline": "copy", "sources": [["sqlite", "events"]]}
+
+
+def test_a_message_that_is_not_there_yet(kafka: Any) -> None:
+    broker = weft.KafkaConnection(kafka.bootstrap, name="broker")
+    topic = kafka.create_topic()
+    kafka.produce(topic, [b'{"n": 1}', b'{"n": 2}'])
+    source = weft.Source(connection=broker, query=topic, start=3)
+    with pytest.raises(
+        weft.DeclarationError, match=f"The topic '{topic}' cannot start at 0:3: its next message is 0:2"
+    ):
+        run_once(name="copy", sources=[source], target_table="copies")
+    run_once(name="copy", sources=[weft.Source(connection=broker, query=topic, start=1)], target_table="copies")
+    assert rows("copies", "n") == [(2,)]
+
+
 def test_an_event_that_is_not_there_yet() -> None:
     events = declare(n="int64")
     weft.publish_sync(events, [{"n": n} for n in range(3)])

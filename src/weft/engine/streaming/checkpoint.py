@@ -21,6 +21,7 @@ from weft.engine.streaming.starts import Sources, Starts
 from weft.errors import DeclarationError, NotFoundError, StorageError, nearest
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.project import current
+from weft.settings import interpolate
 from weft.systems.objects.folder import place_of
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
@@ -65,7 +66,8 @@ class Checkpoint:
     @classmethod
     def of(cls, pipeline: StreamingPipeline) -> Checkpoint:
         """That of a pipeline."""
-        return cls(pipeline.name, pipeline.checkpoint)
+        place = pipeline.checkpoint
+        return cls(pipeline.name, place and interpolate(place, f"the checkpoint of {pipeline.name}"))
 
     def _beside(self, purpose: str) -> Path:
         return self.path.with_name(f"{self.path.name}{_BESIDE}{purpose}")

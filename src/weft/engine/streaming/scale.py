@@ -200,6 +200,22 @@ class Messages:
         start, floors = self._source.start, kafka.earliest(self._connection, self._source.name)
         return floors if start == "earliest" else {**floors, **partition_offsets(self._source.name, start, floors)}
 
+    def refuse_start(self) -> None:
+        """Raise where a new checkpoint would begin after the end."""
+        from weft.systems.kafka import source as kafka
+
+        name, start = self._source.name, self._source.start
+        if start in ("earliest", "latest"):
+            return
+        ends = kafka.latest(self._connection, name)
+        for number, offset in partition_offsets(name, start, ends).items():
+            if offset > ends[number]:
+                raise DeclarationError(
+                    f"The topic {name!r} cannot start at {number}:{offset}: its next message is "
+                    f"{number}:{ends[number]}.",
+                    hint="latest begins with what comes next.",
+                )
+
     def end(self) -> str:
         """The next message of each partition."""
         from weft.systems.kafka import source as kafka

@@ -14,7 +14,7 @@ import dataclasses
 import json
 from collections.abc import Sequence
 
-from weft.engine.streaming.scale import scale_of
+from weft.engine.streaming.scale import Messages, scale_of
 from weft.errors import DeclarationError
 from weft.pipelines.streaming.spec import Source, StreamingPipeline
 from weft.project import current
@@ -22,26 +22,36 @@ from weft.systems.objects.folder import Folder
 
 
 class Sources:
-    """The sources that a checkpoint is of, in their order. Kept in it from its first batch on, and gone with it."""
+    """The pipeline that a checkpoint is of, and its sources in their order. Kept in it from its first batch on, and
+    gone with it."""
 
     def __init__(self, folder: Folder, path: str) -> None:
         """`path`: where they are kept, in a folder that can be another machine's."""
         self._folder, self._path = folder, path
 
     def check(self, pipeline: StreamingPipeline) -> bool:
-        """Raise where a pipeline reads others; whether they are noted at all."""
-        before, now = json.loads(self._folder.read(self._path) or b"null"), _named(pipeline.sources)
+        """Raise where it is another pipeline, or reads others; whether they are noted at all."""
+        noted, now = json.loads(self._folder.read(self._path) or b"null"), _named(pipeline.sources)
+        owner, before = (noted["pipeline"], noted["sources"]) if isinstance(noted, dict) else (None, noted)
+        if owner is not None and owner != pipeline.name:
+            raise DeclarationError(
+                f"The checkpoint of {pipeline.name} is that of the pipeline {owner}: what one has read, the other "
+                "would pass over.",
+                hint='Give each its own: checkpoint="…". If it is the same pipeline under another name, remove '
+                f"{self._path}, and it goes on.",
+            )
         if before is not None and before != now:
             raise DeclarationError(
                 f"The checkpoint of {pipeline.name} is of {_told(before)}, and now the pipeline reads {_told(now)}: it "
                 "would go on in one source at the place of another.",
                 hint=f"To begin anew: weft checkpoints reset {pipeline.name}. Or give the pipeline another name.",
             )
-        return before is not None
+        return owner is not None
 
     def note(self, pipeline: StreamingPipeline) -> None:
-        """Remember those of a pipeline."""
-        self._folder.write(self._path, json.dumps(_named(pipeline.sources)).encode())
+        """Remember a pipeline."""
+        noted = {"pipeline": pipeline.name, "sources": _named(pipeline.sources)}
+        self._folder.write(self._path, json.dumps(noted).encode())
 
 
 def _named(sources: Sequence[Source]) -> list[list[str]]:
@@ -61,6 +71,10 @@ class Starts:
 
     def settle(self, sources: Sequence[Source]) -> list[str]:
         """Where each source begins. An end is looked up once; when this returns, a crash does not make it forgotten."""
+        if self._folder.read(f"{self._path.rpartition('/')[0]}/metadata") is None:  # what Spark writes first
+            for each in sources:
+                if isinstance(scale := scale_of(each, None), Messages):
+                    scale.refuse_start()
         known = self._read()
         ends = {each.name: scale_of(each, None).end() for each in sources if _is_open(each) and each.name not in known}
         if ends:
