@@ -307,6 +307,36 @@ def test_lines_of_files_that_are_no_rows(project: Path) -> None:
     assert rows("json", "*")[-1][:2] == (6, None) and len(rows("json", "*")[0]) == 3
 
 
+CSV_OPTIONS = [
+    ({"null_regex": "^-$"}, 3, {"2,x,y", "3", "4,x,y,z", '-,"a, b",', 'many,"-, "'}),
+    ({"truncated_rows_ok": True}, 3, {"2,x,y", "4,x,y,z", "-,x", '-,"a, b",', 'many,"-, "'}),
+    ({"null_regex": "^-$", "truncated_rows_ok": True}, 5, {"2,x,y", "4,x,y,z", 'many,"-, "'}),
+]
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(("options", "good", "bad"), CSV_OPTIONS)
+def test_rows_of_files_that_are_read_as_texts_first(
+    options: dict[str, Any], good: int, bad: set[str], project: Path
+) -> None:
+    many = "".join(f"{n},x\n" for n in range(10, 1010))
+    (project / "lake/raw").mkdir(parents=True)
+    (project / "lake/raw/a.csv").write_text(f'n,text\n{many}1,x\n2,x,y\n3\n-,x\n-,"a, b",\nmany,"-, "\n')
+    (project / "lake/raw/b.csv").write_text("n,text\n1,-\n4,x,y,z\n")
+    lake = weft.ObjectStoreLocalConnection("lake", name="lake", format="csv", csv_read_options=options)
+    pipeline: dict[str, Any] = {"source": lake, "source_query": "raw", "target_table": "copies"}
+    with pytest.raises(WeftError, match=r"lines of raw are no rows, the first at raw/[ab]\.csv"):
+        run_once(name="alone", **pipeline)
+    for _ in range(2):
+        run_once(name="numbers", dead_letter_path="failed", **pipeline)
+        assert len(rows("copies")) == 1000 + good
+        letters = _letters("path", project)
+        assert len(letters) == len(bad)
+        forget_last_commit("numbers")
+    assert {each["payload"].strip() for each in letters} == bad
+    assert {each["error"] for each in letters} == {"It is no row of these columns: n int, text string."}
+
+
 def _offsets(events: Any, numbers: set[int]) -> list[str]:
     found = weft.consume_sync(events, "counter")
     return [str(each["_weft_rowid"]) for number, each in enumerate(found) if number in numbers]

@@ -219,6 +219,13 @@ def test_how_files_of_a_target_are_written(lake: Callable[..., Any]) -> None:
     assert sorted(map(tuple, found.collect())) == [(1, "it's; so"), (2, None), (3, "")]
 
 
+def test_keys_that_begin_as_ours(project: Path) -> None:
+    source = weft.ObjectStoreLocalConnection(str(project / "lake"), name="lake", format="json_lines")
+    put(source, "raw/a", '{"n": 1, "_weft_bad": "x"}\n')
+    run_files(source, transform_sql="SELECT n, _weft_bad AS bad FROM source")
+    assert rows("rows", "n, bad") == [(1, "x")]
+
+
 def test_how_files_of_a_source_are_read(lake: Callable[..., Any]) -> None:
     source = lake(format="csv")
     put(source, "raw/a", "# said by hand\n1;'x;y';NA\n2;'it\\'s';5\n3;NULL\n")

@@ -22,12 +22,12 @@ from weft.streams import runtime
 from weft.streams.declare import Stream
 from weft.systems.base import Connection, system_for
 from weft.systems.log import PUBLISHED_AT, ROWID, Log
+from weft.systems.objects.reading import BAD
 
 # Of one batch: enough to be worth a job, and not so many that a crash repeats hours of work.
 _MAX_FILES = 1000
 SMALL = 20_000
 """So few rows are read and written by the driver itself: to plan a job takes longer than to carry it out."""
-_BAD = "_weft_bad"
 EVENT_TS = "_event_ts"
 """When a row happened, as its source tells it: every source has this column."""
 
@@ -213,19 +213,19 @@ class FileOrigin:
                 return following.read_files(spark, self.connection, self.name, changed, EVENT_TS, known, place, bad)
 
         def sift(known: Mapping[str, Any]) -> Taken:
-            rows = read(known, PLACE, _BAD)
+            rows = read(known, PLACE, BAD)
             if rows is None:
                 return taken
             # Whether a row can be read depends on the columns that are asked for. Here it is all of them, once.
             rows = rows.persist()
             with outcome.explained(f"read the files of {self.name}"):
-                told = rows.where(f"{_BAD} IS NOT NULL").selectExpr(f"{_BAD}.error", f"binary({_BAD}.payload)", PLACE)
+                told = rows.where(f"{BAD} IS NOT NULL").selectExpr(f"{BAD}.error", f"binary({BAD}.payload)", PLACE)
                 found = told.toArrow().to_pydict().values()
             bad = [
                 Letter("read", why, self.name, payload.decode(errors="backslashreplace"), place)
                 for why, payload, place in zip(*found, strict=True)
             ]
-            good = rows.where(f"{_BAD} IS NULL").drop(_BAD)
+            good = rows.where(f"{BAD} IS NULL").drop(BAD)
             return Taken(
                 self.name,
                 frame=good.drop(PLACE),

@@ -120,12 +120,9 @@ def read_files(
         for rows in _read(own, paths, options, kind, known, list(found.values()), bad_column):
             if not rows.columns:
                 continue
-            moment, place = F.col("_metadata.file_modification_time"), F.col("_metadata.file_path")
-            if kind.format == "csv" and {"null_regex", "truncated_rows_ok"} & options.read.keys():
-                # Converted after they were read, they do not tell any more which file they are from.
-                moment, place = F.lit(max(changed[path] for path in paths)), F.lit(None)
-            made = {time_column: moment}
+            made = {time_column: F.col("_metadata.file_modification_time")}
             if place_column is not None:
+                place = F.col("_metadata.file_path")
                 made[place_column] = F.regexp_replace(place, rf"^.*\Q{connection.root}\E/", "")
             if bad_column is not None:
                 fields = rows.drop(bad_column).schema

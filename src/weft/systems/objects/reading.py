@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from weft.errors import StorageError
 from weft.systems.objects.formats import SPARK_FORMAT
@@ -20,8 +23,9 @@ if TYPE_CHECKING:
 
 _INFER = 1000
 """From so many rows the types of a CSV file are told unless `schema_infer_max_records` says otherwise."""
-_MORE = "_weft_more"
-_BAD = "_weft_bad"
+_MORE, _LINE = "_weft_more", "_weft_line"
+BAD = f"_weft_bad_{uuid4().hex}"
+"""The column of what is no row: no key of anybody's JSON is called so."""
 
 
 @dataclass(frozen=True)
@@ -71,12 +75,12 @@ def read_alike(
         lines, most = spark.read.text(paths).select("value"), options.read.get("schema_infer_max_records")
         # All of them, unless told: a key that is in none of the rows that are looked at would be lost.
         inferred = _inferred(
-            spark, lines if most is None else lines.limit(most), "json", {"columnNameOfCorruptRecord": _BAD}
+            spark, lines if most is None else lines.limit(most), "json", {"columnNameOfCorruptRecord": BAD}
         )
-        if _BAD in inferred.names:
+        if BAD in inferred.names:
             if bad is None:
                 raise StorageError(f"Lines of {_shown(paths)} are no JSON objects.")
-            inferred = StructType([each for each in inferred if each.name != _BAD])
+            inferred = StructType([each for each in inferred if each.name != BAD])
             if not inferred.names:
                 return _lines_alone(spark, paths, bad)
         schema = inferred
@@ -121,7 +125,7 @@ def _csv(
     """CSV files with types that their first rows tell.
 
     Where Spark's reader cannot do what is asked (nulls by a pattern, rows that are cut off), all is read as texts and
-    converted here: a value that does not fit is an error either way.
+    converted here: a value that does not fit is an error either way, or its row is a bad one.
     """
     from pyspark.sql import functions as F
     from pyspark.sql.types import StringType, StructField, StructType
@@ -131,12 +135,25 @@ def _csv(
     texts: DataFrame = reader.option("inferSchema", False).load(paths)
     names = [name for name in texts.columns if name not in partitions]
     pattern, is_cut = read.get("null_regex"), read.get("truncated_rows_ok", False)
-    if is_cut:
-        fields = [StructField(name, StringType()) for name in (*names, _MORE)]
-        texts = reader.option("mode", "PERMISSIVE").option("enforceSchema", True).schema(StructType(fields)).load(paths)
+    is_converted = pattern is not None or is_cut
+    if is_converted and (is_cut or bad is not None):
+        wanted = [*names, _MORE] if is_cut else names
+        schema = _with(StructType([StructField(name, StringType()) for name in wanted]), bad)
+        lenient = reader.option("mode", "PERMISSIVE").option("enforceSchema", True) if is_cut else reader
+        texts = lenient.schema(schema).load(paths)
+    if is_cut and bad is None:
         too_many = F.raise_error(F.lit(f"A row has more than {len(names)} values"))
         kept = F.when(column(_MORE).isNull(), column(names[0])).otherwise(too_many)
-        texts = texts.withColumn(names[0], kept).drop(_MORE)
+        texts = texts.withColumn(names[0], kept)
+    elif is_converted and bad is not None:
+        # Spark has the text of rows that are longer or shorter than was asked for. That of others is written anew.
+        dialect = {"sep": read["delimiter"], "quote": read["quote"], "escape": read.get("escape", read["quote"])}
+        dialect |= {"ignoreLeadingWhiteSpace": "false", "ignoreTrailingWhiteSpace": "false"}
+        line = F.coalesce(column(bad), F.to_csv(F.struct(*map(column, wanted)), dialect))
+        texts = texts.withColumn(_LINE, line)
+        if is_cut:
+            texts = texts.withColumn(bad, F.when(column(_MORE).isNotNull(), column(_LINE)))
+    texts = texts.drop(_MORE) if is_cut else texts
     if pattern is not None:
         # Of the whole value: a pattern that should match a part says so itself.
         texts = texts.withColumns(
@@ -152,11 +169,15 @@ def _csv(
         schema, void = _settled(spark, schema, known, sample, rows)
         if len(void) == len(names) and rows.isEmpty():
             return texts.select()
-    if pattern is None and not is_cut:
+    if not is_converted:
         texts = reader.schema(_with(schema, bad)).load(paths)
-    else:
+    elif bad is None:
         texts = texts.withColumns({field.name: column(field.name).cast(field.dataType) for field in schema})
-        texts = texts if bad is None else texts.withColumn(bad, F.lit(None).cast("string"))
+    else:
+        made = {field.name: column(field.name).try_cast(field.dataType) for field in schema}
+        fails = reduce(or_, (column(name).isNotNull() & each.isNull() for name, each in made.items()))
+        why = F.coalesce(column(bad), F.when(fails, column(_LINE)))
+        texts = texts.withColumns({**made, bad: why}).drop(_LINE)
     return _without_types(texts, void)
 
 
