@@ -224,6 +224,19 @@ def test_the_checkpoint_of_another_pipeline_is_refused() -> None:
             run_once(name="one", **options)
 
 
+def test_targets_that_are_found_to_be_ours_when_it_starts(here: Project) -> None:
+    """Streams and connections may be declared after the pipelines that name them."""
+    own = make(name="own", source="later", source_query="events", target="later", target_table=("events", "events"))
+    ours = make(name="ours", source="later", source_query="events", target="later", target_table="weft.streams")
+    here.register(weft.SQLiteConnection("later.db", name="later"))
+    events = weft.stream(name="events", connection="later", fields={"n": "int64"})(lambda: None)
+    weft.publish_sync(events, {"n": 1})
+    for pipeline, said in ((own, "it would read what it writes"), (ours, r"weft\.streams cannot be written")):
+        with pytest.raises(weft.DeclarationError, match=said):
+            Query(pipeline, once=True).start()
+    assert len(weft.consume_sync(events, "me")) == 1
+
+
 def test_sources_that_were_noted_without_a_pipeline() -> None:
     events = declare(n="int64")
     weft.publish_sync(events, {"n": 1})

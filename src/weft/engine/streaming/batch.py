@@ -28,6 +28,7 @@ from weft.engine.streaming.publish import published
 from weft.engine.streaming.sources import SMALL, Origin, Taken
 from weft.engine.streaming.whence import PLACE, WHENCE
 from weft.errors import ConnectionFailedError, DeclarationError, LoadRefusedError, WeftError
+from weft.pipelines.streaming.declare import check_places
 from weft.pipelines.streaming.spec import StreamingPipeline, Target
 from weft.project import current
 from weft.systems.base import Connection, system_for
@@ -71,6 +72,7 @@ class Batches:
         columns: Columns,
         box: dead.DeadLetterBox | None = None,
     ) -> None:
+        check_places(pipeline, f"Streaming pipeline {pipeline.name!r}")
         self.pipeline, self.origins, self._columns = pipeline, origins, columns
         self._lookups: Lookups | None = None
         self._tables: dict[Connection, SqlTables] = {}

@@ -574,8 +574,17 @@ def _check(made: StreamingPipeline, given: Mapping[str, Any], where: str, word: 
                     hint="Leave delivery out: then tables and files get every row once, streams and topics at least "
                     "once.",
                 )
+    check_places(made, where)
+
+
+def check_places(made: StreamingPipeline, where: str) -> None:
+    """Refuse targets that their connections do not take, or that are read, as far as it is known by now which those
+    are."""
     read = set[object]().union(*map(_spots, made.sources))
     for target in made.targets:
+        if (connection := located(target.connection)) is not None:
+            with told_by(where):
+                target.at(connection)
         if _spot(target) in read:
             raise DeclarationError(f"{where}: it would read what it writes to {target.name}, for ever.")
 
