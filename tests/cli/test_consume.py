@@ -183,6 +183,19 @@ def test_stopped_while_it_starts(start: Any) -> None:
     assert process.returncode == 0
 
 
+def test_a_reader_that_goes_away(start: Any) -> None:
+    """The batch that could not be told of is not carried out again: it is committed, and then the command ends."""
+    publish(10)
+    process = start("consume", "copies", "--format", "json")
+    assert json.loads(process.stdout.readline())["consumed"] == 10
+    process.stdout.close()
+    publish(5)
+    assert process.wait(PATIENCE) == 1
+    assert re.fullmatch(r"\S+ \S+ INFO: copies runs, with its checkpoint in \S+\n", process.stderr.read())
+    assert Path(".weft/checkpoints/copies/commits/1").exists()
+    assert copied() == sorted([*range(10), *range(5)])
+
+
 def test_killed(start: Any) -> None:
     """The next start waits until the JVM of the last one is gone."""
     publish(10)

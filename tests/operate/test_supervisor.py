@@ -183,6 +183,43 @@ def test_stopped_between_two_starts(numbers: Any) -> None:
         wait_until(lambda: bool(witness.failures), "the failure", PATIENCE)
 
 
+class Clumsy(Watcher):
+    """Fails whenever it is told something."""
+
+    wants_idle = True
+
+    def started(self, lag: Lag) -> None:
+        raise ValueError("started")
+
+    def batch(self, report: Report) -> None:
+        raise ValueError("batch")
+
+    def idle(self) -> None:
+        raise ValueError("idle")
+
+    def failed(self, error: Exception, again_in: float | None) -> None:
+        raise ValueError("failed")
+
+
+def test_a_watcher_that_fails(numbers: Any, server: servers.Server, caplog: pytest.LogCaptureFixture) -> None:
+    """It is logged. The batch that it was told of is done, and others are told."""
+    url = server.create_database("target")
+    server.kill()
+    witness = Witness()
+    pipeline = copies(numbers, weft.PostgresConnection(url))
+    weft.publish_sync(numbers, {"n": 1})
+    with running(Supervisor(pipeline, restarts=QUICK, watchers=[Clumsy(), witness])):
+        wait_until(lambda: bool(witness.failures), "the failure", PATIENCE)
+        server.start()
+        wait_until(lambda: len(witness.batches) == 1, "the batch", PATIENCE)
+        weft.publish_sync(numbers, {"n": 2})
+        wait_until(lambda: len(witness.batches) == 2, "another batch", PATIENCE)
+    assert [each.replayed for each in witness.batches] == [False, False]
+    assert witness.starts == len(witness.failures) + 1
+    logged = {str(each.exc_info[1]) for each in caplog.records if each.exc_info}
+    assert logged >= {"started", "batch", "failed"}
+
+
 def test_a_port_that_is_taken(numbers: Any, tmp_path: Path) -> None:
     import socket
 

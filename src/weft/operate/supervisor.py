@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
@@ -44,22 +44,24 @@ class Supervisor:
         self._stopping = threading.Event()
         self._query: Query | None = None
         self._failures = 0
+        self._unread: BrokenPipeError | None = None
 
     def run(self) -> None:
-        """Run it. SIGTERM and Ctrl-C finish the batch in hand; then this returns, or raises `KeyboardInterrupt`."""
+        """Run it. SIGTERM and Ctrl-C finish the batch in hand; then this returns, or raises `KeyboardInterrupt`.
+        A watcher's `BrokenPipeError` ends it so too, and is raised."""
         with self.checkpoint.locked(), _signalled(self.stop):
             self.lag = Lag(self.pipeline.sources, self.checkpoint)
             while not self._stopping.is_set():
                 try:
                     self._run_once()
-                    return
+                    break
                 except Exception as error:
-                    pause = self._pause_after(error)
-                    for each in self.watchers:
-                        each.failed(error, pause)
+                    pause = self._failed(error)
                     if pause is None:
                         raise
                     self._stopping.wait(pause)
+        if self._unread is not None:
+            raise self._unread
 
     def now_behind(self) -> dict[str, int]:
         """By source, how far it is behind; nothing before it runs."""
@@ -72,24 +74,18 @@ class Supervisor:
             threading.Thread(target=self._query.stop, name="weft-stop", daemon=True).start()
 
     def _run_once(self) -> None:
-        wants_idle = [each for each in self.watchers if each.wants_idle]
-
-        def idle() -> None:
-            for each in wants_idle:
-                each.idle()
-
+        wants_idle = any(each.wants_idle for each in self.watchers)
         query = Query(
             self.pipeline,
             once=self.once,
             written=lambda written: self._written(query, written),
-            idle=idle if wants_idle else None,
+            idle=(lambda: self._tell(lambda each: each.idle())) if wants_idle else None,
             checkpoint=self.checkpoint,
         )
         query.start()
         self._query = query
         _log.info("%s runs, with its checkpoint in %s", self.pipeline.name, self.checkpoint.location)
-        for each in self.watchers:
-            each.started(self.lag)
+        self._tell(lambda each: each.started(self.lag))
         try:
             if self._stopping.is_set():  # by whoever did not see the query yet
                 query.stop()
@@ -103,6 +99,11 @@ class Supervisor:
             raise
         finally:
             self._query = None
+
+    def _failed(self, error: Exception) -> float | None:
+        pause = self._pause_after(error)
+        self._tell(lambda each: each.failed(error, pause))
+        return pause
 
     def _pause_after(self, error: Exception) -> float | None:
         """How long to wait before the next start; `None` where there is none."""
@@ -137,8 +138,19 @@ class Supervisor:
             seconds=query.seconds,
             ended_at=datetime.now(UTC),
         )
+        self._tell(lambda each: each.batch(report))
+
+    def _tell(self, tell: Callable[[Watcher], None]) -> None:
+        """Tell all watchers. Nothing fails for what one raises: a batch that it is told of is loaded, and would be
+        again."""
         for each in self.watchers:
-            each.batch(report)
+            try:
+                tell(each)
+            except BrokenPipeError as error:
+                self._unread = error
+                self.stop()
+            except Exception:
+                _log.exception("%s goes on, but a watcher of it failed", self.pipeline.name)
 
 
 def supervise(pipeline: StreamingPipeline, running: Running | None = None, watchers: Sequence[Watcher] = ()) -> None:

@@ -29,7 +29,11 @@ class Report:
 
 
 class Watcher:
-    """Is told what a pipeline does, from threads of the engine. Whoever wants to know overrides what it needs."""
+    """Is told what a pipeline does, from threads of the engine. Whoever wants to know overrides what it needs.
+
+    What it raises is logged, and the pipeline goes on. `BrokenPipeError` ends it after the batch in hand: what it
+    writes is read no more.
+    """
 
     wants_idle = False
     """Whether to be told of each look at the sources that found nothing."""
