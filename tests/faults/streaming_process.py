@@ -172,7 +172,8 @@ def declared(targets: list[dict[str, Any]]) -> list[Any]:
 def main(job: dict[str, Any]) -> None:
     import weft
     from weft.engine.streaming import batch
-    from weft.engine.streaming.query import run
+    from weft.operate.running import Running
+    from weft.operate.supervisor import supervise
     from weft.pipelines.streaming.declare import make
 
     Path("driver.pid").write_text(str(os.getpid()))
@@ -193,7 +194,7 @@ def main(job: dict[str, Any]) -> None:
         targets=declared(job["targets"]),
         transform_sql="SELECT n, name FROM source" if job["has_sql"] else None,
     )
-    run(pipeline, once=True)
+    supervise(pipeline, Running(once=True))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,8 @@ from conftest import S3
 from weft.engine.load import open_tables
 from weft.engine.streaming import batch
 from weft.engine.streaming.checkpoint import Checkpoint
-from weft.engine.streaming.query import run
+from weft.operate.running import Running
+from weft.operate.supervisor import supervise
 from weft.pipelines.streaming.declare import make
 from weft.project import Project, current, use
 from weft.systems.sql.tables import Slice
@@ -36,7 +37,7 @@ def run_once(**declared: Any) -> None:
     """Run a pipeline over what is there now."""
     if "target" not in declared and "targets" not in declared:
         declared["target"] = "default"
-    run(make(**declared), once=True)
+    supervise(make(**declared), Running(once=True))
 
 
 def rows(table: str, columns: str = "*", connection: Any = None) -> list[tuple[Any, ...]]:

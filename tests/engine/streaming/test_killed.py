@@ -19,7 +19,8 @@ from engine.streaming.conftest import declare, rows, run_killed
 EVENTS = 60
 PROGRAM = """
 import weft
-from weft.engine.streaming.query import run
+from weft.operate.running import Running
+from weft.operate.supervisor import supervise
 from weft.pipelines.streaming.declare import make
 
 events = weft.stream(name="events", fields={"n": "int64"})(lambda: None)
@@ -33,7 +34,7 @@ pipeline = make(
     ],
     transform_sql=None if sys.argv[1] == "plain" else "SELECT n FROM source",
 )
-run(pipeline, once=True)
+supervise(pipeline, Running(once=True))
 """
 # Which one, and of how many of its kind: three batches, three targets each.
 POINTS = [

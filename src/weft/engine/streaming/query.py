@@ -14,7 +14,7 @@ from weft.engine.streaming.checkpoint import Checkpoint
 from weft.engine.streaming.sources import open_source
 from weft.engine.streaming.starts import Sources
 from weft.engine.streaming.watch import Watched, listen, warn_of_removed
-from weft.errors import NotFoundError, WeftError
+from weft.errors import NotFoundError
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.project import current
 from weft.systems.objects.spark import configure
@@ -122,7 +122,7 @@ class Query:
                             each.check(self.pipeline.name, str(error))
                         raise self._failure or error from None
                     ended = True
-        except BaseException:
+        except Exception:  # not an interrupt, at which it goes on
             self._unlock()
             raise
         if ended is not False or seconds is None:
@@ -179,16 +179,3 @@ class Query:
                 raise
             self._last, self.seconds = batch_id, time.perf_counter() - begun
         self._written(written)
-
-
-def run(pipeline: StreamingPipeline, *, once: bool = False) -> None:
-    """Run a pipeline until it is interrupted; with `once` until what is there now is done."""
-    query = Query(pipeline, once=once)
-    query.start()
-    try:
-        query.wait()
-    except KeyboardInterrupt:
-        query.stop()
-        with suppress(WeftError):
-            query.wait()
-        raise
