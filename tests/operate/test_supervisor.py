@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,9 @@ from hypothesis import strategies as st
 import servers
 import weft
 from servers import wait_until
+from weft.engine import session
 from weft.engine.streaming.checkpoint import Checkpoint
+from weft.engine.streaming.query import Query
 from weft.engine.streaming.watch import Lag
 from weft.operate.running import OPTIONS, Restarts, Running
 from weft.operate.supervisor import Supervisor
@@ -159,6 +163,46 @@ def test_not_for_ever(numbers: Any) -> None:
     with pytest.raises(weft.ConnectionFailedError):
         Supervisor(copies(numbers, nobody), watchers=[witness]).run()
     assert [pause for _, pause in witness.failures] == [None]
+
+
+class Listening(Witness):
+    """Is told of Spark's own events too."""
+
+    wants_idle = True
+
+
+def test_nothing_is_left_of_earlier_starts(numbers: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Neither here nor in the JVM, where each session that had a query would go on to listen."""
+    caplog.set_level("CRITICAL", "py4j")  # what pytest keeps of its log has frames of each failure
+    weft.publish_sync(numbers, {"n": 1})
+    nobody = weft.PostgresConnection(f"postgres://127.0.0.1:{servers.free_port()}/none")
+
+    def start(times: int) -> None:
+        restarts = Restarts(min_backoff_ms=0, max_backoff_ms=0, max_restarts=times - 1)
+        witness = Listening()
+        with pytest.raises(weft.ConnectionFailedError):
+            Supervisor(copies(numbers, nobody), restarts=restarts, watchers=[witness]).run()
+        assert witness.starts == times
+
+    start(2)
+    before = _alive()
+    start(10)
+    wait_until(lambda: all(count <= before[name] + 1 for name, count in _alive().items()), f"{before}, and one more")
+
+
+def _alive() -> Counter[str]:
+    """What there is of queries, by kind."""
+    from pyspark.sql.streaming.listener import JStreamingQueryListener
+    from pyspark.sql.utils import ForeachBatchFunction
+
+    context: Any = session.spark().sparkContext
+    context._jvm.System.gc()
+    gc.collect()
+    kinds = (Query, ForeachBatchFunction, JStreamingQueryListener)
+    found = Counter(type(each).__name__ for each in gc.get_objects() if type(each) in kinds)
+    found["threads"] = threading.active_count()
+    found["listeners"] = context._jsc.sc().listenerBus().listeners().size()
+    return found
 
 
 def test_what_cannot_heal(numbers: Any) -> None:

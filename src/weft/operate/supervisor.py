@@ -43,6 +43,7 @@ class Supervisor:
         self.lag = Lag((), self.checkpoint)
         self._stopping = threading.Event()
         self._query: Query | None = None
+        self._spark: Any = None
         self._failures = 0
         self._unread: BrokenPipeError | None = None
 
@@ -52,13 +53,16 @@ class Supervisor:
         with self.checkpoint.locked(), _signalled(self.stop):
             self.lag = Lag(self.pipeline.sources, self.checkpoint)
             while not self._stopping.is_set():
+                query = self._following()
                 try:
-                    self._run_once()
+                    self._run_once(query)
                     break
                 except Exception as error:
                     pause = self._failed(error)
                     if pause is None:
                         raise
+                    self._spark = query.spark
+                    query.forget(error)
                     self._stopping.wait(pause)
         if self._unread is not None:
             raise self._unread
@@ -73,7 +77,7 @@ class Supervisor:
         if self._query is not None:
             threading.Thread(target=self._query.stop, name="weft-stop", daemon=True).start()
 
-    def _run_once(self) -> None:
+    def _following(self) -> Query:
         wants_idle = any(each.wants_idle for each in self.watchers)
         query = Query(
             self.pipeline,
@@ -81,7 +85,11 @@ class Supervisor:
             written=lambda written: self._written(query, written),
             idle=(lambda: self._tell(lambda each: each.idle())) if wants_idle else None,
             checkpoint=self.checkpoint,
+            spark=self._spark,
         )
+        return query
+
+    def _run_once(self, query: Query) -> None:
         query.start()
         self._query = query
         _log.info("%s runs, with its checkpoint in %s", self.pipeline.name, self.checkpoint.location)

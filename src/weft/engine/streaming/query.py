@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
+from weakref import WeakMethod
 
 from weft.engine import connectors, outcome, session
 from weft.engine.streaming.batch import Batches, Written, joined
@@ -44,11 +47,13 @@ class Query:
         written: Callable[[Written], None] = lambda _: None,
         idle: Callable[[], None] | None = None,
         checkpoint: Checkpoint | None = None,
+        spark: Any = None,
     ) -> None:
         """`written` is called after each batch, `idle` whenever there was none. A `checkpoint` is one that the caller
-        has locked, and unlocks."""
+        has locked, and unlocks. `spark` is the session of the query before, if there was one: Spark forgets no session
+        in which a query ran."""
         self.pipeline, self.once, self._written, self._idle = pipeline, once, written, idle
-        self.checkpoint = checkpoint or Checkpoint.of(pipeline)
+        self.checkpoint, self.spark = checkpoint or Checkpoint.of(pipeline), spark
         self._is_lock_ours = checkpoint is None
         self.watched: list[Watched] = []
         self.seconds = 0.0
@@ -57,6 +62,8 @@ class Query:
         self._batch = threading.Lock()
         self._failure: BaseException | None = None
         self._last = -1
+        self._line: Any = None
+        """The connection through which Spark's thread calls for batches."""
         self._query: Any = None
         self._batches: Batches | None = None
         self._noted: Sources | None = None
@@ -74,7 +81,10 @@ class Query:
             named = [source.connection for source in self.pipeline.sources]
             named += [target.connection for target in self.pipeline.targets]
             used = [current().connection(each) for each in named]
-            spark = connectors.ready(session.spark().newSession(), *used)
+            first = session.spark()
+            if self.spark is None or self.spark.sparkContext is not first.sparkContext:  # that one's JVM ended
+                self.spark = first.newSession()
+            spark = self.spark = connectors.ready(self.spark, *used)
             for each in used:
                 configure(spark, each)  # before the checkpoint is opened, which may be in one's bucket
             for name, value in {**_CONF, **_PROFILES.get(self.pipeline.profile or "", {})}.items():
@@ -83,15 +93,17 @@ class Query:
             waits = all(each.waits for each in origins)
             spark.conf.set("spark.sql.streaming.pollingDelay", "0" if waits else str(int(pause * 1000)))
             self.checkpoint.hold(spark, self.stop)
-            if self._idle is not None or any(each.wants_to_know for each in origins):
-                listen(spark, self._idle or (lambda: None), self._reached)
+            is_heard = self._idle is not None or any(each.wants_to_know for each in origins)
+            if is_heard:  # each time, not once in ten seconds
+                spark.conf.set("spark.sql.streaming.noDataProgressEventInterval", "0")
             self._batches = Batches(self.pipeline, origins, self.checkpoint.columns(spark))
             noted = self.checkpoint.sources(spark)
             self._noted = None if noted.check(self.pipeline) else noted
             starts = self.checkpoint.starts(spark).settle(sources)
+            carry_out = WeakMethod(self._carry_out)  # Spark's query keeps what it calls
             writer = (
                 joined([each.stream(spark, start) for each, start in zip(origins, starts, strict=True)])
-                .writeStream.foreachBatch(self._carry_out)
+                .writeStream.foreachBatch(lambda frame, batch_id: carry_out()(frame, batch_id))  # type: ignore[misc]
                 .queryName(self.pipeline.name)
                 .option("checkpointLocation", self.checkpoint.location)
             )
@@ -101,6 +113,8 @@ class Query:
                 writer = writer.trigger(processingTime=f"{int(self.pipeline.every_seconds * 1000)} milliseconds")
             with outcome.explained(f"start {self.pipeline.name}"):
                 self._query = writer.start()
+            if is_heard:  # no batch is done before `_started`
+                listen(spark, self._query.runId, self._idle or (lambda: None), partial(_reached, origins))
             self._started.set()
         except BaseException as error:
             self._unlock()
@@ -144,11 +158,17 @@ class Query:
                 time.sleep(0.01)
             self._query.stop()
 
-    def _reached(self, ends: list[Any]) -> None:
-        for each, end in zip(self.watched, ends, strict=True):
-            each.reached(end)
+    def forget(self, raised: BaseException) -> None:
+        """Let go of where it failed. Spark's query keeps the error of a batch, the frames of the error keep this query,
+        and this one Spark's: a circle through Java and Python, which neither of them sees."""
+        for each in filter(None, (raised, self._failure)):
+            each.__traceback__ = each.__context__ = each.__cause__ = None
 
     def _unlock(self) -> None:
+        if self._line is not None:
+            # Nobody else does when Spark's thread has ended: a thread of this process would wait for its calls.
+            with suppress(OSError, AttributeError):  # it is closed
+                self._line.socket.shutdown(socket.SHUT_RDWR)
         if self._batches is not None:
             self._batches.close()
         if self._is_lock_ours:
@@ -160,6 +180,7 @@ class Query:
 
     def _carry_out(self, frame: Any, batch_id: int) -> None:
         self._started.wait()
+        self._line = self.spark.sparkContext._gateway._gateway_client.get_thread_connection()
         with self._batch:
             begun = time.perf_counter()
             try:
@@ -179,3 +200,8 @@ class Query:
                 raise
             self._last, self.seconds = batch_id, time.perf_counter() - begun
         self._written(written)
+
+
+def _reached(watched: list[Watched], ends: list[Any]) -> None:
+    for each, end in zip(watched, ends, strict=True):
+        each.reached(end)

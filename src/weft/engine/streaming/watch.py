@@ -165,9 +165,9 @@ def warn_of_removed(watched: Sequence[Watched], checkpoint: Checkpoint, batch_id
                 _log.warning("%s was gone when it was to be read: it is passed by", path)
 
 
-def listen(spark: Any, idle: Callable[[], None], reached: Callable[[list[Any]], None]) -> None:
-    """Have `idle` called whenever a query of this session looked for rows and found none, and `reached` after each
-    batch with the place that each of its sources was read to."""
+def listen(spark: Any, run: str, idle: Callable[[], None], reached: Callable[[list[Any]], None]) -> None:
+    """Have `idle` called whenever this run of a query looked for rows and found none, and `reached` after each batch
+    with the place that each of its sources was read to."""
     from pyspark.sql.streaming.listener import StreamingQueryListener
 
     class Listener(StreamingQueryListener):
@@ -175,14 +175,16 @@ def listen(spark: Any, idle: Callable[[], None], reached: Callable[[list[Any]], 
             pass
 
         def onQueryProgress(self, event: Any) -> None:
-            reached([json.loads(each.endOffset or "null") for each in event.progress.sources])
+            if str(event.progress.runId) == run:
+                reached([json.loads(each.endOffset or "null") for each in event.progress.sources])
 
         def onQueryIdle(self, event: Any) -> None:
-            idle()
+            if str(event.runId) == run:
+                idle()
 
         def onQueryTerminated(self, event: Any) -> None:
-            pass
+            if str(event.runId) == run:
+                spark.streams.removeListener(self)
+                del self._jlistenerobj  # Java's object, which keeps this one
 
-    # Each time, not once in ten seconds.
-    spark.conf.set("spark.sql.streaming.noDataProgressEventInterval", "0")
     spark.streams.addListener(Listener())
