@@ -28,8 +28,8 @@ from weft.engine.streaming.publish import published
 from weft.engine.streaming.sources import SMALL, Origin, Taken
 from weft.engine.streaming.whence import PLACE, WHENCE
 from weft.errors import ConnectionFailedError, DeclarationError, LoadRefusedError, WeftError
-from weft.pipelines.streaming.declare import check_places
 from weft.pipelines.streaming.spec import StreamingPipeline, Target
+from weft.pipelines.streaming.spots import check_places
 from weft.project import current
 from weft.systems.base import Connection, system_for
 from weft.systems.file import FileConnection

@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import timedelta
 from types import MappingProxyType
@@ -39,6 +38,7 @@ from weft.pipelines.streaming.spec import (
     places_of,
     table_name,
 )
+from weft.pipelines.streaming.spots import check_places, identity, located, spot, spots, told_by
 from weft.pipelines.table import table_of
 from weft.project import Project, build_connection, current
 from weft.streams.declare import Stream
@@ -198,14 +198,6 @@ def connection_fields(kind: Any, where: str) -> tuple[str, ...]:
         raise DeclarationError(f"{where}: {error.what}", hint=error.hint) from None
 
 
-def located(connection: str | Connection | None) -> Connection | None:
-    """The connection that a name leads to, if it does so by now: it may be registered or set before the pipeline is
-    run."""
-    with suppress(WeftError):
-        return current().connection(connection)
-    return None
-
-
 # -------------------------------------------------------------------------------------------------- sources and targets
 
 
@@ -301,8 +293,8 @@ def _targets(given: Mapping[str, Any], where: str, word: Callable[[str], str]) -
                 raise DeclarationError(
                     f"{where}, target {each.name}: {option} is an option of the mode 'merge', not of {each.mode!r}."
                 )
-    spots = [_spot(each) for each in made]
-    if repeated := [each.name for each in made if spots.count(_spot(each)) > 1]:
+    spots = [spot(each) for each in made]
+    if repeated := [each.name for each in made if spots.count(spot(each)) > 1]:
         raise DeclarationError(f"{where}: the target {repeated[0]} is listed twice.")
     return tuple(made)
 
@@ -335,20 +327,6 @@ def _complete(target: Target, mode: str, keys: tuple[str, ...], order: tuple[str
     made = replace(target, mode=mode, has_mode=True, primary_key=own, options=options)
     connection = located(made.connection)
     return made if connection is None else made.at(connection)
-
-
-@contextmanager
-def told_by(where: str) -> Iterator[None]:
-    """An error in the block says whose it is."""
-    try:
-        yield
-    except DeclarationError as error:
-        raise DeclarationError(f"{where}: {error.what}", hint=error.hint) from None
-
-
-def _identity(connection: str | Connection | None) -> object:
-    """What two ways to name one connection have in common."""
-    return (connection.name or connection) if isinstance(connection, Connection) else connection or "default"
 
 
 # ------------------------------------------------------------------------------------------------------- single options
@@ -503,36 +481,15 @@ def _check_dead_letters(letters: DeadLetters, place: str, made: StreamingPipelin
     target = Target(table=letters.table, stream=letters.topic or letters.stream, connection=letters.connection)
     parts: tuple[Source | Target, ...] = (*made.sources, *made.targets)
     for part in parts:
-        if _spot(target) in _spots(part):
+        if spot(target) in spots(part):
             doing = "writes" if isinstance(part, Target) else "reads"
             raise DeclarationError(f"{where}: dead letters cannot go to {target.name}, which it {doing}.")
-
-
-def _spot(part: Source | Target) -> tuple[object, ...]:
-    """Where rows are read or written: equal for two parts that mean the same rows."""
-    if isinstance(part, Target):
-        place = part.place
-    else:
-        found = located(part.connection)
-        held = places_of(found.kind) if found else ()
-        place = "stream" if "stream" in held or not held else held[0]
-    return _identity(part.connection), place, part.name.strip("/")
-
-
-def _spots(part: Source | Target) -> set[tuple[object, ...]]:
-    """That, and of a stream that is read the table that it is to others."""
-    found = {_spot(part)}
-    if isinstance(part, Source):
-        stream = current().streams.get(part.query) if isinstance(part.query, str) else part.query
-        if stream is not None:
-            found.add((_identity(part.connection), "table", f"{stream.schema}.{stream.name}"))
-    return found
 
 
 def _kafka_of(made: StreamingPipeline, where: str) -> str | Connection | None:
     """The one Kafka among the sources: a topic is there where no connection is named."""
     found = {
-        _identity(each.connection): each.connection
+        identity(each.connection): each.connection
         for each in made.sources
         if (connection := located(each.connection)) is None or connection.kind == "kafka"
     }
@@ -575,18 +532,6 @@ def _check(made: StreamingPipeline, given: Mapping[str, Any], where: str, word: 
                     "once.",
                 )
     check_places(made, where)
-
-
-def check_places(made: StreamingPipeline, where: str) -> None:
-    """Refuse targets that their connections do not take, or that are read, as far as it is known by now which those
-    are."""
-    read = set[object]().union(*map(_spots, made.sources))
-    for target in made.targets:
-        if (connection := located(target.connection)) is not None:
-            with told_by(where):
-                target.at(connection)
-        if _spot(target) in read:
-            raise DeclarationError(f"{where}: it would read what it writes to {target.name}, for ever.")
 
 
 def _register(made: StreamingPipeline, function: Callable[..., Any]) -> None:

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import DeclarationError, NotFoundError, SettingsError, nearest
-from weft.pipelines.streaming.declare import DEAD_LETTERS, LATER_HINT, assemble, connection_fields, located, told_by
+from weft.pipelines.streaming.declare import DEAD_LETTERS, LATER_HINT, assemble, connection_fields
 from weft.pipelines.streaming.keys import LATER, TABLES
 from weft.pipelines.streaming.spec import FILE_OPTIONS, LOAD_OPTIONS, Lookup, Source, StreamingPipeline, Target
+from weft.pipelines.streaming.spots import located, told_by
 from weft.pipelines.streaming.toml_text import to_toml as to_toml
 from weft.project import build_connection, short_path
 from weft.settings import parse_toml

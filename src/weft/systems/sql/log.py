@@ -90,8 +90,8 @@ class SqlLog:
 
     def lost_after(self, offset: int, following: int | None) -> tuple[int, int]:
         """What retention removed."""
-        floor = self.floor()
-        return (floor, floor - offset) if floor > offset else (0, 0)
+        lost = self.removed_after(offset)
+        return (offset + lost, lost) if lost else (0, 0)
 
     def count(self) -> int:
         """How many events are stored and visible."""
