@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +194,8 @@ def query() -> Iterator[Callable[..., Query]]:
     yield start
     for each in started:
         each.stop()
+        with suppress(weft.WeftError):  # what a test has been told of already
+            each.wait(PATIENCE)
 
 
 def _begun(kafka: Any, query: Callable[..., Query]) -> tuple[str, Any, Query]:
