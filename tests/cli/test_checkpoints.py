@@ -189,6 +189,17 @@ def test_one_that_cannot_be_read(call: Any, numbers: Any) -> None:
     assert not here.exists()
 
 
+def test_one_whose_place_is_not_known(call: Any, numbers: Any) -> None:
+    @weft.streaming_pipeline(source=numbers, target="default", target_table="others", checkpoint="${NOT_SET}/others")
+    def others() -> None:
+        pass
+
+    call("consume", "copies", "--once")
+    told = call("checkpoints", "list", "--format", "json")
+    assert [each["pipeline"] for each in json.loads(told.stdout)] == ["copies"]
+    assert "NOT_SET is not set, and the checkpoint of others needs it" in told.stderr
+
+
 def test_pipelines_that_are_declared_nowhere(call: Any, numbers: Any) -> None:
     """What ran here once is known by its folder."""
     call("consume", "copies", "--once")

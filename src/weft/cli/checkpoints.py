@@ -17,7 +17,7 @@ from weft.cli.streams_common import Moment
 from weft.engine.streaming.checkpoint import Checkpoint, State, stored
 from weft.engine.streaming.scale import Back, scale_of, told
 from weft.engine.streaming.watch import Lag
-from weft.errors import DeclarationError, StorageError, unknown
+from weft.errors import DeclarationError, SettingsError, StorageError, unknown
 from weft.project import current
 
 if TYPE_CHECKING:
@@ -43,7 +43,11 @@ def list_(modules: tuple[str, ...], output: str) -> None:
     declared = current().streaming_pipelines
     found = {each.location: (each, declared.get(each.name)) for each in stored()}
     for pipeline in declared.values():
-        checkpoint = Checkpoint.of(pipeline)
+        try:
+            checkpoint = Checkpoint.of(pipeline)
+        except SettingsError as error:
+            click.echo(f"note: {error.what}", err=True)
+            continue
         if checkpoint.location not in found and (checkpoint.is_url or checkpoint.path.exists()):
             found[checkpoint.location] = (checkpoint, pipeline)
     rows = []

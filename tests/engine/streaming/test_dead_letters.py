@@ -292,6 +292,9 @@ def test_lines_of_files_that_are_no_rows(project: Path) -> None:
         ("json/a.json", '{"n": 3, "text": "\\xff"}'),
         ("json/a.json", '{"n": 4, "te'),
     }
+    tried = replay_all(make(name="csv", source_query="csv", target="default", target_table="csv", **pipeline))
+    assert tried.letters == 0 and len(tried.held) == 3
+    assert {*tried.held.values()} == {"it is a line of csv: put it, mended, into a new file of csv"}
     run_once(
         name="dropping",
         source=lake,

@@ -178,6 +178,16 @@ def test_letters_among_the_files_that_are_read(project: Path) -> None:
 
 
 @pytest.mark.usefixtures("here")
+def test_a_path_of_the_environment(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = pipeline_of(dead_letter_path="${FAILED_ROWS}/copies")
+    with pytest.raises(weft.SettingsError, match="FAILED_ROWS is not set, and the dead_letter_path of copies needs it"):
+        put(pipeline, unread(1))
+    monkeypatch.setenv("FAILED_ROWS", str(project / "failed"))
+    put(pipeline, unread(1))
+    assert len(letters_of(pipeline)) == 1 and (project / "failed/copies").is_dir()
+
+
+@pytest.mark.usefixtures("here")
 def test_a_pipeline_without_a_place() -> None:
     with pytest.raises(DeclarationError, match="no place") as failure:
         replay_all(pipeline_of())

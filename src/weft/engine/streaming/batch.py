@@ -95,10 +95,18 @@ class Batches:
         except WeftError as error:
             # After a crash its sources may no longer have its rows, which the targets have.
             if isinstance(error, ConnectionFailedError) or not self.finish(self.pipeline.targets, checkpoint, batch_id):
+                self._tell_of_half(error, checkpoint, batch_id)
                 raise
             written = Written(batch_id, {}, {})
         _steps.debug("done")
         return written
+
+    def _tell_of_half(self, error: WeftError, checkpoint: str, batch_id: int) -> None:
+        """Say which targets have a batch that cannot go on: whoever begins anew gives them its rows a second time."""
+        if len(self.pipeline.targets) > 1 and not isinstance(error, ConnectionFailedError):
+            having = [each.name for each in self.pipeline.targets if self.has(each, checkpoint, batch_id)]
+            if having:
+                error.add_note(f"stored already in {', '.join(having)}: after a reset its rows would be there twice")
 
     def _attempted(self, frame: Any, checkpoint: str, batch_id: int) -> Written:
         taken: list[Taken] = []

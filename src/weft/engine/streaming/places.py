@@ -22,6 +22,7 @@ from weft.engine.streaming.letter import FIELD_TYPES, SCHEMA, Stored, as_json, d
 from weft.errors import ConnectionFailedError, DeclarationError, NotFoundError, StorageError, WeftError
 from weft.pipelines.streaming.spec import Source, StreamingPipeline, Target
 from weft.project import current
+from weft.settings import interpolate
 from weft.streams.declare import Stream
 from weft.streams.events import in_rounds
 from weft.streams.publishing import publish_once
@@ -72,6 +73,7 @@ def place_of(pipeline: StreamingPipeline) -> Place | None:
 
 def _files(pipeline: StreamingPipeline, path: str, connection: str | Connection | None) -> _Files:
     holder: Any = None if connection is None else current().connection(connection)
+    path = interpolate(path, f"the dead_letter_path of {pipeline.name}")
     where = str(Path(path).expanduser().absolute()) if holder is None else f"{holder.root}/{path.strip('/')}"
     parts: tuple[Source | Target, ...] = (*pipeline.sources, *pipeline.targets)
     for part in parts:

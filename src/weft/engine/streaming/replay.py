@@ -37,7 +37,7 @@ from weft.engine.streaming.dead import DeadLetterBox, blamed, without
 from weft.engine.streaming.functions import keeping
 from weft.engine.streaming.letter import Stage, Stored, as_json, digest
 from weft.engine.streaming.lock import opened
-from weft.engine.streaming.sources import EVENT_TS, EventReader, LogOrigin, open_source
+from weft.engine.streaming.sources import EVENT_TS, EventReader, FileOrigin, LogOrigin, open_source
 from weft.engine.streaming.whence import WHENCE, written
 from weft.errors import BusyError, ConnectionFailedError, NotFoundError, WeftError
 from weft.pipelines.streaming.spec import StreamingPipeline, Target
@@ -79,6 +79,8 @@ class Replay:
         self.pipeline, self._wanted, self._max = pipeline, wanted, max_replays
         self.box = DeadLetterBox(pipeline)
         self.done = Replayed()
+        origins = (open_source(each, 0.0) for each in pipeline.sources)
+        self._files = {each.name: each.connection for each in origins if isinstance(each, FileOrigin)}
         self._own: set[str] = set()
         """Letters that came back: one replay tries each row once."""
 
@@ -117,6 +119,10 @@ class Replay:
             named = [each for each in self.pipeline.targets if each.name == letter.target]
             if len(named) != 1:
                 return f"the pipeline has {'no target' if not named else 'several targets'} {letter.target!r}"
+        if letter.stage == "read" and letter.source in self._files:
+            kind = self._files[letter.source].format_of(letter.offset or "")
+            if kind != "json_lines":  # a header says what its values are, and that is in the file
+                return f"it is a line of {kind}: put it, mended, into a new file of {letter.source}"
         return None
 
     def _together(self, letter: Stored) -> tuple[Any, ...]:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from weft.errors import DeclarationError
 from weft.systems.base import Connection
+from weft.systems.objects.formats import format_from_path
 from weft.systems.objects.local import FolderConnection
 from weft.systems.objects.options import FileOptions, Settings
 from weft.systems.objects.s3 import S3Connection
@@ -46,6 +47,11 @@ class FileFields(Connection):
     def options(self) -> FileOptions:
         """How files are written and read here."""
         return FileOptions.declare(**{each.name: getattr(self, each.name) for each in fields(FileOptions)})
+
+    def format_of(self, path: str) -> str:
+        """The format of a file here: the one that is declared, else the one of its name."""
+        declared = self.options.format
+        return declared if self.format is not None else format_from_path(path) or declared
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from weft.errors import NotFoundError
 from weft.systems.objects import spark as sessions
 from weft.systems.objects.folder import COMPRESSED, GLOB, place_of
-from weft.systems.objects.formats import format_from_path, is_tab_separated
+from weft.systems.objects.formats import is_tab_separated
 from weft.systems.objects.options import FileOptions
 from weft.systems.objects.reading import Partitions, read_alike
 from weft.systems.objects.sampling import Head
@@ -171,9 +171,8 @@ def _alike(
         if path.lower().endswith(UNFINISHED):
             _log.warning("%s is passed by: the end of its name says that it is still written", path)
             continue
-        name = given.format if connection.format is not None else format_from_path(path) or given.format
         delimiter = "\t" if is_tab_separated(path) and "delimiter" not in (given.csv_read_options or {}) else None
-        found.setdefault(_Kind(name, delimiter, _partitions(path, root)), []).append(path)
+        found.setdefault(_Kind(connection.format_of(path), delimiter, _partitions(path, root)), []).append(path)
     read = given.with_format("csv").read
     # A file of CSV has its columns by their places, which its header tells, each file's its own.
     several, held = dict[_Kind, dict[str, Head | None]](), 0
