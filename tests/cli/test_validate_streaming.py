@@ -44,6 +44,7 @@ def test_delivery(call: Any, clicks: Any, local: Project) -> None:
         mode="merge",
         keys=["user_id"],
         transform_sql="SELECT user_id, sum(amount) AS total FROM source GROUP BY user_id",
+        dead_letter_path="failed",
         targets=[
             weft.Target(table="sums"),
             weft.Target(connection=delta, table="in_delta"),
@@ -62,7 +63,9 @@ def test_delivery(call: Any, clicks: Any, local: Project) -> None:
         "target in_delta": "exactly_once",
         "target raw": "exactly_once",
         "target totals": "at_least_once",
+        "dead letters": None,
     }
+    assert told["dead letters"]["detail"] == f"path {Path('failed').absolute()}"
     assert told["sql"]["detail"] == "columns user_id, total"
     assert told["target sums"]["detail"].endswith("may have each key once (else say deduplicate_by); creates the table")
     lines = [" ".join(line.split()) for line in call("validate").stdout.splitlines()]
@@ -83,6 +86,11 @@ def tables() -> list[str]:
     [
         ({"transform_sql": "SELECT user_id, amont FROM source"}, "sql", "`amont` cannot be resolved"),
         ({"transform_sql": "SELECT user_id FORM source"}, "sql", "Syntax error at or near"),
+        (
+            {"transform_sql": "SELECT user_id FROM clicks"},
+            "sql",
+            "a table that is not there: `clicks`.\n  It can read: source.",
+        ),
         ({"mode": "merge", "keys": ["usr_id"]}, "target copies", "The key 'usr_id' is no column of the rows"),
         (
             {"mode": "merge", "keys": ["id"], "transform_sql": "SELECT user_id AS ID FROM source"},

@@ -11,7 +11,13 @@ import pytest
 
 import weft
 from engine.test_pairs import KINDS, database, every_edge  # noqa: F401
-from weft import DeclarationError, DeltaLocalConnection, NotFoundError, ObjectStoreLocalConnection
+from weft import (
+    ConnectionFailedError,
+    DeclarationError,
+    DeltaLocalConnection,
+    NotFoundError,
+    ObjectStoreLocalConnection,
+)
 from weft.columns import is_nested
 from weft.engine import config
 from weft.engine.load import open_tables
@@ -81,6 +87,12 @@ def test_nothing_there(spark: Any) -> None:
         weft.read("nothing/here")
     with pytest.raises(DeclarationError, match="gs://"):
         weft.read("gs://bucket/x.csv")
+
+
+def test_a_folder_that_cannot_be_made(spark: Any) -> None:
+    Path("lake").write_text("a file in its place")
+    with pytest.raises(ConnectionFailedError, match=r"Cannot open the connection 'lake' .*Not a directory"):
+        weft.load(ROWS, target="orders", connection=ObjectStoreLocalConnection("lake", name="lake"))
 
 
 @pytest.mark.parametrize("target", ["parquet", "delta"])

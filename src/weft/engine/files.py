@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
 
 from weft.engine import connectors, outcome, session
 from weft.engine.progress import progress
-from weft.errors import DeclarationError, NotFoundError
+from weft.errors import DeclarationError, NotFoundError, WeftError
 from weft.project import current
 from weft.systems.base import Connection
 from weft.systems.load import Counts, Load
@@ -94,7 +95,7 @@ def write(
     """Write a DataFrame to files or to a Delta table, which gives rows without a key to `put_aside`."""
     refuse(connection, load)
     spark = connectors.ready(frame.sparkSession, connection)
-    with progress(f"loading {load.name}"), outcome.explained(f"load {load.name}"):
+    with _loading(connection, load):
         if connection.kind.startswith("delta"):
             from weft.systems.delta import sink as delta
 
@@ -155,7 +156,7 @@ def has(connection: Connection, load: Load) -> bool:
 def copy(rows: Rows, connection: Connection, load: Load) -> Counts | None:
     """Write rows that are Arrow, without Spark's rows between. `None` where only `write` can do it."""
     spark = connectors.ready(session.spark(), connection)
-    with progress(f"loading {load.name}"), outcome.explained(f"load {load.name}"):
+    with _loading(connection, load):
         if connection.kind.startswith("delta"):
             from weft.systems.delta import copy as delta
 
@@ -163,6 +164,17 @@ def copy(rows: Rows, connection: Connection, load: Load) -> Counts | None:
         from weft.systems.objects import sink as objects
 
         return objects.copy(rows, connection, load, spark=spark)  # type: ignore[arg-type]
+
+
+@contextmanager
+def _loading(connection: Connection, load: Load) -> Iterator[None]:
+    with progress(f"loading {load.name}"), outcome.explained(f"load {load.name}"):
+        try:
+            yield
+        except WeftError:
+            raise
+        except OSError as error:  # a folder that cannot be made, a full disk, a bucket that does not answer
+            raise connection.failed(error) from error
 
 
 def _refuse_unknown(connection: Connection, verb: str) -> None:

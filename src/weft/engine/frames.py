@@ -139,9 +139,21 @@ def from_memory(spark: Any, given: kinds.Memory) -> Any:
 
 def transformed(frame: Any, sql: str) -> Any:
     """The result of Spark SQL over the table `source`."""
+    from pyspark.errors import AnalysisException
+
     with outcome.explained("understand transform_sql"):
         frame.createOrReplaceTempView("source")
-        return frame.sparkSession.sql(sql)
+        try:
+            return frame.sparkSession.sql(sql)
+        except AnalysisException as error:
+            if error.getCondition() != "TABLE_OR_VIEW_NOT_FOUND":
+                raise
+            missing = (error.getMessageParameters() or {}).get("relationName", "")
+            known = ", ".join(each.name for each in frame.sparkSession.catalog.listTables() if each.isTemporary)
+            raise DeclarationError(
+                f"transform_sql reads a table that is not there: {missing}.",
+                hint=f"It can read: {known}. The rows that it is given are the table source.",
+            ) from None
 
 
 def refuse_one_host(one_host: bool, role: str) -> None:

@@ -111,7 +111,7 @@ class Connection:
             return
         found = f"begins with {scheme}://" if scheme else "is no URL"
         raise DeclarationError(
-            f"The {field_name} of {self.label} {found}; a {self.kind} connection needs "
+            f"The {field_name} of {self.label} {found}; {self.any_such} needs "
             f"{' or '.join(f'{each}://' for each in schemes)}."
         )
 
@@ -177,9 +177,14 @@ class Connection:
         return self.failed(error, hint=SIGN_IN_HINT if answered else hint)
 
     @property
+    def any_such(self) -> str:
+        """How errors call connections of this kind: "an object_store_s3 connection"."""
+        return f"a{'n' if self.kind[0] in 'aeiou' else ''} {self.kind} connection"
+
+    @property
     def label(self) -> str:
         """How errors call this connection."""
-        return f"the connection {self.name!r}" if self.name else f"a {self.kind} connection"
+        return f"the connection {self.name!r}" if self.name else self.any_such
 
     def _shown(self, each: dataclasses.Field[Any]) -> object:
         value = getattr(self, each.name)

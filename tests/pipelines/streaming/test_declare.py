@@ -345,7 +345,7 @@ LOOKUP = Lookup(connection=WAREHOUSE, table="users")
         ({"target": None, "targets": [Target(table="t")]}, r"target_table goes with a connection[\s\S]*Target\(table="),
         ({"target_table": None}, r"names no place, and a postgres connection is written by table or stream"),
         ({"target_table": 5}, r'table is \("schema", "table"\)'),
-        ({"target": LAKE}, r"a table, and a object_store_local connection is written by prefix[\s\S]*prefix="),
+        ({"target": LAKE}, r"a table, and an object_store_local connection is written by prefix[\s\S]*prefix="),
         ({"target": REDIS}, r"a redis connection is written by stream\.\n.*stream="),
         ({"target": int}, "the class int is no table"),
         ({"target": customers}, "target_table is that of a connection"),

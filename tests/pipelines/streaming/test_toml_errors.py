@@ -147,7 +147,7 @@ FILES = f"{SOURCE}[target]\nkind='object_store_local'\npath='/d'\nformat='csv'\n
         ("[target.read_options.xml]", r": \[target\.read_options\]: unknown key 'xml'"),
         ("csv_read_options = {}\n[target.read_options.csv]", r": \[target\]: csv_read_options and .* say the same"),
         ("mode = 'merge'\nprimary_key = 'id'", r": \[target\]: Target x: the mode 'merge' is for tables"),
-        ("[target.table]\nname = 't'", r": \[target\]: Target t names a table, and a object_store_local"),
+        ("[target.table]\nname = 't'", r": \[target\]: Target t names a table, and an object_store_local"),
     ],
 )
 def test_files_refused(text: str, said: str) -> None:

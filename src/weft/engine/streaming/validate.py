@@ -14,11 +14,12 @@ from weft.engine import given as kinds
 from weft.engine.frames import from_memory
 from weft.engine.readers import open_tables
 from weft.engine.streaming import functions
+from weft.engine.streaming.dead import DeadLetterBox
 from weft.engine.streaming.scale import Versions
 from weft.engine.streaming.sources import EventReader
 from weft.engine.validate import Finding, look, open_connection
 from weft.errors import DeclarationError, NotFoundError, WeftError, nearest
-from weft.pipelines.streaming.spec import Lookup, Source, StreamingPipeline, Target
+from weft.pipelines.streaming.spec import DeadLetters, Lookup, Source, StreamingPipeline, Target
 from weft.project import current
 from weft.streams import runtime
 from weft.systems.base import system_for
@@ -44,9 +45,8 @@ def validate(pipeline: StreamingPipeline) -> Iterator[Finding]:
     for target in pipeline.targets:
         delivery = pipeline.delivery_to(target)
         yield look(pipeline.name, f"target {target.name}", partial(_target, target, columns), delivery)
-    letters = pipeline.dead_letters
-    if letters is not None and letters.path is None:
-        yield look(pipeline.name, "dead letters", lambda: open_connection(current().connection(letters.connection)))
+    if pipeline.dead_letters is not None:
+        yield look(pipeline.name, "dead letters", partial(_letters, pipeline, pipeline.dead_letters))
 
 
 def _source(source: Source) -> str:
@@ -149,6 +149,13 @@ def _target(target: Target, given: list[str]) -> str:
         return f"{there}, {_mode(target)}; creates the table"
     _refuse_unknown(target, "key", target.primary_key, [each.name for each in found], f"the table {target.name}")
     return f"{there}, {_mode(target)}; the table is there"
+
+
+def _letters(pipeline: StreamingPipeline, letters: DeadLetters) -> str:
+    place = DeadLetterBox(pipeline).place
+    if letters.path is None or letters.connection is not None:
+        return open_connection(current().connection(letters.connection))
+    return place.name
 
 
 def _mode(target: Target) -> str:

@@ -374,16 +374,16 @@ def _lookups(given: Any, where: str) -> Mapping[str, Lookup]:
                 hint=f'lookups={{"{name}": weft.Lookup(connection=…, table="{name}")}}',
             )
         if (connection := located(each.connection)) is not None:
-            _check_lookup(name, each, connection.kind, where)
+            _check_lookup(name, each, connection, where)
     return dict(given)
 
 
-def _check_lookup(name: str, lookup: Lookup, kind: str, where: str) -> None:
-    if places_of(kind) == ("stream",):
-        raise DeclarationError(f"{where}: the lookup {name!r} is on a {kind} connection, which holds no tables.")
-    if lookup.query is not None and system_for(kind).tables is None:
+def _check_lookup(name: str, lookup: Lookup, connection: Connection, where: str) -> None:
+    if places_of(connection.kind) == ("stream",):
+        raise DeclarationError(f"{where}: the lookup {name!r} is on {connection.any_such}, which holds no tables.")
+    if lookup.query is not None and system_for(connection.kind).tables is None:
         raise DeclarationError(
-            f"{where}: the lookup {name!r} has a query, and a {kind} connection has no SQL of its own.",
+            f"{where}: the lookup {name!r} has a query, and {connection.any_such} has no SQL of its own.",
             hint="Name its table, and let transform_sql choose what it needs of it.",
         )
 
@@ -473,7 +473,7 @@ def _check_dead_letters(letters: DeadLetters, place: str, made: StreamingPipelin
         is_kafka, held = found.kind == "kafka", places_of(found.kind)
         fits = {"topic": is_kafka, "stream": "stream" in held and not is_kafka, "path": "prefix" in held}
         if not fits.get(place, "table" in held):
-            raise DeclarationError(f"{where}: a {found.kind} connection holds no dead_letter_{place}.")
+            raise DeclarationError(f"{where}: {found.any_such} holds no dead_letter_{place}.")
     if place == "path":
         return
     if letters.table is not None and found is not None and system_for(found.kind).tables is not None:

@@ -111,12 +111,12 @@ class Source:
             raise _files_only(where, next(iter(self.options)), connection)
         if not can_be_source(connection.kind):
             raise DeclarationError(
-                f"{where}: a {connection.kind} connection cannot be the source of a streaming pipeline.",
+                f"{where}: {connection.any_such} cannot be the source of a streaming pipeline.",
                 hint="Sources are streams, topics, files in folders and buckets, and Delta tables.",
             )
         is_files = "stream" not in places_of(connection.kind)
         if isinstance(self.query, Stream) and is_files:
-            raise DeclarationError(f"{where}: a {connection.kind} connection holds no streams.")
+            raise DeclarationError(f"{where}: {connection.any_such} holds no streams.")
         limit, other = ("max_rows", "max_files") if is_files else ("max_files", "max_rows")
         if getattr(self, limit) is not None:
             raise DeclarationError(f"{where}: {limit} is no limit of {connection.kind}.", hint=f"Use {other}.")
@@ -127,7 +127,7 @@ class Source:
         if "-" in self.start:
             if connection.kind != "redis":
                 raise DeclarationError(
-                    f"{where}: start={self.start!r} is an id of Redis, and this is a {connection.kind} connection.",
+                    f"{where}: start={self.start!r} is an id of Redis, and this is {connection.any_such}.",
                     hint="One number is an offset, or a version of Delta.",
                 )
             _set(self, start=str(to_offset(self.start, self.name)))
@@ -236,7 +236,7 @@ class Target:
             named = f"names a {self.place}" if self.place else "names no place"
             written = f"is written by {' or '.join(held)}" if held else "cannot be written by a streaming pipeline"
             raise DeclarationError(
-                f"{where} {named}, and a {connection.kind} connection {written}.",
+                f"{where} {named}, and {connection.any_such} {written}.",
                 hint=" Or ".join(_EXAMPLES[each] for each in held) or None,
             )
         if self.table is not None and system_for(connection.kind).tables is not None:
@@ -371,7 +371,7 @@ def _checked_files(connection: FileFields, given: Mapping[str, Any], where: str)
 
 
 def _files_only(where: str, option: str, connection: Connection) -> DeclarationError:
-    return DeclarationError(f"{where}: {option} is an option of files, and this is a {connection.kind} connection.")
+    return DeclarationError(f"{where}: {option} is an option of files, and this is {connection.any_such}.")
 
 
 def table_name(given: Any, option: str, where: str) -> tuple[str | None, str]:
