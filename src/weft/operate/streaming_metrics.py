@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from weft.errors import ConnectionFailedError, MissingExtraError
+from weft.errors import ConnectionFailedError, MissingExtraError, installing
 from weft.operate.watcher import Report, Watcher
 
 try:
@@ -14,7 +14,7 @@ try:
     from prometheus_client.core import GaugeMetricFamily
 except ImportError as error:
     raise MissingExtraError(
-        f"Metrics need prometheus-client, which is not there: {error}.", hint="pip install 'weft[server]'"
+        f"Metrics need prometheus-client, which is not there: {error}.", hint=installing("server")
     ) from error
 
 _PREFIX = "weft_streaming"

@@ -19,6 +19,7 @@ from weft.errors import BusyError, DeclarationError, LoadRefusedError, WeftError
 from weft.normalize import lower, trim
 from weft.pipelines.streaming.declare import make
 from weft.types import BigInt, Text
+from workers import drain
 
 pytestmark = pytest.mark.usefixtures("plain_spark")
 
@@ -329,3 +330,18 @@ def test_events_that_retention_removed_after_every_target_had_them(way: str, pro
         run_once(**{**pipeline, "targets": targets})
     said = "stored already in copies, copies, copies: after a reset its rows would be there twice"
     assert said in failure.value.__notes__
+
+
+@pytest.mark.usefixtures("here")
+def test_whoever_fails_to_hear_of_a_batch_does_not_fail_it(caplog: pytest.LogCaptureFixture) -> None:
+    events, copies = declare(n="int64"), declare("copies", n="int64")
+    weft.publish_sync(events, {"n": 0})
+
+    def written(_: object) -> None:
+        raise RuntimeError("It does not listen.")
+
+    query = Query(make(name="copy", source=events, targets=[weft.Target(stream=copies)]), once=True, written=written)
+    query.start()
+    assert query.wait(120)
+    assert [each["n"] for each in drain(copies)] == [0]
+    assert "could not tell of batch 0" in caplog.text

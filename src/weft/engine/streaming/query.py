@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 import time
@@ -22,6 +23,7 @@ from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.project import current
 from weft.systems.objects.spark import configure
 
+_log = logging.getLogger("weft.engine")
 # A file system of Hadoop's that asks other processes for links and modes takes four fifths of a small batch.
 _CONF = {
     "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming.checkpointing."
@@ -199,7 +201,10 @@ class Query:
                 self._failure = error
                 raise
             self._last, self.seconds = batch_id, time.perf_counter() - begun
-        self._written(written)
+        try:
+            self._written(written)
+        except Exception:  # the batch is loaded: were it to fail now, streams and topics would get it again
+            _log.exception("%s goes on, but could not tell of batch %d", self.pipeline.name, batch_id)
 
 
 def _reached(watched: list[Watched], ends: list[Any]) -> None:
