@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from bench.harness import Case
 from bench.processes import in_processes
@@ -19,42 +21,52 @@ def _events(batches: int) -> list[list[dict[str, object]]]:
     ]
 
 
-def ours(url: str, batches: int) -> Job:
-    """Publish, one batch after the other."""
+def _in_threads(threads: int, work: Callable[[list[list[dict[str, object]]]], object], batches: int) -> Job:
+    """Have threads share the batches, each one after the other."""
+    given = _events(batches)
+    shares = [given[number::threads] for number in range(threads)]
+
+    def job() -> int:
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(work, shares))
+        return batches * BATCH
+
+    return job
+
+
+def ours(url: str, batches: int, threads: int) -> Job:
+    """Publish."""
     import weft
     from weft.streams.runtime import open_stream
 
     fields = {"user_id": "string", "action": "string", "amount": "float64"}
     stream = weft.stream(name=f"s{uuid.uuid4().hex}", connection=weft.connect(url=url), fields=fields)(lambda: None)
     open_stream(stream)
-    given = _events(batches)
 
-    def job() -> int:
+    def work(given: list[list[dict[str, object]]]) -> None:
         for batch in given:
             weft.publish_sync(stream, batch)
-        return batches * BATCH
 
-    return job
+    return _in_threads(threads, work, batches)
 
 
-def theirs(url: str, batches: int) -> Job:
+def theirs(url: str, batches: int, threads: int) -> Job:
     """A pipeline for each batch."""
     import redis
 
-    client, key, given = redis.Redis.from_url(url), uuid.uuid4().hex, _events(batches)
+    client, key = redis.Redis.from_url(url), uuid.uuid4().hex
 
-    def job() -> int:
+    def work(given: list[list[dict[str, object]]]) -> None:
         for batch in given:
             pipeline = client.pipeline(transaction=False)
             for event in batch:
                 pipeline.xadd(key, event)  # type: ignore[arg-type]
             pipeline.execute()
-        return batches * BATCH
 
-    return job
+    return _in_threads(threads, work, batches)
 
 
-def _prepare(scale: float) -> tuple[Job, Job]:
+def _prepare(scale: float, threads: int = 1) -> tuple[Job, Job]:
     from redis_server import RedisServer
 
     # Not the shared one: this one keeps nothing on disk, so that the clients are measured and not the disk.
@@ -65,8 +77,8 @@ def _prepare(scale: float) -> tuple[Job, Job]:
     client.config_set("appendonly", "no")
     client.close()
     return (
-        in_processes("bench.redis_streams:ours", [(url, batches)]),
-        in_processes("bench.redis_streams:theirs", [(url, batches)]),
+        in_processes("bench.redis_streams:ours", [(url, batches, threads)]),
+        in_processes("bench.redis_streams:theirs", [(url, batches, threads)]),
     )
 
 
@@ -77,5 +89,12 @@ CASES = [
         3,
         _prepare,
         needs="redis",
-    )
+    ),
+    Case(
+        "publish 1,000-event batches, two threads (Redis)",
+        "redis-py, pipelines of 1,000 XADD, two threads",
+        3,
+        partial(_prepare, threads=2),
+        needs="redis",
+    ),
 ]
