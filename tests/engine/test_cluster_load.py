@@ -33,10 +33,10 @@ PROGRAM = """
     weft.spark().sparkContext.parallelize(range(2), 2).map(str).collect()  # both executors are there
     print("running", flush=True)
     if sys.argv[3] == "one task":
-        data = "SELECT * FROM orders"
+        data = "SELECT * FROM slow_orders"
         more = {"source": source}
     else:
-        data, more = weft.read("SELECT * FROM orders", source=source, partitions=8, partition_by="id"), {}
+        data, more = weft.read("SELECT * FROM slow_orders", source=source, partitions=8, partition_by="id"), {}
     for attempt in range(3):
         try:
             result = weft.load(data, target="orders", connection=target, mode="merge", keys=["id"],
@@ -45,6 +45,13 @@ PROGRAM = """
         except weft.WeftError as error:
             print("again:", error, file=sys.stderr)
     print(result.rows_read, result.inserted, result.replayed, result.engine)
+"""
+
+
+# Whoever reads one of the rows waits as long as somebody holds the lock: a load is over in a moment else.
+WAITING = """
+    CREATE FUNCTION waiting(name TEXT) RETURNS TEXT LANGUAGE plpgsql VOLATILE AS $$
+    BEGIN PERFORM pg_advisory_xact_lock_shared(1); RETURN name; END $$
 """
 
 
@@ -66,17 +73,21 @@ def test_a_worker_is_killed_during_a_load(
             "CREATE TABLE orders AS SELECT i AS id, 'customer ' || i AS name, i * 1.5 AS total "
             f"FROM generate_series(1, {rows}) AS i"
         )
-    (project / "weft.toml").write_text(cluster.settings)
-    process = python(PROGRAM, source, target, way, WEFT_SPARK_MASTER="")
-    assert process.stdout is not None
-    try:
-        assert process.stdout.readline() == "running\n"
-        # In the middle of what one of eight tasks sends.
-        servers.wait_until(
-            lambda: process.poll() is not None or _has_sent(target, rows // 16), "rows are sent", STARTUP_SECONDS
+        driver.execute(WAITING)
+        # Near the end of what the last of eight tasks reads.
+        driver.execute(
+            f"CREATE VIEW slow_orders AS SELECT id, CASE id WHEN {rows - rows // 100} THEN waiting(name) ELSE name END "
+            "AS name, total FROM orders"
         )
-        assert process.poll() is None, "the load was over before a worker could be killed"
-        cluster.kill(killed)
+    (project / "weft.toml").write_text(cluster.settings)
+    try:
+        with psycopg.connect(source) as holding:
+            holding.execute("SELECT pg_advisory_lock(1)")
+            process = python(PROGRAM, source, target, way, WEFT_SPARK_MASTER="")
+            assert process.stdout is not None
+            assert process.stdout.readline() == "running\n"
+            servers.wait_until(lambda: _waits(source), "a task that reads", STARTUP_SECONDS)
+            cluster.kill(killed)
         lines = finish(process)
     finally:
         cluster.restore()
@@ -87,10 +98,9 @@ def test_a_worker_is_killed_during_a_load(
     assert ask(target, "SELECT tablename FROM pg_tables WHERE tablename LIKE 'stage%'") == []
 
 
-def _has_sent(url: str, rows: int) -> bool:
-    """Whether somebody has sent so many rows, and sends more."""
-    sent = f"SELECT 1 FROM pg_stat_progress_copy WHERE datname = current_database() AND tuples_processed > {rows}"
-    return bool(ask(url, sent))
+def _waits(url: str) -> bool:
+    """Whether a task waits for a row."""
+    return bool(ask(url, "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"))
 
 
 def test_files_of_one_machine_are_refused(cluster: Cluster, python: Python, project: Path) -> None:
