@@ -25,6 +25,7 @@ pytestmark = pytest.mark.usefixtures("plain_spark")
 # Each place and each system once, and both ways of the rows.
 IN_BRIEF = {
     "test_rows_that_cannot_be_transformed": {"driver-stream", "tasks-table", "driver-path"},
+    "test_rows_without_a_key_of_a_delta_table": {"driver"},
     "test_rows_that_a_target_rejects": {"sqlite-driver", "postgres-tasks", "mysql-driver"},
 }
 

@@ -31,6 +31,8 @@ from weft.systems.objects.folder import LocalFolder
 Where = Callable[[], dict[str, Any]]
 
 IN_BRIEF = {
+    # A Delta table takes a minute for it.
+    "test_letters_in_every_place": {"table", "stream", "redis", "path", "topic", "bucket"},
     "test_sql_that_is_mended": {"table"},
     "test_values_of_every_type": {"sqlite", "postgres"},
     "test_rows_that_a_target_takes_once_it_is_mended": {"sqlite", "postgres"},
