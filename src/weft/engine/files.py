@@ -171,10 +171,10 @@ def _loading(connection: Connection, load: Load) -> Iterator[None]:
     with progress(f"loading {load.name}"), outcome.explained(f"load {load.name}"):
         try:
             yield
-        except WeftError:
+        except (WeftError, ConnectionError):  # the second is Py4J's, whose JVM ended
             raise
         except OSError as error:  # a folder that cannot be made, a full disk, a bucket that does not answer
-            raise connection.failed(error) from error
+            raise connection.failed(error) from None
 
 
 def _refuse_unknown(connection: Connection, verb: str) -> None:

@@ -7,27 +7,17 @@ from typing import Any
 import pytest
 
 import weft
+from pipelines.streaming.test_declare import CSV, DELTA, EVENTS, LAKE, REDIS, WAREHOUSE
 from weft import (
     DeclarationError,
-    DeltaLocalConnection,
     Lookup,
     ObjectStoreLocalConnection,
-    PostgresConnection,
-    RedisConnection,
     Source,
-    SQLiteConnection,
     Target,
 )
 from weft.pipelines.streaming.declare import make
 
 pytestmark = pytest.mark.usefixtures("local")
-
-WAREHOUSE = PostgresConnection(name="warehouse", url="postgres://localhost/wh")
-EVENTS = SQLiteConnection("events.db", name="events_db")
-LAKE = ObjectStoreLocalConnection("/data/lake", name="lake", format="parquet")
-CSV = ObjectStoreLocalConnection("/data/lake", name="csv_lake", format="csv")
-DELTA = DeltaLocalConnection("/data/delta", name="delta")
-REDIS = RedisConnection("redis://localhost", name="cache")
 
 
 def test_how_files_are_written_is_said_by_name() -> None:

@@ -93,8 +93,10 @@ class Batches:
         try:
             written = self._attempted(frame, checkpoint, batch_id)
         except WeftError as error:
+            if isinstance(error, ConnectionFailedError):
+                raise
             # After a crash its sources may no longer have its rows, which the targets have.
-            if isinstance(error, ConnectionFailedError) or not self.finish(self.pipeline.targets, checkpoint, batch_id):
+            if not self.finish(self.pipeline.targets, checkpoint, batch_id):
                 self._tell_of_half(error, checkpoint, batch_id)
                 raise
             written = Written(batch_id, {}, {})
@@ -103,10 +105,9 @@ class Batches:
 
     def _tell_of_half(self, error: WeftError, checkpoint: str, batch_id: int) -> None:
         """Say which targets have a batch that cannot go on: whoever begins anew gives them its rows a second time."""
-        if len(self.pipeline.targets) > 1 and not isinstance(error, ConnectionFailedError):
-            having = [each.name for each in self.pipeline.targets if self.has(each, checkpoint, batch_id)]
-            if having:
-                error.add_note(f"stored already in {', '.join(having)}: after a reset its rows would be there twice")
+        having = [each.name for each in self.pipeline.targets if self.has(each, checkpoint, batch_id)]
+        if having:
+            error.add_note(f"stored already in {', '.join(having)}: after a reset its rows would be there twice")
 
     def _attempted(self, frame: Any, checkpoint: str, batch_id: int) -> Written:
         taken: list[Taken] = []

@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from heapq import nsmallest
 from itertools import groupby
 from math import isfinite
@@ -44,6 +45,7 @@ from weft.pipelines.streaming.spec import StreamingPipeline, Target
 from weft.project import current
 from weft.systems.kafka.messages import Reader
 from weft.systems.log import EXTRA, ROWID
+from weft.systems.objects.connection import FileFields
 
 # Tests stop a process at each of these steps, by a handler on this logger.
 _steps = logging.getLogger("weft.streaming")
@@ -79,8 +81,6 @@ class Replay:
         self.pipeline, self._wanted, self._max = pipeline, wanted, max_replays
         self.box = DeadLetterBox(pipeline)
         self.done = Replayed()
-        origins = (open_source(each, 0.0) for each in pipeline.sources)
-        self._files = {each.name: each.connection for each in origins if isinstance(each, FileOrigin)}
         self._own: set[str] = set()
         """Letters that came back: one replay tries each row once."""
 
@@ -124,6 +124,12 @@ class Replay:
             if kind != "json_lines":  # a header says what its values are, and that is in the file
                 return f"it is a line of {kind}: put it, mended, into a new file of {letter.source}"
         return None
+
+    @cached_property
+    def _files(self) -> dict[str, FileFields]:
+        """The sources that are files. What a target rejected needs none of them."""
+        origins = (open_source(each, 0.0) for each in self.pipeline.sources)
+        return {each.name: each.connection for each in origins if isinstance(each, FileOrigin)}
 
     def _together(self, letter: Stored) -> tuple[Any, ...]:
         """Letters that can be one set: alike in where they go and in how often they went there. Where a target merges

@@ -50,8 +50,7 @@ class FileFields(Connection):
 
     def format_of(self, path: str) -> str:
         """The format of a file here: the one that is declared, else the one of its name."""
-        declared = self.options.format
-        return declared if self.format is not None else format_from_path(path) or declared
+        return self.format or format_from_path(path) or FileOptions.format
 
 
 @dataclass(frozen=True)
