@@ -34,7 +34,8 @@ def put(pipeline: Any, letters: list[Letter], batch: int = 0) -> None:
 
 
 def letters_of(pipeline: Any) -> list[Stored]:
-    return sorted(DeadLetterBox(pipeline).letters(), key=lambda each: (each.payload, each.replays))
+    """Those of a topic come from its partitions in any order, so that two of one payload need more to sort by."""
+    return sorted(DeadLetterBox(pipeline).letters(), key=lambda each: (each.payload, each.replays, each.letter_id))
 
 
 def replay_all(pipeline: Any, **options: Any) -> Replayed:
