@@ -62,14 +62,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of tests that a module names in `IN_BRIEF`, only the parameters named there are run, unless --full is asked for:
-    the others differ in what is tested elsewhere already."""
+    """Of tests that a module names in `IN_BRIEF`, only the parameters named there are run, unless --full is asked for,
+    and one without parameters is not: the others differ in what is tested elsewhere already."""
     if config.getoption("--full"):
         return
 
     def is_for_later(item: Any) -> bool:
         brief = getattr(item.module, "IN_BRIEF", {}).get(getattr(item, "originalname", None))
-        return brief is not None and item.callspec.id not in brief
+        return brief is not None and (not hasattr(item, "callspec") or item.callspec.id not in brief)
 
     later = [item for item in items if is_for_later(item)]
     config.hook.pytest_deselected(items=later)

@@ -14,6 +14,9 @@ import servers
 from tests.engine.cluster import STARTUP_SECONDS, Cluster
 from tests.engine.conftest import Python, finish
 
+# Each is a start of a cluster.
+IN_BRIEF = {"test_a_worker_is_killed_during_a_load": {"many tasks-0"}}
+
 
 @pytest.fixture
 def urls(shared_server: Callable[[str], servers.Server]) -> Iterator[tuple[str, str]]:

@@ -51,7 +51,6 @@ BRIEF = [
     ("object_store_local", "append", "begun+0.5", "spark"),
     ("object_store_local", "append", "begun+0.2", "task"),
     ("object_store_local", "truncate", "recorded", "here"),
-    ("delta_local", "append", "committed", "here"),
     ("delta_local", "truncate", "staged", "task"),
     ("delta_local", "scd2", "created+2", "here"),
 ]

@@ -129,7 +129,7 @@ def test_killed_at_each_step(copy: Copy, count: Repeat) -> None:
             if rounds > 1 or step == "run loaded":
                 copy.interrupted(at=at, is_last=step == "run recorded")
         for turn, step in enumerate(TASK_STEPS):
-            if rounds == 1 and step not in ("claimed", "staged", "committed"):
+            if rounds == 1 and step not in ("staged", "committed"):
                 continue
             ends = "dies" if (turn + number) % 2 else "goes on"
             copy.interrupted(TASK_STEP=step, TASK_ENDS=ends)

@@ -21,6 +21,8 @@ from weft.pipelines.declare import Pipeline
 from weft.project import Project
 from weft.types import BigInt, Text
 
+# Three merges into Delta each, and as many previews of them.
+IN_BRIEF = {"test_the_run_does_what_was_told": {"append", "truncate", "scd2"}}
 ROWS = [{"id": 1, "name": "A", "n": 10}, {"id": 2, "name": "B", "n": 20}, {"id": 3, "name": None, "n": 1000}]
 
 

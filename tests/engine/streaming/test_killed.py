@@ -49,7 +49,7 @@ POINTS = [
     ("done", 3),
 ]
 # Each is a start of Spark. Of the others, test_streaming_killed has one of their kind.
-FEW = [("moved", 2), ("committed", 4), ("recorded", 9)]
+FEW = [("moved", 2), ("recorded", 9)]
 
 
 @pytest.mark.usefixtures("here")

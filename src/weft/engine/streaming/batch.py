@@ -105,7 +105,11 @@ class Batches:
 
     def _tell_of_half(self, error: WeftError, checkpoint: str, batch_id: int) -> None:
         """Say which targets have a batch that cannot go on: whoever begins anew gives them its rows a second time."""
-        having = [each.name for each in self.pipeline.targets if self.has(each, checkpoint, batch_id)]
+        having = [
+            f"{each.name} of {current().connection(each.connection).label}"
+            for each in self.pipeline.targets
+            if self.has(each, checkpoint, batch_id)
+        ]
         if having:
             error.add_note(f"stored already in {', '.join(having)}: after a reset its rows would be there twice")
 
