@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 from datetime import UTC, datetime
-from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from weft.cli.streams_common import Moment
 from weft.engine.streaming.checkpoint import Checkpoint, State, stored
 from weft.engine.streaming.scale import Back, scale_of, told
 from weft.engine.streaming.watch import Lag
-from weft.errors import DeclarationError, SettingsError, StorageError, unknown
+from weft.errors import DeclarationError, StorageError, WeftError, unknown
 from weft.project import current
 
 if TYPE_CHECKING:
@@ -45,16 +44,15 @@ def list_(modules: tuple[str, ...], output: str) -> None:
     for pipeline in declared.values():
         try:
             checkpoint = Checkpoint.of(pipeline)
-        except SettingsError as error:
+            if checkpoint.location not in found and checkpoint.home.exists():
+                found[checkpoint.location] = (checkpoint, pipeline)
+        except WeftError as error:  # those of others are there all the same
             click.echo(f"note: {error.what}", err=True)
-            continue
-        if checkpoint.location not in found and (checkpoint.is_url or checkpoint.path.exists()):
-            found[checkpoint.location] = (checkpoint, pipeline)
     rows = []
     for place, each in list(found.items()):
         try:
             rows.append(_described(*each))
-        except StorageError as error:
+        except WeftError as error:
             del found[place]
             click.echo(f"note: {error.what}", err=True)
     if output == "json":
@@ -82,7 +80,7 @@ def show(what: str, modules: tuple[str, ...], output: str) -> None:
     """
     checkpoint, pipeline = _found(what, modules)
     row = _described(checkpoint, pipeline)
-    lag = Lag(pipeline.sources, checkpoint) if pipeline is not None and not checkpoint.is_url else None
+    lag = Lag(pipeline.sources, checkpoint) if pipeline is not None else None
     if lag is not None:
         row["lag"] = lag.now()
     if output == "json":
@@ -110,7 +108,7 @@ def _found(what: str, modules: tuple[str, ...]) -> tuple[Checkpoint, StreamingPi
 
 
 def _described(checkpoint: Checkpoint, pipeline: StreamingPipeline | None) -> dict[str, Any]:
-    state = State() if checkpoint.is_url else checkpoint.state()
+    state = checkpoint.state()
     return {
         "pipeline": checkpoint.name,
         "running": checkpoint.runner(),
@@ -240,7 +238,7 @@ def _chosen(pipeline: StreamingPipeline, name: str | None, to_offset: str | None
 def _report(
     checkpoint: Checkpoint,
     pipeline: StreamingPipeline | None,
-    aside: Path,
+    aside: str,
     before: dict[str, Any],
     moved: dict[str, Back],
     dry_run: bool,
@@ -254,7 +252,7 @@ def _report(
             {
                 "pipeline": checkpoint.name,
                 "location": checkpoint.location,
-                "moved_to": str(aside),
+                "moved_to": aside,
                 "offsets": before,
                 "starts": {name: each.first for name, each in moved.items()},
                 "dry_run": dry_run,
@@ -270,9 +268,12 @@ def _report(
     if dry_run:
         click.echo("Nothing was done.")
         return
-    here = quote(checkpoint.location)
-    back = f"mv -T {quote(str(aside))} {here}"
-    click.echo(f"To bring the old checkpoint back: {f'rm -r {here} && {back}' if moved else back}")
+    here = checkpoint.home.path
+    if "://" in here:
+        click.echo(f"The old checkpoint is {aside} now; to bring it back, put it in the place of {here}.")
+    else:
+        back = f"mv -T {quote(aside)} {quote(here)}"
+        click.echo(f"To bring the old checkpoint back: {f'rm -r {quote(here)} && {back}' if moved else back}")
     added = [each.name for each in pipeline.targets if each.mode == "append"] if pipeline is not None else []
     if added:
         click.echo(f"note: rows that are read again are added again to {', '.join(added)}.", err=True)

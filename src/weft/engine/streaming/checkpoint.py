@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,23 +13,27 @@ from typing import Any
 from urllib.parse import unquote
 from uuid import uuid4
 
+from weft.engine import connectors, outcome, session
 from weft.engine.streaming.columns import Columns
+from weft.engine.streaming.location import Location
 from weft.engine.streaming.lock import Lock
 from weft.engine.streaming.starts import Sources, Starts
-from weft.errors import DeclarationError, NotFoundError, StorageError, nearest
+from weft.errors import NotFoundError, StorageError, nearest
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.project import current
 from weft.settings import interpolate
 from weft.systems.objects.folder import place_of
+from weft.systems.objects.spark import configure
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _BUCKET = re.compile(r"^s3n?://")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 # Between the name of a checkpoint and what a file beside it is for: no folder of a pipeline has one in its name.
 _BESIDE = "~"
-_REWOUND = "rewound"
+_REWOUND, _MOVING = "rewound", "moving"
+# What the note on a move says between its two steps; before, it says where the checkpoint goes.
+_MOVED_ASIDE = "aside"
 _ANEW = "Bring it back from a copy, or have the pipeline begin anew: weft checkpoints reset."
-_COLUMNS, _STARTS, _SOURCES = "columns.json", "starts.json", "sources.json"
 
 
 @dataclass(frozen=True)
@@ -52,8 +54,8 @@ class State:
 class Checkpoint:
     """The folder of Spark's own log of offsets and commits, and what lies beside it."""
 
-    def __init__(self, name: str, location: str | None = None) -> None:
-        self.name = name
+    def __init__(self, name: str, location: str | None = None, pipeline: StreamingPipeline | None = None) -> None:
+        self.name, self._pipeline = name, pipeline
         location = location and _BUCKET.sub("s3a://", location)
         safe = _UNSAFE.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode()), name)
         own = folder() / safe
@@ -61,16 +63,39 @@ class Checkpoint:
         self.path = Path(location).expanduser().absolute() if location is not None and not self.is_url else own
         """Of a URL, where files beside it would be if it were a folder here."""
         self.location = location if location is not None and self.is_url else str(self.path)
-        self._lock = Lock(name, self._beside("lock"), self.location if self.is_url else None)
+        self._home = None if self.is_url and not self.location.startswith("file:") else self._located(None)
+        self._lock = Lock(name, self.path.with_name(f"{self.path.name}{_BESIDE}lock"), self.location)
 
     @classmethod
     def of(cls, pipeline: StreamingPipeline) -> Checkpoint:
         """That of a pipeline."""
         place = pipeline.checkpoint
-        return cls(pipeline.name, place and interpolate(place, f"the checkpoint of {pipeline.name}"))
+        return cls(pipeline.name, place and interpolate(place, f"the checkpoint of {pipeline.name}"), pipeline)
 
-    def _beside(self, purpose: str) -> Path:
-        return self.path.with_name(f"{self.path.name}{_BESIDE}{purpose}")
+    @property
+    def home(self) -> Location:
+        """Where it is; of a URL by the session of this process, which is started for it."""
+        if self._home is None:
+            spark = session.spark()
+            if self._pipeline is not None:
+                spark = prepared(spark, self._pipeline)
+            self._open(spark)
+        assert self._home is not None
+        return self._home
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be read without a session being started."""
+        return self._home is not None
+
+    def _open(self, spark: Any) -> None:
+        if self.location.startswith("s3a:"):
+            connectors.add(spark, "s3")
+        with outcome.explained(f"open the checkpoint {self.location}"):
+            self._home = self._located(spark)
+
+    def _located(self, spark: Any) -> Location:
+        return Location(*place_of(spark, self.location))
 
     # --------------------------------------------------------------------------------------------------------- one only
 
@@ -81,7 +106,15 @@ class Checkpoint:
     def hold(self, spark: Any, lost: Callable[[], None]) -> None:
         """Go on holding it with this session; at a URL, keep other machines from it too. `lost` is called when another
         one took it."""
-        self._lock.hold(spark, lost)
+        if self.is_url:
+            self._open(spark)  # the session before may be of a JVM that ended
+        self._lock.hold(spark)
+        self._lease(lost)
+
+    def _lease(self, lost: Callable[[], None]) -> None:
+        if self.is_url:
+            with outcome.explained(f"open the checkpoint {self.location}"):
+                self._lock.lease(self.home.beside(f"{_BESIDE}lock"), lost)
 
     def check(self) -> None:
         """Raise where another machine may have taken it."""
@@ -101,128 +134,129 @@ class Checkpoint:
             self.unlock()
 
     def runner(self) -> int | None:
-        """The process that runs its pipeline now."""
+        """The process of this machine that runs its pipeline now."""
         return self._lock.holder()
 
     # -------------------------------------------------------------------------------------------------------- how it is
 
-    def columns(self, spark: Any = None) -> Columns:
-        """The columns that its sources have had, kept with Spark's log and moved with it: at a URL by this session."""
-        folder, path = place_of(spark, self.location)
-        return Columns(folder, f"{path}/{_COLUMNS}")
+    def columns(self) -> Columns:
+        """The columns that its sources have had, kept with Spark's log and moved with it."""
+        return Columns(self.home)
 
-    def starts(self, spark: Any = None) -> Starts:
+    def starts(self) -> Starts:
         """Where its sources began, kept and moved like their columns."""
-        folder, path = place_of(spark, self.location)
-        return Starts(folder, f"{path}/{_STARTS}")
+        return Starts(self.home)
 
-    def sources(self, spark: Any = None) -> Sources:
+    def sources(self) -> Sources:
         """Which sources its places are of, kept and moved like their columns."""
-        folder, path = place_of(spark, self.location)
-        return Sources(folder, f"{path}/{_SOURCES}")
+        return Sources(self.home)
 
-    def log_of(self, number: int) -> Path | None:
+    def log_of(self, number: int) -> Location:
         """Where Spark keeps what a source has of its own, such as the names of files that were read."""
-        return None if self.is_url else self.path / "sources" / str(number)
+        return self.home.at(f"sources/{number}")
 
     def state(self) -> State:
         """What Spark's log says, without Spark."""
-        self._refuse_url("read")
         try:
-            query_id = json.loads((self.path / "metadata").read_text(encoding="utf-8"))["id"]
-        except FileNotFoundError:
-            return State()
+            metadata = self.home.at("metadata").read()
+            if metadata is None:
+                return State()
+            query_id = json.loads(metadata)["id"]
         except (OSError, ValueError, LookupError) as error:
             raise StorageError(f"The checkpoint {self.location} cannot be read: {error}.", hint=_ANEW) from None
-        committed, planned = _last(self.path / "commits"), _last(self.path / "offsets")
+        committed, planned = _last(self.home.at("commits")), _last(self.home.at("offsets"))
         if committed is None:
             return State(query_id, planned=planned)
-        moment, offsets = _entry(self.path / "offsets" / str(committed))
+        moment, offsets = _entry(self.home.at(f"offsets/{committed}"))
         return State(query_id, committed, planned, offsets, moment)
 
     def places(self, batch_id: int) -> tuple[Any, ...]:
         """By source, how far a batch reaches that is begun."""
-        return () if self.is_url else _entry(self.path / "offsets" / str(batch_id))[1]
+        return _entry(self.home.at(f"offsets/{batch_id}"))[1]
 
     # -------------------------------------------------------------------------------------------------------- moving it
 
     def settle(self) -> None:
-        """Finish a rewind that a crash cut off between its two renames, and forget one that it cut off before them."""
-        rewound = self._beside(_REWOUND)
-        if self.is_url or not rewound.exists():
+        """Finish a move that a crash cut off, and forget a rewind that it cut off before it was moved here."""
+        moving, rewound = self._beside(_MOVING), self._beside(_REWOUND)
+        noted = moving.read()
+        if noted is None:
+            if rewound.exists():
+                rewound.remove()
             return
-        if self.path.exists():
-            shutil.rmtree(rewound)
-        else:
-            os.rename(rewound, self.path)
+        if noted != _MOVED_ASIDE:
+            self.home.move(Location(self.home.folder, noted))
+            moving.write(_MOVED_ASIDE)  # what is here from now on is the new one
+        rewound.move(self.home)  # of a reset there is none
+        moving.remove()
 
-    def reset(self, *, dry_run: bool = False) -> Path:
+    def reset(self, *, dry_run: bool = False) -> str:
         """Move it aside, so that the pipeline begins anew, and give the place where it is now."""
         with self.changing():
-            aside = self._aside()
-            if not dry_run:
-                os.rename(self.path, aside)
-            return aside
+            return self._move_aside(dry_run=dry_run)
 
-    def rewind(self, places: Sequence[Any], files: Mapping[int, str], *, dry_run: bool = False) -> Path:
+    def rewind(self, places: Sequence[Any], files: Mapping[int, str], *, dry_run: bool = False) -> str:
         """Move it aside, and let another one go on from these places, one a source. `files` is by the number of a
         source what Spark's log says of files that were read. Whoever calls it chose them while `changing`.
 
         The new log has two batches that end at these places and are done, and an id of its own: to the targets' ledgers
         what comes is new. Two, because Spark asks a source again for what is between the last two."""
-        aside = self._aside()
         if not dry_run:
-            rewound = self._beside(_REWOUND)
-            self._write_log(rewound, places, files)
-            os.rename(self.path, aside)
-            os.rename(rewound, self.path)
+            self._write_log(self._beside(_REWOUND), places, files)
+        return self._move_aside(dry_run=dry_run)
+
+    def _move_aside(self, *, dry_run: bool) -> str:
+        aside = self._beside(f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}").path
+        if not dry_run:
+            self.check()
+            self._beside(_MOVING).write(aside)
+            self.settle()
         return aside
 
-    def _write_log(self, folder: Path, places: Sequence[Any], files: Mapping[int, str]) -> None:
-        state = self.state()
-        offsets, commit = (self.path / each / str(state.committed) for each in ("offsets", "commits"))
-        version, about, *_ = offsets.read_text(encoding="utf-8").splitlines()
-        made = {"metadata": json.dumps({"id": str(uuid4())})}
+    def _write_log(self, rewound: Location, places: Sequence[Any], files: Mapping[int, str]) -> None:
+        committed = self.state().committed
+        offsets, commit = (self.home.at(f"{each}/{committed}").read() or "" for each in ("offsets", "commits"))
+        version, about, *_ = offsets.splitlines()
+        query_id = str(uuid4())
+        made = {"metadata": json.dumps({"id": query_id})}
         for batch in ("0", "1"):
             made[f"offsets/{batch}"] = "\n".join((version, about, *map(_line, places)))
-            made[f"commits/{batch}"] = commit.read_text(encoding="utf-8")
+            made[f"commits/{batch}"] = commit
         made |= {f"sources/{number}/0": text for number, text in files.items()}
-        if (columns := self.path / _COLUMNS).exists():
-            known = json.loads(columns.read_text(encoding="utf-8"))
-            made[_COLUMNS] = json.dumps({**known, "checkpoint": json.loads(made["metadata"])["id"]})
-        for name in (_STARTS, _SOURCES):
-            if (kept := self.path / name).exists():
-                made[name] = kept.read_text(encoding="utf-8")
+        if (columns := self.home.at(Columns.NAME).read()) is not None:
+            made[Columns.NAME] = json.dumps({**json.loads(columns), "checkpoint": query_id})
+        for name in (Starts.NAME, Sources.NAME):
+            if (kept := self.home.at(name).read()) is not None:
+                made[name] = kept
         for name, text in made.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            with (folder / name).open("w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
+            rewound.at(name).write(text)
 
     @contextmanager
     def changing(self) -> Iterator[None]:
         """Keep others from it while somebody looks at it and changes it; what a crash left is settled before."""
-        self._refuse_url("changed")
-        if not self.path.exists() and not self._beside(_REWOUND).exists():
+        if not self.home.exists() and self._beside(_MOVING).read() is None:
             close = nearest(self.name, [each.name for each in stored()])
             raise NotFoundError(
                 f"There is no checkpoint of {self.name!r}: {self.location} is not there.",
                 hint=f"Did you mean {close!r}?" if close else "weft checkpoints list",
             )
         with self.locked():
+            self._lease(lambda: None)  # `check` tells whoever changes it
             self.settle()
             yield
 
-    def _aside(self) -> Path:
-        return self._beside(f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}")
+    def _beside(self, purpose: str) -> Location:
+        return self.home.beside(f"{_BESIDE}{purpose}")
 
-    def _refuse_url(self, what: str) -> None:
-        if self.is_url:
-            raise DeclarationError(
-                f"The checkpoint {self.location} is not in a folder of this machine, so it cannot be {what} here.",
-                hint="Use the tools of where it is; a pipeline without its checkpoint begins anew.",
-            )
+
+def prepared(spark: Any, pipeline: StreamingPipeline) -> Any:
+    """A session like this one that can use a pipeline's connections: its checkpoint may be in a bucket of theirs."""
+    named = [each.connection for each in pipeline.sources] + [each.connection for each in pipeline.targets]
+    used = [current().connection(each) for each in named]
+    spark = connectors.ready(spark, *used)
+    for each in used:
+        configure(spark, each)
+    return spark
 
 
 def folder() -> Path:
@@ -241,21 +275,20 @@ def stored() -> list[Checkpoint]:
 # ---------------------------------------------------------------------------------------------------------------- files
 
 
-def _last(log: Path) -> int | None:
-    try:
-        names = os.listdir(log)
-    except FileNotFoundError:
-        return None
-    return max((int(each) for each in names if each.isdecimal()), default=None)
+def _last(log: Location) -> int | None:
+    return max((int(each) for each in log.names() if each.isdecimal()), default=None)
 
 
-def _entry(file: Path) -> tuple[datetime | None, tuple[Any, ...]]:
+def _entry(file: Location) -> tuple[datetime | None, tuple[Any, ...]]:
     """When a batch was begun, and how far it reaches in each source."""
     try:
-        _, about, *lines = file.read_text(encoding="utf-8").splitlines()
+        text = file.read()
+        if text is None:
+            raise ValueError("it is not there")
+        _, about, *lines = text.splitlines()
         began = json.loads(about).get("batchTimestampMs")
     except (OSError, ValueError) as error:
-        raise StorageError(f"Spark's log cannot be read at {file}: {error}.", hint=_ANEW) from None
+        raise StorageError(f"Spark's log cannot be read at {file.path}: {error}.", hint=_ANEW) from None
     moment = datetime.fromtimestamp(began / 1000, UTC) if began else None
     return moment, tuple(_offset(each) for each in lines)
 

@@ -10,16 +10,18 @@ from typing import Any
 
 import pyarrow as pa
 
+from weft.engine.streaming.location import Location
 from weft.engine.streaming.whence import PLACE
-from weft.systems.objects.folder import Folder
 
 
 class Columns:
     """By source, the columns of all batches so far, with the type that each had last."""
 
-    def __init__(self, folder: Folder, path: str) -> None:
-        """`path`: where they are kept, in a folder that can be another machine's."""
-        self._folder, self._path = folder, path
+    NAME = "columns.json"
+
+    def __init__(self, home: Location) -> None:
+        """`home`: the checkpoint."""
+        self._file = home.at(self.NAME)
         self._checkpoint = ""
         self._known: dict[str, dict[str, Any]] = {}
 
@@ -72,7 +74,7 @@ class Columns:
         return self._known.setdefault(source, {})
 
     def _read(self) -> dict[str, Any] | None:
-        found = self._folder.read(self._path)
+        found = self._file.read()
         return None if found is None else dict(json.loads(found))
 
     def _load(self, checkpoint: str) -> None:
@@ -85,5 +87,4 @@ class Columns:
             self._known = stored["columns"]
 
     def _store(self) -> None:
-        text = json.dumps({"checkpoint": self._checkpoint, "columns": self._known})
-        self._folder.write(self._path, text.encode())
+        self._file.write(json.dumps({"checkpoint": self._checkpoint, "columns": self._known}))

@@ -17,10 +17,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from weft.engine import connectors, outcome
+from weft.engine.streaming.location import Location
 from weft.errors import BusyError, StorageError
 from weft.systems import process
-from weft.systems.objects.folder import place_of
 from weft.systems.objects.lock import HeldError, Lease
 from weft.systems.objects.spark import java_class
 
@@ -36,9 +35,11 @@ class Lock:
     """What the process that runs a pipeline holds: a file of this machine, and a lease where the checkpoint is at a
     URL."""
 
-    def __init__(self, name: str, file: Path, url: str | None = None) -> None:
-        self._name, self._file, self._url = name, file, url
+    def __init__(self, name: str, file: Path, location: str) -> None:
+        """`location`: where the checkpoint is, for errors."""
+        self._name, self._file, self._location = name, file, location
         self._held: IO[str] | None = None
+        self._owner: dict[str, str] = {}
         self._lease: Lease | None = None
 
     def take(self) -> None:
@@ -60,37 +61,34 @@ class Lock:
         except BaseException:
             held.close()
             raise
-        self._held = held
-        self._note(process=this)
+        self._held, self._owner = held, {"process": this}
+        self._note(**self._owner)
 
-    def hold(self, spark: Any, lost: Callable[[], None]) -> None:
-        """Go on holding it with this session, whose JVM outlives a process that is killed, by some seconds. At a URL
-        keep other machines out too. `lost` is called when another one took it."""
+    def hold(self, spark: Any) -> None:
+        """Go on holding it with this session, whose JVM outlives a process that is killed, by some seconds."""
         number = java_class(spark, "java.lang.ProcessHandle").current().pid()
-        owner = {"process": process.this_process(), "jvm": process.name_of(number)}
-        self._note(**owner)
-        if self._url is None:
-            return
-        if self._url.startswith("s3a:"):
-            connectors.add(spark, "s3")
-        with outcome.explained(f"open the checkpoint {self._url}"):
-            folder, path = place_of(spark, self._url)
-            if self._lease is not None:
-                self._lease.folder = folder  # the one before may be of a JVM that ended
-                self._lease.release()
-            self._lease = Lease(folder, f"{path}~lock", tuple(owner.values()), seconds=LEASE_SECONDS, lost=lost)
-            try:
-                self._lease.take()
-            except HeldError as error:
-                self._lease = None
-                raise BusyError(f"The pipeline {self._name!r} runs already, as {error}.", hint=_HINT) from None
+        self._owner = {"process": process.this_process(), "jvm": process.name_of(number)}
+        self._note(**self._owner)
+
+    def lease(self, home: Location, lost: Callable[[], None]) -> None:
+        """Keep other machines out too, by files in this folder. `lost` is called when another one took it."""
+        if self._lease is not None:
+            self._lease.folder = home.folder  # the one before may be of a JVM that ended
+            self._lease.release()
+        owner = tuple(self._owner.values())
+        self._lease = Lease(home.folder, home.path, owner, seconds=LEASE_SECONDS, lost=lost)
+        try:
+            self._lease.take()
+        except HeldError as error:
+            self._lease = None
+            raise BusyError(f"The pipeline {self._name!r} runs already, as {error}.", hint=_HINT) from None
 
     def check(self) -> None:
         """Raise where another machine may have taken it."""
         if self._lease is not None and self._lease.is_lost:
             raise BusyError(
-                f"The pipeline {self._name!r} no longer holds its checkpoint {self._url}: it was silent for too long, "
-                "and another process may have taken it.",
+                f"The pipeline {self._name!r} no longer holds its checkpoint {self._location}: it was silent for too "
+                "long, and another process may have taken it.",
                 hint="Nothing more was committed here. It may be started again once no other runs.",
             )
 

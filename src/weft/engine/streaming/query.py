@@ -12,16 +12,14 @@ from functools import partial
 from typing import Any
 from weakref import WeakMethod
 
-from weft.engine import connectors, outcome, session
+from weft.engine import outcome, session
 from weft.engine.streaming.batch import Batches, Written, joined
-from weft.engine.streaming.checkpoint import Checkpoint
+from weft.engine.streaming.checkpoint import Checkpoint, prepared
 from weft.engine.streaming.sources import open_source
 from weft.engine.streaming.starts import Sources
 from weft.engine.streaming.watch import Watched, listen, warn_of_removed
 from weft.errors import NotFoundError
 from weft.pipelines.streaming.spec import StreamingPipeline
-from weft.project import current
-from weft.systems.objects.spark import configure
 
 _log = logging.getLogger("weft.engine")
 # A file system of Hadoop's that asks other processes for links and modes takes four fifths of a small batch.
@@ -76,32 +74,27 @@ class Query:
         if self._is_lock_ours:
             self.checkpoint.lock()
         try:
-            self.checkpoint.settle()
             sources, pause = self.pipeline.sources, self.pipeline.idle_pause_seconds
             origins = [Watched(open_source(each, pause / len(sources))) for each in sources]
             self.watched = origins
-            named = [source.connection for source in self.pipeline.sources]
-            named += [target.connection for target in self.pipeline.targets]
-            used = [current().connection(each) for each in named]
             first = session.spark()
             if self.spark is None or self.spark.sparkContext is not first.sparkContext:  # that one's JVM ended
                 self.spark = first.newSession()
-            spark = self.spark = connectors.ready(self.spark, *used)
-            for each in used:
-                configure(spark, each)  # before the checkpoint is opened, which may be in one's bucket
+            spark = self.spark = prepared(self.spark, self.pipeline)
             for name, value in {**_CONF, **_PROFILES.get(self.pipeline.profile or "", {})}.items():
                 spark.conf.set(name, value)
             # Streams of ours wait by themselves. For the others Spark does, before it asks them again.
             waits = all(each.waits for each in origins)
             spark.conf.set("spark.sql.streaming.pollingDelay", "0" if waits else str(int(pause * 1000)))
             self.checkpoint.hold(spark, self.stop)
+            self.checkpoint.settle()
             is_heard = self._idle is not None or any(each.wants_to_know for each in origins)
             if is_heard:  # each time, not once in ten seconds
                 spark.conf.set("spark.sql.streaming.noDataProgressEventInterval", "0")
-            self._batches = Batches(self.pipeline, origins, self.checkpoint.columns(spark))
-            noted = self.checkpoint.sources(spark)
+            self._batches = Batches(self.pipeline, origins, self.checkpoint.columns())
+            noted = self.checkpoint.sources()
             self._noted = None if noted.check(self.pipeline) else noted
-            starts = self.checkpoint.starts(spark).settle(sources)
+            starts = self.checkpoint.starts().settle(sources)
             carry_out = WeakMethod(self._carry_out)  # Spark's query keeps what it calls
             writer = (
                 joined([each.stream(spark, start) for each, start in zip(origins, starts, strict=True)])

@@ -220,8 +220,7 @@ class Replay:
         return bool(having)
 
     def _columns(self) -> Columns:
-        checkpoint = Checkpoint.of(self.pipeline)
-        return checkpoint.columns(session.spark() if checkpoint.is_url else None)
+        return Checkpoint.of(self.pipeline).columns()
 
     def _targets(self, letter: Stored) -> Sequence[Target]:
         """Where the row of a letter goes."""

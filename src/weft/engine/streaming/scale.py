@@ -11,10 +11,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote
 
+from weft.engine.streaming.location import Location
 from weft.errors import DeclarationError, StorageError
 from weft.pipelines.streaming.spec import Source
 from weft.project import current
@@ -68,8 +68,8 @@ class Scale(Protocol):
         """The place from which everything since a moment is read again."""
 
 
-def scale_of(source: Source, log: Path | None) -> Scale:
-    """That of a source, whose own part of Spark's log is in the folder `log`, if in any of this machine."""
+def scale_of(source: Source, log: Location | None) -> Scale:
+    """That of a source, whose own part of Spark's log is in the folder `log`, if that is known."""
     if isinstance(source.query, Stream):
         return Events(source)
     connection: Any = current().connection(source.connection)
@@ -83,7 +83,7 @@ def scale_of(source: Source, log: Path | None) -> Scale:
     return Events(source)
 
 
-def told(place: Any, log: Path | None = None) -> str:
+def told(place: Any, log: Location | None = None) -> str:
     """A place in words, whatever it is of."""
     if isinstance(place, Mapping):
         if set(place) == {"logOffset"}:
@@ -277,7 +277,7 @@ class Files:
 
     unit = "files"
 
-    def __init__(self, source: Source, connection: Any, log: Path | None) -> None:
+    def __init__(self, source: Source, connection: Any, log: Location | None) -> None:
         self._source, self._connection, self._log = source, connection, log
         self._seen: set[str] = set()
         self._upto = -1
@@ -328,23 +328,21 @@ class Files:
         return Back({"logOffset": 0}, again, told, files="\n".join(("v1", *lines)))
 
 
-def entries(log: Path, upto: int, after: int = -1) -> Iterator[dict[str, Any]]:
+def entries(log: Location, upto: int, after: int = -1) -> Iterator[dict[str, Any]]:
     """The files that a source was given, by Spark's log: path, time of change. Each tenth file of the log has what all
     before it had."""
-    try:
-        names = {int(each.stem): each for each in log.iterdir() if each.stem.isdecimal()}
-    except FileNotFoundError:
-        return
-    whole = max((number for number, each in names.items() if each.suffix and number <= upto), default=-1)
+    names = {int(stem): each for each in log.names() if (stem := each.partition(".")[0]).isdecimal()}
+    whole = max((number for number, each in names.items() if "." in each and number <= upto), default=-1)
     wanted = [number for number in sorted(names) if max(whole, after + 1) <= number <= upto]
     for number in wanted:
+        file = log.at(names[number])
         try:
-            _, *lines = names[number].read_text(encoding="utf-8").splitlines()
+            _, *lines = (file.read() or "").splitlines()
             for line in lines:
                 if (found := json.loads(line))["batchId"] > after:
                     yield found
         except (OSError, ValueError, LookupError) as error:
-            raise StorageError(f"Spark's log cannot be read at {names[number]}: {error}.") from None
+            raise StorageError(f"Spark's log cannot be read at {file.path}: {error}.") from None
 
 
 def removed(connection: Any, planned: Iterable[Mapping[str, Any]], read: Iterable[str]) -> list[str]:

@@ -14,31 +14,33 @@ import dataclasses
 import json
 from collections.abc import Sequence
 
+from weft.engine.streaming.location import Location
 from weft.engine.streaming.scale import Messages, scale_of
 from weft.errors import DeclarationError
 from weft.pipelines.streaming.spec import Source, StreamingPipeline
 from weft.project import current
-from weft.systems.objects.folder import Folder
 
 
 class Sources:
     """The pipeline that a checkpoint is of, and its sources in their order. Kept in it from its first batch on, and
     gone with it."""
 
-    def __init__(self, folder: Folder, path: str) -> None:
-        """`path`: where they are kept, in a folder that can be another machine's."""
-        self._folder, self._path = folder, path
+    NAME = "sources.json"
+
+    def __init__(self, home: Location) -> None:
+        """`home`: the checkpoint."""
+        self._file = home.at(self.NAME)
 
     def check(self, pipeline: StreamingPipeline) -> bool:
         """Raise where it is another pipeline, or reads others; whether they are noted at all."""
-        noted, now = json.loads(self._folder.read(self._path) or b"null"), _named(pipeline.sources)
+        noted, now = json.loads(self._file.read() or "null"), _named(pipeline.sources)
         owner, before = (noted["pipeline"], noted["sources"]) if isinstance(noted, dict) else (None, noted)
         if owner is not None and owner != pipeline.name:
             raise DeclarationError(
                 f"The checkpoint of {pipeline.name} is that of the pipeline {owner}: what one has read, the other "
                 "would pass over.",
                 hint='Give each its own: checkpoint="…". If it is the same pipeline under another name, remove '
-                f"{self._path}, and it goes on.",
+                f"{self._file.path}, and it goes on.",
             )
         if before is not None and before != now:
             raise DeclarationError(
@@ -51,7 +53,7 @@ class Sources:
     def note(self, pipeline: StreamingPipeline) -> None:
         """Remember a pipeline."""
         noted = {"pipeline": pipeline.name, "sources": _named(pipeline.sources)}
-        self._folder.write(self._path, json.dumps(noted).encode())
+        self._file.write(json.dumps(noted))
 
 
 def _named(sources: Sequence[Source]) -> list[list[str]]:
@@ -65,13 +67,15 @@ def _told(named: list[list[str]]) -> str:
 class Starts:
     """By source, what its `start="latest"` was when the checkpoint was new. Kept in it, and gone with it."""
 
-    def __init__(self, folder: Folder, path: str) -> None:
-        """`path`: where they are kept, in a folder that can be another machine's."""
-        self._folder, self._path = folder, path
+    NAME = "starts.json"
+
+    def __init__(self, home: Location) -> None:
+        """`home`: the checkpoint."""
+        self._home, self._file = home, home.at(self.NAME)
 
     def settle(self, sources: Sequence[Source]) -> list[str]:
         """Where each source begins. An end is looked up once; when this returns, a crash does not make it forgotten."""
-        if self._folder.read(f"{self._path.rpartition('/')[0]}/metadata") is None:  # what Spark writes first
+        if self._home.at("metadata").read() is None:  # what Spark writes first
             for each in sources:
                 if isinstance(scale := scale_of(each, None), Messages):
                     scale.refuse_start()
@@ -79,7 +83,7 @@ class Starts:
         ends = {each.name: scale_of(each, None).end() for each in sources if _is_open(each) and each.name not in known}
         if ends:
             known |= ends
-            self._folder.write(self._path, json.dumps(known).encode())
+            self._file.write(json.dumps(known))
         return [each.start for each in _begun(sources, known)]
 
     def known(self, sources: Sequence[Source]) -> list[Source]:
@@ -87,7 +91,7 @@ class Starts:
         return _begun(sources, self._read())
 
     def _read(self) -> dict[str, str]:
-        return dict(json.loads(self._folder.read(self._path) or b"{}"))
+        return dict(json.loads(self._file.read() or "{}"))
 
 
 def _is_open(source: Source) -> bool:

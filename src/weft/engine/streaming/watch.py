@@ -81,16 +81,23 @@ class Lag:
     no more often than the answer is worth."""
 
     def __init__(self, sources: Sequence[Source], checkpoint: Checkpoint) -> None:
-        places: Sequence[Any] = ()
-        if not checkpoint.is_url:
-            places, sources = checkpoint.state().offsets, checkpoint.starts().known(sources)
         self._sources, self._checkpoint = {each.name: each for each in sources}, checkpoint
-        self._places: dict[str, Any] = dict(zip(self._sources, places, strict=False))
+        self._places: dict[str, Any] = {}
         self._scales: dict[str, Scale] = {}
         self._batch: int | None = None
         self._known: dict[str, int] = {}
         self._looked_at, self._pause = float("-inf"), _LOOK_SECONDS
         self._looking = threading.Lock()
+        self._has_begun = False
+        if checkpoint.is_open:
+            self._begin()
+
+    def _begin(self) -> None:
+        """Find out where the sources are."""
+        places = self._checkpoint.state().offsets
+        self._sources = {each.name: each for each in self._checkpoint.starts().known([*self._sources.values()])}
+        self._places = {**dict(zip(self._sources, places, strict=False)), **self._places}
+        self._has_begun = True
 
     def moved(self, watched: Sequence[Watched], batch_id: int) -> None:
         """A batch was carried out."""
@@ -134,6 +141,11 @@ class Lag:
             return 0
 
     def _look(self) -> None:
+        if not self._has_begun:
+            if not self._checkpoint.is_open:  # not before the pipeline runs, whose session opens it
+                return
+            with suppress(WeftError):
+                self._begin()
         if self._batch is not None:
             # Spark wrote it down before the batch began. Streams of ours tell it themselves, also at a URL.
             batch, self._batch = self._batch, None
@@ -156,7 +168,7 @@ def warn_of_removed(watched: Sequence[Watched], checkpoint: Checkpoint, batch_id
     """Name the files that were gone when their batch read them: Spark passes them by, and says so in its own log."""
     for number, each in enumerate(watched):
         log, read = checkpoint.log_of(number), None if each.taken is None else each.taken.files
-        if log is None or read is None:
+        if read is None:
             continue
         with suppress(WeftError, OSError):  # a bucket that does not answer now: the batch is done
             places = [checkpoint.places(batch)[number] if batch >= 0 else None for batch in (batch_id - 1, batch_id)]

@@ -64,12 +64,17 @@ class Folder(ABC):
         """Give files other names, each atomically. Those that another process moved already are passed by."""
 
     @abstractmethod
+    def move_tree(self, source: str, target: str) -> None:
+        """Give a folder another name, where it is there. In a bucket each of its files is moved atomically: what a
+        crash cut off is finished when it is called again."""
+
+    @abstractmethod
     def remove(self, paths: Iterable[str]) -> None:
         """Remove files where they are there."""
 
     @abstractmethod
     def remove_tree(self, path: str) -> None:
-        """Remove a folder and all in it, where it is there."""
+        """Remove a file, or a folder and all in it, where it is there."""
 
     def flush(self, paths: Iterable[str]) -> None:  # noqa: B027 - optional, not forgotten
         """Wait until files are on the disk."""
@@ -133,13 +138,21 @@ class LocalFolder(Folder):
         for folder in {os.path.dirname(target) for target in moves.values()}:
             _flush_folder(folder)
 
+    def move_tree(self, source: str, target: str) -> None:
+        with suppress(FileNotFoundError):
+            os.rename(source, target)
+            _flush_folder(os.path.dirname(target))
+
     def remove(self, paths: Iterable[str]) -> None:
         for path in paths:
             with suppress(FileNotFoundError):
                 os.unlink(path)
 
     def remove_tree(self, path: str) -> None:
-        shutil.rmtree(path, ignore_errors=True)
+        if os.path.isfile(path):
+            self.remove([path])
+        else:
+            shutil.rmtree(path, ignore_errors=True)
 
     def flush(self, paths: Iterable[str]) -> None:
         for path in paths:
@@ -256,6 +269,18 @@ class BucketFolder(Folder):
 
         with ThreadPoolExecutor(_COPIES_AT_ONCE) as pool:
             list(pool.map(one, moves.items()))
+
+    def move_tree(self, source: str, target: str) -> None:
+        moves = {f"{source}/{each}": f"{target}/{each}" for each in self._below(source)}
+        for folder in {path.rpartition("/")[0] for path in moves.values()}:
+            self.files.mkdirs(self._path(folder))
+        self.move(moves)
+        self.remove_tree(source)
+
+    def _below(self, path: str) -> list[str]:
+        """The files in a folder and in those in it, each as its path from there."""
+        inner = (f"{folder}/{each}" for folder in self.folders_in(path) for each in self._below(f"{path}/{folder}"))
+        return [*self.files_in(path), *inner]
 
     def remove(self, paths: Iterable[str]) -> None:
         for path in paths:

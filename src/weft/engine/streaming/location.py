@@ -1,0 +1,69 @@
+"""The files of a checkpoint: in a folder of this machine, or at a URL, where Spark's own clients work with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from weft.engine import outcome
+from weft.errors import ConnectionFailedError
+from weft.systems.objects.folder import Folder, LocalFolder
+
+
+@dataclass(frozen=True)
+class Location:
+    """A file, or a folder of files."""
+
+    folder: Folder
+    path: str
+
+    def at(self, name: str) -> Location:
+        """What is called so in this folder."""
+        return Location(self.folder, f"{self.path}/{name}")
+
+    def beside(self, mark: str) -> Location:
+        """What is called like this one, with a mark behind the name."""
+        return Location(self.folder, f"{self.path}{mark}")
+
+    def exists(self) -> bool:
+        """Whether there is a folder with something in it."""
+        with self._asked("list"):
+            return bool(self.folder.files_in(self.path) or self.folder.folders_in(self.path))
+
+    def names(self) -> list[str]:
+        """Of the files in this folder."""
+        with self._asked("list"):
+            return list(self.folder.files_in(self.path))
+
+    def read(self) -> str | None:
+        """The text of this file, or `None` where there is none."""
+        with self._asked("read"):
+            found = self.folder.read(self.path)
+        return None if found is None else found.decode()
+
+    def write(self, text: str) -> None:
+        """Give this file a text, so that after a power cut it has the old one or this."""
+        with self._asked("write"):
+            self.folder.write(self.path, text.encode())
+
+    def move(self, target: Location) -> None:
+        """Give this folder another name; one that a crash cut off is finished when it is called again."""
+        with self._asked("move"):
+            self.folder.move_tree(self.path, target.path)
+
+    def remove(self) -> None:
+        """Remove this file or folder, where it is there."""
+        with self._asked("remove"):
+            self.folder.remove_tree(self.path)
+
+    @contextmanager
+    def _asked(self, what: str) -> Iterator[None]:
+        if isinstance(self.folder, LocalFolder):
+            yield
+            return
+        try:
+            with outcome.explained(f"{what} {self.path}"):
+                yield
+        except ConnectionError:
+            raise ConnectionFailedError(f"Cannot {what} {self.path}: Spark's JVM ended.") from None
