@@ -104,6 +104,13 @@ def moment_of(slot: int) -> datetime:
 
 
 MODES = ["append", "merge", "scd2"]
+# The modes share the steps: together they are killed at each of them.
+IN_BRIEF = {
+    "test_killed_between_any_two_steps": {
+        *(f"{kind}-{mode}" for kind in ("sqlite", "postgres") for mode in MODES),
+        *("mysql-merge", "duckdb-scd2"),
+    }
+}
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any, TypeVar
 
 import redis
@@ -116,6 +117,21 @@ def open_async_client(connection: Connection, **more: Any) -> AsyncClient:
         found: redis.asyncio.Redis = watchers.master_for(options["service"], **given)
         return found
     return redis.asyncio.Redis(host=options.get("host", "localhost"), port=options.get("port", PORT), **given)
+
+
+def shut(opened: Client) -> None:
+    """End the connections of a client that other threads may use: these find theirs ended, and close it themselves.
+
+    redis-py's own `close` would do it for them. The number of a socket that is closed while its thread begins to wait
+    for an answer is at once that of another one, and the thread waits a minute for what the other one is sent."""
+    clients: list[Any] = [opened]
+    if isinstance(opened, redis.RedisCluster):
+        clients = [each.redis_connection for each in opened.get_nodes() if each.redis_connection is not None]
+    for pool in [each.connection_pool for each in clients]:
+        for connection in list(pool._in_use_connections):
+            with suppress(OSError, AttributeError):  # it is not connected, or ended meanwhile
+                connection._sock.shutdown(socket.SHUT_RDWR)
+        pool.disconnect(inuse_connections=False)
 
 
 def _of_sentinels(given: dict[str, Any]) -> dict[str, Any]:

@@ -258,8 +258,8 @@ class RedisStore:
         self.unwatch()
         opened, self._client = self._client, None
         if opened is not None:
-            with suppress(*client.ERRORS):
-                opened.close()
+            with suppress(*client.CLUSTER_ERRORS):
+                client.shut(opened)
 
 
 def _as_it_came(reply: Any, **_: Any) -> Any:
