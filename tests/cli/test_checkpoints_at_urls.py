@@ -6,7 +6,6 @@ import json
 import sqlite3
 import subprocess
 import sys
-import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,11 @@ from typing import Any
 import pytest
 
 import weft
-from weft.engine.streaming.checkpoint import Checkpoint
+from servers import wait_until
+from weft.engine import session
+from weft.engine.streaming.checkpoint import Checkpoint, prepared
+from weft.engine.streaming.location import Location
+from weft.engine.streaming.watch import Lag
 from weft.systems.objects.folder import BucketFolder, LocalFolder
 from workers import declare
 
@@ -101,7 +104,7 @@ def test_in_a_bucket(call: Any, state: Any, lake: weft.ObjectStoreS3Connection, 
     reset = state("reset", "copies")
     assert call("checkpoints", "list").stderr == "There are no checkpoints.\n"
     home = Checkpoint.of(weft.project.current().streaming_pipelines["copies"]).home
-    type(home)(home.folder, reset["moved_to"]).move(home)
+    Location(home.folder, reset["moved_to"]).move(home)
     call("consume", "copies", "--once")
     assert rows() == wanted
     state("reset", "copies")
@@ -137,6 +140,26 @@ def test_a_crash_in_a_bucket(
         assert rows() == wanted
 
 
+def test_the_lag_after_a_restart(
+    call: Any, lake: weft.ObjectStoreS3Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of files it is read where the checkpoint is open now: what opened it before may be of a JVM that ended."""
+    copied(weft.Source(connection="lake", query="raw"), checkpoint=f"s3://{lake.bucket}/checkpoints/copies")
+    call("consume", "copies", "--once")
+    pipeline = weft.project.current().streaming_pipelines["copies"]
+    checkpoint = Checkpoint.of(pipeline)
+    lag = Lag(pipeline.sources, checkpoint)
+    assert lag.now(fresh=True) == {}  # nobody has opened it
+    spark = prepared(session.spark(), pipeline)
+    with checkpoint.locked():
+        checkpoint.hold(spark, lambda: None)
+        assert lag.now(fresh=True) == {"raw": 0}
+        monkeypatch.setattr(checkpoint.home.folder, "files", None)  # which fails whoever still uses it
+        put(lake, "b.json", 101)
+        checkpoint.hold(spark, lambda: None)
+        assert lag.now(fresh=True) == {"raw": 1}
+
+
 def test_on_a_disk_that_machines_share(call: Any, state: Any, numbers: Any, project: Path) -> None:
     place = project / "shared" / "copies"
     copied(numbers, checkpoint=f"file://{place}")
@@ -169,9 +192,7 @@ class Beat:
     def __enter__(self) -> None:
         code = "import sys, time\nwhile True:\n    open(sys.argv[1], 'a').write('.'); time.sleep(0.1)"
         self._process = subprocess.Popen([sys.executable, "-c", code, str(self._path)])
-        deadline = time.monotonic() + 30
-        while not self._path.exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_until(self._path.exists, "a beat")
 
     def __exit__(self, *_: object) -> None:
         self._process.kill()

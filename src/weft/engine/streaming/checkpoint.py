@@ -31,7 +31,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 # Between the name of a checkpoint and what a file beside it is for: no folder of a pipeline has one in its name.
 _BESIDE = "~"
 _REWOUND, _MOVING = "rewound", "moving"
-# What the note on a move says between its two steps; before, it says where the checkpoint goes.
+# What the note on a move says between its two steps; before, what is behind the name of what is moved aside.
 _MOVED_ASIDE = "aside"
 _ANEW = "Bring it back from a copy, or have the pipeline begin anew: weft checkpoints reset."
 
@@ -185,7 +185,7 @@ class Checkpoint:
                 rewound.remove()
             return
         if noted != _MOVED_ASIDE:
-            self.home.move(Location(self.home.folder, noted))
+            self.home.move(self._beside(noted))
             moving.write(_MOVED_ASIDE)  # what is here from now on is the new one
         rewound.move(self.home)  # of a reset there is none
         moving.remove()
@@ -206,12 +206,12 @@ class Checkpoint:
         return self._move_aside(dry_run=dry_run)
 
     def _move_aside(self, *, dry_run: bool) -> str:
-        aside = self._beside(f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}").path
+        mark = f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}"
         if not dry_run:
             self.check()
-            self._beside(_MOVING).write(aside)
+            self._beside(_MOVING).write(mark)
             self.settle()
-        return aside
+        return self._beside(mark).path
 
     def _write_log(self, rewound: Location, places: Sequence[Any], files: Mapping[int, str]) -> None:
         committed = self.state().committed

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any, cast
 
 from weft.engine.streaming.checkpoint import Checkpoint
+from weft.engine.streaming.location import Location
 from weft.engine.streaming.scale import Scale, counted, entries, removed, scale_of
 from weft.engine.streaming.sources import FileOrigin, KafkaOrigin, LogOrigin, Origin, Taken
 from weft.engine.streaming.ticks import MAX_ROWS
@@ -88,16 +89,16 @@ class Lag:
         self._known: dict[str, int] = {}
         self._looked_at, self._pause = float("-inf"), _LOOK_SECONDS
         self._looking = threading.Lock()
-        self._has_begun = False
+        self._home: Location | None = None
         if checkpoint.is_open:
             self._begin()
 
     def _begin(self) -> None:
-        """Find out where the sources are."""
+        """Find out where the sources are, in a log that can be read now: after the JVM ended, at a URL another one."""
         places = self._checkpoint.state().offsets
         self._sources = {each.name: each for each in self._checkpoint.starts().known([*self._sources.values()])}
         self._places = {**dict(zip(self._sources, places, strict=False)), **self._places}
-        self._has_begun = True
+        self._home, self._scales = self._checkpoint.home, {}
 
     def moved(self, watched: Sequence[Watched], batch_id: int) -> None:
         """A batch was carried out."""
@@ -141,9 +142,9 @@ class Lag:
             return 0
 
     def _look(self) -> None:
-        if not self._has_begun:
-            if not self._checkpoint.is_open:  # not before the pipeline runs, whose session opens it
-                return
+        if not self._checkpoint.is_open:  # not before the pipeline runs, whose session opens it
+            return
+        if self._checkpoint.home is not self._home:
             with suppress(WeftError):
                 self._begin()
         if self._batch is not None:

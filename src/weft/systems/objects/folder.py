@@ -139,7 +139,7 @@ class LocalFolder(Folder):
             _flush_folder(folder)
 
     def move_tree(self, source: str, target: str) -> None:
-        with suppress(FileNotFoundError):
+        if os.path.exists(source):
             os.rename(source, target)
             _flush_folder(os.path.dirname(target))
 

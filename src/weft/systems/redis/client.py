@@ -129,8 +129,10 @@ def shut(opened: Client) -> None:
         clients = [each.redis_connection for each in opened.get_nodes() if each.redis_connection is not None]
     for pool in [each.connection_pool for each in clients]:
         for connection in list(pool._in_use_connections):
-            with suppress(OSError, AttributeError):  # it is not connected, or ended meanwhile
-                connection._sock.shutdown(socket.SHUT_RDWR)
+            used = connection._sock
+            if used is not None:
+                with suppress(OSError):  # it ended meanwhile
+                    used.shutdown(socket.SHUT_RDWR)
         pool.disconnect(inuse_connections=False)
 
 

@@ -258,7 +258,7 @@ class RedisStore:
         self.unwatch()
         opened, self._client = self._client, None
         if opened is not None:
-            with suppress(*client.CLUSTER_ERRORS):
+            with suppress(*client.ERRORS):
                 client.shut(opened)
 
 
