@@ -5,7 +5,9 @@ from __future__ import annotations
 import bz2
 import gzip
 import io
+import os
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,12 @@ import pytest
 
 import weft
 from engine.streaming.conftest import declare, open_lake, rows, run_once
+from weft.engine.frames import transformed
+from weft.engine.streaming.batch import Batches
 from weft.engine.streaming.sources import FileOrigin
 from weft.errors import NotFoundError
+from weft.systems.objects.following import METADATA, read_files
+from weft.systems.objects.spark import asks_for, moved_to
 
 pytestmark = pytest.mark.usefixtures("spark", "here")
 
@@ -88,6 +94,76 @@ def test_few_files_a_batch(project: Path) -> None:
         transform_sql="SELECT count(*) AS n FROM source",
     )
     assert rows("counts", "n") == [(1,), (2,), (2,)]
+
+
+def test_files_are_dated_where_the_sql_asks_for_it(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark's readers of texts are a third faster without. What SQL asks for may change with the columns."""
+    plans = []
+
+    def carried(self: Batches, made: Any, *arguments: Any, **options: Any) -> Any:
+        plans.append(made._jdf.queryExecution().executedPlan().toString())
+        return carry(self, made, *arguments, **options)
+
+    carry = Batches._carried
+    monkeypatch.setattr(Batches, "_carried", carried)
+    source = weft.ObjectStoreLocalConnection(str(project / "lake"), name="lake")
+    heads = {"0": "id,a", "1": "id,a", "2": "id,a", "3": "id,a,b", "4": "id,a,b"}
+    for name, head in heads.items():
+        put(source, f"raw/{name}.csv", f"{head}\n{','.join(['1'] * len(head.split(',')))}\n")
+        os.utime(project / "lake" / "raw" / f"{name}.csv", (int(name), int(name)))
+
+    def run(name: str, sql: str) -> list[bool]:
+        plans.clear()
+        run_once(
+            name=name,
+            source=weft.Source(connection=source, query="raw", max_files=1),
+            target_table=(None, name),
+            transform_sql=sql,
+        )
+        return ["file_modification_time" in plan for plan in plans]
+
+    # It is seen of the first batch, and again where there are other columns.
+    assert run("ids", "SELECT id FROM source") == [True, False, False, True, False]
+    assert rows("ids") == [(1,)] * 5
+    assert run("dated", "SELECT id, _event_ts FROM source") == [True] * 5
+    assert sorted(moment.timestamp() for (moment,) in rows("dated", "_event_ts")) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("sql", "is_asked"),
+    [
+        ("SELECT id FROM source", False),
+        ("SELECT count(*) AS n FROM source", False),
+        ("SELECT id FROM (SELECT *, year(_event_ts) AS y FROM source) WHERE a > 0", False),
+        ("SELECT source.id, l.name FROM source JOIN names AS l ON l.id = source.id", False),
+        ("SELECT id, name FROM source NATURAL JOIN names", False),
+        ("SELECT id, name FROM source NATURAL JOIN moments", True),
+        ("SELECT * FROM source", True),
+        ("TABLE source", True),
+        ("FROM source |> WHERE a > 0", True),
+        ("SELECT id, `_EVENT_TS` FROM source", True),
+        ("SELECT id FROM source WHERE _event_ts > '2026-01-01'", True),
+        ("SELECT id FROM source WHERE a = (SELECT count(DISTINCT _event_ts) FROM source)", True),
+        ("SELECT id FROM source WHERE EXISTS (SELECT 1 FROM names WHERE name < source._event_ts)", True),
+        ("WITH s AS (SELECT max(_event_ts) AS t FROM source) SELECT id FROM names, s WHERE name < t", True),
+        ("SELECT id, row_number() OVER (PARTITION BY id ORDER BY _event_ts) AS n FROM source", True),
+        ("SELECT id, `1` FROM source PIVOT (count(*) FOR a IN (1))", True),
+        ("SELECT struct(*).id AS id, to_json(struct(*)) AS j FROM source", True),
+    ],
+)
+def test_what_sql_asks_for(sql: str, is_asked: bool, project: Path, spark: Any) -> None:
+    """Also where it does not name the column, or names it and does not need it."""
+    source = weft.ObjectStoreLocalConnection(str(project / "lake"), name="lake")
+    put(source, "raw/a.csv", "id,a\n1,1\n")
+    path = (project / "lake/raw/a.csv").as_uri()
+    dated = read_files(spark, source, "raw", {path: datetime.now(UTC)}, "_event_ts", {})
+    assert dated is not None
+    session = spark.newSession()
+    names = "SELECT 1 AS id, timestamp '2026-01-01' AS name"
+    session.sql(names).createOrReplaceTempView("names")
+    session.sql(f"SELECT *, name AS _event_ts FROM ({names})").createOrReplaceTempView("moments")
+    made = transformed(moved_to(dated(True), session), sql)
+    assert asks_for(made, METADATA) is is_asked
 
 
 def test_files_of_one_batch_need_not_be_alike(lake: Callable[..., Any]) -> None:

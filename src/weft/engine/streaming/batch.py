@@ -35,7 +35,8 @@ from weft.systems.base import Connection, system_for
 from weft.systems.file import FileConnection
 from weft.systems.load import KEY_LENGTH, Counts, Load
 from weft.systems.log import ROWID
-from weft.systems.objects.spark import moved_to
+from weft.systems.objects.following import METADATA
+from weft.systems.objects.spark import asks_for, moved_to
 from weft.systems.sql import ledger
 from weft.systems.sql.tables import SqlTables
 
@@ -75,6 +76,8 @@ class Batches:
         check_places(pipeline, f"Streaming pipeline {pipeline.name!r}")
         self.pipeline, self.origins, self._columns = pipeline, origins, columns
         self._lookups: Lookups | None = None
+        self._undated: tuple[list[tuple[str, str]], int] | None = None
+        """Over which columns, and which state of the lookups, the SQL does not ask when files were changed."""
         self._tables: dict[Connection, SqlTables] = {}
         """What stays open: to sign in anew for each batch takes longer than to write a few rows."""
         self._box = box or dead.DeadLetterBox(pipeline)
@@ -173,10 +176,16 @@ class Batches:
         if read is None:
             return taken
         known = self._columns.types(taken.source, checkpoint)
-        frame = read(known, None)
-        return dataclasses.replace(
-            taken, frame=frame, size=0 if frame is None else taken.size, placed=lambda: read(known, PLACE)
-        )
+        dated = read(known, None)
+        if dated is None:
+            return dataclasses.replace(taken, size=0)
+
+        def placed() -> Any:
+            again = read(known, PLACE)
+            assert again is not None
+            return again(True)
+
+        return dataclasses.replace(taken, dated=dated, placed=placed)
 
     def _refuse_bad(self, taken: Taken) -> None:
         if taken.bad and self.pipeline.transform_on_error == "fail" and self.pipeline.dead_letters is None:
@@ -204,10 +213,7 @@ class Batches:
             return gather() if is_small and gather is not None else kinds.Rows(taken[0].reader), [], placed
         if len(taken) == 1 and sql is None and taken[0].packed is not None:
             return self._packed(taken[0].packed, taken[0].frame, is_small), [], placed
-        rows = [self._frame(each, spark, is_small, checkpoint) for each in taken]
-        # The session of the query, in which the lookups are.
-        whole = moved_to(_together(rows), spark)
-        made = whole if sql is None else self._transformed(whole, sql)
+        made = self._made(taken, spark, is_small, checkpoint)
         if sql is None or self.pipeline.transform_on_error == "fail":
             return self._carried(made, is_small), [], placed
         try:
@@ -223,6 +229,39 @@ class Batches:
             # Of no rows SQL may make one, such as a sum of nothing.
             made = memory_of(self.attempt(kept, sql, spark).slice(0, None if len(kept) else 0))
             return made, letters, lambda: self.attempt(told, functions.keeping(sql, WHENCE), spark)
+
+    def _made(self, taken: list[Taken], spark: Any, is_small: bool, checkpoint: str) -> Any:
+        """What the SQL makes of the rows, or these as they are.
+
+        Spark's readers of texts write all that there is to tell of a file beside each of its rows, a third of their
+        work, as soon as a query could ask for it. So files are not dated where the SQL was seen not to ask for that.
+        """
+        sql = self.pipeline.transform_sql
+
+        def whole(is_dated: bool) -> Any:
+            parts = [
+                each if each.dated is None else dataclasses.replace(each, frame=each.dated(is_dated)) for each in taken
+            ]
+            rows = [self._frame(each, spark, is_small, checkpoint) for each in parts]
+            # The session of the query, in which the lookups are.
+            return moved_to(_together(rows), spark)
+
+        def seen(rows: Any) -> tuple[list[tuple[str, str]], int]:
+            return rows.dtypes, 0 if self._lookups is None else self._lookups.swaps
+
+        has_files = any(each.dated is not None for each in taken)
+        if has_files and sql is not None and self._undated is not None:
+            rows = whole(is_dated=False)
+            made = self._transformed(rows, sql)
+            if seen(rows) == self._undated:
+                return made
+        rows = whole(is_dated=True)
+        if sql is None:
+            return rows
+        made = self._transformed(rows, sql)
+        if has_files:
+            self._undated = None if asks_for(made, METADATA) else seen(rows)
+        return made
 
     def _placed(self, taken: list[Taken], spark: Any, is_small: bool, checkpoint: str) -> Any:
         """The rows once more, each with where it is from."""

@@ -25,6 +25,11 @@ class Lookups:
     def __init__(self, declared: Mapping[str, Lookup], spark: Any) -> None:
         self._tables = {name: _Table(name, lookup, spark) for name, lookup in declared.items()}
 
+    @property
+    def swaps(self) -> int:
+        """How often a table took the place of another."""
+        return sum(each.swaps for each in self._tables.values())
+
     def ready(self) -> None:
         """Before a batch: every table is there, and as fresh as it could be made meanwhile."""
         for each in self._tables.values():
@@ -43,6 +48,7 @@ class _Table:
         self._coming: Future[Any] | None = None
         self._held: Any = None
         self._read_at = self._asked_at = 0.0
+        self.swaps = 0
 
     def ready(self) -> None:
         # Where no batch came for so long, nobody saw that it was due: the next one would join the table of long ago.
@@ -93,6 +99,7 @@ class _Table:
         before, self._held = self._held, frame
         moved_to(frame, self.spark).createOrReplaceTempView(self.name)
         self._read_at = time.monotonic()
+        self.swaps += 1
         if before is not None:
             before.unpersist()
 

@@ -22,6 +22,7 @@ from weft.streams import runtime
 from weft.streams.declare import Stream
 from weft.systems.base import Connection, system_for
 from weft.systems.log import PUBLISHED_AT, ROWID, Log
+from weft.systems.objects.following import Dated
 from weft.systems.objects.reading import BAD
 
 # Of one batch: enough to be worth a job, and not so many that a crash repeats hours of work.
@@ -39,9 +40,11 @@ class Taken:
     source: str
     reader: Reader | None = None
     frame: Any = None
-    read: Callable[[Mapping[str, Any], str | None], Any] | None = None
-    """Of files: makes the DataFrame, of the types that columns had before, with the file of each row in a column if one
-    is named; `None` where there are no rows."""
+    read: Callable[[Mapping[str, Any], str | None], Dated | None] | None = None
+    """Of files: looks at them, and makes the DataFrame later, of the types that columns had before, with the file of
+    each row in a column if one is named; `None` where there are no rows."""
+    dated: Dated | None = None
+    """Of files that were looked at."""
     sift: Callable[[Mapping[str, Any]], Taken] | None = None
     """Of files: the same, but with the rows that cannot be read told apart. It reads and holds all of them."""
     files: Collection[str] | None = None
@@ -217,7 +220,7 @@ class FileOrigin:
             if rows is None:
                 return taken
             # Whether a row can be read depends on the columns that are asked for. Here it is all of them, once.
-            rows = rows.persist()
+            rows = rows(True).persist()
             with outcome.explained(f"read the files of {self.name}"):
                 told = rows.where(f"{BAD} IS NOT NULL").selectExpr(f"{BAD}.error", f"binary({BAD}.payload)", PLACE)
                 found = told.toArrow().to_pydict().values()

@@ -7,7 +7,7 @@ import functools
 import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
@@ -36,6 +36,10 @@ _OPENED_AT_ONCE = 8
 _HEADS, _HEAD = 1 << 20, 1 << 16
 # How many are held: those of thousands of files would fill the memory, and some say as much as all.
 _HEADS_HELD = 1 << 23
+METADATA = "_metadata"
+"""What Spark tells of the file of each row."""
+Dated = Callable[[bool], "DataFrame"]
+"""Makes the DataFrame of files: with the time at which each was changed, or with nulls in its place."""
 
 
 def follow(
@@ -104,25 +108,26 @@ def read_files(
     known: Mapping[str, DataType],
     place_column: str | None = None,
     bad_column: str | None = None,
-) -> DataFrame | None:
-    """The rows of these files, and when each file was last changed; `None` where they have no columns.
+) -> Dated | None:
+    """The rows of these files; `None` where they have no columns.
 
-    `known` are the types that columns had in files before. A `place_column` has of each row the file that it is from,
-    a `bad_column` of one that cannot be read its text and why; without it such a row is an error.
+    `known` are the types that columns had in files before. The `time_column` has of each row when its file was last
+    changed, a `place_column` the file itself, a `bad_column` of a row that cannot be read its text and why; without it
+    such a row is an error.
     """
     from pyspark.sql import functions as F
 
     sessions.configure(spark, connection)
     own: Any = sessions.own_session(spark, {})
-    frames = []
+    parts = []
     for kind, found in _alike(own, connection, _root(connection, prefix), changed).items():
         options, paths = connection.options.with_format(kind.format), list(found)
         for rows in _read(own, paths, options, kind, known, list(found.values()), bad_column):
             if not rows.columns:
                 continue
-            made = {time_column: F.col("_metadata.file_modification_time")}
+            made = {}
             if place_column is not None:
-                place = F.col("_metadata.file_path")
+                place = rows.metadataColumn(METADATA)["file_path"]
                 made[place_column] = F.regexp_replace(place, rf"^.*\Q{connection.root}\E/", "")
             if bad_column is not None:
                 fields = rows.drop(bad_column).schema
@@ -134,10 +139,18 @@ def read_files(
                 )
                 told = F.struct(F.col(bad_column).alias("payload"), F.lit(why).alias("error"))
                 made[bad_column] = F.when(F.col(bad_column).isNotNull(), told)
-            frames.append(rows.withColumns(made))
-    if not frames:
+            parts.append((rows, made))
+    if not parts:
         return None
-    return functools.reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames)
+
+    def dated(is_dated: bool) -> DataFrame:
+        frames = []
+        for rows, made in parts:
+            at = rows.metadataColumn(METADATA)["file_modification_time"] if is_dated else F.lit(None).cast("timestamp")
+            frames.append(rows.withColumns({time_column: at, **made}))
+        return functools.reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames)
+
+    return dated
 
 
 def _read(

@@ -77,6 +77,18 @@ def moved_to(frame: Any, spark: Any) -> Any:
     return DataFrame(dataset.ofRows(spark._jsparkSession, plan), spark)
 
 
+def asks_for(frame: Any, name: str) -> bool:
+    """Whether a query needs columns with this in their names, once Spark has left out what nobody asks for."""
+    nodes = [frame._jdf.queryExecution().optimizedPlan()]
+    while nodes:
+        node = nodes.pop()
+        if name in node.references().toString():
+            return True
+        for others in (node.children(), node.subqueries()):
+            nodes += [others.apply(number) for number in range(others.size())]
+    return False
+
+
 def configure(spark: Any, connection: Connection) -> None:
     """Tell Spark where a connection's bucket is and who we are there."""
     if not isinstance(connection, S3Connection):
