@@ -20,6 +20,9 @@ import pytest
 from servers import free_port, wait_until
 from weft.systems.process import host_of
 
+# Each starts Spark, some of them twice. Kills are in tests/faults/test_streaming_killed.py.
+IN_BRIEF: dict[str, set[str]] = {"test_killed": set(), "test_the_batch_in_hand_is_finished": {"15-0"}}
+
 pytest.importorskip("pyspark")
 
 PIPES = """

@@ -17,6 +17,9 @@ import pytest
 import weft
 from weft.project import Project
 
+# Each starts Spark several times.
+IN_BRIEF: dict[str, set[str]] = {"test_many_files": set()}
+
 pytest.importorskip("pyspark")
 pytestmark = pytest.mark.usefixtures("local")
 

@@ -12,6 +12,9 @@ import pytest
 
 from servers import wait_until
 
+# Each starts Spark.
+IN_BRIEF = {"test_while_spark_works": {"15-143-Stopped by SIGTERM."}}
+
 PIPELINES = """
 import os, time
 from pathlib import Path

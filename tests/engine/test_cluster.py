@@ -7,6 +7,9 @@ from pathlib import Path
 from tests.engine.cluster import Cluster
 from tests.engine.conftest import Python, finish
 
+# Which tests/engine/test_cluster_load.py has in brief.
+IN_BRIEF: dict[str, set[str]] = {"test_a_worker_is_killed": set()}
+
 
 def test_tasks_import_the_package_that_the_driver_runs(cluster: Cluster, python: Python, project: Path) -> None:
     (project / "weft.toml").write_text(cluster.settings)

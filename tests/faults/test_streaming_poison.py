@@ -40,10 +40,10 @@ def size(pytestconfig: pytest.Config) -> int:
 
 
 IN_BRIEF = {
-    "test_rows_that_cannot_be_transformed": {"driver-sql", "tasks-udf"},
+    "test_rows_that_cannot_be_transformed": {"driver-sql"},
     "test_rows_that_do_not_fit": {"driver-sqlite-append", "tasks-postgres-merge"},
     "test_messages_that_cannot_be_read": {"driver-cut off", "tasks-no object"},
-    "test_entries_of_others": {"driver-missing-store", "tasks-no number-transform"},
+    "test_entries_of_others": {"driver-missing-store"},
 }
 
 

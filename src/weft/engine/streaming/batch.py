@@ -260,7 +260,9 @@ class Batches:
             return rows
         made = self._transformed(rows, sql)
         if has_files:
-            self._undated = None if asks_for(made, METADATA) else seen(rows)
+            self._undated = None
+            with suppress(Exception):  # what cannot be planned fails again where that is told
+                self._undated = None if asks_for(made, METADATA) else seen(rows)
         return made
 
     def _placed(self, taken: list[Taken], spark: Any, is_small: bool, checkpoint: str) -> Any:
