@@ -31,7 +31,7 @@ bench: ## measure speed, each number as a ratio to a yardstick of the same run
 FULL = tests/faults tests/engine/streaming tests/engine/test_pairs.py tests/engine/test_load_files.py \
 	tests/engine/test_archive.py tests/engine/test_cluster.py tests/engine/test_cluster_load.py tests/pipelines/test_increment.py \
 	tests/pipelines/test_preview.py tests/systems/delta/test_sink.py tests/systems/kafka/test_stream.py \
-	tests/cli/test_consume.py tests/cli/test_stopping.py tests/cli/test_rewind.py tests/cli/test_checkpoints_at_urls.py
+	tests/cli/test_consume.py tests/cli/test_stopping.py tests/cli/test_rewind.py
 
 faults: ## the fault tests with their full counts (the tests run a tenth of them)
 	@tools/setup-venv dev

@@ -21,9 +21,6 @@ from weft.engine.streaming.watch import Lag
 from weft.systems.objects.folder import BucketFolder, LocalFolder
 from workers import declare
 
-# The steps are the same in a folder.
-IN_BRIEF: dict[str, set[str]] = {"test_a_crash_in_a_bucket": set()}
-
 pytest.importorskip("pyspark")
 pytestmark = pytest.mark.usefixtures("local")
 

@@ -24,8 +24,7 @@ IN_BRIEF = {
     "test_a_commit_key_counts_once": {"append"},
     "test_keys_are_checked_before_anything_is_written": {"scd2"},
     "test_loads_at_once": {"append"},
-    # Which tests/systems/objects/test_sink.py and tests/engine/streaming/test_files.py have in brief.
-    "test_hostile_names": set(),
+    # A stream becomes a Delta table in a bucket in tests/engine/streaming/test_files.py.
     "test_bucket": set(),
     # Which test_scd2_by_event_at_random has in brief.
     "test_scd2_by_event": set(),

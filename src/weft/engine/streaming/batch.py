@@ -76,8 +76,9 @@ class Batches:
         check_places(pipeline, f"Streaming pipeline {pipeline.name!r}")
         self.pipeline, self.origins, self._columns = pipeline, origins, columns
         self._lookups: Lookups | None = None
-        self._undated: tuple[list[tuple[str, str]], int] | None = None
-        """Over which columns, and which state of the lookups, the SQL does not ask when files were changed."""
+        self._seen: tuple[list[tuple[str, str]], int] | None = None
+        self._is_dated = True
+        """Whether the SQL asks when files were changed, over the columns and lookups that were last seen."""
         self._tables: dict[Connection, SqlTables] = {}
         """What stays open: to sign in anew for each batch takes longer than to write a few rows."""
         self._box = box or dead.DeadLetterBox(pipeline)
@@ -250,19 +251,19 @@ class Batches:
             return rows.dtypes, 0 if self._lookups is None else self._lookups.swaps
 
         has_files = any(each.dated is not None for each in taken)
-        if has_files and sql is not None and self._undated is not None:
+        if has_files and sql is not None and not self._is_dated:
             rows = whole(is_dated=False)
             made = self._transformed(rows, sql)
-            if seen(rows) == self._undated:
+            if seen(rows) == self._seen:
                 return made
         rows = whole(is_dated=True)
         if sql is None:
             return rows
         made = self._transformed(rows, sql)
-        if has_files:
-            self._undated = None
+        if has_files and (now := seen(rows)) != self._seen:
+            self._seen, self._is_dated = now, True
             with suppress(Exception):  # what cannot be planned fails again where that is told
-                self._undated = None if asks_for(made, METADATA) else seen(rows)
+                self._is_dated = asks_for(made, METADATA)
         return made
 
     def _placed(self, taken: list[Taken], spark: Any, is_small: bool, checkpoint: str) -> Any:
