@@ -39,41 +39,24 @@ from commands import Commands
 if TYPE_CHECKING:
     from weft.project import Project
 
+pytest_plugins = ["selection", "reruns"]
+
 servers.WAITS_FOR_DISK = False
 SYSTEMS = ["sqlite", "postgres", "mysql"]
 
 _missing_packages: set[str] = set()
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--full", action="store_true", help="repeat fault and property tests in full, not a tenth of it")
-
-
 def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.register_profile(
         "weft",
-        max_examples=_share(config, 1000),
+        max_examples=1000 if config.getoption("--full") else 50,
         deadline=None,
         print_blob=True,
         # By its full path, because tests change the current folder.
         database=DirectoryBasedExampleDatabase(config.rootpath / ".hypothesis" / "examples"),
     )
     hypothesis.settings.load_profile("weft")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of tests that a module names in `IN_BRIEF`, only the parameters named there are run, unless --full is asked for,
-    and one without parameters is not: the others differ in what is tested elsewhere already."""
-    if config.getoption("--full"):
-        return
-
-    def is_for_later(item: Any) -> bool:
-        brief = getattr(item.module, "IN_BRIEF", {}).get(getattr(item, "originalname", None))
-        return brief is not None and (not hasattr(item, "callspec") or item.callspec.id not in brief)
-
-    later = [item for item in items if is_for_later(item)]
-    config.hook.pytest_deselected(items=later)
-    items[:] = [item for item in items if item not in later]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -84,14 +67,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.line(f"    sudo apt-get install --no-install-recommends {packages}")
 
 
-def _share(config: pytest.Config, full: int) -> int:
-    return full if config.getoption("--full") else max(1, full // 10)
-
-
 @pytest.fixture(scope="session")
-def count(pytestconfig: pytest.Config) -> Callable[[int], int]:
-    """`count(300)` is 300 with --full (make faults), else 30."""
-    return functools.partial(_share, pytestconfig)
+def count(pytestconfig: pytest.Config) -> Callable[..., int]:
+    """`count(300)` is 300 with --full (make faults), else 30, and `count(300, 5)` is 5 then."""
+
+    def chosen(full: int, brief: int | None = None) -> int:
+        return full if pytestconfig.getoption("--full") else brief or max(1, full // 10)
+
+    return chosen
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,6 @@ from servers import free_port, wait_until
 from weft.systems.process import host_of
 
 # Each starts Spark, some of them twice. Kills are in tests/faults/test_streaming_killed.py.
-IN_BRIEF: dict[str, set[str]] = {"test_killed": set(), "test_the_batch_in_hand_is_finished": {"15-0"}}
 
 pytest.importorskip("pyspark")
 
@@ -142,6 +141,7 @@ def test_a_daemon(start: Any, run: Any) -> None:
     assert copied() == sorted([*range(10), *range(5)])
 
 
+@pytest.mark.brief("15-0")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_the_batch_in_hand_is_finished(start: Any, number: signal.Signals, code: int) -> None:
     publish(10)
@@ -199,6 +199,7 @@ def test_a_reader_that_goes_away(start: Any) -> None:
     assert copied() == sorted([*range(10), *range(5)])
 
 
+@pytest.mark.full
 def test_killed(start: Any) -> None:
     """The next start waits until the JVM of the last one is gone."""
     publish(10)

@@ -18,7 +18,6 @@ import weft
 from weft.project import Project
 
 # Each starts Spark several times.
-IN_BRIEF: dict[str, set[str]] = {"test_many_files": set()}
 
 pytest.importorskip("pyspark")
 pytestmark = pytest.mark.usefixtures("local")
@@ -212,6 +211,7 @@ def test_files_of_a_bucket(call: Any, state: Any, s3: Any) -> None:
     assert state("show", "copies")["lag"] == {"raw": 0}
 
 
+@pytest.mark.full
 def test_many_files(call: Any, state: Any, folder: weft.Source) -> None:
     """Spark puts ten steps of its log of files into one: nothing is counted twice or forgotten."""
     declare(folder)

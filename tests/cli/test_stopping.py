@@ -13,7 +13,6 @@ import pytest
 from servers import wait_until
 
 # Each starts Spark.
-IN_BRIEF = {"test_while_spark_works": {"15-143-Stopped by SIGTERM."}}
 
 PIPELINES = """
 import os, time
@@ -44,6 +43,7 @@ def is_gone(pid: int) -> bool:
     return False
 
 
+@pytest.mark.brief("15-143-Stopped by SIGTERM.")
 @pytest.mark.parametrize(
     ("number", "code", "said"),
     [(signal.SIGINT, 130, "Stopped by an interrupt."), (signal.SIGTERM, 143, "Stopped by SIGTERM.")],

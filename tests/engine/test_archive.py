@@ -15,10 +15,6 @@ from weft.engine import archive
 from weft.engine.java import find_java
 
 # It makes one of its own, for a minute of both cores. The one that the other tests share is made by a session too.
-IN_BRIEF: dict[str, set[str]] = {
-    "test_the_first_session_has_it_made": set(),
-    "test_need_not_be_used": set(),
-}
 SHARED = """
 from weft.engine import session
 answer = weft.spark().range(3).count()
@@ -31,6 +27,7 @@ def test_is_used(cache: str, python: Python) -> None:
     assert finish(python(SHARED)) == ["3 True"]
 
 
+@pytest.mark.full
 def test_need_not_be_used(python: Python, project: Path) -> None:
     (project / "weft.toml").write_text("[spark]\narchive = false\n")
     assert finish(python(SHARED)) == ["3 False"]
@@ -112,6 +109,7 @@ def test_nobody_makes_one_that_is_being_made(trained: list[Path], monkeypatch: p
         archive.build_in_background(find_java())
 
 
+@pytest.mark.full
 def test_the_first_session_has_it_made(python: Python, tmp_path: Path) -> None:
     """By a process that goes on when the one that started it has ended."""
     folder = tmp_path / "cache"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.engine.cluster import Cluster
 from tests.engine.conftest import Python, finish
 
 # Which tests/engine/test_cluster_load.py has in brief.
-IN_BRIEF: dict[str, set[str]] = {"test_a_worker_is_killed": set()}
 
 
 def test_tasks_import_the_package_that_the_driver_runs(cluster: Cluster, python: Python, project: Path) -> None:
@@ -37,6 +38,7 @@ def test_tasks_import_the_package_that_the_driver_runs(cluster: Cluster, python:
     assert lines[2].startswith("True")
 
 
+@pytest.mark.full
 def test_a_worker_is_killed(cluster: Cluster, python: Python, project: Path) -> None:
     """What it had done and what it was doing is done again elsewhere."""
     (project / "weft.toml").write_text(cluster.settings)

@@ -15,7 +15,6 @@ from tests.engine.cluster import STARTUP_SECONDS, Cluster
 from tests.engine.conftest import Python, finish
 
 # Each is a start of a cluster.
-IN_BRIEF = {"test_a_worker_is_killed_during_a_load": {"many tasks-0"}}
 
 
 @pytest.fixture
@@ -59,6 +58,7 @@ WAITING = """
 
 
 # One of the two works on the one task.
+@pytest.mark.brief("many tasks-0")
 @pytest.mark.parametrize(("way", "killed"), [("one task", 0), ("one task", 1), ("many tasks", 0)])
 def test_a_worker_is_killed_during_a_load(
     cluster: Cluster,

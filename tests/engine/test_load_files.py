@@ -25,9 +25,6 @@ from weft.engine.load import open_tables
 ROWS = [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}]
 
 # What reads knows nothing of what writes.
-IN_BRIEF = {
-    "test_a_task_writes_what_spark_would": {"sqlite-parquet", "postgres-delta", "mysql-parquet", "duckdb-delta"}
-}
 
 
 def found(path: str, source: Any = None) -> list[tuple[Any, ...]]:
@@ -95,6 +92,7 @@ def test_a_folder_that_cannot_be_made(spark: Any) -> None:
         weft.load(ROWS, target="orders", connection=ObjectStoreLocalConnection("lake", name="lake"))
 
 
+@pytest.mark.brief("sqlite-parquet", "postgres-delta", "mysql-parquet", "duckdb-delta")
 @pytest.mark.parametrize("target", ["parquet", "delta"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_task_writes_what_spark_would(

@@ -30,12 +30,6 @@ _numbers = count()
 NUMBER = pa.field("n", pa.int64())
 
 # What reads knows nothing of what writes: each reads, and each writes, for two others or itself.
-IN_BRIEF = {
-    "test_every_type": {
-        *("sqlite-sqlite", "sqlite-mysql", "postgres-duckdb", "postgres-sqlite"),
-        *("mysql-postgres", "mysql-duckdb", "duckdb-mysql", "duckdb-postgres"),
-    }
-}
 
 
 @pytest.fixture
@@ -100,6 +94,10 @@ def every_edge(dialect: str) -> pa.Table:
     return pa.table({**columns, "n": list(range(12))}, schema=pa.schema([*fields, NUMBER]))
 
 
+@pytest.mark.brief(
+    *("sqlite-sqlite", "sqlite-mysql", "postgres-duckdb", "postgres-sqlite"),
+    *("mysql-postgres", "mysql-duckdb", "duckdb-mysql", "duckdb-postgres"),
+)
 @pytest.mark.parametrize("target", KINDS)
 @pytest.mark.parametrize("source", KINDS)
 def test_every_type(plain_spark: SparkSession, database: Callable[[str], Any], source: str, target: str) -> None:

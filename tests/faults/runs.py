@@ -63,13 +63,13 @@ def place(database: Database, project: Path) -> Place:
     return made
 
 
-Repeat = Callable[[int], int]
+Repeat = Callable[..., int]
 
 
 def picked(place: Place, steps: list[str], count: Repeat, turn: int) -> list[int]:
-    """The steps at which a run is disturbed: all with --full. Else every third, by turns: on SQLite, and once more on
-    the two servers together. DuckDB, whose file is opened anew for each transaction, has one."""
-    first, every = {"sqlite": (turn, 3), "postgres": (turn, 6), "mysql": (turn + 3, 6), "duckdb": (4 + 7 * turn, 32)}[
+    """The steps at which a run is disturbed: all with --full. Else some, other ones for each `turn`: of SQLite and of
+    the two servers together every third, of DuckDB, which opens its file for each transaction, one."""
+    first, every = {"sqlite": (turn, 9), "postgres": (turn, 18), "mysql": (turn + 9, 18), "duckdb": (4 + 7 * turn, 32)}[
         place.database.tables.dialect
     ]
     return list(range(len(steps))) if count(10) > 1 else list(range(first, len(steps), every))

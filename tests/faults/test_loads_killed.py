@@ -22,18 +22,6 @@ from weft.systems.sql.tables import SqlTables
 
 STEPS = ("begun", "claimed", "staged", "checked", "moved", "recorded", "committed")
 DAY = datetime(2026, 3, 1, tzinfo=UTC)
-_OTHERS = ("sqlite", "postgres", "mysql")
-# A file of DuckDB is opened anew for each transaction: of its modes those that take the most steps.
-IN_BRIEF = {
-    "test_killed_at_each_step": {
-        *(f"{kind}-{mode}" for kind in _OTHERS for mode in ("append", "truncate", "merge", "scd2")),
-        "duckdb-merge",
-    },
-    "test_killed_while_bad_rows_are_put_aside": {
-        *(f"{kind}-{mode}" for kind in _OTHERS for mode in ("append", "truncate", "merge")),
-        "duckdb-append",
-    },
-}
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +46,7 @@ def _rows(first: int, last: int, name: str) -> list[dict[str, Any]]:
     return [{"id": i, "name": f"{name} {i % 3}", "at": DAY + timedelta(hours=i % 5)} for i in range(first, last)]
 
 
+@pytest.mark.brief("sqlite-truncate", "sqlite-merge", "postgres-append", "postgres-scd2", "mysql-merge", "duckdb-merge")
 @pytest.mark.parametrize("mode", ["append", "truncate", "merge", "scd2"])
 def test_killed_at_each_step(
     tables: SqlTables,  # noqa: F811
@@ -98,6 +87,7 @@ def test_killed_at_each_step(
     assert not [name for name in all_tables(tables) if name.startswith("_weft")]
 
 
+@pytest.mark.brief("sqlite-append", "postgres-merge", "mysql-truncate", "duckdb-append")
 @pytest.mark.parametrize("mode", ["append", "truncate", "merge"])
 def test_killed_while_bad_rows_are_put_aside(
     tables: SqlTables,  # noqa: F811

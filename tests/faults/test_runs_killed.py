@@ -105,14 +105,9 @@ def moment_of(slot: int) -> datetime:
 
 MODES = ["append", "merge", "scd2"]
 # On the others the modes share the steps, see `picked`.
-IN_BRIEF = {
-    "test_killed_between_any_two_steps": {
-        *(f"{kind}-{mode}" for kind in ("sqlite", "postgres", "mysql") for mode in MODES),
-        "duckdb-scd2",
-    }
-}
 
 
+@pytest.mark.brief(*(f"{kind}-{mode}" for kind in ("sqlite", "postgres", "mysql") for mode in MODES), "duckdb-scd2")
 @pytest.mark.parametrize("mode", MODES)
 def test_killed_between_any_two_steps(place: Place, commands: Commands, mode: str, count: Repeat) -> None:  # noqa: F811
     place.declare(PIPELINE)

@@ -28,7 +28,7 @@ def copy_again():
 def test_each_slot_once(place: Place, commands: Commands, count: Repeat) -> None:  # noqa: F811
     place.declare(PIPELINES)
     place.database.run("CREATE TABLE raw (id BIGINT)", "INSERT INTO raw VALUES (1), (2), (3)")
-    slots = count(100)
+    slots = count(100, 3)
     for slot in range(slots):
         # What waits for the first is run by whoever finds it done: at the latest by who asks after all.
         place.at(slot)

@@ -39,14 +39,6 @@ def size(pytestconfig: pytest.Config) -> int:
     return 8 if pytestconfig.getoption("--full") else 3
 
 
-IN_BRIEF = {
-    "test_rows_that_cannot_be_transformed": {"driver-sql"},
-    "test_rows_that_do_not_fit": {"driver-sqlite-append", "tasks-postgres-merge"},
-    "test_messages_that_cannot_be_read": {"driver-cut off", "tasks-no object"},
-    "test_entries_of_others": {"driver-missing-store"},
-}
-
-
 def batches(size: int) -> list[list[tuple[int, bool]]]:
     """Numbers, and whether they are bad: the first of the first batch, the second of the second …"""
     return [[(batch * size + place, place == batch) for place in range(size)] for batch in range(size)]
@@ -64,6 +56,7 @@ def letters() -> list[dict[str, Any]]:
     return sorted(weft.consume_sync(stream_of("failed", None), "me"), key=lambda each: int(each["batch"]))
 
 
+@pytest.mark.brief("driver-sql")
 @pytest.mark.parametrize(
     "sql",
     ["SELECT n, CAST(text AS INT) AS number FROM source", "SELECT n, parsed(text) AS number FROM source"],
@@ -95,6 +88,7 @@ def test_rows_that_cannot_be_transformed(sql: str, way: str, size: int, project:
     assert {(each["stage"], each["source"]) for each in found} == {("transform", "events")}
 
 
+@pytest.mark.brief("driver-sqlite-append", "tasks-postgres-merge")
 @pytest.mark.parametrize("mode", ["append", "merge"])
 @pytest.mark.parametrize("kind", ["sqlite", "postgres", "mysql", "duckdb"])
 def test_rows_that_do_not_fit(
@@ -135,6 +129,7 @@ def test_rows_that_do_not_fit(
     assert rows("strict__quarantine", "*", connection) == []
 
 
+@pytest.mark.brief("driver-cut off", "tasks-no object")
 @pytest.mark.parametrize("bad", [b"{", b"\xff", b"[1]"], ids=["cut off", "no text", "no object"])
 def test_messages_that_cannot_be_read(bad: bytes, way: str, size: int, kafka: Any, project: Path) -> None:  # noqa: F811
     topic = kafka.create_topic()
@@ -159,6 +154,7 @@ def test_messages_that_cannot_be_read(bad: bytes, way: str, size: int, kafka: An
     assert {(each["stage"], each["source"]) for each in found} == {("read", topic)}
 
 
+@pytest.mark.brief("driver-missing-store")
 @pytest.mark.parametrize("stage", ["transform", "store"])
 @pytest.mark.parametrize(
     "bad",

@@ -3,11 +3,13 @@
 def test_something(runner):                       runs on each of them (-k sqlite: on that one)
     runner.dialect                                "sqlite", "postgres", …, "spark"
     runner([trim()], [" a "], pa.string())        ["a"]
+    runner.together({"a": Column([trim()], [" a "], pa.string()), …})     {"a": ["a"], …}, in one statement
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +27,42 @@ DIALECTS = (*DATABASES, "spark")
 COLUMN = 'a "Column"`s'
 
 
+@dataclass(frozen=True)
+class Column:
+    """Normalizers, and the values of a column to run them over."""
+
+    normalizers: Sequence[Normalizer]
+    values: Sequence[Any]
+    kind: pa.DataType
+
+
 class Runner:
     """Runs normalizers over values; a subclass says where."""
 
     dialect: str
 
     def __call__(self, normalizers: Sequence[Normalizer], values: Sequence[Any], kind: pa.DataType) -> list[Any]:
-        sql, made = expression(normalizers, COLUMN, self.dialect, kind=kind)
-        given = pa.table({"n": range(len(values)), COLUMN: pa.array(values, kind)})
-        found = self.select(given, sql, made)
-        assert found.schema.field("y").type == made
-        return found.sort_by("n")["y"].to_pylist()
+        return self.together({COLUMN: Column(normalizers, values, kind)})[COLUMN]
 
-    def select(self, given: pa.Table, sql: str, made: pa.DataType) -> pa.Table:
+    def together(self, columns: Mapping[str, Column]) -> dict[str, list[Any]]:
+        """What becomes of the values of several columns, in one statement. Shorter columns are filled with nulls."""
+        count = max(len(each.values) for each in columns.values())
+        source: dict[str, Any] = {"n": range(count)}
+        selected, results = [], [pa.field("n", pa.int64())]
+        for number, (name, column) in enumerate(columns.items()):
+            sql, kind = expression(column.normalizers, name, self.dialect, kind=column.kind)
+            filled = [*column.values, *[None] * (count - len(column.values))]
+            source[name] = pa.array(filled, column.kind)
+            selected.append(f"{sql} AS y{number}")
+            results.append(pa.field(f"y{number}", kind))
+        selection = self.select(pa.table(source), selected, pa.schema(results)).sort_by("n")
+        assert selection.schema.types == pa.schema(results).types
+        return {
+            name: selection[f"y{number}"].to_pylist()[: len(column.values)]
+            for number, (name, column) in enumerate(columns.items())
+        }
+
+    def select(self, source: pa.Table, selected: Sequence[str], results: pa.Schema) -> pa.Table:
         raise NotImplementedError
 
 
@@ -45,16 +70,17 @@ class DatabaseRunner(Runner):
     def __init__(self, tables: SqlTables) -> None:
         self.tables = tables
         self.dialect = tables.dialect
-        self.made: set[str] = set()
+        self.created: set[str] = set()
 
-    def select(self, given: pa.Table, sql: str, made: pa.DataType) -> pa.Table:
-        schema = pa.schema([pa.field("n", pa.int64()), pa.field("y", made)])
-        return pa.Table.from_batches(self.tables.read(Slice(self._query(given, sql)), schema), schema)
+    def select(self, source: pa.Table, selected: Sequence[str], results: pa.Schema) -> pa.Table:
+        query = self._query(source, ", ".join(selected))
+        return pa.Table.from_batches(self.tables.read(Slice(query), results), results)
 
     def rejects(self, normalizers: Sequence[Normalizer], values: Sequence[Any], kind: pa.DataType) -> bool:
         """Whether a load would take what happens for a value that was refused."""
         sql, _ = expression(normalizers, COLUMN, self.dialect, kind=kind)
-        query = self._query(pa.table({"n": range(len(values)), COLUMN: pa.array(values, kind)}), sql)
+        source = pa.table({"n": range(len(values)), COLUMN: pa.array(values, kind)})
+        query = self._query(source, f"{sql} AS y0")
         try:
             with self.tables.driver.session("publish") as session:
                 self.tables.create_temporary_as(session, "copied", query)
@@ -62,18 +88,18 @@ class DatabaseRunner(Runner):
             return self.tables.is_rejection(error)
         return False
 
-    def _query(self, given: pa.Table, sql: str) -> str:
+    def _query(self, source: pa.Table, selected: str) -> str:
         tables = self.tables
-        name = f"given {given.schema.field(COLUMN).type}"
+        name = f"source {len(source.schema)} {source.schema.types[-1]}"
         table = tables.table(None, name)
         with tables.driver.session("publish") as session:
-            if name not in self.made:
-                columns = ", ".join(f"{tables.quote(field.name)} {tables.sql_type(field)}" for field in given.schema)
+            if name not in self.created:
+                columns = ", ".join(f"{tables.quote(field.name)} {tables.sql_type(field)}" for field in source.schema)
                 session.run(f"CREATE TABLE {table} ({columns})")
-                self.made.add(name)
+                self.created.add(name)
             session.run(f"DELETE FROM {table}")
-            tables.copy_in(session, table, given.schema, given.to_batches())
-        return f"SELECT {tables.quote('n')}, {sql} AS {tables.quote('y')} FROM {table}"
+            tables.copy_in(session, table, source.schema, source.to_batches())
+        return f"SELECT {tables.quote('n')}, {selected} FROM {table}"
 
 
 class SparkRunner(Runner):
@@ -82,10 +108,10 @@ class SparkRunner(Runner):
     def __init__(self, spark: Any) -> None:
         self.spark = spark
 
-    def select(self, given: pa.Table, sql: str, made: pa.DataType) -> pa.Table:
+    def select(self, source: pa.Table, selected: Sequence[str], results: pa.Schema) -> pa.Table:
         from weft.columns import canonical_batch, canonical_schema
 
-        found = self.spark.createDataFrame(given).selectExpr("n", f"{sql} AS y").toArrow()
+        found = self.spark.createDataFrame(source).selectExpr("n", *selected).toArrow()
         schema = canonical_schema(found.schema)
         return pa.Table.from_batches([canonical_batch(batch, schema) for batch in found.to_batches()], schema)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -11,11 +12,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.normalize import oracle
-from tests.normalize.conftest import Runner
+from tests.normalize.conftest import Column, Runner
 from weft.columns import LOCAL_TIME, UTC_TIME
 from weft.normalize import (
     Normalizer,
@@ -357,11 +358,47 @@ for each_unit in ("year", "quarter", "month", "week", "day"):
     )
 
 
+def wanted(case: Case, values: Sequence[Any]) -> list[Any]:
+    return [case.null if value is None else case.oracle(value) for value in values]
+
+
+def test_as_described(runner: Runner) -> None:
+    """All cases in one statement: a statement takes longer than the values."""
+    cases = {name: case for name, case in CASES.items() if supports(case.chain, runner.dialect)}
+    assert {(name, runner.dialect) for name in CASES.keys() - cases} == {
+        each for each in NOT_THERE if each[1] == runner.dialect
+    }
+    columns = {name: Column(case.chain, drawn(name), case.kind) for name, case in cases.items()}
+    results = runner.together(columns)
+    wrong = [
+        (name, *each)
+        for name, column in columns.items()
+        for each in zip(column.values, results[name], wanted(cases[name], column.values), strict=True)
+        if each[1] != each[2]
+    ]
+    assert not wrong
+
+
+@functools.cache
+def drawn(name: str) -> list[Any]:
+    """Some values for a case, nulls among them: the same for all dialects, because to draw them takes longest."""
+    values: list[Any] = []
+
+    @settings(suppress_health_check=list(HealthCheck), max_examples=4, database=None, phases=[Phase.generate])
+    @given(some=st.lists(st.none() | CASES[name].values, min_size=30, max_size=60))
+    def draw(some: list[Any]) -> None:
+        values.extend(some)
+
+    draw()
+    return values
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("name", CASES)
-def test_as_described(runner: Runner, name: str) -> None:
+def test_each_as_described(runner: Runner, name: str) -> None:
+    """Each case by itself, which Hypothesis shrinks to the value that fails."""
     case = CASES[name]
     if not supports(case.chain, runner.dialect):
-        assert (name, runner.dialect) in NOT_THERE
         return
     # A query of Spark's takes as long as a hundred of a database.
     profile = settings.get_profile("weft").max_examples
@@ -370,9 +407,8 @@ def test_as_described(runner: Runner, name: str) -> None:
     @settings(suppress_health_check=list(HealthCheck), max_examples=examples)
     @given(values=st.lists(st.none() | case.values, min_size=15, max_size=60))
     def check(values: list[Any]) -> None:
-        found = runner(case.chain, values, case.kind)
-        wanted = [case.null if value is None else case.oracle(value) for value in values]
-        wrong = [each for each in zip(values, found, wanted, strict=True) if each[1] != each[2]]
+        results = runner(case.chain, values, case.kind)
+        wrong = [each for each in zip(values, results, wanted(case, values), strict=True) if each[1] != each[2]]
         assert not wrong
 
     check()

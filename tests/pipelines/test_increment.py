@@ -17,18 +17,6 @@ from weft.systems.sql import tokens
 from weft.transforms import filter_where
 
 # A file of DuckDB is opened anew for each transaction, and what these prove is not the database's.
-IN_BRIEF = {
-    name: {"sqlite", "postgres", "mysql"}
-    for name in (
-        "test_another_lookback",
-        "test_a_table_that_is_gone",
-        "test_late_rows_need_not_be_counted",
-        "test_a_failed_run_leaves_it",
-        "test_rows_that_land_before_they_are_read",
-        "test_another_column_starts_anew",
-        "test_watermarks_of_before",
-    )
-}
 CREATE = "CREATE TABLE raw_events (id BIGINT, name VARCHAR(20), seen_at TIMESTAMP NULL)"
 
 
@@ -87,6 +75,7 @@ def test_the_mark_in_the_query(events: Database) -> None:
     assert ids(events) == [1, 2, 3]
 
 
+@pytest.mark.brief("sqlite", "postgres", "mysql")
 def test_a_failed_run_leaves_it(events: Database) -> None:
     @weft.pipeline(target="copies", incremental_column="id", expectations=[weft.expectations.range("id", max=2)])
     def copy() -> str:
@@ -139,6 +128,7 @@ def test_a_lookback_reaches_them(events: Database) -> None:
     assert events.execute(copy)[0].late == 0
 
 
+@pytest.mark.brief("sqlite", "postgres", "mysql")
 def test_rows_that_land_before_they_are_read(events: Database) -> None:
     """They are read, and so not late: not in this run, nor in the next."""
 
@@ -157,6 +147,7 @@ def test_rows_that_land_before_they_are_read(events: Database) -> None:
     assert events.execute(copy)[0].late == 1
 
 
+@pytest.mark.brief("sqlite", "postgres", "mysql")
 def test_another_lookback(events: Database) -> None:
     def copy(seconds: int | None) -> Any:
         back = None if seconds is None else timedelta(seconds=seconds)
@@ -177,6 +168,7 @@ def test_another_lookback(events: Database) -> None:
     assert events.execute(copy(1))[0].late == 1
 
 
+@pytest.mark.brief("sqlite", "postgres", "mysql")
 def test_late_rows_need_not_be_counted(events: Database) -> None:
     def copy(count_late: bool) -> Any:
         events.project.pipelines.clear()
@@ -200,6 +192,7 @@ def test_late_rows_need_not_be_counted(events: Database) -> None:
     assert ids(events) == [1, 2, 5, 6]
 
 
+@pytest.mark.brief("sqlite", "postgres", "mysql")
 def test_watermarks_of_before(events: Database) -> None:
     """Tables that an older version made lack a column."""
 
@@ -216,6 +209,7 @@ def test_watermarks_of_before(events: Database) -> None:
     assert ids(events) == [1, 2, 3]
 
 
+@pytest.mark.brief("sqlite", "postgres", "mysql")
 def test_a_table_that_is_gone(events: Database) -> None:
     """It is made anew with all that the source has, also where the first try fails, and whichever pipeline makes it."""
 
@@ -312,6 +306,7 @@ def test_two_runs_at_once_do_not_load_twice(events: Database) -> None:
     assert ids(events) == [1, 2, 3]
 
 
+@pytest.mark.brief("sqlite", "postgres", "mysql")
 def test_another_column_starts_anew(events: Database) -> None:
     @weft.pipeline(target="copies", name="copy", mode="merge", keys=["id"], incremental_column="id")
     def copy() -> str:

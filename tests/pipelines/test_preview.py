@@ -22,7 +22,6 @@ from weft.project import Project
 from weft.types import BigInt, Text
 
 # Three merges into Delta each, and as many previews of them.
-IN_BRIEF = {"test_the_run_does_what_was_told": {"append", "truncate", "scd2"}}
 ROWS = [{"id": 1, "name": "A", "n": 10}, {"id": 2, "name": "B", "n": 20}, {"id": 3, "name": None, "n": 1000}]
 
 
@@ -204,6 +203,7 @@ def test_what_would_be_refused(lake: Project, place: str) -> None:
     assert "column 'n'" in str([each.problem for each in validate(widest)])
 
 
+@pytest.mark.brief("append", "truncate", "scd2")
 @pytest.mark.parametrize("mode", ["append", "truncate", "merge", "scd2"])
 def test_the_run_does_what_was_told(lake: Project, mode: str) -> None:
     keys = {"keys": ["id"]} if mode in ("merge", "scd2") else {}

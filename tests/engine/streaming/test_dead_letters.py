@@ -23,17 +23,13 @@ from weft.pipelines.streaming.declare import make
 pytestmark = pytest.mark.usefixtures("plain_spark")
 
 # Each place and each system once, and both ways of the rows.
-IN_BRIEF = {
-    "test_rows_that_cannot_be_transformed": {"driver-stream", "tasks-table", "driver-path"},
-    "test_rows_without_a_key_of_a_delta_table": {"driver"},
-    "test_rows_that_a_target_rejects": {"sqlite-driver", "postgres-tasks", "mysql-driver"},
-}
 
 SQL = "SELECT n, CAST(text AS INT) AS number FROM source"
 EVENTS = [{"n": n, "text": "x" if n in (0, 3, 6) else str(n)} for n in range(7)]
 GOOD = [(n, n) for n in (1, 2, 4, 5)]
 
 
+@pytest.mark.brief("driver-stream", "tasks-table", "driver-path")
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("place", ["stream", "table", "path"])
 def test_rows_that_cannot_be_transformed(place: str, way: str, project: Path) -> None:
@@ -146,6 +142,7 @@ def test_other_letters_of_the_same_batch_are_not_taken_for_those(place: str, pro
     assert sorted(json.loads(each["payload"])["n"] for each in _letters(place, project)) == [0, 1]
 
 
+@pytest.mark.brief("sqlite-driver", "postgres-tasks", "mysql-driver")
 @pytest.mark.usefixtures("streams")
 def test_rows_that_a_target_rejects(system: System, way: str) -> None:
     events = declare(n="int64", name="string")
@@ -233,6 +230,7 @@ def test_rows_without_a_key(system: System, way: str) -> None:
     assert [each["offset"] for each in letters] == _offsets(events, {0, 3})
 
 
+@pytest.mark.brief("driver")
 @pytest.mark.usefixtures("here")
 def test_rows_without_a_key_of_a_delta_table(project: Path, way: str) -> None:
     lake = weft.DeltaLocalConnection(str(project / "lake"), name="lake")

@@ -22,10 +22,6 @@ pytestmark = pytest.mark.usefixtures("spark", "here")
 Place = Callable[[str], tuple[Any, Any]]
 
 # Columnar formats take the same way, and so do folders and buckets.
-IN_BRIEF = {
-    "test_a_new_column_is_added": {"local-delta", "local-csv", "s3-parquet"},
-    "test_many_loads_with_narrow_files": set(),
-}
 
 
 @pytest.fixture(params=["local"])
@@ -48,6 +44,7 @@ def stored(lake: Any, *columns: str) -> list[tuple[Any, ...]]:
     return sorted(map(tuple, found.select(*columns).collect()), key=repr)
 
 
+@pytest.mark.brief("local-delta", "local-csv", "s3-parquet")
 @pytest.mark.parametrize(
     ("place", "kind"),
     [
@@ -110,6 +107,7 @@ def test_a_merge_into_delta_with_new_columns(place: Place) -> None:
     assert stored(lake, "id", "name", "city") == [(1, "a", None), (2, "b", "Ulm"), (3, "c", None)]
 
 
+@pytest.mark.full
 def test_many_loads_with_narrow_files(project: Path) -> None:
     """The log of a table of CSV knows which files came before a column, also where only its last entries are kept."""
     lake = weft.ObjectStoreLocalConnection(str(project / "lake"), name="lake", format="csv", csv_header=False)

@@ -27,13 +27,6 @@ from weft.systems.objects.spark import asks_for, moved_to
 pytestmark = pytest.mark.usefixtures("spark", "here")
 
 # How files are found differs between a folder and a bucket. How they are read and written does not.
-IN_BRIEF = {
-    "test_files_of_one_batch_need_not_be_alike": {"local"},
-    "test_folders_of_partitions_are_columns": {"s3"},
-    "test_how_files_of_a_target_are_written": {"local"},
-    "test_how_files_of_a_source_are_read": {"local"},
-    "test_a_stream_becomes_files_and_a_delta_table": {"s3"},
-}
 
 
 @pytest.fixture(params=["local", "s3"])
@@ -166,6 +159,7 @@ def test_what_sql_asks_for(sql: str, is_asked: bool, project: Path, spark: Any) 
     assert asks_for(made, METADATA) is is_asked
 
 
+@pytest.mark.brief("local")
 def test_files_of_one_batch_need_not_be_alike(lake: Callable[..., Any]) -> None:
     """Other columns, in another order, packed otherwise: each is read by its own header, and none loses a column."""
     source = lake()
@@ -194,6 +188,7 @@ def test_files_of_one_batch_need_not_be_alike(lake: Callable[..., Any]) -> None:
     ]
 
 
+@pytest.mark.brief("s3")
 def test_folders_of_partitions_are_columns(lake: Callable[..., Any]) -> None:
     source = lake()
     put(source, "raw/year=2025/month=12/a.csv", "id\n1\n")
@@ -260,6 +255,7 @@ def test_a_folder_that_is_not_there(lake: Callable[..., Any]) -> None:
         run_files(lake())
 
 
+@pytest.mark.brief("local")
 def test_how_files_of_a_target_are_written(lake: Callable[..., Any]) -> None:
     """Each option of the guide, as the bytes of the files show it."""
     events = declare(n="int64", text="string")
@@ -302,6 +298,7 @@ def test_keys_that_begin_as_ours(project: Path) -> None:
     assert rows("rows", "n, bad") == [(1, "x")]
 
 
+@pytest.mark.brief("local")
 def test_how_files_of_a_source_are_read(lake: Callable[..., Any]) -> None:
     source = lake(format="csv")
     put(source, "raw/a", "# said by hand\n1;'x;y';NA\n2;'it\\'s';5\n3;NULL\n")
@@ -335,6 +332,7 @@ def contents(connection: Any, folder: str) -> list[bytes]:
     return [store.open_input_stream(each.path).read() for each in sorted(infos, key=lambda each: each.path)]
 
 
+@pytest.mark.brief("s3")
 def test_a_stream_becomes_files_and_a_delta_table(lake: Callable[..., Any], project: Path) -> None:
     events = declare(n="int64", name="string")
     archive = lake(format="parquet")

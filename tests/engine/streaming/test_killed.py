@@ -16,7 +16,6 @@ import weft
 from engine.streaming.conftest import declare, rows, run_killed
 
 # Which tests/faults/test_streaming_killed.py has in brief.
-IN_BRIEF: dict[str, set[str]] = {"test_every_row_is_there_once": set()}
 
 # Of each round: three batches.
 EVENTS = 60
@@ -55,6 +54,7 @@ POINTS = [
 FEW = [("moved", 2), ("recorded", 9)]
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("here")
 def test_every_row_is_there_once(count: Callable[[int], int], project: Path) -> None:
     events = declare(n="int64")

@@ -18,11 +18,11 @@ from weft.pipelines.streaming.declare import make
 
 pytestmark = pytest.mark.usefixtures("plain_spark", "here")
 
-IN_BRIEF = {"test_rows_are_enriched": {"driver-lookup0", "tasks-lookup1"}}
 
 SQL = "SELECT s.n, u.name FROM source s LEFT JOIN users u ON s.n = u.id"
 
 
+@pytest.mark.brief("driver-lookup0", "tasks-lookup1")
 @pytest.mark.parametrize("lookup", [{"table": "users"}, {"query": "SELECT id, name FROM users WHERE id < 9"}])
 def test_rows_are_enriched(lookup: dict[str, Any], way: str) -> None:
     events = declare(n="int64")

@@ -16,9 +16,8 @@ from weft.engine.streaming import publish
 
 pytestmark = pytest.mark.usefixtures("plain_spark", "here")
 
-IN_BRIEF = {"test_a_stream_is_cleaned_into_another": {"driver-2", "tasks-100000"}}
 
-
+@pytest.mark.brief("driver-2", "tasks-100000")
 @pytest.mark.parametrize("size", [100_000, 2])
 def test_a_stream_is_cleaned_into_another(size: int, way: str, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publish, "_EVENTS", size)

@@ -30,16 +30,6 @@ from weft.systems.objects.folder import LocalFolder
 
 Where = Callable[[], dict[str, Any]]
 
-IN_BRIEF = {
-    # A Delta table takes a minute for it.
-    "test_letters_in_every_place": {"table", "stream", "redis", "path", "topic", "bucket"},
-    "test_sql_that_is_mended": {"table"},
-    "test_values_of_every_type": {"sqlite", "postgres"},
-    "test_rows_that_a_target_takes_once_it_is_mended": {"sqlite", "postgres"},
-    "test_letters_without_a_count_of_replays": {"table"},
-    "test_a_letter_that_always_fails": {"stream"},
-}
-
 
 @pytest.fixture(params=["table", "stream", "redis", "path", "topic", "bucket", "delta", "duckdb"])
 def where(request: pytest.FixtureRequest, project: Path, open_system: Any) -> Iterator[Where]:
@@ -73,6 +63,7 @@ def where(request: pytest.FixtureRequest, project: Path, open_system: Any) -> It
 # --------------------------------------------------------------------------------------------------------------- places
 
 
+@pytest.mark.brief("table", "stream", "redis", "path", "topic", "bucket")
 @pytest.mark.usefixtures("here")
 def test_letters_in_every_place(where: Where) -> None:
     place = where()
@@ -112,6 +103,7 @@ def test_a_table_on_every_system() -> None:
     assert rows("failed") == []
 
 
+@pytest.mark.brief("table")
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("place", ["table", "stream", "path"])
 def test_letters_without_a_count_of_replays(place: str, project: Path) -> None:
@@ -199,6 +191,7 @@ def test_a_pipeline_without_a_place() -> None:
 # ---------------------------------------------------------------------------------------------------------------- rows
 
 
+@pytest.mark.brief("table")
 @pytest.mark.usefixtures("plain_spark", "here")
 @pytest.mark.parametrize("place", ["table", "stream"])
 def test_sql_that_is_mended(place: str) -> None:
@@ -274,6 +267,7 @@ def test_what_only_fails_together_leaves_the_letters_alone() -> None:
     assert rows("copies") == [(2**62,)]
 
 
+@pytest.mark.brief("sqlite", "postgres")
 @pytest.mark.usefixtures("plain_spark", "streams")
 def test_values_of_every_type() -> None:
     """A row that is replayed is the row that was published."""
@@ -362,6 +356,7 @@ def test_what_a_stream_has_no_field_for() -> None:
 # -------------------------------------------------------------------------------------------------------- rejected rows
 
 
+@pytest.mark.brief("sqlite", "postgres")
 @pytest.mark.usefixtures("streams")
 def test_rows_that_a_target_takes_once_it_is_mended(system: System) -> None:
     wide: dict[str, Any] = {
@@ -447,6 +442,7 @@ def test_rows_of_one_key_in_several_batches() -> None:
 # --------------------------------------------------------------------------------------------------------------- again
 
 
+@pytest.mark.brief("stream")
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("place", ["table", "stream", "path"])
 def test_a_letter_that_always_fails(place: str) -> None:

@@ -17,8 +17,6 @@ from weft.engine.streaming.replay import Replay
 from weft.errors import WeftError
 from weft.project import current
 
-IN_BRIEF = {"test_killed_anywhere": {"table"}}
-
 
 @pytest.mark.usefixtures("here")
 def test_a_target_that_is_away_in_the_middle(project: Path, open_system: Any) -> None:
@@ -122,6 +120,7 @@ POINTS = [
 ]
 
 
+@pytest.mark.brief("table")
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("place", ["table", "stream", "path"])
 def test_killed_anywhere(place: str, count: Callable[[int], int]) -> None:

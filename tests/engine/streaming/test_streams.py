@@ -25,16 +25,9 @@ from workers import drain
 pytestmark = pytest.mark.usefixtures("plain_spark")
 
 # Each system and each way of the rows once: a batch of one system is loaded by the same code on both ways.
-IN_BRIEF = {
-    "test_a_stream_becomes_a_table": {"sqlite-driver", "postgres-tasks", "mysql-driver"},
-    "test_a_declared_table": {"sqlite-tasks", "postgres-driver", "mysql-tasks"},
-    "test_events_that_retention_removed_before_they_were_read": {"sqlite-0", "postgres-2"},
-    "test_events_that_retention_removed_after_every_target_had_them": {"driver"},
-    "test_the_last_of_events_that_came_together": {"tasks"},
-    "test_rows_with_one_key_in_a_batch": {"driver"},
-}
 
 
+@pytest.mark.brief("sqlite-driver", "postgres-tasks", "mysql-driver")
 @pytest.mark.usefixtures("streams")
 def test_a_stream_becomes_a_table(system: System, way: str) -> None:
     events = declare(n="int64", name="string")
@@ -66,6 +59,7 @@ def test_sql_runs_over_the_whole_batch(way: str) -> None:
     assert rows("history") == [("a", 1, 2000), ("a", 500, 998), ("b", 500, 999)]
 
 
+@pytest.mark.brief("driver")
 @pytest.mark.usefixtures("here")
 def test_rows_with_one_key_in_a_batch(way: str, project: Path) -> None:
     events = declare(id="int64", name="string")
@@ -82,6 +76,7 @@ def test_rows_with_one_key_in_a_batch(way: str, project: Path) -> None:
     assert sorted(map(tuple, weft.read("last", source=lake).select("id", "name").collect())) == wanted
 
 
+@pytest.mark.brief("tasks")
 @pytest.mark.usefixtures("here")
 def test_the_last_of_events_that_came_together(way: str, project: Path) -> None:
     """Only their offsets tell: a table that has none gets them."""
@@ -223,6 +218,7 @@ class Users:
     email: Annotated[Text | None, lower(), trim()]
 
 
+@pytest.mark.brief("sqlite-tasks", "postgres-driver", "mysql-tasks")
 @pytest.mark.usefixtures("streams")
 def test_a_declared_table(way: str) -> None:
     events = declare(id="int64", email="string", more="string")
@@ -279,6 +275,7 @@ def _columns(table: str) -> list[str]:
         tables.close()
 
 
+@pytest.mark.brief("sqlite-0", "postgres-2")
 @pytest.mark.usefixtures("streams")
 @pytest.mark.parametrize("kept", [0, 2])
 def test_events_that_retention_removed_before_they_were_read(system: System, kept: int) -> None:
@@ -297,6 +294,7 @@ def test_events_that_retention_removed_before_they_were_read(system: System, kep
     assert rows("copies", "n") == [(n,) for n in (0, *range(6 - kept, 6))]
 
 
+@pytest.mark.brief("driver")
 @pytest.mark.usefixtures("here")
 def test_events_that_retention_removed_after_every_target_had_them(way: str, project: Path) -> None:
     """As after a crash between the targets' commits and Spark's: the batch needs them no more."""

@@ -20,15 +20,6 @@ from weft.systems.load import Counts, Load
 MOMENT = datetime(2026, 11, 15, 12, tzinfo=UTC)
 SCHEMA = "id long, name string, amount double, at timestamp"
 # A merge into Delta takes seconds, and scd2 merges too.
-IN_BRIEF = {
-    "test_a_commit_key_counts_once": {"append"},
-    "test_keys_are_checked_before_anything_is_written": {"scd2"},
-    "test_loads_at_once": {"append"},
-    # A stream becomes a Delta table in a bucket in tests/engine/streaming/test_files.py.
-    "test_bucket": set(),
-    # Which test_scd2_by_event_at_random has in brief.
-    "test_scd2_by_event": set(),
-}
 
 
 @pytest.fixture
@@ -105,6 +96,7 @@ def test_bytes_are_counted(spark: Any, lake: DeltaLocalConnection) -> None:
     assert write(spark, lake, [row(2)], load("merge")).bytes > 100
 
 
+@pytest.mark.brief("append")
 @pytest.mark.parametrize("mode", ["append", "truncate", "merge", "scd2"])
 def test_a_commit_key_counts_once(spark: Any, lake: DeltaLocalConnection, mode: str) -> None:
     planned = load(mode, commit_key="monday")
@@ -134,6 +126,7 @@ def test_merge(spark: Any, lake: DeltaLocalConnection) -> None:
     agree(spark, lake, table, [], load("merge"))
 
 
+@pytest.mark.brief("scd2")
 @pytest.mark.parametrize("mode", ["merge", "scd2"])
 def test_keys_are_checked_before_anything_is_written(spark: Any, lake: DeltaLocalConnection, mode: str) -> None:
     with pytest.raises(LoadRefusedError, match=r"1 of 2 source rows of sales\.orders have no key"):
@@ -172,6 +165,7 @@ def test_scd2_if_the_clock_went_back(spark: Any, lake: DeltaLocalConnection) -> 
     assert (first["is_current"], second["is_current"]) == (False, True)
 
 
+@pytest.mark.full
 def test_scd2_by_event(spark: Any, lake: DeltaLocalConnection) -> None:
     def event(number: int, name: str | None, hour: int) -> dict[str, Any]:
         return row(number, name, at=MOMENT + timedelta(hours=hour))
@@ -230,6 +224,7 @@ def test_columns_that_do_not_fit(spark: Any, lake: DeltaLocalConnection) -> None
     assert sink.write(spark.sql("SELECT 2 AS id, NULL AS name, 1.5F AS amount"), lake, load()).inserted == 1
 
 
+@pytest.mark.brief("append")
 @pytest.mark.parametrize("mode", ["append", "merge", "scd2"])
 def test_loads_at_once(spark: Any, lake: DeltaLocalConnection, mode: str) -> None:
     failed: list[BaseException] = []
@@ -258,6 +253,7 @@ def test_loads_at_once(spark: Any, lake: DeltaLocalConnection, mode: str) -> Non
         assert before["valid_to"] == after["valid_from"]
 
 
+@pytest.mark.full
 def test_bucket(spark: Any, s3: Any) -> None:
     bucket = DeltaS3Connection(**s3.fields(), prefix="delta tables")
     table = agree(spark, bucket, [], [row(1), row(2)], load("merge"))

@@ -15,7 +15,6 @@ from weft import KafkaConnection
 from weft.systems.kafka import source
 
 # A broker takes its time to start again.
-IN_BRIEF: dict[str, set[str]] = {"test_a_broker_that_was_down_and_answers_late": set()}
 
 Follow = Callable[..., Any]
 
@@ -97,6 +96,7 @@ def test_a_broker_that_dies_and_comes_back(own_kafka: Any, follow: Follow) -> No
     assert source.latest(connection, topic) == {0: 3}
 
 
+@pytest.mark.full
 def test_a_broker_that_was_down_and_answers_late(own_kafka: Any) -> None:
     connection = KafkaConnection(own_kafka.bootstrap)
     topic = own_kafka.create_topic()

@@ -1,0 +1,53 @@
+"""Tests whose outcome may depend on a moment, and what becomes of them when they fail.
+
+@pytest.mark.timing    depends on processes, signals or time
+
+With `--rerun-list FILE`, a run in which only such tests failed writes their names to FILE; tools/run-tests then runs
+them again, alone. `--repeat N` runs each test N times (make flaky).
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+
+# More than this many at once are not a matter of a moment: the machine or the code is broken.
+MOST = 10
+
+_failed: dict[str, bool] = {}
+"""By test, whether it is marked."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--rerun-list", metavar="FILE", help="write the tests to FILE that failed and may be run again")
+    parser.addoption("--repeat", metavar="N", type=int, default=1, help="run each test N times")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    # Round by round, so that what a test leaves behind meets the other tests too.
+    rounds = range(1, config.getoption("--repeat"))
+    items += [_again(item, number) for number in rounds for item in list(items)]
+
+
+def _again(item: pytest.Item, number: int) -> pytest.Item:
+    copied = copy.copy(item)
+    copied._initrequest()  # type: ignore[attr-defined]
+    # xdist tells tests apart by their names.
+    copied._nodeid = f"{item.nodeid}#{number}"
+    return copied
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.failed:
+        # xdist puts the group behind the name.
+        _failed[report.nodeid.rpartition("@")[0] or report.nodeid] = "timing" in report.keywords
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    path = session.config.getoption("--rerun-list")
+    is_worker = hasattr(session.config, "workerinput")
+    if path and not is_worker and 0 < len(_failed) <= MOST and all(_failed.values()):
+        Path(path).write_text("".join(f"{each}\n" for each in sorted(_failed)))

@@ -1,0 +1,81 @@
+"""Which tests a run has, and which process runs them.
+
+@pytest.mark.brief("sqlite", "postgres-merge")   of this test's parameters, `make test` runs these alone
+@pytest.mark.full                                `make test` does not run this test at all
+@pytest.mark.spark                               runs Spark in the test's own process
+
+`--full` (make faults) runs what `make test` leaves out or runs in brief, in full: these tests, and those that take a
+count or examples of Hypothesis. Tests that use one of the Spark fixtures are marked `spark` by themselves. All
+of them run in one process, so that a run has one Spark session and one broker; the other files are shared out among
+the other processes, each as a whole.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+SPARK_FIXTURES = {"spark", "plain_spark"}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="run what is run in brief else, in full")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem(collector: Any, name: str) -> Generator[None, Any, Any]:
+    """Fail the collection of a module in which a `brief` mark names a parameter that its test does not have."""
+    collected = yield
+    tests = [each for each in collected or () if isinstance(each, pytest.Function)] if name.startswith("test") else []
+    for mark in tests[0].iter_markers("brief") if tests else ():
+        known = {each.callspec.id for each in tests if hasattr(each, "callspec")}
+        if unknown := sorted(set(mark.args) - known):
+            raise collector.CollectError(
+                f"{collector.nodeid}::{name} has no parameters {', '.join(unknown)}, which its mark `brief` names. "
+                f"It has: {', '.join(sorted(known))}."
+            )
+        if not mark.args:
+            raise collector.CollectError(f"{collector.nodeid}::{name}: `brief` names no parameters; use `full`.")
+    return collected
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    is_chosen = _is_shortened if config.getoption("--full") else _is_brief
+    chosen = [each for each in items if is_chosen(each)]
+    config.hook.pytest_deselected(items=[each for each in items if not is_chosen(each)])
+    items[:] = chosen
+    for item in items:
+        if SPARK_FIXTURES & set(getattr(item, "fixturenames", ())):
+            item.add_marker("spark")
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(_group(item)))
+
+
+def _is_brief(item: Any) -> bool:
+    """Whether `make test` runs it."""
+    mark = item.get_closest_marker("brief")
+    return item.get_closest_marker("full") is None and (mark is None or item.callspec.id in mark.args)
+
+
+def _is_shortened(item: Any) -> bool:
+    """Whether `make test` leaves it out, or runs less of it."""
+    has_mark = any(item.get_closest_marker(name) is not None for name in ("full", "brief"))
+    return has_mark or "count" in item.fixturenames or getattr(item.obj, "is_hypothesis_test", False)
+
+
+def _group(item: pytest.Item) -> str:
+    return "spark" if item.get_closest_marker("spark") is not None else item.nodeid.partition("::")[0]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
+    """Fail a test that starts Spark without the mark: it would start a second session in another process."""
+    yield
+    engine = sys.modules.get("weft.engine.session")
+    if engine is not None and engine.running() is not None and item.get_closest_marker("spark") is None:
+        engine.stop()
+        pytest.fail("It starts Spark in this process: mark it with pytest.mark.spark.", pytrace=False)
