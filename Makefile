@@ -6,7 +6,7 @@ PYTHON ?= python3
 ARGS ?=
 export PYTHON
 
-.PHONY: help demo test bench faults soak lint lock clean
+.PHONY: help demo test bench faults flaky coverage soak lint lock clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -27,16 +27,20 @@ bench: ## measure speed, each number as a ratio to a yardstick of the same run
 	@tools/setup-servers
 	.venv/bin/python -m bench $(ARGS)
 
-# What the tests run in brief: less often, or with some of its parameters.
-FULL = tests/faults tests/engine/streaming tests/engine/test_pairs.py tests/engine/test_load_files.py \
-	tests/engine/test_archive.py tests/engine/test_cluster.py tests/engine/test_cluster_load.py tests/pipelines/test_increment.py \
-	tests/pipelines/test_preview.py tests/systems/delta/test_sink.py tests/systems/kafka/test_stream.py \
-	tests/cli/test_consume.py tests/cli/test_stopping.py tests/cli/test_rewind.py
-
-faults: ## the fault tests with their full counts (the tests run a tenth of them)
+faults: ## what the tests leave out or run in brief, in full: hours
 	@tools/setup-venv dev
 	@tools/setup-servers
-	.venv/bin/python -m pytest $(FULL) --full --timeout=14400 $(ARGS)
+	.venv/bin/python -m pytest --full --timeout=14400 $(ARGS)
+
+flaky: ## the tests that depend on processes, signals or time, 30 times each
+	@tools/setup-venv dev
+	@tools/setup-servers
+	.venv/bin/python -m pytest -m timing --repeat 30 --numprocesses 3 --dist loadgroup $(ARGS)
+
+coverage: ## which lines and branches of src/weft all tests reach, those of subprocesses too
+	@tools/setup-venv dev
+	@tools/setup-servers
+	tools/measure-coverage
 
 soak: ## a streaming pipeline for two hours (SOAK_MINUTES=120): every row there once, memory flat
 	@tools/setup-venv dev

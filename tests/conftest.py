@@ -14,7 +14,7 @@ def test_something(s3):          a server that speaks S3
 def test_something(kafka):       a broker of Kafka
     kafka.create_topic()         the name of a new, empty topic
 
-def test_something(spark):       the run's Spark session, with Delta and S3
+def test_something(spark):       the run's Spark session, with Delta and S3 (`plain_spark`: without jars)
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from hypothesis.database import DirectoryBasedExampleDatabase
 import kafka_server
 import redis_server  # noqa: F401 - so that there are servers of Redis
 import servers
+import warm_python
 from commands import Commands
 
 if TYPE_CHECKING:
@@ -227,24 +228,63 @@ def kafka(shared_server: Callable[[str], servers.Server], pytestconfig: pytest.C
 
 
 @pytest.fixture(scope="session")
-def _spark_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("spark")
+def spark_cache(pytestconfig: pytest.Config) -> str:
+    """The repository's own cache, which keeps jars and the archive of Spark's classes from run to run. The archive is
+    made here if it is not there, so that no test makes one in the background."""
+    pytest.importorskip("pyspark")
+    from weft.engine import archive
+    from weft.engine.java import find_java
+
+    folder = str(pytestconfig.rootpath / ".cache" / "weft")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WEFT_CACHE", folder)
+        patch.delenv("JAVA_HOME", raising=False)
+        archive.build(find_java())
+    return folder
+
+
+@pytest.fixture(scope="session")
+def _spark_project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The project of the run's session, whose Python processes start warm."""
+    from weft.engine import session
+
+    folder = tmp_path_factory.mktemp("spark")
+    names = ("spark.pyspark.python", "spark.pyspark.driver.python")
+    conf = "".join(f'"{name}" = "{warm_python.launcher()}"\n' for name in names)
+    (folder / "weft.toml").write_text(f"[spark.conf]\n{conf}")
+    yield folder
+    session.stop()
 
 
 @pytest.fixture
-def spark(pytestconfig: pytest.Config, _spark_folder: Path) -> Any:
-    """The run's one Spark session, with Delta and S3. Their jars are kept in the repository's own cache."""
-    pytest.importorskip("pyspark")
-    from weft.engine import connectors, session
+def plain_spark(spark_cache: str, _spark_project: Path) -> Any:
+    """The run's one Spark session, without jars beyond Spark's own; started again where a test stopped it."""
+    from weft.engine import session
     from weft.project import Project, use
 
-    with pytest.MonkeyPatch.context() as patch, use(Project(_spark_folder)):
-        patch.setenv("WEFT_CACHE", str(pytestconfig.rootpath / ".cache" / "weft"))
+    with pytest.MonkeyPatch.context() as patch, use(Project(_spark_project)):
+        patch.setenv("WEFT_CACHE", spark_cache)
         patch.setenv("WEFT_SPARK_MASTER", "local[2]")
-        started = session.spark()
-        connectors.add(started, "delta")
-        connectors.add(started, "s3")
-        return connectors.with_delta(started)
+        return session.spark()
+
+
+@pytest.fixture
+def spark(plain_spark: Any, spark_cache: str) -> Any:
+    """The run's one Spark session, with Delta and S3."""
+    from weft.engine import connectors
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WEFT_CACHE", spark_cache)
+        connectors.add(plain_spark, "delta")
+        connectors.add(plain_spark, "s3")
+        return connectors.with_delta(plain_spark)
+
+
+@pytest.fixture(autouse=True)
+def _session_of_the_run(request: pytest.FixtureRequest, project: Path) -> None:
+    """A test that starts Spark in this process finds the run's session."""
+    if request.node.get_closest_marker("spark") is not None:
+        request.getfixturevalue("plain_spark")
 
 
 @pytest.fixture

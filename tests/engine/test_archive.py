@@ -23,7 +23,7 @@ print(answer, ".jsa" in maps)
 """
 
 
-def test_is_used(cache: str, python: Python) -> None:
+def test_is_used(spark_cache: str, python: Python) -> None:
     assert finish(python(SHARED)) == ["3 True"]
 
 
@@ -33,17 +33,17 @@ def test_need_not_be_used(python: Python, project: Path) -> None:
     assert finish(python(SHARED)) == ["3 False"]
 
 
-def test_one_that_does_not_fit_is_ignored(cache: str, python: Python, project: Path, tmp_path: Path) -> None:
+def test_one_that_does_not_fit_is_ignored(spark_cache: str, python: Python, project: Path, tmp_path: Path) -> None:
     """Without a word: here one of another time, as after half a copy of the cache."""
     own = tmp_path / "cache" / "archives"
     own.mkdir(parents=True)
-    for path in (Path(cache) / "archives").glob("*.jsa"):
+    for path in (Path(spark_cache) / "archives").glob("*.jsa"):
         (own / path.name).write_bytes(path.read_bytes()[:100_000])
     assert finish(python(SHARED, WEFT_CACHE=str(tmp_path / "cache"))) == ["3 False"]
 
 
 @pytest.fixture
-def trained(cache: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+def trained(spark_cache: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Training that only writes a file, into an empty cache."""
     monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
     done: list[Path] = []

@@ -13,11 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.engine.conftest import _session_folder, _stopped, cache, plain_spark
 from weft import KafkaConnection
 from weft.systems.kafka import options
-
-__all__ = ["_session_folder", "_stopped", "cache", "plain_spark"]
 
 Batch = Callable[[str], Any]
 
