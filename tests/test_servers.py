@@ -15,6 +15,8 @@ import pytest
 
 import servers
 
+pytestmark = pytest.mark.timing
+
 
 @pytest.fixture(params=["postgres", "mysql"])
 def server(request: pytest.FixtureRequest, need_server) -> Iterator[servers.Server]:

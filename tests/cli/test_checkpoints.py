@@ -225,6 +225,7 @@ def test_names(local: Project, name: str) -> None:
     assert [each.name for each in stored()] == [name]
 
 
+@pytest.mark.timing
 def test_a_lock_ends_with_its_process(local: Project) -> None:
     code = """
 from weft.engine.streaming.checkpoint import Checkpoint
@@ -356,6 +357,7 @@ def test_a_rewind_that_was_begun_is_not_finished_after_a_reset(call: Any, number
     assert rows() == sorted([*range(1, 11), *range(1, 11)])
 
 
+@pytest.mark.timing
 def test_a_jvm_that_does_not_end(local: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is waited for, and not for ever; one that ended and that nobody asked for is gone."""
     checkpoint = Checkpoint("copies")

@@ -160,6 +160,7 @@ def test_the_lag_after_a_restart(
         assert lag.now(fresh=True) == {"raw": 1}
 
 
+@pytest.mark.timing
 def test_on_a_disk_that_machines_share(call: Any, state: Any, numbers: Any, project: Path) -> None:
     place = project / "shared" / "copies"
     copied(numbers, checkpoint=f"file://{place}")

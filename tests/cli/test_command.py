@@ -47,6 +47,7 @@ def test_error_is_1_without_a_traceback(run) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.timing
 def test_interrupt_is_130(project: Path) -> None:
     Path("slow.py").write_text("import pathlib, time\npathlib.Path('started').touch()\ntime.sleep(60)\n")
     command = [sys.executable, "-m", "weft", "connections", "list", "--module", "slow"]

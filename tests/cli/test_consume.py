@@ -94,6 +94,7 @@ def metric(text: str, name: str, labels: str = 'pipeline="copies"') -> float:
     return float(found)
 
 
+@pytest.mark.timing
 def test_a_daemon(start: Any, run: Any) -> None:
     """Batches as they come, one instance alone, metrics; and SIGTERM ends it well."""
     publish(10)
@@ -141,6 +142,7 @@ def test_a_daemon(start: Any, run: Any) -> None:
     assert copied() == sorted([*range(10), *range(5)])
 
 
+@pytest.mark.timing
 @pytest.mark.brief("15-0")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_the_batch_in_hand_is_finished(start: Any, number: signal.Signals, code: int) -> None:
@@ -156,6 +158,7 @@ def test_the_batch_in_hand_is_finished(start: Any, number: signal.Signals, code:
     assert copied() == list(range(10))
 
 
+@pytest.mark.timing
 def test_a_second_signal_ends_at_once(start: Any, run_apart: Any) -> None:
     publish(10)
     with held():
@@ -178,6 +181,7 @@ def handles(pid: int, number: signal.Signals) -> bool:
     return bool(int(caught[1], 16) >> (number - 1) & 1)
 
 
+@pytest.mark.timing
 def test_stopped_while_it_starts(start: Any) -> None:
     process = start("consume", "copies")
     wait_until(lambda: handles(process.pid, signal.SIGTERM), "signals to be heeded")
@@ -186,6 +190,7 @@ def test_stopped_while_it_starts(start: Any) -> None:
     assert process.returncode == 0
 
 
+@pytest.mark.timing
 def test_a_reader_that_goes_away(start: Any) -> None:
     """The batch that could not be told of is not carried out again: it is committed, and then the command ends."""
     publish(10)
@@ -199,6 +204,7 @@ def test_a_reader_that_goes_away(start: Any) -> None:
     assert copied() == sorted([*range(10), *range(5)])
 
 
+@pytest.mark.timing
 @pytest.mark.full
 def test_killed(start: Any) -> None:
     """The next start waits until the JVM of the last one is gone."""
@@ -264,6 +270,7 @@ def test_nothing_is_no_batch(run_apart: Any) -> None:
     assert done.stdout == "copies: 0 rows in 0 batches\n"
 
 
+@pytest.mark.timing
 def test_the_jvm_dies(start: Any) -> None:
     """It is started again with the pipeline, and goes on."""
     publish(10)
@@ -293,6 +300,7 @@ def test_on_a_terminal(on_a_terminal: Any) -> None:
     assert shown.endswith("copies: 10 rows in 1 batch\n")
 
 
+@pytest.mark.timing
 def test_the_lag_on_a_terminal(on_a_terminal: Any) -> None:
     """It is told with its unit, from the first moment on: a line that fails would show a traceback."""
     Path("in").mkdir()

@@ -43,6 +43,7 @@ def is_gone(pid: int) -> bool:
     return False
 
 
+@pytest.mark.timing
 @pytest.mark.brief("15-143-Stopped by SIGTERM.")
 @pytest.mark.parametrize(
     ("number", "code", "said"),
@@ -65,6 +66,7 @@ def test_while_spark_works(start: Any, run: Any, project: Path, number: signal.S
     assert (again["status"], again["attempt"], again["run_id"]) == ("succeeded", 2, found["run_id"])
 
 
+@pytest.mark.timing
 def test_what_scripts_read(start: Any, project: Path) -> None:
     """Also where it is stopped, they get what was done and what was not."""
     Path("waiting.py").write_text(

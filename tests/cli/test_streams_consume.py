@@ -134,6 +134,7 @@ def test_nack_gives_back(offsets, call) -> None:
     assert group(call) == (0, 10)
 
 
+@pytest.mark.timing
 def test_groups(offsets, call) -> None:
     consume(call, "--batch-size", 3, "--member", "m1", "--lease", 100)
     shown = call("streams", "groups", "numbers").stdout.splitlines()

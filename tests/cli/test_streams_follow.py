@@ -25,6 +25,7 @@ def following(system, monkeypatch: pytest.MonkeyPatch, run, start, shop):
     return process, publish
 
 
+@pytest.mark.timing
 def test_new_events_then_interrupt(following) -> None:
     process, publish = following
     for n in (2, 3):
@@ -35,6 +36,7 @@ def test_new_events_then_interrupt(following) -> None:
     assert (process.returncode, shown, errors.strip()) == (130, "", "")
 
 
+@pytest.mark.timing
 def test_reader_that_went_away_ends_it_at_once(following) -> None:
     process, _ = following
     process.stdout.close()

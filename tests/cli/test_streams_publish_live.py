@@ -46,6 +46,7 @@ def test_silent_pipe_holds_nothing_back(run, start, shop, layout: str) -> None:
     assert count(run) == 3
 
 
+@pytest.mark.timing
 def test_interrupt_tells_where_to_go_on(run, start, shop) -> None:
     process = start("streams", "publish", "numbers", "-")
     process.stdin.write('{"n": 1}\n{"n": 2}\n')
@@ -57,6 +58,7 @@ def test_interrupt_tells_where_to_go_on(run, start, shop) -> None:
     assert errors.strip() == "Published before that: 2 events. Go on with --skip 2."
 
 
+@pytest.mark.timing
 def test_interrupt_in_the_middle_loses_and_repeats_nothing(run, start, shop) -> None:
     total = 200_000
     Path("a.csv").write_text("n\n" + "".join(f"{n}\n" for n in range(total)))

@@ -67,6 +67,7 @@ def test_connect_refuses_what_is_incomplete_or_unknown(arguments: dict[str, obje
         connect(**arguments)  # type: ignore[arg-type]
 
 
+@pytest.mark.timing
 def test_threads_agree_on_one() -> None:
     def register(number: int) -> bool:
         try:

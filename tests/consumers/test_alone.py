@@ -75,6 +75,7 @@ async def test_values_are_exact(client: Any) -> None:
     assert (entry.stream, entry.deliveries) == (b"s", None)
 
 
+@pytest.mark.timing
 async def test_more_streams_meanwhile(client: Any) -> None:
     await client.xadd("t", {"n": 1})
     await client.xadd("u", {"n": 1}, id="1-0")
@@ -93,6 +94,7 @@ async def test_more_streams_meanwhile(client: Any) -> None:
         assert (stream, entry.field_values) == (b"t", {b"n": b"3"})
 
 
+@pytest.mark.timing
 async def test_streams_join_one_that_is_read(client: Any) -> None:
     async with client.xconsumer(streams=["s0"], timeout=60_000, buffer_size=3) as consumer:
         found: list[Any] = []
@@ -114,6 +116,7 @@ async def test_streams_join_one_that_is_read(client: Any) -> None:
     assert sorted(numbers(found)) == list(range(60))
 
 
+@pytest.mark.timing
 async def test_who_stops_waiting_loses_nothing(client: Any) -> None:
     async with client.xconsumer(streams=["s", "t"], timeout=60_000, buffer_size=10) as consumer:
         found = []
@@ -139,6 +142,7 @@ async def test_tasks_share_a_consumer(client: Any) -> None:
     assert sorted(found) == list(range(10))
 
 
+@pytest.mark.timing
 async def test_waits_longer_than_the_socket(single_url: str) -> None:
     async with (
         weft.Redis.from_url(single_url, socket_timeout=0.2) as client,

@@ -29,6 +29,7 @@ def own_server(need_server: Callable[[str], None]) -> Iterator[servers.Server]:
     server.kill()
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("member", [{}, {"group": "g", "consumer": "a"}], ids=["alone", "group"])
 async def test_killed_and_started_again(own_server: servers.Server, member: dict[str, str]) -> None:
     async with (
@@ -49,6 +50,7 @@ async def test_killed_and_started_again(own_server: servers.Server, member: dict
             assert numbers(found) == list(range(20))
 
 
+@pytest.mark.timing
 async def test_restarted_without_its_data(own_server: servers.Server) -> None:
     async with (
         weft.Redis.from_url(own_server.url()) as client,
@@ -65,6 +67,7 @@ async def test_restarted_without_its_data(own_server: servers.Server) -> None:
         assert consumer.recovered == 1
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("killed", [1, 3], ids=["one", "all"])
 async def test_nodes_of_a_cluster_killed(need_server: Callable[[str], None], killed: int) -> None:
     need_server("redis-cluster")
@@ -89,6 +92,7 @@ async def test_nodes_of_a_cluster_killed(need_server: Callable[[str], None], kil
         own.kill()
 
 
+@pytest.mark.timing
 async def test_failed_over(need_server: Callable[[str], None]) -> None:
     """A replica takes the place of the server that a member reads from."""
     need_server("redis-cluster")
@@ -269,6 +273,7 @@ async def test_a_reply_about_the_backlog_is_lost(cutter: Cutter, single: weft.Re
         assert {entry.deliveries for _, entry in found} == {2}
 
 
+@pytest.mark.timing
 async def test_nobody_is_there() -> None:
     async with weft.Redis("127.0.0.1", servers.free_port(), password="hunter2") as client:
         with pytest.raises(weft.ConnectionFailedError, match="Check host and port") as raised:
@@ -283,6 +288,7 @@ async def test_nobody_is_there() -> None:
     assert monotonic() - begun < 2
 
 
+@pytest.mark.timing
 async def test_it_stays_away(own_server: servers.Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then it is said, and asking again goes on."""
     monkeypatch.setattr("weft.systems.redis.members.PATIENCE_SECONDS", 0.1)

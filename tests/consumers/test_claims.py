@@ -29,6 +29,7 @@ async def test_nobody_claims_by_itself(client: Any) -> None:
         assert await drained(consumer) == []
 
 
+@pytest.mark.timing
 async def test_idle_entries_are_claimed(client: Any) -> None:
     await fill(client, 25)
     await client.xgroup_create("s", "g", "0")
@@ -82,6 +83,7 @@ async def test_another_was_faster(client: Any) -> None:
         assert [fields for _, fields, _ in taken] == [[b"n", b"1"]]
 
 
+@pytest.mark.timing
 async def test_deleted_entries_are_not_claimed(client: Any) -> None:
     await fill(client, 4)
     await client.xgroup_create("s", "g", "0")
@@ -168,6 +170,7 @@ async def test_the_backlog_is_given_up_on_too(client: Any) -> None:
     assert (await client.xpending("s", "g")).pending == 0
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("options", [{"decode_responses": True}, {"protocol": 2}], ids=str)
 async def test_other_clients(single_url: str, options: dict[str, Any]) -> None:
     """Backlogs, returns, claims and dead letters, where replies have other shapes."""

@@ -95,6 +95,7 @@ async def test_acks_of_lists(client: Any) -> None:
     assert (await client.xpending("s", "g")).consumers == {}
 
 
+@pytest.mark.timing
 async def test_connections_that_another_task_closes(need_server: Callable[[str], None]) -> None:
     """As redis-py does after a failover, between looking at a connection and writing to it."""
     need_server("redis-cluster")

@@ -9,7 +9,11 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from consumers.numbered import drained
+
+pytestmark = pytest.mark.timing
 
 STREAMS = ["one", "two", "three"]
 

@@ -13,6 +13,7 @@ from consumers.numbered import drained, fill, numbers
 GROUP = {"group": "g", "consumer": "a"}
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("buffer_size", [0, 7, 100])
 async def test_complete_and_disjoint(client: Any, buffer_size: int) -> None:
     streams = ["one", "two", "three"]
@@ -60,6 +61,7 @@ async def test_nobody_creates_it(client: Any) -> None:
         assert await consumer.get_entry() == (None, None)
 
 
+@pytest.mark.timing
 async def test_many_create_it_at_once(client: Any) -> None:
     await fill(client, 5)
     members = [client.xconsumer(streams=["s"], group="g", consumer=f"m{i}") for i in range(10)]

@@ -48,6 +48,7 @@ async def test_somebody_claimed_them_meanwhile(client: Any) -> None:
     assert (await client.xpending("s", "g")).consumers == {b"other": 2, b"weft:given-back": 2}
 
 
+@pytest.mark.timing
 async def test_cancelled_while_it_waits(client: Any) -> None:
     """The request goes on: what it gives comes with the next call, or goes back."""
     member = {"group": "g", "consumer": "a", "timeout": 60_000}
@@ -66,6 +67,7 @@ async def test_cancelled_while_it_waits(client: Any) -> None:
     assert sorted(numbers(found)) == list(range(20))
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("seconds", [0, 0.002, 0.01, 0.2])
 @pytest.mark.parametrize("member", [{}, {"group": "g", "consumer": "a"}], ids=["alone", "group"])
 async def test_closed_while_somebody_waits(client: Any, member: dict[str, str], seconds: float) -> None:
@@ -90,6 +92,7 @@ async def test_members_of_others_find_them_idle(client: Any) -> None:
     assert [int(entry.field_values[b"n"]) for entry in entries] == [1, 2, 3, 4]
 
 
+@pytest.mark.timing
 async def test_what_lay_too_long_is_fetched_again(client: Any) -> None:
     """Another member may claim it any moment; to hand it out here too would be to process it twice."""
     await fill(client, 6)

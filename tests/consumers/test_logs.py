@@ -69,6 +69,7 @@ async def test_retention_was_faster(connection: Any) -> None:
         assert numbers(await drained(consumer)) == [4, 5]
 
 
+@pytest.mark.timing
 async def test_complete_and_disjoint(connection: Any) -> None:
     declare("one", fields={"n": "int64"})
     declare("two", fields={"n": "int64"})
@@ -127,6 +128,7 @@ async def test_not_given_twice_without_an_ack(connection: Any) -> None:
         assert await drained(consumer) == []
 
 
+@pytest.mark.timing
 async def test_idle_entries_are_claimed(connection: Any) -> None:
     one = declare("one", fields={"n": "int64"})
     await fill("one", 3)

@@ -46,6 +46,7 @@ async def test_between_two_reads(client: Any, vanish: Any) -> None:
     assert consumer.recovered == 1
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("vanish", [destroy, delete, flush])
 async def test_while_it_waits(client: Any, vanish: Any) -> None:
     async with client.xconsumer(streams=["s"], group="g", consumer="a", timeout=60_000) as consumer:
@@ -76,6 +77,7 @@ async def test_a_group_that_was_there_before(client: Any) -> None:
         assert numbers(await drained(consumer)) == [7]
 
 
+@pytest.mark.timing
 async def test_two_members_recover_at_once(client: Any) -> None:
     await fill(client, 4)
     members = [client.xconsumer(streams=["s"], group="g", consumer=name) for name in "ab"]
@@ -111,6 +113,7 @@ async def test_acks_and_returns_of_what_is_gone(client: Any) -> None:
         assert numbers(await consumer.get_batch()) == [1, 2, 3, 4]
 
 
+@pytest.mark.timing
 async def test_a_consumer_that_is_alone_goes_on(client: Any) -> None:
     async with client.xconsumer(streams=["s"], timeout=60_000) as consumer:
         await fill(client, 2)

@@ -40,6 +40,7 @@ def fill(client: Any, numbers: range, stream: str = "events") -> list[str]:
     return [each.decode() for each in pipeline.execute()]
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("member", [{}, {**GROUP, "auto_ack": True}], ids=["range", "group"])
 def test_a_server_that_is_killed_and_comes_back(own_server: redis_server.RedisServer, member: dict[str, Any]) -> None:
     with closing(own_server.connect()) as client:
@@ -119,6 +120,7 @@ def test_acknowledgements_that_a_server_refuses_for_a_while(own_server: redis_se
         batches.close()
 
 
+@pytest.mark.timing
 def test_acknowledgements_that_a_server_cannot_store_any_more(
     own_server: redis_server.RedisServer, later: Callable[..., None]
 ) -> None:
@@ -135,6 +137,7 @@ def test_acknowledgements_that_a_server_cannot_store_any_more(
         batches.close()
 
 
+@pytest.mark.timing
 def test_acknowledgements_without_a_connection(
     own_server: redis_server.RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -192,6 +195,7 @@ def test_a_group_that_vanishes(url: str, client: Any, how: str) -> None:
         assert next(batches)["_id"].to_list() == new
 
 
+@pytest.mark.timing
 def test_a_group_that_vanishes_while_it_waits(url: str, client: Any, later: Callable[..., None]) -> None:
     fill(client, range(10))
 
@@ -208,6 +212,7 @@ def test_a_group_that_vanishes_while_it_waits(url: str, client: Any, later: Call
         assert seen == [10, 11, 12]
 
 
+@pytest.mark.timing
 def test_a_server_that_stays_away(own_server: redis_server.RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     from weft.systems.redis import members
 
@@ -221,6 +226,7 @@ def test_a_server_that_stays_away(own_server: redis_server.RedisServer, monkeypa
         next(batches)
 
 
+@pytest.mark.timing
 def test_told_to_stop_while_the_server_is_away(own_server: redis_server.RedisServer) -> None:
     with closing(own_server.connect()) as client:
         fill(client, range(10))
@@ -361,6 +367,7 @@ def test_what_killed_consumers_had_is_claimed(url: str, client: Any, count: Call
 # ------------------------------------------------------------------------------------------------------------ failover
 
 
+@pytest.mark.timing
 def test_a_failover_while_it_iterates(own_server: redis_server.RedisServer) -> None:
     with closing(own_server.connect()) as client:
         ids = fill(client, range(30))

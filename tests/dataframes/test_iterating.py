@@ -89,6 +89,7 @@ def test_idle_frames_have_types(url: str) -> None:
         break
 
 
+@pytest.mark.timing
 def test_stopped_by_an_event(url: str, add: Add, later: Later) -> None:
     add("events", {"n": 1})
     event = threading.Event()
@@ -104,6 +105,7 @@ def test_stopped_by_a_function(url: str, add: Add) -> None:
     assert len(seen) == 4
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("stop", [signal.SIGUSR1, (signal.SIGTERM, signal.SIGUSR1)])
 def test_stopped_by_a_signal(url: str, later: Later, stop: Any) -> None:
     before = signal.getsignal(signal.SIGUSR1)
@@ -112,6 +114,7 @@ def test_stopped_by_a_signal(url: str, later: Later, stop: Any) -> None:
     assert signal.getsignal(signal.SIGUSR1) is before
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_one_signal_stops_all_iterations(url: str, order: tuple[int, int]) -> None:
     before = signal.getsignal(signal.SIGUSR1)
@@ -122,6 +125,7 @@ def test_one_signal_stops_all_iterations(url: str, order: tuple[int, int]) -> No
     assert signal.getsignal(signal.SIGUSR1) is before
 
 
+@pytest.mark.timing
 def test_the_signal_is_caught_while_the_other_iterates(url: str, add: Add) -> None:
     caught: list[int] = []
     before = signal.signal(signal.SIGUSR1, lambda number, frame: caught.append(number))
@@ -137,6 +141,7 @@ def test_the_signal_is_caught_while_the_other_iterates(url: str, add: Add) -> No
         signal.signal(signal.SIGUSR1, before)
 
 
+@pytest.mark.timing
 def test_an_iteration_that_ends_in_another_thread(url: str) -> None:
     """Only the main thread can put a handler back. Until it does, the signal reaches it all the same."""
     caught: list[int] = []
@@ -153,6 +158,7 @@ def test_an_iteration_that_ends_in_another_thread(url: str) -> None:
         signal.signal(signal.SIGUSR1, before)
 
 
+@pytest.mark.timing
 async def test_one_signal_stops_all_tasks(url: str) -> None:
     async def iterate() -> list[Any]:
         return [frame async for frame in weft.iter_stream_async(url, "events", stop=signal.SIGUSR1)]
@@ -214,6 +220,7 @@ def test_a_batch_that_cannot_be_made_is_not_acknowledged(url: str, add: Add, cli
     assert client.xpending("events", "analytics")["pending"] == 1
 
 
+@pytest.mark.timing
 def test_entries_of_a_member_that_is_gone_come_while_it_iterates(url: str, add: Add) -> None:
     ids = add("events", {"n": 1}, {"n": 2})
     weft.read_stream(url, "events", group="analytics", consumer="gone")
@@ -222,6 +229,7 @@ def test_entries_of_a_member_that_is_gone_come_while_it_iterates(url: str, add: 
         assert next(batches)["_id"].to_list() == ids
 
 
+@pytest.mark.timing
 def test_members_at_once_share_all_entries(url: str, add: Add, client: Any) -> None:
     ids = add("events", *({"n": i} for i in range(20_000)))
     seen: dict[str, list[str]] = {"a": [], "b": []}
@@ -267,6 +275,7 @@ async def test_async_stops(url: str, add: Add) -> None:
         await anext(batches)
 
 
+@pytest.mark.timing
 async def test_a_cancelled_wait_loses_nothing(url: str, add: Add, client: Any) -> None:
     options: dict[str, Any] = {"group": "g", "consumer": "c", "auto_ack": True, "block_ms": 0}
     async with weft.iter_stream_async(url, "events", **options) as batches:
@@ -277,6 +286,7 @@ async def test_a_cancelled_wait_loses_nothing(url: str, add: Add, client: Any) -
     assert client.xpending("events", "g")["pending"] == 0
 
 
+@pytest.mark.timing
 async def test_what_came_after_a_cancelled_wait_is_given_back(url: str, add: Add, client: Any) -> None:
     """It is in no frame. Who reads next has it, whatever its name."""
     options: dict[str, Any] = {"group": "g", "consumer": "c", "auto_ack": True}
@@ -294,6 +304,7 @@ async def test_what_came_after_a_cancelled_wait_is_given_back(url: str, add: Add
     assert client.xpending("events", "g")["pending"] == 0
 
 
+@pytest.mark.timing
 async def test_tasks_that_share_an_iteration(url: str, client: Any) -> None:
     """Each batch goes to one of them."""
     batches = weft.iter_stream_async(url, "events", batch_size=1, schema={"n": "int64"}, count=4)
@@ -309,6 +320,7 @@ async def test_tasks_that_share_an_iteration(url: str, client: Any) -> None:
     assert sorted(itertools.chain(*found)) == [0, 1, 2, 3]
 
 
+@pytest.mark.timing
 async def test_closed_while_somebody_waits(url: str, add: Add, client: Any) -> None:
     options: dict[str, Any] = {"group": "g", "consumer": "c", "auto_ack": True}
     batches = weft.iter_stream_async(url, "events", block_ms=0, **options)

@@ -265,6 +265,7 @@ def test_the_nearest_choice_is_named(url: str) -> None:
         weft.read_stream(url, "events", to="polar")  # type: ignore[arg-type]
 
 
+@pytest.mark.timing
 def test_waiting_for_the_first_entry(url: str, add: Add, later: Callable[..., None]) -> None:
     add("events", {"n": 1})
     assert len(weft.read_stream(url, "events", start_id="$", block_ms=20)) == 0
@@ -273,6 +274,7 @@ def test_waiting_for_the_first_entry(url: str, add: Add, later: Callable[..., No
     assert frame["n"].to_list() == ["2"]
 
 
+@pytest.mark.timing
 def test_waiting_for_longer_than_a_socket_would(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from weft.systems.redis import wire
 
@@ -308,6 +310,7 @@ def test_what_is_no_stream(url: str, client: Any) -> None:
         weft.read_stream(url, 5)  # type: ignore[arg-type]
 
 
+@pytest.mark.timing
 def test_no_server_there() -> None:
     """A first connection that fails is an error at once, with what to check."""
     import servers
@@ -325,6 +328,7 @@ def test_no_server_there() -> None:
     assert time.monotonic() - begun < 2
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("scheme", ["redis", "rediss"])
 def test_a_server_that_says_nothing(scheme: str) -> None:
     """It accepts connections, as one does that hangs, or that does not speak TLS."""

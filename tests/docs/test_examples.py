@@ -36,6 +36,7 @@ def test_example(example: Path, project: Path) -> None:
         assert list(project.iterdir()) == []
 
 
+@pytest.mark.timing
 def test_the_worker_of_the_guide_goes_on_after_a_failure_and_stops_when_told(project: Path) -> None:
     for block in blocks_of(ROOT / "docs" / "streams.md"):
         if block.file in ("my_streams.py", "worker.py"):

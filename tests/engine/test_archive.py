@@ -109,6 +109,7 @@ def test_nobody_makes_one_that_is_being_made(trained: list[Path], monkeypatch: p
         archive.build_in_background(find_java())
 
 
+@pytest.mark.timing
 @pytest.mark.full
 def test_the_first_session_has_it_made(python: Python, tmp_path: Path) -> None:
     """By a process that goes on when the one that started it has ended."""

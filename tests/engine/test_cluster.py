@@ -38,6 +38,7 @@ def test_tasks_import_the_package_that_the_driver_runs(cluster: Cluster, python:
     assert lines[2].startswith("True")
 
 
+@pytest.mark.timing
 @pytest.mark.full
 def test_a_worker_is_killed(cluster: Cluster, python: Python, project: Path) -> None:
     """What it had done and what it was doing is done again elsewhere."""
@@ -74,6 +75,7 @@ def test_a_worker_is_killed(cluster: Cluster, python: Python, project: Path) -> 
     assert finish(process) == ["[(0, 56), (1, 64)]"]
 
 
+@pytest.mark.timing
 def test_a_master_that_is_not_there(python: Python, project: Path) -> None:
     """Told at once: Spark itself tries for a minute."""
     process = python("weft.spark()", WEFT_SPARK_MASTER="spark://127.0.0.1:1,127.0.0.1:2")

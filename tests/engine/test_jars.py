@@ -111,6 +111,7 @@ def test_no_network(repository: Path, tmp_path: Path) -> None:
     assert "hunter2" not in str(caught.value)
 
 
+@pytest.mark.timing
 def test_many_at_once_fetch_once(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     retrieve = jars._retrieve

@@ -48,6 +48,7 @@ def test_the_tail_is_of_this_process(tmp_path: Path) -> None:
     opened.close()
 
 
+@pytest.mark.timing
 def test_it_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import time
 

@@ -31,6 +31,7 @@ print(session._running.jvm.process.pid, flush=True)
 """
 
 
+@pytest.mark.timing
 def test_ends_with_a_killed_process(python: Python) -> None:
     process = python(START + "time.sleep(600)")
     assert process.stdout is not None
@@ -39,6 +40,7 @@ def test_ends_with_a_killed_process(python: Python) -> None:
     wait_until_gone(pid)
 
 
+@pytest.mark.timing
 def test_ends_with_a_killed_process_that_has_a_forked_child(python: Python) -> None:
     """The child has a copy of the pipe that the JVM waits on."""
     process = python(
@@ -60,6 +62,7 @@ time.sleep(600)
         os.kill(child, signal.SIGKILL)
 
 
+@pytest.mark.timing
 def test_ends_with_a_process_killed_during_the_start(python: Python) -> None:
     process = python("""
         from weft.engine import jvm
@@ -130,6 +133,7 @@ def test_nothing_of_spark_is_on_the_terminal(python: Python, project: Path) -> N
     assert "TaskSetManager: Lost task 0.0" in log
 
 
+@pytest.mark.timing
 def test_an_interrupt_cancels_and_does_not_end_spark(python: Python) -> None:
     process = python("""
         def slow(_):

@@ -63,6 +63,7 @@ def slow(number: int) -> int:
     return number
 
 
+@pytest.mark.timing
 def test_tasks_are_counted_on_a_terminal(plain_spark: SparkSession, terminal: Terminal) -> None:
     with redirect_stderr(terminal.file), progress("loading [orders]"), progress("inside"):
         plain_spark.sparkContext.parallelize(range(8), 8).map(slow).collect()

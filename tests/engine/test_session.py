@@ -88,6 +88,7 @@ def test_what_is_given_back_at_stop(python: Python) -> None:
     assert lines == ["closed", "0 None", "3", "['.weft'] ['spark.log']", "closed at the end"]
 
 
+@pytest.mark.timing
 def test_a_session_of_ones_own_is_used(python: Python) -> None:
     """Of whoever made one before, with settings of their own; a thread that never saw it finds it too."""
     lines = finish(
@@ -112,6 +113,7 @@ def test_a_session_of_ones_own_is_used(python: Python) -> None:
     assert lines == ["True Asia/Tokyo", "True", "2 True"]
 
 
+@pytest.mark.timing
 def test_a_session_that_died_is_replaced(python: Python) -> None:
     lines = finish(
         python("""

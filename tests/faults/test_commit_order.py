@@ -17,8 +17,12 @@ from multiprocessing.connection import Connection as Pipe
 from multiprocessing.connection import wait
 from typing import Any
 
+import pytest
+
 from faults.actors import actor, last_words, opened, said
 from weft.systems.log import ROWID, Batch
+
+pytestmark = pytest.mark.timing
 
 WRITERS = 7
 TRANSACTIONS = 5

@@ -9,10 +9,14 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
+import pytest
+
 from faults.actors import actor, declared, last_words, said
 from marks import on_logs
 from weft.project import connect
 from weft.streams import ack_sync, consume_sync, groups_sync, publish_sync
+
+pytestmark = pytest.mark.timing
 
 STREAM = "killed"
 GROUP = "workers"

@@ -228,6 +228,7 @@ def test_postgres_tables_on_a_full_disk(server: servers.Server) -> None:
             server.kill()
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("server", ["postgres"], indirect=True)
 def test_postgres_log_on_a_full_disk(server: servers.Server) -> None:
     """Where its write-ahead log cannot grow, PostgreSQL crashes. It is started again, our process is not."""

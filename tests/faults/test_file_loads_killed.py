@@ -17,6 +17,8 @@ import weft
 from engine import oracle
 from weft.systems.load import Load
 
+pytestmark = pytest.mark.timing
+
 MOMENT = datetime(2026, 3, 1, tzinfo=UTC)
 FIRST = [{"id": number, "name": "a"} for number in range(4)]
 SECOND = [{"id": number, "name": "b"} for number in range(2, 6)]

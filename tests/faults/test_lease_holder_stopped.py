@@ -18,6 +18,8 @@ from weft.errors import LeaseLostError
 from weft.project import connect
 from weft.streams import ack_sync, consume_sync, groups_sync, nack_sync, publish_sync
 
+pytestmark = pytest.mark.timing
+
 STREAM = "stopped"
 GROUP = "workers"
 LEASE = 0.1

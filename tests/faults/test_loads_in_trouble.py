@@ -45,6 +45,7 @@ def load(tables: SqlTables, mode: str, keys: list[str], given: Iterator[pa.Recor
     return sql_commit.commit(tables, planned, sql_commit.Batches(SCHEMA, given))
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("kind", ["postgres", "mysql"])
 def test_the_server_dies_in_the_middle(kind: str, need_server: Callable[[str], None]) -> None:
     need_server(kind)
@@ -69,6 +70,7 @@ def test_the_server_dies_in_the_middle(kind: str, need_server: Callable[[str], N
 LOCKS = {"sqlite": "BEGIN EXCLUSIVE", "postgres": 'LOCK TABLE "t_append" IN ACCESS EXCLUSIVE MODE'}
 
 
+@pytest.mark.timing
 def test_the_target_is_locked(system: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     place = {"sqlite": "sqlite.store", "postgres": "postgres.store", "mysql": "mysql.driver"}[system.kind]
     monkeypatch.setattr(f"weft.systems.{place}.LOCK_SECONDS", LIMIT)

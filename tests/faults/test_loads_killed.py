@@ -20,6 +20,8 @@ from systems.tables.test_modes import in_order, rows_of
 from weft.systems.load import Load
 from weft.systems.sql.tables import SqlTables
 
+pytestmark = pytest.mark.timing
+
 STEPS = ("begun", "claimed", "staged", "checked", "moved", "recorded", "committed")
 DAY = datetime(2026, 3, 1, tzinfo=UTC)
 

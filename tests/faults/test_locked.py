@@ -23,6 +23,8 @@ from weft.streams.events import to_dicts
 from weft.streams.runtime import close, open_stream
 from weft.systems.sqlite.store import SqliteStore
 
+pytestmark = pytest.mark.timing
+
 STREAM = "locked"
 LIMIT = 1  # seconds; MySQL knows no less
 

@@ -11,12 +11,16 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
+import pytest
+
 from faults.actors import actor, declared, last_words, opened, said
 from marks import on_logs
 from servers import wait_until
 from weft.project import connect
 from weft.streams import publish_sync
 from weft.streams.events import to_dicts
+
+pytestmark = pytest.mark.timing
 
 THREADS = 3
 STREAM = "killed"

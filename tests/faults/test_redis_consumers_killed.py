@@ -15,6 +15,8 @@ import servers
 import weft
 from faults.actors import actor, last_words, said
 
+pytestmark = pytest.mark.timing
+
 STREAMS = ["one", "two", "three"]
 IDLE_MILLISECONDS = 100
 

@@ -10,6 +10,8 @@ from commands import Commands
 from faults.runs import Place, Repeat, place  # noqa: F401 - fixtures
 from pipelines.conftest import database  # noqa: F401 - fixture
 
+pytestmark = pytest.mark.timing
+
 PROCESSES = 8
 PIPELINES = """
 @weft.pipeline(target="copies", schedule="0 * * * *")

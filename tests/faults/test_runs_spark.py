@@ -20,6 +20,8 @@ from commands import Commands
 from faults.runs import Place, Repeat, place  # noqa: F401 - fixtures
 from pipelines.conftest import database  # noqa: F401 - fixture
 
+pytestmark = pytest.mark.timing
+
 PIPELINE = """
 with open("driver.pid", "w") as file:
     file.write(str(os.getpid()))

@@ -15,6 +15,8 @@ from pipelines.conftest import database  # noqa: F401 - fixture
 from servers import wait_until
 from weft.operate.runlog import open_run_log
 
+pytestmark = pytest.mark.timing
+
 PIPELINE = """
 @weft.pipeline(
     schedule="0 * * * *",

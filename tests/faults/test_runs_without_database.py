@@ -59,6 +59,7 @@ def some(steps: list[str], count: Repeat) -> list[int]:
     return list(range(len(steps)))[:: 1 if count(10) > 1 else 5]
 
 
+@pytest.mark.timing
 def test_the_target_goes_away(
     server: servers.Server,
     project: Path,
@@ -100,6 +101,7 @@ def test_the_target_goes_away(
         tables.close()
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_the_run_log_goes_away(
     place: Place,  # noqa: F811

@@ -28,6 +28,8 @@ from weft.streams.events import to_dicts
 from weft.streams.runtime import close, open_stream
 from weft.systems.log import Batch
 
+pytestmark = pytest.mark.timing
+
 PUBLISHERS = 3
 CONSUMERS = 2
 

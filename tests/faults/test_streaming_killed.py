@@ -22,6 +22,8 @@ from engine.streaming.conftest import declare, here  # noqa: F401 - fixture
 from faults.streaming_process import AFTER_COMMIT, BEFORE_OFFSETS, MID_SINK, POINTS
 from faults.streaming_targets import KINDS, Place, place_of  # noqa: F401 - fixture
 
+pytestmark = pytest.mark.timing
+
 pytest.importorskip("pyspark")
 
 SCRIPT = Path(__file__).with_name("streaming_process.py")

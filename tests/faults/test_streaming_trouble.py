@@ -67,6 +67,7 @@ def numbers(table: str, connection: Any = None) -> list[int]:
 # -------------------------------------------------------------------------------------------------------------- targets
 
 
+@pytest.mark.timing
 def test_the_target_is_down_for_a_minute(server: servers.Server, count: Callable[[int], int]) -> None:  # noqa: F811
     events = declare(n="int64")
     target = weft.PostgresConnection(server.create_database("target"), name="target")
@@ -100,6 +101,7 @@ def test_the_target_is_down_and_nobody_starts_it_again(server: servers.Server) -
     assert numbers("copies", target) == list(range(9))
 
 
+@pytest.mark.timing
 def test_two_pipelines_into_one_table() -> None:
     first, second = declare("first", n="int64"), declare("second", n="int64")
     witnesses = [Witness(), Witness()]
@@ -142,6 +144,7 @@ def test_the_disk_of_the_checkpoint_is_full(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------------------------------------- sources
 
 
+@pytest.mark.timing
 def test_a_source_that_is_silent(count: Callable[[int], int]) -> None:
     """Looks ten times a second for a minute, and makes no batch of nothing."""
     events = declare(n="int64")
@@ -158,6 +161,7 @@ def test_a_source_that_is_silent(count: Callable[[int], int]) -> None:
     assert numbers("copies") == [0, 1]
 
 
+@pytest.mark.timing
 def test_the_database_of_the_stream_is_down(server: servers.Server) -> None:  # noqa: F811
     source = weft.PostgresConnection(server.create_database("source"), name="source")
     events = weft.stream(name="events", fields={"n": "int64"}, connection=source)(lambda: None)
@@ -208,6 +212,7 @@ def _begun(kafka: Any, query: Callable[..., Query]) -> tuple[str, Any, Query]:
     return topic, broker, begun
 
 
+@pytest.mark.timing
 def test_the_topic_is_deleted(kafka: Any, query: Callable[..., Query]) -> None:
     topic, broker, running_query = _begun(kafka, query)
     kafka.admin.delete_topics([topic])[topic].result(30)
@@ -240,6 +245,7 @@ def test_the_topic_is_made_anew(kafka: Any, query: Callable[..., Query]) -> None
         query(name="copy", source=broker, source_query=topic).wait(PATIENCE)
 
 
+@pytest.mark.timing
 def test_the_folder_is_removed(project: Path, query: Callable[..., Query]) -> None:
     """What was read is stored; a folder that comes back is followed again."""
     lake = weft.ObjectStoreLocalConnection(str(project / "lake"), name="lake", format="csv")

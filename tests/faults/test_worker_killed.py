@@ -14,9 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import httpx
+import pytest
 
 from served import PREFIX, Served, start
 from servers import wait_until
+
+pytestmark = pytest.mark.timing
 
 STREAMS = """
     @weft.stream(fields={"who": "string", "n": "int64"})

@@ -174,6 +174,7 @@ def test_nobody_listens(caplog: pytest.LogCaptureFixture) -> None:
     assert "refused" in caplog.text and SECRET not in caplog.text
 
 
+@pytest.mark.timing
 def test_a_server_that_does_not_answer(
     hook: Hook, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

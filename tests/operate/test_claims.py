@@ -194,6 +194,7 @@ def test_killed_attempts_are_not_failed_ones_but_not_without_end(log: RunLog) ->
     assert log.latest([PIPELINE])[PIPELINE].failures == 4
 
 
+@pytest.mark.timing
 def test_a_heart_keeps_a_short_lease(log: RunLog) -> None:
     run = granted(log, lease_seconds=1.5)
 
@@ -210,6 +211,7 @@ def test_a_heart_keeps_a_short_lease(log: RunLog) -> None:
     assert log.finish(run, "succeeded")
 
 
+@pytest.mark.timing
 def test_a_heart_tells_that_its_claim_is_lost(log: RunLog) -> None:
     told = []
     silent = granted(log, lease_seconds=0)
@@ -232,6 +234,7 @@ CLAIM_AND_WAIT = """
 """
 
 
+@pytest.mark.timing
 def test_a_killed_process_is_taken_over_before_its_lease_ends(log_url: str) -> None:
     worker = start(CLAIM_AND_WAIT, log_url, SLOT, 3600)
     worker.ready()
@@ -273,6 +276,7 @@ RACE = """
 """
 
 
+@pytest.mark.timing
 def test_eight_processes_and_each_slot_runs_once(
     log_url: str, count: Callable[[int], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

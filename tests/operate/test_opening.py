@@ -109,6 +109,7 @@ def test_what_is_no_run_log(url: str, kind: type[WeftError], says: str) -> None:
 # --------------------------------------------------------------------------------------------------------------- tables
 
 
+@pytest.mark.timing
 def test_two_first_uses_at_once(log_url: str) -> None:
     code = """
         from weft.operate.runlog import open_run_log
@@ -250,6 +251,7 @@ def test_a_server_that_is_not_there(kind: str, caplog: pytest.LogCaptureFixture)
     assert "\n" not in warning.getMessage()
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("kind", ["postgres", "mysql"])
 def test_a_database_that_goes_away_does_not_stop_the_work(
     kind: str, need_server: Callable[[str], None], caplog: pytest.LogCaptureFixture

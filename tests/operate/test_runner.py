@@ -302,6 +302,7 @@ class _Broken(Alerter):
         raise RuntimeError("no")
 
 
+@pytest.mark.timing
 def test_alerters_that_hang_or_fail(
     site: Site, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

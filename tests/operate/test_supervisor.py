@@ -103,6 +103,7 @@ def running(supervisor: Supervisor) -> Iterator[None]:
     assert raised == []
 
 
+@pytest.mark.timing
 def test_a_target_that_is_down_for_a_while(numbers: Any, server: servers.Server) -> None:
     from weft.operate.streaming_metrics import served
 
@@ -171,6 +172,7 @@ class Listening(Witness):
     wants_idle = True
 
 
+@pytest.mark.timing
 def test_nothing_is_left_of_earlier_starts(numbers: Any, caplog: pytest.LogCaptureFixture) -> None:
     """Neither here nor in the JVM, where each session that had a query would go on to listen."""
     caplog.set_level("CRITICAL", "py4j")  # what pytest keeps of its log has frames of each failure
@@ -217,6 +219,7 @@ def test_what_cannot_heal(numbers: Any) -> None:
         pass
 
 
+@pytest.mark.timing
 def test_stopped_between_two_starts(numbers: Any) -> None:
     """Whoever stops it does not wait for the pause to be over."""
     weft.publish_sync(numbers, {"n": 1})
@@ -245,6 +248,7 @@ class Clumsy(Watcher):
         raise ValueError("failed")
 
 
+@pytest.mark.timing
 def test_a_watcher_that_fails(numbers: Any, server: servers.Server, caplog: pytest.LogCaptureFixture) -> None:
     """It is logged. The batch that it was told of is done, and others are told."""
     url = server.create_database("target")
@@ -337,6 +341,7 @@ def test_the_module_has_the_parts() -> None:
     assert (Lookup, Source, Target) == (weft.Lookup, weft.Source, weft.Target)
 
 
+@pytest.mark.timing
 def test_a_script_is_stopped_as_the_command_is(tmp_path: Path) -> None:
     """SIGTERM ends the call, and what comes after it in the script is done."""
     Path("script.py").write_text(

@@ -140,6 +140,7 @@ async def test_with_an_internal_buffer(client: Any) -> None:
 # Group Consumer
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("directly", [False, True])
 async def test_two_consumers_drain_together(client: Any, directly: bool) -> None:
     consumer1 = client.xconsumer(

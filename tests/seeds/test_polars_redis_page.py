@@ -210,6 +210,7 @@ df2 = redis.read_stream(
     assert made["df2"]["user_id"].to_list() == ["one more"]
 
 
+@pytest.mark.timing
 def test_blocking_reads(run: Run, events: list[str], client: Any) -> None:
     import threading
 

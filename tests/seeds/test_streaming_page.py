@@ -167,6 +167,7 @@ async def test_subscribe_batched(user_events: Stream) -> None:
     assert [len(batch) for batch in await _first(batches, 2)] == [10, 10]
 
 
+@pytest.mark.timing
 async def test_subscribe_yields_a_partial_batch_after_the_timeout(user_events: Stream) -> None:
     batches = subscribe("user_events", batch_size=10, timeout=0.1)
     await publish("user_events", [{"user_id": str(i)} for i in range(3)])

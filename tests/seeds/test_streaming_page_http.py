@@ -140,6 +140,7 @@ def test_authentication(served: Served) -> None:
     assert shell(served, post.format("partner_events", '-H "X-API-Key: partner_key_abc"'))[0] == 202
 
 
+@pytest.mark.timing
 def test_rate_limiting(served: Served) -> None:
     post = 'curl -X POST http://localhost:8080/api/v1/streams/high_volume -H "Content-Type: application/json" -d {}'
     answers = [shell(served, post) for _ in range(2)]

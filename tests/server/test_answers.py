@@ -92,6 +92,7 @@ def test_an_offset_beyond_the_end_is_refused(served: Any) -> None:
     assert served.client.get(f"{PREFIX}/large/events", params={"after": 121}).json()["events"] == []
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("served", [LARGE], indirect=True)
 def test_an_answer_that_nobody_takes_is_dropped(served: Any) -> None:
     with socket.socket() as silent:
@@ -113,6 +114,7 @@ def test_an_answer_that_nobody_takes_is_dropped(served: Any) -> None:
         assert got.startswith(b"HTTP/1.1 200")
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("served", [LARGE], indirect=True)
 def test_answers_that_are_not_taken_have_an_end_together(served: Any) -> None:
     sockets = []
@@ -138,6 +140,7 @@ def test_answers_that_are_not_taken_have_an_end_together(served: Any) -> None:
     wait_until(lambda: served.client.get(f"{PREFIX}/large/events").status_code == 200, "room again")
 
 
+@pytest.mark.timing
 def test_those_who_wait_for_events_take_no_place(server: Callable[..., Any]) -> None:
     """Neither from each other, nor from those who publish: without them no event would come."""
     served = server(STREAMS, toml="[server]\nwaiting_requests = 2\n")

@@ -161,6 +161,7 @@ def test_the_list_shows_what_a_caller_may_read(served: Any) -> None:
     assert "tokens" in served.client.get("/api/v1/streams/token", headers=TOKEN).json()["hint"]
 
 
+@pytest.mark.timing
 def test_guesses_of_one_address_come_to_an_end(served: Any) -> None:
     def guess(number: int, path: str = "/tokens") -> int:
         headers = {"Authorization": f"Bearer {number}"}
@@ -184,6 +185,7 @@ def test_guesses_of_one_address_come_to_an_end(served: Any) -> None:
     assert 429 in [guess(number, "") for number in range(60)]
 
 
+@pytest.mark.timing
 def test_there_is_no_second_place_to_guess(served: Any) -> None:
     def guess(stream: str, headers: dict[str, str]) -> int:
         return int(served.client.get(f"/api/v1/streams/{stream}/events", headers=headers).status_code)

@@ -57,6 +57,7 @@ def test_a_module_that_fails_is_named(server: Callable[..., Any], tmp_path: Path
     served.publish("near", {"a": 1})
 
 
+@pytest.mark.timing
 def test_a_database_that_hangs_holds_up_nobody(server: Callable[..., Any], silent: int) -> None:
     served = server(STREAMS, env={"WEFT_DSN_FAR": f"postgresql://me@127.0.0.1:{silent}/none"})
     for _ in range(3):

@@ -290,6 +290,7 @@ def test_large_body_in_the_packet_of_its_headers(service):
     assert service.raw(request).startswith(b"HTTP/1.1 202 ")
 
 
+@pytest.mark.timing
 def test_slow_headers(service):
     with service.connect() as silent, service.connect() as slow, service.connect() as second:
         second.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -376,6 +377,7 @@ def test_heads_have_an_end(service):
         assert answer.count(b"HTTP/1.1 200 ") == 2, answer
 
 
+@pytest.mark.timing
 def test_slow_body(server):
     """Of a service that waits a second for a body."""
     served = server(STREAMS, toml="[server]\nbody_seconds = 1\n")

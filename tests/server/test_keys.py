@@ -243,6 +243,7 @@ def test_a_key_for_one_stream(server: Callable[..., Any], folder: Path) -> None:
     assert ask(served, "failed", ("GET", "/events", None)) == 401
 
 
+@pytest.mark.timing
 def test_the_first_key_closes_a_running_service_and_the_last_does_not_open_it(
     server: Callable[..., Any], folder: Path
 ) -> None:
@@ -262,6 +263,7 @@ def test_the_first_key_closes_a_running_service_and_the_last_does_not_open_it(
     assert codes() == {401}
 
 
+@pytest.mark.timing
 def test_a_key_has_a_rate_of_its_own(server: Callable[..., Any], folder: Path) -> None:
     slow = create(folder, "--scope", "admin", "--rate", "0.01", "--burst", "4")
     other = create(folder, "--scope", "admin")
@@ -298,6 +300,7 @@ def test_without_its_keys_the_service_is_closed(server: Callable[..., Any], fold
     assert "hunter2" not in served.log_file.read_text()
 
 
+@pytest.mark.timing
 def test_keys_that_cannot_be_read_any_more_close_the_service(
     server: Callable[..., Any], folder: Path, shared_server: Callable[[str], Any]
 ) -> None:
@@ -325,6 +328,7 @@ def test_keys_that_cannot_be_read_any_more_close_the_service(
         wait_until(lambda: code() == 200, "the keys to be read")
 
 
+@pytest.mark.timing
 def test_a_database_of_keys_that_hangs_holds_up_nobody_who_needs_none(server: Callable[..., Any], folder: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         toml = '[server]\nkeys = "safe"\n[connections.safe]\nurl = "${SAFE}"\nkind = "postgres"\n'

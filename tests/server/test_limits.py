@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from served import PREFIX, Served, read_all
 from servers import wait_until
 
@@ -84,6 +86,7 @@ def test_connections(server: Callable[..., Any]) -> None:
 # ------------------------------------------------------------------------------------------------------ arriving bodies
 
 
+@pytest.mark.timing
 def test_bodies_that_arrive_together_have_a_budget(server: Callable[..., Any]) -> None:
     """A hundred clients that send a large body each, and keep its end."""
     served = server(STREAMS, toml=f"[server]\narriving_bytes = {8 * MEGABYTE}\n")
@@ -122,6 +125,7 @@ def memory(served: Served, which: str) -> int:
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{which}:"))
 
 
+@pytest.mark.timing
 def test_slow_bodies(server: Callable[..., Any]) -> None:
     """Each has a second, whoever else is slow at the same time."""
     served = server(STREAMS, toml="[server]\nbody_seconds = 1\n")
@@ -171,6 +175,7 @@ def serve(server: Callable[..., Any], tmp_path: Path, limit: str) -> Served:
     return served
 
 
+@pytest.mark.timing
 def test_requests_that_wait_for_a_database(server: Callable[..., Any], tmp_path: Path) -> None:
     served = serve(server, tmp_path, "waiting_requests = 3")
     with contextlib.ExitStack() as stack:
@@ -188,6 +193,7 @@ def test_requests_that_wait_for_a_database(server: Callable[..., Any], tmp_path:
     assert len(served.events("orders")) == 4
 
 
+@pytest.mark.timing
 def test_bytes_that_wait_for_a_database(server: Callable[..., Any], tmp_path: Path) -> None:
     served = serve(server, tmp_path, "waiting_bytes = 10_000")
     large = json.dumps({"text": "x" * 6000}).encode()

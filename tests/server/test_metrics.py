@@ -73,6 +73,7 @@ def test_they_are_for_those_who_may_read_every_stream(server: Callable[..., Any]
     assert ("weft_stream_head", "closed") in samples(served, authorization="Bearer s3cret")
 
 
+@pytest.mark.timing
 def test_workers_are_added_up_and_the_dead_have_no_subscribers(server: Callable[..., Any]) -> None:
     served = server(CLICKS, "--workers", "2")
     for _ in range(20):

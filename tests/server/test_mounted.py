@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 CLOSED = """
 import threading, time
 import httpx, uvicorn
@@ -40,6 +42,7 @@ serving.join()
 """
 
 
+@pytest.mark.timing
 def test_streams_that_are_closed_under_it(project: Path) -> None:
     done = subprocess.run([sys.executable, "-c", CLOSED], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

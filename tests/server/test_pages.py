@@ -145,6 +145,7 @@ def test_the_tail_filters_and_pauses(service: Any, open_page: Callable[..., Page
     expect(shown).to_have_count(3)
 
 
+@pytest.mark.timing
 def test_a_page_goes_on_after_the_service_restarts(server: Callable[..., Any], open_page: Callable[..., Page]) -> None:
     port = str(free_port())
     served = server(STREAMS, "--port", port)
@@ -222,6 +223,7 @@ def test_a_key_is_asked_for_and_a_ticket_opens_the_tail(
     expect(page.locator("#key-dialog")).to_be_hidden()
 
 
+@pytest.mark.timing
 def test_a_browser_that_had_no_event_yet_misses_none(
     server: Callable[..., Any], open_page: Callable[..., Page]
 ) -> None:

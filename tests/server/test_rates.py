@@ -40,6 +40,7 @@ def test_what_is_refused_takes_nothing(buckets: Buckets) -> None:
     assert last <= 1000
 
 
+@pytest.mark.timing
 def test_it_refills(buckets: Buckets) -> None:
     fast = Rate(50, 2)
     assert [buckets.take("a", fast) for _ in range(2)] == [0, 0]
@@ -85,6 +86,7 @@ print(sum(not buckets.take("a", Rate(0.001, 100)) for _ in range(2000)))
 """
 
 
+@pytest.mark.timing
 def test_processes_share_a_bucket(tmp_path: Path) -> None:
     command = [sys.executable, "-c", TAKE, str(tmp_path / "buckets")]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
@@ -100,6 +102,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.timing
 def test_a_process_that_holds_a_bucket_holds_up_nobody(buckets: Buckets, tmp_path: Path) -> None:
     """One that was stopped at the wrong moment. Its lock ends with it."""
     command = [sys.executable, "-c", HOLD, str(tmp_path / "buckets")]
@@ -122,6 +125,7 @@ def many(): ...
 """
 
 
+@pytest.mark.timing
 def test_two_workers_have_one_limit(server: Callable[..., Any]) -> None:
     served = server(STREAMS, "--workers", "2")
 

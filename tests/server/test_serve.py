@@ -30,6 +30,7 @@ def test_publishes_and_reads(server):
     assert [event["n"] for event in served.events("orders")] == [1]
 
 
+@pytest.mark.timing
 def test_stops_on_a_signal(server):
     served = server(ORDERS, "--workers", "2")
     served.publish("orders", {"n": 1})
@@ -38,6 +39,7 @@ def test_stops_on_a_signal(server):
     assert served.log[-1]["message"] == "the service has stopped"
 
 
+@pytest.mark.timing
 def test_starts_a_killed_worker_again(server):
     served = server(ORDERS)
     for n in range(3):
@@ -51,6 +53,7 @@ def test_starts_a_killed_worker_again(server):
     assert [event["n"] for event in served.events("orders")] == [0, 1, 2]
 
 
+@pytest.mark.timing
 def test_finishes_what_it_accepted(server):
     """A request whose body is still on its way when the signal comes, a long poll, a subscriber, and a new client."""
     served = server(ORDERS)
@@ -93,6 +96,7 @@ def _is_refused(served) -> bool:
     return False
 
 
+@pytest.mark.timing
 def test_does_not_wait_for_a_client_that_hangs(server):
     served = server(ORDERS)
     with served.connect() as hanging:
@@ -122,6 +126,7 @@ def test_a_client_that_leaves_its_long_poll_gets_no_events(server):
     assert [event["n"] for event in found["events"]] == [1]
 
 
+@pytest.mark.timing
 def test_workers_end_with_their_parent(server):
     served = server(ORDERS, "--workers", "2")
     workers = served.workers()
@@ -252,6 +257,7 @@ def test_starts_while_the_default_database_is_away(server):
     assert served.client.post(f"{PREFIX}/other", json={"n": 1}).status_code == 503
 
 
+@pytest.mark.timing
 def test_a_database_that_hangs_leaves_the_others(server):
     """One that accepts connections and never says a word."""
     with socket.create_server(("127.0.0.1", 0)) as silent:

@@ -17,6 +17,8 @@ import pytest
 from served import PREFIX, subscribe
 from servers import PostgresServer, wait_until
 
+pytestmark = pytest.mark.timing
+
 STREAMS = """
 @weft.stream
 def clicks(): ...

@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
+import pytest
+
 from served import PREFIX, frames, subscribe
 from servers import wait_until
 
@@ -101,6 +103,7 @@ def test_events_of_other_processes(service):
         assert next(found)[1]["event"]["n"] == 77
 
 
+@pytest.mark.timing
 def test_resumes_without_a_gap(service):
     """While two publish, a subscriber is cut off again and again and comes back with the last id that it got."""
     total = 600
@@ -138,6 +141,7 @@ def test_resumes_without_a_gap(service):
     assert sorted(event["n"] for event in seen) == list(range(total))
 
 
+@pytest.mark.timing
 def test_every_subscriber_gets_everything(service):
     """Of both workers, from the moment that it is told that it is subscribed."""
     found: list[list[int]] = []
@@ -169,6 +173,7 @@ def test_every_subscriber_gets_everything(service):
     assert found == [list(range(200))] * 8
 
 
+@pytest.mark.timing
 def test_a_subscriber_that_does_not_read_takes_no_memory(service):
     """It is served from the log when it reads again, and misses nothing."""
     with socket.socket() as slow:
@@ -268,6 +273,7 @@ def test_follows_a_stream_that_was_set_back(server):
         assert (kind, data["id"], data["event"]["n"]) == ("stream.event", 5, 500)
 
 
+@pytest.mark.timing
 def test_a_filter_that_lets_nothing_pass_is_no_silence(server):
     """A proxy would cut the connection, and the browser come back to read everything again."""
     served = server(STREAMS, toml="[server]\nkeep_alive_seconds = 0.3\n")
@@ -294,6 +300,7 @@ def _ids(lines: Iterator[str]) -> Iterator[str]:
     return (line for line in lines if line.startswith("id: "))
 
 
+@pytest.mark.timing
 def test_a_subscriber_that_never_reads_is_cut_off(server):
     served = server(STREAMS, toml="[server]\nsend_seconds = 1\nkeep_alive_seconds = 0.2\n")
     with socket.socket() as slow:

@@ -61,6 +61,7 @@ def test_a_ticket_opens_one_subscription(server: Callable[..., Any]) -> None:
     assert ticket not in log
 
 
+@pytest.mark.timing
 def test_a_ticket_of_one_worker_is_redeemed_once_by_all(server: Callable[..., Any]) -> None:
     served = server(STREAMS, "--workers", "2")
     for _ in range(2):

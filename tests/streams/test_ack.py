@@ -116,6 +116,7 @@ def test_copies_through_json(orders: Any) -> None:
     assert take() == []
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda e: pickle.loads(pickle.dumps(e))])
 def test_copies_keep_the_lease(orders: Any, copied: Any) -> None:
     events = [copied(event) for event in take(lease=0.05)]
@@ -139,6 +140,7 @@ def refused(events: Any, **options: Any) -> LeaseLostError:
     return caught.value
 
 
+@pytest.mark.timing
 def test_refused_after_the_lease_ran_out(orders: Any) -> None:
     events = take(lease=0.05)
     wait_until_expired("orders")
@@ -150,6 +152,7 @@ def test_refused_after_the_lease_ran_out(orders: Any) -> None:
     assert numbers(take("b")) == numbers(events)
 
 
+@pytest.mark.timing
 def test_refused_after_another_took_over(orders: Any) -> None:
     events = take("a", lease=0.05)
     wait_until_expired("orders")
@@ -160,6 +163,7 @@ def test_refused_after_another_took_over(orders: Any) -> None:
     assert weft.ack_sync("orders", "worker", taken) == 10
 
 
+@pytest.mark.timing
 def test_refused_after_another_acknowledged(orders: Any) -> None:
     events = take("a", lease=0.05)
     wait_until_expired("orders")
@@ -168,6 +172,7 @@ def test_refused_after_another_acknowledged(orders: Any) -> None:
     assert take() == []
 
 
+@pytest.mark.timing
 def test_an_ack_that_is_refused_in_part_is_refused_whole(orders: Any) -> None:
     """And says so of every event."""
     events = take("a", lease=0.05)
@@ -181,6 +186,7 @@ def test_an_ack_that_is_refused_in_part_is_refused_whole(orders: Any) -> None:
     assert pending() == 0
 
 
+@pytest.mark.timing
 def test_the_good_leases_of_a_mixed_ack_count(orders: Any) -> None:
     """Events of several deliveries in one call: what is held is acknowledged, and the error names the rest."""
     old = take("a", batch_size=3, lease=0.05)

@@ -340,6 +340,7 @@ def test_only_what_readers_may_see(streams: Project) -> None:
     assert [row["n"] for row in read(["n"], head)] == [3]
 
 
+@pytest.mark.timing
 def test_a_trim_at_the_same_time(streams: Project) -> None:
     """Whole events in order; what was never removed is there."""
     declare(fields={"n": "int64", "s": "string", "t": "string", "d": "float64", "e": "int64"})
@@ -373,6 +374,7 @@ def test_a_trim_at_the_same_time(streams: Project) -> None:
         trimmer.join()
 
 
+@pytest.mark.timing
 def test_readers_and_publishers_at_the_same_time(streams: Project) -> None:
     declare(fields={"n": "int64"})
     weft.publish_sync("orders", {"n": 0})

@@ -12,6 +12,8 @@ import pytest
 import weft
 from weft.streams.runtime import open_stream
 
+pytestmark = pytest.mark.timing
+
 
 def _wait_until_free(stream: Any) -> None:
     deadline = time.monotonic() + 60

@@ -6,6 +6,8 @@ import threading
 from contextlib import closing
 from typing import Any
 
+import pytest
+
 import weft
 from servers import wait_until
 from weft import ConnectionFailedError
@@ -24,6 +26,7 @@ def test_it_opens_again(streams: Project) -> None:
     assert [event["n"] for event in drain("orders")] == [0, 1, 2]
 
 
+@pytest.mark.timing
 def test_beside_publishers(streams: Project) -> None:
     """A publish either is stored or says that it is not; none waits for ever."""
     declare(fields={"n": "int64"})
@@ -52,6 +55,7 @@ def test_beside_publishers(streams: Project) -> None:
     assert sorted(event["n"] for event in drain("orders")) == sorted(stored)
 
 
+@pytest.mark.timing
 def test_no_connection_is_left(streams: Project, system: Any, shared_server: Any) -> None:
     """Not even one that was in use while the project was closed."""
     declare(fields={"n": "int64"})

@@ -31,6 +31,7 @@ def numbers() -> list[int]:
     return [event["n"] for event in drain("orders", "check")]
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("way", ["sync", "async"])
 def test_publish_during_close(streams: Project, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was queued before is committed, what comes later is refused: nobody waits behind the end."""
@@ -133,6 +134,7 @@ def test_every_project_is_closed(streams: Project) -> None:
     assert not committer._thread.is_alive()
 
 
+@pytest.mark.timing
 def test_a_host_that_does_not_answer_delays_nobody_else(tmp_path: Path) -> None:
     """The first use of another connection does not wait for it."""
     pytest.importorskip("psycopg")
@@ -160,6 +162,7 @@ def idle(store: Any) -> int:
     return int(store._client is not None) if hasattr(store, "_client") else sum(map(len, store._idle.values()))
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("way", ["sync", "async"])
 def test_a_consumer_that_waits_is_told(streams: Project, way: str) -> None:
     """It would else open connections again that nobody closes."""
@@ -227,6 +230,7 @@ def test_a_database_in_memory_does_not_begin_anew() -> None:
 # --------------------------------------------------------------------------------------------------------------- SQLite
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("system", ["sqlite"], indirect=True)
 def test_watching_ends_with_its_last_reader(streams: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection that nobody needs would keep the file open."""

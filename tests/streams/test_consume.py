@@ -64,6 +64,7 @@ def test_own_unacknowledged_events_come_first(streams: Project) -> None:
     assert consume("b") == []
 
 
+@pytest.mark.timing
 def test_the_order_own_expired_new(streams: Project) -> None:
     declare()
     publish(*range(6))
@@ -84,6 +85,7 @@ def wait_until_expired_of(member: str) -> None:
     wait_until(lambda: ready.hub.store.now() > end.timestamp(), "the lease to run out")
 
 
+@pytest.mark.timing
 def test_expired_events_go_to_another_member(streams: Project) -> None:
     declare()
     publish(0, 1, 2)
@@ -104,6 +106,7 @@ def test_a_live_lease_is_not_given_away(streams: Project) -> None:
     assert consume("c") == [3]
 
 
+@pytest.mark.timing
 def test_consuming_again_renews_the_lease(streams: Project) -> None:
     declare()
     publish(0)

@@ -16,6 +16,8 @@ from weft.systems.sql import leases
 from weft.systems.sql.log import SqlLog
 from workers import declare
 
+pytestmark = pytest.mark.timing
+
 TOTAL = 20
 
 

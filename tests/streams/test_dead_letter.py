@@ -193,6 +193,7 @@ def test_many_at_once(streams: Project) -> None:
     assert [record["event"]["n"] for record in dead()] == list(range(500))
 
 
+@pytest.mark.timing
 def test_a_lease_that_ran_out_counts(streams: Project) -> None:
     declare(max_deliveries=1)
     publish(2)
@@ -261,6 +262,7 @@ def test_a_declared_stream_for_several(streams: Project) -> None:
     assert [record["event"] for record in records] == [{"n": 1}, {"n": 1}]
 
 
+@pytest.mark.timing
 @on_tables
 def test_once_when_two_steps_are_torn_apart(streams: Project, system: Any) -> None:
     """Stored among the dead letters, then a crash before the acknowledgement: the second try stores nothing twice."""
@@ -299,6 +301,7 @@ def test_once_when_two_steps_are_torn_apart(streams: Project, system: Any) -> No
     assert dead() == []
 
 
+@pytest.mark.timing
 def test_once_with_several_processes(streams: Project) -> None:
     declare(max_deliveries=2, fields={"n": "int64"})
     publish(60)

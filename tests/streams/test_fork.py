@@ -141,6 +141,7 @@ def test_the_other_goes_on_when_one_closes(streams: Project, closes: str) -> Non
     assert numbers() == [0, *range(10, 15), 1, *range(15, 20)]
 
 
+@pytest.mark.timing
 def test_parent_ends_first(streams: Project) -> None:
     """As a daemon starts: the process that opened the stream ends, the child publishes for long after."""
     declare(fields={"n": "int64"})
@@ -168,6 +169,7 @@ os.write(child.forth, b"!")
     assert numbers() == list(range(7))
 
 
+@pytest.mark.timing
 def test_fork_beside_busy_threads(streams: Project) -> None:
     """Threads that publish, consume and wait while their process forks: no child hangs, no event is lost."""
     declare(fields={"n": "int64"})
@@ -210,6 +212,7 @@ def test_fork_beside_busy_threads(streams: Project) -> None:
     assert sorted(consumed) == sorted(published)
 
 
+@pytest.mark.timing
 def test_waiting_reader_of_the_parent_still_wakes(streams: Project) -> None:
     """A subscriber that waits while its process forks sees what the child publishes, and what others publish later."""
     declare(fields={"n": "int64"})

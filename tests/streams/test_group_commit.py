@@ -22,6 +22,7 @@ def commits(stream: str) -> int:
     return len({event["_weft_published_at"] for event in drain(stream, "commits")})
 
 
+@pytest.mark.timing
 async def test_many_tasks(streams: Project) -> None:
     declare(fields={"n": "int64"})
     await weft.publish("orders", {"n": -1})
@@ -34,6 +35,7 @@ async def test_many_tasks(streams: Project) -> None:
     assert commits("orders") <= MANY // 4
 
 
+@pytest.mark.timing
 def test_many_threads(streams: Project) -> None:
     declare(fields={"n": "int64"})
     weft.publish_sync("orders", {"n": -1})
@@ -114,6 +116,7 @@ async def test_one_that_the_database_refuses(streams: Project, system) -> None:
     await weft.publish("orders", {"n": 99})
 
 
+@pytest.mark.timing
 async def test_cancelled(streams: Project) -> None:
     """A caller that no longer waits is in nobody's way."""
     declare(fields={"n": "int64"})
@@ -129,6 +132,7 @@ async def test_cancelled(streams: Project) -> None:
     )
 
 
+@pytest.mark.timing
 def test_a_closed_loop(streams: Project) -> None:
     """An event loop that ends before its publish does not stop the publishes of others."""
     declare(fields={"n": "int64"})
@@ -144,6 +148,7 @@ def test_a_closed_loop(streams: Project) -> None:
     assert [event["n"] for event in drain("orders")].count(2) == 5
 
 
+@pytest.mark.timing
 def test_threads_and_tasks_together(streams: Project) -> None:
     declare(fields={"n": "int64"})
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
+
 import weft
 from weft.project import Project
 from workers import declare, rowids, start
@@ -45,6 +47,7 @@ def test_position_lag_and_pending(streams: Project) -> None:
     assert (group()["position"], group()["lag"]) == (last, 2)
 
 
+@pytest.mark.timing
 def test_members(streams: Project) -> None:
     declare()
     publish(10)

@@ -7,6 +7,8 @@ import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 import weft
 from weft.project import Project
 from workers import declare, drain, rowids, start, started
@@ -25,6 +27,7 @@ def test_two_names_never_hold_the_same_event(streams: Project) -> None:
     assert rowids(a) + rowids(b) + rowids(c) == rowids(drain("orders", "all"))
 
 
+@pytest.mark.timing
 def test_threads(streams: Project) -> None:
     """Each thread is a member of its own without a name."""
     declare()
@@ -44,6 +47,7 @@ def test_threads(streams: Project) -> None:
     assert sorted(found) == list(range(200))
 
 
+@pytest.mark.timing
 def test_threads_that_do_not_ack(streams: Project) -> None:
     declare()
     publish(50)
@@ -62,6 +66,7 @@ def test_threads_that_do_not_ack(streams: Project) -> None:
     assert sorted(found) == list(range(50))
 
 
+@pytest.mark.timing
 async def test_tasks(streams: Project) -> None:
     """Each task too, also when all of them run in one thread."""
     declare()
@@ -78,6 +83,7 @@ async def test_tasks(streams: Project) -> None:
     assert sorted(found) == list(range(200))
 
 
+@pytest.mark.timing
 async def test_tasks_hold_different_events(streams: Project) -> None:
     declare()
     await asyncio.to_thread(publish, 20)
@@ -92,6 +98,7 @@ async def test_tasks_hold_different_events(streams: Project) -> None:
     assert sorted(found) == list(range(20))
 
 
+@pytest.mark.timing
 def test_processes(streams: Project) -> None:
     declare()
     publish(300)
@@ -113,6 +120,7 @@ def test_processes(streams: Project) -> None:
     assert sorted(found) == list(range(300))
 
 
+@pytest.mark.timing
 def test_a_restart_under_the_same_name_gets_its_events_back_at_once(streams: Project) -> None:
     declare()
     publish(5)

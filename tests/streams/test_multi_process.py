@@ -6,9 +6,13 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import weft
 from weft.project import Project
 from workers import declare, drain, started
+
+pytestmark = pytest.mark.timing
 
 PUBLISHER = """
     declare(fields={"publisher": "int64", "n": "int64"})

@@ -62,6 +62,7 @@ def test_one_event_and_rowids_alone(orders: Any) -> None:
     assert numbers(take("b")) == [4, 5]
 
 
+@pytest.mark.timing
 def test_delay(orders: Any) -> None:
     events = take()
     weft.nack_sync("orders", "worker", events[:2], delay=3600)
@@ -82,6 +83,7 @@ def test_delay(orders: Any) -> None:
     assert sorted(member["member"] for member in group["members"]) == ["b", "c"]
 
 
+@pytest.mark.timing
 def test_a_waiting_consumer_gets_what_comes_back(orders: Any) -> None:
     events = take()
     weft.nack_sync("orders", "worker", events[:1], delay=0.2)
@@ -132,6 +134,7 @@ def refused(events: Any, **options: Any) -> str:
     return str(caught.value)
 
 
+@pytest.mark.timing
 def test_refused(orders: Any) -> None:
     events = take(lease=0.05)
     wait_until_expired("orders")

@@ -412,6 +412,7 @@ def test_what_is_not_acknowledged_is_lost(streams: Project) -> None:
     assert consume() == []
 
 
+@pytest.mark.timing
 def test_the_holder_dies(streams: Project) -> None:
     declare(fields=NUMBER)
     publish(*range(5))
@@ -461,6 +462,7 @@ def test_nack_of_what_was_removed_meanwhile(streams: Project) -> None:
     assert numbers(consume()) == [3]
 
 
+@pytest.mark.timing
 def test_given_back_then_removed(streams: Project) -> None:
     """It is told when the delay ends: until then nobody asked for these."""
     declare(fields=NUMBER)
@@ -476,6 +478,7 @@ def test_given_back_then_removed(streams: Project) -> None:
 # ---------------------------------------------------------------------------------------------------------- at one time
 
 
+@pytest.mark.timing
 def test_two_trims_at_once(streams: Project) -> None:
     """Each event is removed by one of them, and lost once."""
     declare(fields=NUMBER)
@@ -489,6 +492,7 @@ def test_two_trims_at_once(streams: Project) -> None:
     assert numbers(consume(batch_size=5000)) == left
 
 
+@pytest.mark.timing
 def test_seen_and_lost_are_all_there_was(streams: Project) -> None:
     """A consumer that races with retention: what it got and what it was told it lost are every event, none twice."""
     declare(fields=NUMBER)

@@ -337,6 +337,7 @@ def test_quarantined_hostile_events(streams: Project) -> None:
     assert [event["field"] for event in held] == [next(iter(event)) for event in events]
 
 
+@pytest.mark.timing
 def test_two_processes_evolve_at_once(streams: Project) -> None:
     """Each adds columns of its own and columns that both add, with types that agree or do not."""
     declare()

@@ -205,6 +205,7 @@ def test_the_password_is_wrong(streams: Project, system: Any, user: str, monkeyp
     every_call_fails_without_a_secret()
 
 
+@pytest.mark.timing
 @SERVERS
 def test_the_password_changes_while_a_reader_waits(
     streams: Project, system: Any, user: str, shared_server: Callable[[str], Server], monkeypatch: pytest.MonkeyPatch

@@ -151,6 +151,7 @@ async def test_another_loop_and_thread(streams: Project) -> None:
         assert [(await soon(task))["n"], *await some(live, 1)] == [1, 2]
 
 
+@pytest.mark.timing
 async def test_every_event_while_publishing(streams: Project) -> None:
     """Complete and in order, whatever the reader's timing."""
     declare(fields=NUMBER)
@@ -182,6 +183,7 @@ async def test_full_batches(streams: Project) -> None:
         assert [event["n"] for event in await soon(task)] == [6, 7, 8]
 
 
+@pytest.mark.timing
 async def test_batches_across_pages(streams: Project) -> None:
     declare(fields=NUMBER)
     await publish(*range(2500))
@@ -191,6 +193,7 @@ async def test_batches_across_pages(streams: Project) -> None:
     assert [n for batch in batches for n in batch] == list(range(2500))
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("timeout", [0, 0.1])
 async def test_a_short_batch_after_the_timeout(streams: Project, timeout: float) -> None:
     declare(fields=NUMBER)
@@ -201,6 +204,7 @@ async def test_a_short_batch_after_the_timeout(streams: Project, timeout: float)
     assert [event["n"] for event in await soon(anext(live))] == [3]
 
 
+@pytest.mark.timing
 async def test_no_empty_batch_after_the_timeout(streams: Project) -> None:
     declare(fields=NUMBER)
     live = weft.subscribe("orders", batch_size=10, timeout=0.01)
@@ -223,6 +227,7 @@ async def test_a_batch_of_one_is_an_event(streams: Project) -> None:
 # --------------------------------------------------------------------------------------------------------------- filter
 
 
+@pytest.mark.timing
 async def test_filter(streams: Project) -> None:
     declare(fields=NUMBER)
     live = weft.subscribe("orders", filter_fn=lambda event: event["n"] % 2)
@@ -333,6 +338,7 @@ async def test_loss_of_everything(streams: Project) -> None:
     assert await some(live, 1) == [10]
 
 
+@pytest.mark.timing
 async def test_loss_is_told_to_a_reader_that_was_cancelled_meanwhile(streams: Project) -> None:
     """A task that is cancelled while it reads must not take the news with it."""
     declare(fields=NUMBER)
@@ -352,6 +358,7 @@ async def test_loss_is_told_to_a_reader_that_was_cancelled_meanwhile(streams: Pr
             assert isinstance(result, EventsLostError)
 
 
+@pytest.mark.timing
 async def test_a_partial_batch_survives_a_loss(streams: Project) -> None:
     declare(fields=NUMBER)
     live = weft.subscribe("orders", batch_size=3)

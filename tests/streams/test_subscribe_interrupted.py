@@ -37,6 +37,7 @@ async def test_position_before_the_first_event(streams: Project) -> None:
     assert await some(weft.subscribe("orders", since=live.position), 1) == [2]
 
 
+@pytest.mark.timing
 async def test_position_leaves_out_what_was_not_yielded(streams: Project) -> None:
     """Events that wait for their batch to fill are not done: who goes on from `position` must see them."""
     declare(fields=NUMBER)
@@ -63,6 +64,7 @@ async def test_position_passes_what_was_filtered_out(streams: Project) -> None:
 # ------------------------------------------------------------------------------------------------ cancelled and closed
 
 
+@pytest.mark.timing
 async def test_cancelled_while_waiting(streams: Project) -> None:
     declare(fields=NUMBER)
     live = weft.subscribe("orders")
@@ -73,6 +75,7 @@ async def test_cancelled_while_waiting(streams: Project) -> None:
         assert await some(live, 1) == [n]
 
 
+@pytest.mark.timing
 async def test_cancelled_with_half_a_batch(streams: Project) -> None:
     declare(fields=NUMBER)
     live = weft.subscribe("orders", batch_size=4)
@@ -83,6 +86,7 @@ async def test_cancelled_with_half_a_batch(streams: Project) -> None:
     assert [event["n"] for event in await soon(anext(live))] == [0, 1, 2, 3]
 
 
+@pytest.mark.timing
 async def test_cancelled_at_any_moment(streams: Project) -> None:
     """Nothing is skipped and nothing comes twice, wherever in a read the task was."""
     declare(fields=NUMBER)
@@ -112,6 +116,7 @@ async def test_closing(streams: Project) -> None:
     await live.aclose()
 
 
+@pytest.mark.timing
 async def test_closing_ends_a_reader_that_waits(streams: Project) -> None:
     declare(fields=NUMBER)
     live = weft.subscribe("orders")
@@ -126,6 +131,7 @@ async def test_closing_ends_a_reader_that_waits(streams: Project) -> None:
     assert await soon(task) in ([], [1])
 
 
+@pytest.mark.timing
 async def test_the_project_is_closed_while_a_reader_waits(streams: Project) -> None:
     """Nobody would wake it any more, so it is told, with where to go on."""
     declare(fields=NUMBER)
@@ -143,6 +149,7 @@ async def test_the_project_is_closed_while_a_reader_waits(streams: Project) -> N
     assert await some(again, 1) == [1]
 
 
+@pytest.mark.timing
 def test_the_loop_is_closed_while_a_reader_waits(streams: Project) -> None:
     """Neither publishers nor other readers suffer, and the subscription itself goes on in another loop."""
     declare(fields=NUMBER)
@@ -164,6 +171,7 @@ def test_the_loop_is_closed_while_a_reader_waits(streams: Project) -> None:
     assert asyncio.run(some(live, 2)) == [1, 2]
 
 
+@pytest.mark.timing
 def test_many_loops_one_after_the_other(streams: Project) -> None:
     declare(fields=NUMBER)
     live = weft.subscribe("orders")
@@ -212,6 +220,7 @@ def cut_connections(system: Any) -> None:
                     cursor.execute(f"KILL {number}")
 
 
+@pytest.mark.timing
 async def test_a_watch_that_fails_and_recovers(
     streams: Project, system: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 import weft
 from weft.project import Project
 from workers import PATIENCE, declare
+
+pytestmark = pytest.mark.timing
 
 
 async def publish(*numbers: int) -> None:

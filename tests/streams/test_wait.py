@@ -79,6 +79,7 @@ def test_a_publish_of_another_process(streams: Project, waiting: Waiting) -> Non
     run.answer()
 
 
+@pytest.mark.timing
 @BOTH
 def test_nothing_comes(streams: Project, waiting: Waiting) -> None:
     declare(fields=NUMBER)
@@ -96,6 +97,7 @@ def test_no_wait_for_a_full_batch(streams: Project, waiting: Waiting) -> None:
     assert numbers(waiting(batch_size=100).result(LONG)) == [1, 2]
 
 
+@pytest.mark.timing
 @BOTH
 def test_a_lease_that_runs_out(streams: Project, waiting: Waiting) -> None:
     declare(fields=NUMBER)
@@ -108,6 +110,7 @@ def test_a_lease_that_runs_out(streams: Project, waiting: Waiting) -> None:
     assert weft.ack_sync("orders", "c", taken) == 2
 
 
+@pytest.mark.timing
 @BOTH
 def test_a_delay_that_ends(streams: Project, waiting: Waiting) -> None:
     declare(fields=NUMBER)
@@ -137,6 +140,7 @@ def test_a_reset(streams: Project, waiting: Waiting) -> None:
     assert numbers(call.result(LONG)) == [1]
 
 
+@pytest.mark.timing
 def test_members_that_wait_share(streams: Project, waiting: Waiting) -> None:
     """One event goes to one of them; the others wait on."""
     declare(fields=NUMBER)
@@ -168,6 +172,7 @@ def test_loss_ends_the_wait(streams: Project, waiting: Waiting) -> None:
     assert numbers(call.result(LONG)) == [3]
 
 
+@pytest.mark.timing
 async def test_cancelled_while_waiting(streams: Project) -> None:
     """It does not hold the next event for good: at worst it was about to take it, and its lease ends."""
     declare(fields=NUMBER)

@@ -143,6 +143,7 @@ def test_quarantine_and_dead_letters_can_be_looked_at() -> None:
         assert inner.events("numbers__dead_letter")[0]["reason"] == "cannot add"
 
 
+@pytest.mark.timing
 @pytest.mark.filterwarnings("error")
 def test_closing_waits_for_work_in_the_background() -> None:
     @weft.stream(retention={"max_rows": 1})

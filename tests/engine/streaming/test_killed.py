@@ -15,6 +15,8 @@ import pytest
 import weft
 from engine.streaming.conftest import declare, rows, run_killed
 
+pytestmark = pytest.mark.timing
+
 # Which tests/faults/test_streaming_killed.py has in brief.
 
 # Of each round: three batches.

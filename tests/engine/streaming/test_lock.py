@@ -96,6 +96,7 @@ def machine(project: Path, s3: S3, pytestconfig: pytest.Config, monkeypatch: pyt
         each.process.communicate()
 
 
+@pytest.mark.timing
 def test_two_machines_and_one_checkpoint(machine: Callable[..., Machine], project: Path) -> None:
     shared = weft.SQLiteConnection(str(project / "shared.db"), name="shared")
     events = weft.stream(name="events", fields={"n": "int64"}, connection=shared)(lambda: None)
@@ -111,6 +112,7 @@ def test_two_machines_and_one_checkpoint(machine: Callable[..., Machine], projec
     assert [third.says(), third.says()] == ["runs", "batch"]
 
 
+@pytest.mark.timing
 @pytest.mark.usefixtures("plain_spark")
 @pytest.mark.parametrize("when", ["idle", "batch"])
 def test_what_another_took_is_ended(when: str, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,6 +159,7 @@ class AwayFolder(LocalFolder):
         super().write(path, data)
 
 
+@pytest.mark.timing
 def test_a_store_that_is_away_for_longer_than_the_lease(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "BEAT_SECONDS", 0.05)
     folder, lost = AwayFolder(), []

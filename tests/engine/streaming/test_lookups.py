@@ -63,6 +63,7 @@ def named(refresh_interval_ms: int) -> Iterator[Any]:
         query.wait(60)
 
 
+@pytest.mark.timing
 def test_a_lookup_is_read_again() -> None:
     with named(refresh_interval_ms=1) as events:
 
@@ -73,6 +74,7 @@ def test_a_lookup_is_read_again() -> None:
         wait_until(is_renamed, "the new name")
 
 
+@pytest.mark.timing
 def test_a_lookup_is_fresh_after_a_rest() -> None:
     """The first batch after a time without any joins the table as it is, not as it was before."""
     with named(refresh_interval_ms=1000) as events:

@@ -93,6 +93,7 @@ Replay(pipeline, lambda each: wanted in ("all", each.offset), max_replays=1000).
 """
 
 
+@pytest.mark.timing
 @pytest.mark.usefixtures("plain_spark", "here")
 def test_a_mistake_after_every_target_had_it() -> None:
     """What fails by other SQL is no letter again: nothing is left to be done with it."""
@@ -120,6 +121,7 @@ POINTS = [
 ]
 
 
+@pytest.mark.timing
 @pytest.mark.brief("table")
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("place", ["table", "stream", "path"])

@@ -175,6 +175,7 @@ def test_an_error_is_ours_and_the_batch_comes_again() -> None:
     assert rows("copies") == [(1,), (2,)]
 
 
+@pytest.mark.timing
 @pytest.mark.usefixtures("here")
 def test_it_goes_on_until_it_is_stopped() -> None:
     events = declare(n="int64")

@@ -245,6 +245,7 @@ def test_a_table_that_changes_meanwhile(spark: Any, lake: DeltaLocalConnection) 
     assert ids(spark, lake) == [1]
 
 
+@pytest.mark.timing
 def test_loads_at_once(spark: Any, lake: DeltaLocalConnection) -> None:
     failed: list[BaseException] = []
 

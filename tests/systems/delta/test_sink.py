@@ -224,6 +224,7 @@ def test_columns_that_do_not_fit(spark: Any, lake: DeltaLocalConnection) -> None
     assert sink.write(spark.sql("SELECT 2 AS id, NULL AS name, 1.5F AS amount"), lake, load()).inserted == 1
 
 
+@pytest.mark.timing
 @pytest.mark.brief("append")
 @pytest.mark.parametrize("mode", ["append", "merge", "scd2"])
 def test_loads_at_once(spark: Any, lake: DeltaLocalConnection, mode: str) -> None:

@@ -70,6 +70,7 @@ def hold(file: str) -> Iterator[type[Holder]]:
         holder.process.communicate()
 
 
+@pytest.mark.timing
 def test_a_writer_waits_for_another_process(file: str, hold: type[Holder]) -> None:
     holder = hold("write")  # type: ignore[call-arg]
     timer = threading.Timer(0.5, holder.close)
@@ -81,6 +82,7 @@ def test_a_writer_waits_for_another_process(file: str, hold: type[Holder]) -> No
     timer.join()
 
 
+@pytest.mark.timing
 def test_who_waits_in_vain_is_told_for_whom(file: str, hold: type[Holder], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "WAIT_SECONDS", 0.3)
     holder = hold("write")  # type: ignore[call-arg]
@@ -126,6 +128,7 @@ def test_readers_see_what_was_committed_while_this_process_writes(file: str) -> 
         assert reader.rows("FROM t ORDER BY i") == [(1,), (2,)]
 
 
+@pytest.mark.timing
 def test_writers_of_one_process_take_turns(file: str) -> None:
     def add() -> None:
         with of(file).driver.session("publish") as session:

@@ -82,6 +82,7 @@ def test_from_now_on(follow: Follow, kafka: Any, connection: KafkaConnection) ->
     reads(found, [2])
 
 
+@pytest.mark.timing
 def test_a_broker_that_dies_and_comes_back(own_kafka: Any, follow: Follow) -> None:
     # In this order, so that the query is stopped before the broker: it would wait a minute for one that is gone.
     connection = KafkaConnection(own_kafka.bootstrap)
@@ -96,6 +97,7 @@ def test_a_broker_that_dies_and_comes_back(own_kafka: Any, follow: Follow) -> No
     assert source.latest(connection, topic) == {0: 3}
 
 
+@pytest.mark.timing
 @pytest.mark.full
 def test_a_broker_that_was_down_and_answers_late(own_kafka: Any) -> None:
     connection = KafkaConnection(own_kafka.bootstrap)

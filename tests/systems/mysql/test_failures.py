@@ -64,6 +64,7 @@ def hang_up(url: str, root: Any) -> None:
     servers.wait_until(none_left, "the connections to end")
 
 
+@pytest.mark.timing
 def test_hung_up_on_while_idle(store: MySQLStore, url: str, root: Any) -> None:
     """As a restart does: what rests in the pools is dropped, not handed to the next one who needs it."""
     for count in (1, 2, 3):
@@ -75,6 +76,7 @@ def test_hung_up_on_while_idle(store: MySQLStore, url: str, root: Any) -> None:
         hang_up(url, root)
 
 
+@pytest.mark.timing
 def test_killed_by_an_administrator(store: MySQLStore, url: str, root: Any) -> None:
     publish(store)
     state = store.changed(None, 1)
@@ -131,6 +133,7 @@ def test_error_numbers(make_store: Callable[..., MySQLStore], error: Exception, 
     assert str(error.args[1]) in str(explained)
 
 
+@pytest.mark.timing
 def test_waiting_wakes_soon(store: MySQLStore, make_store: Callable[..., MySQLStore]) -> None:
     publish(store)
     state = store.changed(None, 1)

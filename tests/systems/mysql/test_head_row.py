@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from servers import wait_until
 from weft.systems.log import ROWID, Batch
 from weft.systems.mysql.store import MySQLStore
@@ -32,6 +34,7 @@ class GivenUpError(Exception):
     """Ends a transaction that is not to be."""
 
 
+@pytest.mark.timing
 def test_what_is_in_flight_holds_up_publishers_not_readers(store: MySQLStore, lock_waits: Callable[[], int]) -> None:
     log = store.open("events", "t", FIELDS)
     store.append([batch(log, 1)])
@@ -74,6 +77,7 @@ def test_offsets_are_not_used_again_after_a_trim(store: MySQLStore, make_store: 
     assert read(again, 0, again.head()) == [(3, 3)]
 
 
+@pytest.mark.timing
 def test_eight_writers(make_store: Callable[..., MySQLStore], count: Callable[[int], int]) -> None:
     committed: list[list[int]] = [[] for _ in range(WRITERS)]
     transactions = count(400)

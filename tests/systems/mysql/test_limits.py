@@ -83,6 +83,7 @@ def test_names_with_quotes(store: MySQLStore) -> None:
     assert store.names() == [("events", "odd`name")]
 
 
+@pytest.mark.timing
 def test_created_by_eight_at_once(make_store: Callable[..., MySQLStore]) -> None:
     for round_ in range(5):
         barrier = threading.Barrier(8)
@@ -102,6 +103,7 @@ def test_created_by_eight_at_once(make_store: Callable[..., MySQLStore]) -> None
         assert log.count() == 8
 
 
+@pytest.mark.timing
 def test_columns_added_while_others_publish(make_store: Callable[..., MySQLStore]) -> None:
     stop = threading.Event()
     make_store().open("events", "t", FIELDS)

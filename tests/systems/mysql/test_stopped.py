@@ -14,6 +14,8 @@ import servers
 from servers import wait_until
 from weft.systems.mysql.store import MySQLStore
 
+pytestmark = pytest.mark.timing
+
 # It takes an hour, and does not look whether anybody waits for it.
 LONG = "SELECT BENCHMARK(100000000000, SHA1('x'))"
 

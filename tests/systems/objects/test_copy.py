@@ -273,6 +273,7 @@ def test_a_failed_load_leaves_nothing(spark: Any) -> None:
     assert everything() == []
 
 
+@pytest.mark.timing
 def test_loads_at_once(spark: Any) -> None:
     lake = connection()
     failed: list[BaseException] = []

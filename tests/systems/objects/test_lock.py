@@ -30,6 +30,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Folder, str]:
     return folder, f"{connection.root}/orders"
 
 
+@pytest.mark.timing
 def test_one_at_a_time(place: tuple[Folder, str]) -> None:
     inside, most, turns = 0, 0, 0
 
@@ -70,6 +71,7 @@ def test_of_a_dead_process_here(bucket: tuple[Folder, str, str]) -> None:
     assert set(folder.files_in(home)) == {f"{2:020}.claim", f"{2:020}.released"}
 
 
+@pytest.mark.timing
 def test_of_a_silent_process_elsewhere(bucket: tuple[Folder, str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     folder, path, home = bucket
     monkeypatch.setattr(lock, "LEASE_SECONDS", 0.5)
@@ -78,6 +80,7 @@ def test_of_a_silent_process_elsewhere(bucket: tuple[Folder, str, str], monkeypa
         pass
 
 
+@pytest.mark.timing
 def test_a_holder_that_works_long_keeps_it(bucket: tuple[Folder, str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     folder, path, _ = bucket
     monkeypatch.setattr(lock, "LEASE_SECONDS", 2.0)

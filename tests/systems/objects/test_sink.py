@@ -316,6 +316,7 @@ def test_a_failed_load_leaves_nothing(spark: Any) -> None:
     assert everything() == []
 
 
+@pytest.mark.timing
 def test_loads_at_once(spark: Any) -> None:
     lake = connection()
     sink.write(frame(spark, 0), lake, load())

@@ -25,6 +25,7 @@ def publish(store: PostgresStore, *numbers: int, name: str = "t") -> tuple[int |
     return stored.first, stored.last
 
 
+@pytest.mark.timing
 def test_eight_at_once(make_store: Callable[..., PostgresStore]) -> None:
     barrier = threading.Barrier(8)
 
@@ -43,6 +44,7 @@ def test_eight_at_once(make_store: Callable[..., PostgresStore]) -> None:
     assert store.open("events", "t", FIELDS).count() == 8
 
 
+@pytest.mark.timing
 def test_eight_add_the_same_column(make_store: Callable[..., PostgresStore]) -> None:
     publish(make_store(), 1)
     barrier = threading.Barrier(8)
@@ -58,6 +60,7 @@ def test_eight_add_the_same_column(make_store: Callable[..., PostgresStore]) -> 
     assert list(make_store().open("events", "t", FIELDS).fields()) == ["n", "more"]
 
 
+@pytest.mark.timing
 def test_column_is_added_without_holding_publishers_up(
     store: PostgresStore, make_store: Callable[..., PostgresStore], connect: Connect
 ) -> None:

@@ -43,6 +43,7 @@ def hang_up(connect: Connect) -> None:
     )
 
 
+@pytest.mark.timing
 def test_hung_up_on_while_idle(store: PostgresStore, connect: Connect) -> None:
     """As a restart does: what rests in the pools is dropped, not handed to the next one who needs it."""
     for count in (1, 2, 3):
@@ -67,6 +68,7 @@ def test_a_message_that_waits_is_no_reason_to_hang_up(store: PostgresStore, conn
         assert session.driver is driver
 
 
+@pytest.mark.timing
 def test_ended_by_an_administrator(store: PostgresStore, connect: Connect) -> None:
     publish(store)
     with pytest.raises(ConnectionFailedError) as caught, store.session("publish") as session:
@@ -78,6 +80,7 @@ def test_ended_by_an_administrator(store: PostgresStore, connect: Connect) -> No
     assert store.open("events", "t", FIELDS).count() == 2
 
 
+@pytest.mark.timing
 def test_lock_that_is_not_given_up(
     make_store: Callable[..., PostgresStore], connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,6 +138,7 @@ def own_server(need_server: Callable[[str], None]) -> Iterator[servers.Server]:
     server.kill()
 
 
+@pytest.mark.timing
 def test_store_survives_a_server_that_crashes(own_server: servers.Server, clock: Any) -> None:
     url = own_server.create_database("crash")
     store, reader = PostgresStore(weft.connect(url=url)), PostgresStore(weft.connect(url=url))

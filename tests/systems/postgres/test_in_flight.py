@@ -82,6 +82,7 @@ def test_rollback_gives_way(store: PostgresStore, log: SqlLog) -> None:
     assert read(log, 0, 2) == [2]
 
 
+@pytest.mark.timing
 def test_dead_publisher_gives_way(store: PostgresStore, log: SqlLog, connect: Connect) -> None:
     with pytest.raises(ConnectionFailedError), store.session("publish") as session:
         store.append_in(session, [batch(log, 1)])
@@ -147,6 +148,7 @@ def test_lease_stays_below_what_is_in_flight(store: PostgresStore, log: SqlLog) 
     assert (span.first, span.last, span.events) == (1, 2, 2)
 
 
+@pytest.mark.timing
 def test_many_publishers_that_are_late_or_give_up(
     store: PostgresStore, log: SqlLog, make_store: Callable[..., PostgresStore], count: Callable[[int], int]
 ) -> None:

@@ -32,6 +32,7 @@ class GivenUpError(Exception):
     """Ends a transaction that is not to be."""
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("gives_up", [False, True])
 def test_second_waits_for_the_first(
     store: PostgresStore, log: SqlLog, lock_waits: Callable[[], int], gives_up: bool
@@ -55,6 +56,7 @@ def test_second_waits_for_the_first(
     assert log.count() == 2
 
 
+@pytest.mark.timing
 def test_same_keys_from_many_at_once(make_store: Callable[..., PostgresStore], count: Callable[[int], int]) -> None:
     """In any order, with retention beside them: each key is stored once, and nobody ends in a deadlock."""
     barrier = threading.Barrier(8)
@@ -76,6 +78,7 @@ def test_same_keys_from_many_at_once(make_store: Callable[..., PostgresStore], c
         assert sum(pool.map(publish, range(8))) == rounds * 50
 
 
+@pytest.mark.timing
 def test_horizon(store: PostgresStore, log: SqlLog) -> None:
     assert store.append([keyed(log, b"a", b"a")])[0][0].stored == 1
     assert store.append([keyed(log, b"a")])[0][0].stored == 0

@@ -27,6 +27,7 @@ def announced(listening: psycopg.Connection[Any], before: str) -> int:
     raise TimeoutError(f"{before} was not announced")
 
 
+@pytest.mark.timing
 def test_append_wakes_another_process(make_store: Callable[..., PostgresStore], clock: Any) -> None:
     publisher, reader = make_store(), make_store()
     seen = reader.changed(None, 1)
@@ -100,6 +101,7 @@ def test_nobody_listens_once_nobody_waits(store: PostgresStore, connect: Connect
     assert listening() == 1
 
 
+@pytest.mark.timing
 def test_close_announces_what_is_left_and_waits_for_nothing_else(
     store: PostgresStore, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:

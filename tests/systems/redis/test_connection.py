@@ -194,6 +194,7 @@ def test_sentinels_name_the_server(own_server: servers.Server) -> None:
         sentinel.kill()
 
 
+@pytest.mark.timing
 def test_a_server_that_says_nothing() -> None:
     """It accepts connections, as one does that hangs."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -203,6 +204,7 @@ def test_a_server_that_says_nothing() -> None:
                 RedisConnection(**where, connect_timeout=0.1).check()
 
 
+@pytest.mark.timing
 def test_acknowledged_events_survive_a_kill(own_server: servers.Server, project: Path) -> None:
     connection = weft.connect(url=own_server.url())
 

@@ -17,6 +17,8 @@ import weft
 from weft import ConnectionFailedError, RedisConnection
 from workers import declare
 
+pytestmark = pytest.mark.timing
+
 
 class Sentinel(redis_server.RedisServer):
     """Says where the server is. The tests tell it."""

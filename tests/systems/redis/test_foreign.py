@@ -190,6 +190,7 @@ def test_a_group_that_vanished_begins_anew(streams: Project, client: Any) -> Non
     assert [event["n"] for event in weft.consume_sync("orders", "worker", member="b")] == [1]
 
 
+@pytest.mark.timing
 def test_what_a_plain_client_acknowledged_leaves_nothing_behind(streams: Project, client: Any) -> None:
     declare(fields={"n": "int64"})
     weft.publish_sync("orders", [{"n": n} for n in range(4)])

@@ -123,6 +123,7 @@ def test_a_source_that_fails_in_the_middle_changes_nothing(tables: SqlTables) ->
         assert not ledger.is_committed(tables, planned)
 
 
+@pytest.mark.timing
 def test_two_loads_into_one_table_at_once(tables: SqlTables) -> None:
     load(tables, [{"id": 0, "name": "start"}], mode="merge", keys=["id"])
     errors: list[BaseException] = []

@@ -6,9 +6,12 @@ import threading
 import time
 
 import pyarrow as pa
+import pytest
 
 from systems.tables import values
 from weft.systems.sql.tables import SqlTables
+
+pytestmark = pytest.mark.timing
 
 
 def test_the_second_waits_for_the_first(tables: SqlTables) -> None:
