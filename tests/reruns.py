@@ -9,12 +9,16 @@ them again, alone. `--repeat N` runs each test N times (make flaky).
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 
 import pytest
 
 # More than this many at once are not a matter of a moment: the machine or the code is broken.
 MOST = 10
+
+# xdist puts the group of a test behind its name.
+_GROUP = re.compile(r"@(spark|tests/[^@]*\.py)$")
 
 _failed: dict[str, bool] = {}
 """By test, whether it is marked."""
@@ -42,8 +46,7 @@ def _again(item: pytest.Item, number: int) -> pytest.Item:
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.failed:
-        # xdist puts the group behind the name.
-        _failed[report.nodeid.rpartition("@")[0] or report.nodeid] = "timing" in report.keywords
+        _failed[_GROUP.sub("", report.nodeid)] = "timing" in report.keywords
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
