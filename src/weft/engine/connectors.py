@@ -12,8 +12,8 @@ from typing import Any
 
 from weft.engine.jars import jars_for
 from weft.errors import SettingsError
-from weft.systems.base import Connection
-from weft.systems.objects.spark import java_class
+from weft.spark_support.sessions import java_class
+from weft.systems.base import Connection, system_for
 
 _lock = Lock()
 # capability: a class that is there when its jars are
@@ -22,7 +22,6 @@ _PROOF = {
     "kafka": "org.apache.spark.sql.kafka010.KafkaSourceProvider",
     "s3": "org.apache.hadoop.fs.s3a.S3AFileSystem",
 }
-_NEEDS = {"delta_local": ("delta",), "delta_s3": ("delta", "s3"), "object_store_s3": ("s3",), "kafka": ("kafka",)}
 _CATALOG = "spark.sql.catalog.spark_catalog"
 _DELTA_CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 _DELTA_SETTINGS = {
@@ -33,14 +32,9 @@ _DELTA_SETTINGS = {
 _NOTE = "weft.delta.extensions"
 
 
-def needs(connection: Connection) -> tuple[str, ...]:
-    """The jars that a connection needs, by the names of their locks."""
-    return _NEEDS.get(connection.kind, ())
-
-
 def ready(spark: Any, *connections: Connection) -> Any:
     """A session like this one that can use these connections: the same one, unless Delta must be put into it."""
-    wanted = {name for connection in connections for name in needs(connection)}
+    wanted = {name for connection in connections for name in system_for(connection.kind).jars}
     for name in sorted(wanted):
         add(spark, name)
     return with_delta(spark) if "delta" in wanted else spark

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from weft.engine import given as kinds
-from weft.engine import outcome, session, tasks
+from weft.engine import session, tasks
 from weft.engine.given import Given
 from weft.engine.readers import Reader, SqlReader
+from weft.spark_support import outcome
 from weft.systems.objects.parquet import Rows
 
 if TYPE_CHECKING:

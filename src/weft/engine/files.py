@@ -10,10 +10,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from weft.engine import connectors, outcome, session
+from weft.engine import connectors, session
 from weft.engine.progress import progress
 from weft.errors import DeclarationError, NotFoundError, WeftError
 from weft.project import current
+from weft.spark_support import outcome
 from weft.systems.base import Connection
 from weft.systems.load import Counts, Load
 from weft.systems.objects.local import FolderConnection
@@ -62,8 +63,8 @@ def read(spark: Any, path: str, source: str | Connection | None) -> Any:
 
 
 def _read_path(spark: Any, path: str) -> Any:
+    from weft.spark_support.sessions import own_session
     from weft.systems.objects import source as objects
-    from weft.systems.objects.spark import own_session
 
     if _BUCKET.match(path):
         # With the keys of the environment: a path has none.

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from weft.engine import files, outcome, session
+from weft.engine import files, session
 from weft.engine import given as kinds
 from weft.engine.given import Given
 from weft.engine.readers import Reader, SqlReader, reader_for
 from weft.errors import DeclarationError
+from weft.spark_support import outcome
 from weft.systems.base import Connection
 
 if TYPE_CHECKING:

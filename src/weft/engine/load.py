@@ -18,11 +18,11 @@ import pyarrow as pa
 
 from weft.columns import canonical_schema
 from weft.engine import given as kinds
-from weft.engine import outcome
 from weft.engine.given import Given
 from weft.engine.readers import Reader, SqlReader, open_tables, reader_for
 from weft.errors import DeclarationError
 from weft.project import current
+from weft.spark_support import outcome
 from weft.systems.base import Connection, system_for
 from weft.systems.load import Counts, Load, refuse_own
 from weft.systems.sql import commit as sql_commit

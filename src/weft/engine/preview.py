@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from weft.engine import given as kinds
-from weft.engine import outcome, run
+from weft.engine import run
 from weft.engine.given import Given
 from weft.engine.load import Job
 from weft.engine.readers import Reader, SqlReader, open_tables, reader_for
@@ -22,6 +22,7 @@ from weft.engine.spool import read_first
 from weft.errors import LoadRefusedError, WeftError
 from weft.pipelines.declare import Pipeline, Target
 from weft.project import current
+from weft.spark_support import outcome
 from weft.systems.base import system_for
 from weft.systems.load import Counts, Load
 from weft.systems.sql import commit as sql_commit

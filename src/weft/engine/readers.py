@@ -96,7 +96,7 @@ class StreamReader:
     @property
     def one_host(self) -> bool:
         """Whether only this machine can read it."""
-        return self.connection.kind == "sqlite"
+        return self.connection.one_host
 
     @property
     def schema(self) -> pa.Schema:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from weft.engine import connectors, files, fitting, outcome
+from weft.engine import connectors, files, fitting
+from weft.spark_support import outcome
 from weft.systems.base import Connection
 from weft.systems.load import IS_CURRENT, VALID_FROM, VALID_TO, Counts, Load
 from weft.systems.sql.checks import refuse_unknown_columns
@@ -15,8 +16,8 @@ class Trial:
     """A load whose columns fit its target: what it is refused for without looking at rows is refused here."""
 
     def __init__(self, frame: Any, connection: Connection, load: Load) -> None:
+        from weft.spark_support import sessions
         from weft.systems.objects import rows
-        from weft.systems.objects import spark as sessions
 
         files.refuse(connection, load)
         refuse_unknown_columns(load.checks, frame.columns, load.name)
@@ -33,11 +34,10 @@ class Trial:
     def _stored(self, connection: Connection) -> Any:
         """The target's rows, or `None` where there is no such table."""
         from weft.systems.objects import source
-        from weft.systems.objects import spark as sessions
         from weft.systems.objects.paths import table_path
 
         load = self.load
-        sessions.configure(self.spark, connection)
+        connection.configure(self.spark)
         if not connection.kind.startswith("delta"):
             root = connection.root  # type: ignore[attr-defined]
             return source.read_table(self.spark, table_path(root, load.schema, load.table))

@@ -42,6 +42,8 @@ class Connection:
     """
 
     kind: ClassVar[str]
+    one_host: ClassVar[bool] = False
+    """Whether only this machine can open it: Spark's workers on a cluster cannot."""
     _is_resolved: ClassVar[bool] = False
 
     name: str | None = None
@@ -155,6 +157,9 @@ class Connection:
         """Open the connection, run a trivial query, and say what answered: server, database, latency_ms."""
         raise NotImplementedError
 
+    def configure(self, spark: Any) -> None:
+        """Tell a Spark session how to reach this system, where its connector cannot be told by options."""
+
     def xconsumer(self, *streams: Any, **options: Any) -> Any:
         """A `weft.Consumer` of streams on this connection, or with `group` and `consumer` a `weft.GroupConsumer`."""
         from weft.consumers.consumer import xconsumer
@@ -234,6 +239,8 @@ class System:
     schemes: tuple[str, ...] = ()
     log: str | None = None
     tables: str | None = None
+    jars: tuple[str, ...] = ()
+    """The locked sets of jars that Spark needs for it: see `weft.engine.jars`."""
     extra: str | None = None
     describes: str = ""
 
@@ -349,34 +356,34 @@ _BUILT_IN = {
         System(
             kind="kafka",
             connection="weft.systems.kafka.connection:KafkaConnection",
+            jars=("kafka",),
             extra="kafka",
             describes="Kafka: topics of JSON messages or of bytes",
         ),
         System(
             kind="object_store_local",
             connection="weft.systems.objects.connection:ObjectStoreLocalConnection",
-            schemes=(),
             extra="spark",
             describes="Parquet, CSV, JSON lines or ORC files in a folder",
         ),
         System(
             kind="object_store_s3",
             connection="weft.systems.objects.connection:ObjectStoreS3Connection",
-            schemes=(),
+            jars=("s3",),
             extra="spark",
             describes="Parquet, CSV, JSON lines or ORC files in a bucket",
         ),
         System(
             kind="delta_local",
             connection="weft.systems.delta.connection:DeltaLocalConnection",
-            schemes=(),
+            jars=("delta",),
             extra="spark",
             describes="Delta tables in a folder",
         ),
         System(
             kind="delta_s3",
             connection="weft.systems.delta.connection:DeltaS3Connection",
-            schemes=(),
+            jars=("delta", "s3"),
             extra="spark",
             describes="Delta tables in a bucket",
         ),

@@ -21,8 +21,8 @@ from weft.engine.frames import transformed
 from weft.engine.streaming.batch import Batches
 from weft.engine.streaming.sources import FileOrigin
 from weft.errors import NotFoundError
+from weft.spark_support.sessions import asks_for, moved_to
 from weft.systems.objects.following import METADATA, read_files
-from weft.systems.objects.spark import asks_for, moved_to
 
 pytestmark = pytest.mark.usefixtures("spark", "here")
 

@@ -26,7 +26,7 @@ from weft.engine.streaming.replay import Replay, Replayed
 from weft.errors import BusyError, DeclarationError, WeftError
 from weft.pipelines.streaming.declare import make
 from weft.project import current
-from weft.systems.objects.folder import LocalFolder
+from weft.spark_support.folder import LocalFolder
 
 Where = Callable[[], dict[str, Any]]
 

@@ -107,7 +107,7 @@ def test_the_same_as_spark(spark: Any) -> None:
 
 
 def _local() -> Any:
-    from weft.systems.objects.folder import LocalFolder
+    from weft.spark_support.folder import LocalFolder
 
     return LocalFolder()
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from weft.engine import files, fitting, frames, outcome, session
+from weft.engine import files, fitting, frames, session
 from weft.engine import given as kinds
 from weft.engine.given import Given
 from weft.engine.load import Job
@@ -31,12 +31,13 @@ from weft.errors import ConnectionFailedError, DeclarationError, LoadRefusedErro
 from weft.pipelines.streaming.spec import StreamingPipeline, Target
 from weft.pipelines.streaming.spots import check_places
 from weft.project import current
+from weft.spark_support import outcome
+from weft.spark_support.sessions import asks_for, moved_to
 from weft.systems.base import Connection, system_for
 from weft.systems.file import FileConnection
 from weft.systems.load import KEY_LENGTH, Counts, Load
 from weft.systems.log import ROWID
 from weft.systems.objects.following import METADATA
-from weft.systems.objects.spark import asks_for, moved_to
 from weft.systems.sql import ledger
 from weft.systems.sql.tables import SqlTables
 

@@ -13,17 +13,17 @@ from typing import Any
 from urllib.parse import unquote
 from uuid import uuid4
 
-from weft.engine import connectors, outcome, session
+from weft.engine import connectors, session
 from weft.engine.streaming.columns import Columns
-from weft.engine.streaming.location import Location
 from weft.engine.streaming.lock import Lock
 from weft.engine.streaming.starts import Sources, Starts
 from weft.errors import NotFoundError, StorageError, nearest
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.project import current
 from weft.settings import interpolate
-from weft.systems.objects.folder import place_of
-from weft.systems.objects.spark import configure
+from weft.spark_support import outcome
+from weft.spark_support.folder import place_of
+from weft.spark_support.location import Location
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _BUCKET = re.compile(r"^s3n?://")
@@ -255,7 +255,7 @@ def prepared(spark: Any, pipeline: StreamingPipeline) -> Any:
     used = [current().connection(each) for each in named]
     spark = connectors.ready(spark, *used)
     for each in used:
-        configure(spark, each)
+        each.configure(spark)
     return spark
 
 

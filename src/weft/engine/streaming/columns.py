@@ -10,8 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from weft.engine.streaming.location import Location
 from weft.engine.streaming.whence import PLACE
+from weft.spark_support.location import Location
 
 
 class Columns:

@@ -14,7 +14,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from weft.engine import connectors, outcome, session
+from weft.engine import connectors, session
 from weft.engine import given as kinds
 from weft.engine.load import Job
 from weft.engine.readers import open_tables
@@ -23,6 +23,8 @@ from weft.errors import ConnectionFailedError, DeclarationError, NotFoundError, 
 from weft.pipelines.streaming.spec import Source, StreamingPipeline, Target
 from weft.project import current
 from weft.settings import interpolate
+from weft.spark_support import outcome
+from weft.spark_support.folder import LocalFolder
 from weft.streams.declare import Stream
 from weft.streams.events import in_rounds
 from weft.streams.publishing import publish_once
@@ -30,7 +32,6 @@ from weft.streams.runtime import open_stream
 from weft.systems.base import Connection
 from weft.systems.file import FileConnection
 from weft.systems.load import Declared, Load
-from weft.systems.objects.folder import LocalFolder
 from weft.systems.objects.s3 import S3Connection
 from weft.systems.sql.literals import literal
 from weft.systems.sql.tables import Slice
@@ -155,10 +156,9 @@ class _DeltaRows(_Rows):
 
     def remove(self, ids: Collection[str]) -> None:
         from weft.systems.delta.table import DeltaTable
-        from weft.systems.objects.spark import configure
 
         spark = connectors.ready(session.spark(), self._connection)
-        configure(spark, self._connection)
+        self._connection.configure(spark)
         name = DeltaTable(spark, self._connection, *self._table).name
         wanted = ", ".join(literal(each, "spark") for each in ids)
         with outcome.explained(f"remove letters from {self.name}"):

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from weft.engine import frames, outcome, session
+from weft.engine import frames, session
 from weft.engine import given as kinds
 from weft.engine.given import Given
 from weft.engine.streaming.sources import EVENT_TS
 from weft.pipelines.streaming.spec import Target
+from weft.spark_support import outcome
 from weft.systems.base import Connection
 from weft.systems.load import Counts
 from weft.systems.log import RESERVED_PREFIX

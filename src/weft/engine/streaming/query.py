@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 from weakref import WeakMethod
 
-from weft.engine import outcome, session
+from weft.engine import session
 from weft.engine.streaming.batch import Batches, Written, joined
 from weft.engine.streaming.checkpoint import Checkpoint, prepared
 from weft.engine.streaming.sources import open_source
@@ -20,6 +20,7 @@ from weft.engine.streaming.starts import Sources
 from weft.engine.streaming.watch import Watched, listen, warn_of_removed
 from weft.errors import NotFoundError
 from weft.pipelines.streaming.spec import StreamingPipeline
+from weft.spark_support import outcome
 
 _log = logging.getLogger("weft.engine")
 # A file system of Hadoop's that asks other processes for links and modes takes four fifths of a small batch.

@@ -14,15 +14,15 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 from urllib.parse import unquote
 
-from weft.engine.streaming.location import Location
 from weft.errors import DeclarationError, StorageError
 from weft.pipelines.streaming.spec import Source
 from weft.project import current
+from weft.spark_support.folder import GLOB
+from weft.spark_support.location import Location
 from weft.streams import runtime
 from weft.streams.declare import Stream
 from weft.systems.base import system_for
 from weft.systems.kafka.options import partition_offsets
-from weft.systems.objects.folder import GLOB
 from weft.systems.objects.paths import table_path
 
 MOST_COUNTED = 100_000

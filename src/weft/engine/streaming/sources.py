@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from weft.engine import connectors, files, outcome
+from weft.engine import connectors, files
 from weft.engine.given import Memory, Packed
 from weft.engine.readers import Reader, StreamReader, stream_reader
 from weft.engine.streaming import ticks
@@ -18,6 +18,7 @@ from weft.engine.streaming.whence import PLACE
 from weft.errors import DeclarationError, NotFoundError, StorageError, WeftError
 from weft.pipelines.streaming.spec import Source
 from weft.project import current
+from weft.spark_support import outcome
 from weft.streams import runtime
 from weft.streams.declare import Stream
 from weft.systems.base import Connection, system_for

@@ -14,11 +14,11 @@ import dataclasses
 import json
 from collections.abc import Sequence
 
-from weft.engine.streaming.location import Location
 from weft.engine.streaming.scale import Messages, scale_of
 from weft.errors import DeclarationError
 from weft.pipelines.streaming.spec import Source, StreamingPipeline
 from weft.project import current
+from weft.spark_support.location import Location
 
 
 class Sources:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from weft.engine import files, outcome, session
+from weft.engine import files, session
 from weft.engine import given as kinds
 from weft.engine.frames import from_memory
 from weft.engine.readers import open_tables
@@ -21,6 +21,7 @@ from weft.engine.validate import Finding, look, open_connection
 from weft.errors import DeclarationError, NotFoundError, WeftError, nearest
 from weft.pipelines.streaming.spec import DeadLetters, Lookup, Source, StreamingPipeline, Target
 from weft.project import current
+from weft.spark_support import outcome
 from weft.streams import runtime
 from weft.systems.base import system_for
 from weft.systems.log import META_TYPES

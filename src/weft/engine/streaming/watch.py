@@ -11,12 +11,12 @@ from contextlib import suppress
 from typing import Any, cast
 
 from weft.engine.streaming.checkpoint import Checkpoint
-from weft.engine.streaming.location import Location
 from weft.engine.streaming.scale import Scale, counted, entries, removed, scale_of
 from weft.engine.streaming.sources import FileOrigin, KafkaOrigin, LogOrigin, Origin, Taken
 from weft.engine.streaming.ticks import MAX_ROWS
 from weft.errors import WeftError
 from weft.pipelines.streaming.spec import Source
+from weft.spark_support.location import Location
 from weft.streams import runtime
 
 _log = logging.getLogger("weft.engine")

@@ -19,13 +19,13 @@ from uuid import uuid4
 import msgspec
 
 from weft.errors import BusyError
+from weft.spark_support import sessions
+from weft.spark_support.folder import folder_for
 from weft.systems.base import Connection
 from weft.systems.delta.table import DeltaTable, properties, retried, writer
+from weft.systems.lease import table_lock
 from weft.systems.load import Counts, Load
 from weft.systems.objects import parquet
-from weft.systems.objects import spark as sessions
-from weft.systems.objects.folder import folder_for
-from weft.systems.objects.lock import table_lock
 from weft.systems.objects.parquet import Range, Rows, Written
 from weft.systems.objects.rows import refuse_empty
 
@@ -57,7 +57,7 @@ def copy(rows: Rows, connection: Connection, load: Load, *, spark: SparkSession)
 
 class _Copy:
     def __init__(self, rows: Rows, connection: Connection, load: Load, spark: Any, codec: str) -> None:
-        sessions.configure(spark, connection)
+        connection.configure(spark)
         self.rows, self.connection, self.load, self.codec = rows, connection, load, codec
         self.spark: Any = sessions.own_session(spark, {})
         self.table = DeltaTable(self.spark, connection, load.schema, load.table)

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from weft.errors import DeclarationError, nearest
+from weft.spark_support.sessions import quoted
 from weft.systems.kafka import client, options
 from weft.systems.kafka.connection import KafkaConnection
-from weft.systems.objects.spark import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

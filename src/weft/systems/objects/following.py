@@ -14,8 +14,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from weft.errors import NotFoundError
-from weft.systems.objects import spark as sessions
-from weft.systems.objects.folder import COMPRESSED, GLOB, place_of
+from weft.spark_support import sessions
+from weft.spark_support.folder import COMPRESSED, GLOB, place_of
 from weft.systems.objects.formats import is_tab_separated
 from weft.systems.objects.options import FileOptions
 from weft.systems.objects.reading import Partitions, read_alike
@@ -52,7 +52,7 @@ def follow(
 
     Only which files there are: what is in them is read later, by `read_files`, under whatever schema they have then.
     """
-    sessions.configure(spark, connection)
+    connection.configure(spark)
     reader = (
         spark.readStream.format("binaryFile")
         .schema("path STRING, modificationTime TIMESTAMP, length BIGINT, content BINARY")
@@ -117,7 +117,7 @@ def read_files(
     """
     from pyspark.sql import functions as F
 
-    sessions.configure(spark, connection)
+    connection.configure(spark)
     own: Any = sessions.own_session(spark, {})
     parts = []
     for kind, found in _alike(own, connection, _root(connection, prefix), changed).items():

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from weft.errors import DeclarationError, LoadRefusedError
+from weft.spark_support import sessions
+from weft.spark_support.folder import folder_for
 from weft.systems.load import Counts, Load
 from weft.systems.objects import parquet
-from weft.systems.objects import spark as sessions
 from weft.systems.objects.encoding import encoded, refuse_unwritable
-from weft.systems.objects.folder import folder_for
 from weft.systems.objects.formats import EXTENSIONS, SPARK_FORMAT
 from weft.systems.objects.manifest import Manifest, Staged, State
 from weft.systems.objects.parquet import Rows
@@ -79,7 +79,7 @@ class _Load:
     """What all loads into files do, however their rows come."""
 
     def __init__(self, connection: Any, load: Load, spark: Any) -> None:
-        sessions.configure(spark, connection)
+        connection.configure(spark)
         self.load, self.options = load, connection.options
         self.connection, self.spark = connection, spark
         path = table_path(connection.root, load.schema, load.table)
