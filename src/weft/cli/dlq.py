@@ -25,10 +25,10 @@ from weft.cli.consume import find_pipeline
 from weft.cli.consume_list import declared
 from weft.cli.pipelines import ago, first_line, moment
 from weft.cli.streams_common import Moment, confirm, yes_option
-from weft.engine.streaming.dead import DeadLetterBox
-from weft.engine.streaming.letter import STAGES, Stored
+from weft.engine.streaming.dead_letters import DeadLetterBox
 from weft.engine.streaming.replay import MAX_REPLAYS, Replay, Replayed, alone, chosen
 from weft.errors import DeclarationError, NotFoundError, WeftError, nearest
+from weft.systems.dead_letter_store import STAGES, StoredLetter
 
 if TYPE_CHECKING:
     from weft.pipelines.streaming.spec import StreamingPipeline
@@ -79,7 +79,7 @@ def list_(
     box = DeadLetterBox(find_pipeline(what, modules))
     is_wanted, counted = _filter(error, stage), 0
 
-    def count(letter: Stored) -> bool:
+    def count(letter: StoredLetter) -> bool:
         nonlocal counted
         counted += is_wanted(letter)
         return is_wanted(letter)
@@ -281,7 +281,7 @@ def purge(
 # ------------------------------------------------------------------------------------------------------------- choosing
 
 
-def _filter(error: str | None, stage: str | None = None) -> Callable[[Stored], bool]:
+def _filter(error: str | None, stage: str | None = None) -> Callable[[StoredLetter], bool]:
     """Letters that are shown: notes of replays are not."""
     text = (error or "").casefold()
     return lambda letter: letter.stage in ((stage,) if stage else STAGES) and text in letter.error.casefold()
@@ -289,7 +289,7 @@ def _filter(error: str | None, stage: str | None = None) -> Callable[[Stored], b
 
 def _wanted(
     box: DeadLetterBox, ids: Sequence[str], every: bool, error: str | None, before: datetime | None = None
-) -> Callable[[Stored], bool]:
+) -> Callable[[StoredLetter], bool]:
     """The letters that are meant. Something must be said, so that nobody means all of them by mistake."""
     said = bool(ids) + every + (error is not None or before is not None)
     if said != 1:
@@ -302,7 +302,7 @@ def _wanted(
     return lambda letter: passes(letter) and (before is None or letter.failed_at < before)
 
 
-def _named(box: DeadLetterBox, ids: Sequence[str]) -> dict[str, Stored]:
+def _named(box: DeadLetterBox, ids: Sequence[str]) -> dict[str, StoredLetter]:
     """The letters that people name, each by the beginning of its name."""
     known: set[str] = set()
 

@@ -34,7 +34,7 @@ def refuse(connection: Connection, load: Load) -> None:
     from weft.systems.objects import sink
 
     _refuse_unknown(connection, "written")
-    _refuse_one_host(connection, "target")
+    refuse_one_host(connection, "target")
     if connection.kind.startswith("object_store"):
         sink.refuse(load)
     aside = [check for check in load.checks if check.reaction == "quarantine"]
@@ -51,7 +51,7 @@ def read(spark: Any, path: str, source: str | Connection | None) -> Any:
         return _read_path(spark, path)
     connection = current().connection(source)
     _refuse_unknown(connection, "read by a path")
-    _refuse_one_host(connection, "source")
+    refuse_one_host(connection, "source")
     ready = connectors.ready(spark, connection)
     if connection.kind.startswith("delta"):
         from weft.systems.delta import source as delta
@@ -186,13 +186,9 @@ def _refuse_unknown(connection: Connection, verb: str) -> None:
         )
 
 
-def refuse_elsewhere(connection: Connection) -> None:
-    """Refuse a folder of this machine as a source where Spark's workers are on others."""
-    _refuse_one_host(connection, "source")
-
-
-def _refuse_one_host(connection: Connection, role: str) -> None:
-    if isinstance(connection, FolderConnection) and not session.is_local():
+def refuse_one_host(connection: Connection, role: str) -> None:
+    """Refuse a folder of this machine where Spark's workers are on others."""
+    if connection.one_host and not session.is_local():
         raise DeclarationError(
             f"The {role} of this load, {connection.label}, is a folder of this machine, which Spark's workers on a "
             "cluster do not see.",

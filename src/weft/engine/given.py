@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import pyarrow as pa
 from weft.columns import canonical_batch, canonical_schema, hinted
 from weft.errors import DeclarationError, NotFoundError
 from weft.streams.declare import Stream
+from weft.systems.stream_source import Packed as Packed
 
 BATCH_ROWS = 65_536
 _SQL = re.compile(
@@ -45,16 +46,6 @@ class Events:
     """A stream."""
 
     stream: str | Stream
-
-
-@dataclass(frozen=True)
-class Packed:
-    """Rows as Arrow's own bytes, many in each value of a DataFrame's only column, so that none crosses the JVM."""
-
-    frame: Any
-    schema: pa.Schema
-    unpack: Callable[[pa.Schema, Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-    """Makes the rows, in a task."""
 
 
 @dataclass(frozen=True)

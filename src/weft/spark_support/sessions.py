@@ -10,6 +10,8 @@ from typing import Any
 # Tests stop a process at each step of a load, by a handler on this logger.
 _steps = logging.getLogger("weft.commit")
 
+FILE_METADATA = "_metadata"
+"""The column in which Spark's readers describe the file of each row."""
 CONF = {
     # The default is a form of twelve bytes that other readers take for nanoseconds, which the year 1 does not fit.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",

@@ -239,6 +239,7 @@ class System:
     schemes: tuple[str, ...] = ()
     log: str | None = None
     tables: str | None = None
+    stream_source: str | None = None
     jars: tuple[str, ...] = ()
     """The locked sets of jars that Spark needs for it: see `weft.engine.jars`."""
     extra: str | None = None
@@ -263,6 +264,11 @@ class System:
             able = ", ".join(each.kind for each in systems().values() if each.tables)
             raise DeclarationError(f"A {self.kind} connection cannot hold tables.", hint=f"These can: {able}.")
         loaded: type[Any] = self._load(self.tables)
+        return loaded
+
+    def load_stream_source(self) -> type[Any] | None:
+        """The class of this system's sources of streaming pipelines, where it has its own."""
+        loaded: type[Any] | None = None if self.stream_source is None else self._load(self.stream_source)
         return loaded
 
     def _load(self, reference: str) -> Any:
@@ -356,6 +362,7 @@ _BUILT_IN = {
         System(
             kind="kafka",
             connection="weft.systems.kafka.connection:KafkaConnection",
+            stream_source="weft.systems.kafka.stream_source:KafkaSource",
             jars=("kafka",),
             extra="kafka",
             describes="Kafka: topics of JSON messages or of bytes",
@@ -363,12 +370,14 @@ _BUILT_IN = {
         System(
             kind="object_store_local",
             connection="weft.systems.objects.connection:ObjectStoreLocalConnection",
+            stream_source="weft.systems.objects.stream_source:FileSource",
             extra="spark",
             describes="Parquet, CSV, JSON lines or ORC files in a folder",
         ),
         System(
             kind="object_store_s3",
             connection="weft.systems.objects.connection:ObjectStoreS3Connection",
+            stream_source="weft.systems.objects.stream_source:FileSource",
             jars=("s3",),
             extra="spark",
             describes="Parquet, CSV, JSON lines or ORC files in a bucket",
@@ -376,6 +385,7 @@ _BUILT_IN = {
         System(
             kind="delta_local",
             connection="weft.systems.delta.connection:DeltaLocalConnection",
+            stream_source="weft.systems.delta.stream_source:DeltaSource",
             jars=("delta",),
             extra="spark",
             describes="Delta tables in a folder",
@@ -383,6 +393,7 @@ _BUILT_IN = {
         System(
             kind="delta_s3",
             connection="weft.systems.delta.connection:DeltaS3Connection",
+            stream_source="weft.systems.delta.stream_source:DeltaSource",
             jars=("delta", "s3"),
             extra="spark",
             describes="Delta tables in a bucket",

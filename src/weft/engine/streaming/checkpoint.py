@@ -16,7 +16,7 @@ from uuid import uuid4
 from weft.engine import connectors, session
 from weft.engine.streaming.columns import Columns
 from weft.engine.streaming.lock import Lock
-from weft.engine.streaming.starts import Sources, Starts
+from weft.engine.streaming.source_state import Sources, Starts
 from weft.errors import NotFoundError, StorageError, nearest
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.project import current

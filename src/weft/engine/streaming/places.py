@@ -18,7 +18,6 @@ from weft.engine import connectors, session
 from weft.engine import given as kinds
 from weft.engine.load import Job
 from weft.engine.readers import open_tables
-from weft.engine.streaming.letter import FIELD_TYPES, SCHEMA, Stored, as_json, digest
 from weft.errors import ConnectionFailedError, DeclarationError, NotFoundError, StorageError, WeftError
 from weft.pipelines.streaming.spec import Source, StreamingPipeline, Target
 from weft.project import current
@@ -30,6 +29,7 @@ from weft.streams.events import in_rounds
 from weft.streams.publishing import publish_once
 from weft.streams.runtime import open_stream
 from weft.systems.base import Connection
+from weft.systems.dead_letter_store import FIELD_TYPES, SCHEMA, StoredLetter, as_json, digest
 from weft.systems.file import FileConnection
 from weft.systems.load import Declared, Load
 from weft.systems.objects.s3 import S3Connection
@@ -46,7 +46,7 @@ class Place(Protocol):
     name: str
     """What people call it."""
 
-    def put(self, letters: Sequence[Stored]) -> None:
+    def put(self, letters: Sequence[StoredLetter]) -> None:
         """Store letters. One that is there already changes nothing, but on a topic, where its reader finds one."""
 
     def records(self) -> Iterator[Mapping[str, Any]]:
@@ -97,7 +97,7 @@ class _Rows:
         self._connection, self._table, self._pipeline = connection, table, pipeline
         self.name = f"table {'.'.join(filter(None, table))} of {connection.label}"
 
-    def put(self, letters: Sequence[Stored]) -> None:
+    def put(self, letters: Sequence[StoredLetter]) -> None:
         table = pa.Table.from_pylist([each.record() for each in letters], SCHEMA)
         load = Load.declare(target=self._table, mode="merge", keys=["letter_id"], pipeline=self._pipeline)
         # One that was made before letters had all of these columns gets the others.
@@ -177,7 +177,7 @@ class _Events:
         self._pipeline = pipeline
         self.name = f"stream {self._stream.name}"
 
-    def put(self, letters: Sequence[Stored]) -> None:
+    def put(self, letters: Sequence[StoredLetter]) -> None:
         publish_once(self._stream, self._connection, [each.record() for each in letters], "letter_id")
 
     def records(self) -> Iterator[Mapping[str, Any]]:
@@ -194,7 +194,7 @@ class _Events:
 
     def remove(self, ids: Collection[str]) -> None:
         payload = json.dumps(sorted(ids))
-        note = Stored(
+        note = StoredLetter(
             stage="gone",
             error="",
             source="",
@@ -222,7 +222,7 @@ class _Topic:
         self._connection, self._topic = connection, topic
         self.name = f"topic {topic} of {connection.label}"
 
-    def put(self, letters: Sequence[Stored]) -> None:
+    def put(self, letters: Sequence[StoredLetter]) -> None:
         self._send((each.letter_id, as_json(each.record()).encode()) for each in letters)
 
     def records(self) -> Iterator[Mapping[str, Any]]:
@@ -258,7 +258,7 @@ class _Files:
         """By file, the letters that were in it when it was last read: others only take some out."""
         self.name = f"path {path}"
 
-    def put(self, letters: Sequence[Stored]) -> None:
+    def put(self, letters: Sequence[StoredLetter]) -> None:
         # By what is in it: the same letters again are the same file.
         name = f"letters-{digest(' '.join(each.letter_id for each in letters))}.json"
         with self._explained():

@@ -8,12 +8,12 @@ from typing import Any
 from weft.engine import frames, session
 from weft.engine import given as kinds
 from weft.engine.given import Given
-from weft.engine.streaming.sources import EVENT_TS
 from weft.pipelines.streaming.spec import Target
 from weft.spark_support import outcome
 from weft.systems.base import Connection
 from weft.systems.load import Counts
 from weft.systems.log import RESERVED_PREFIX
+from weft.systems.stream_source import EVENT_TIME
 
 # So many events are one publish: all of them or none, and few enough to be held as Python objects.
 _EVENTS = 100_000
@@ -34,7 +34,7 @@ def published(target: Target, connection: Connection, given: Given, key: str) ->
 
     assert target.stream is not None
     ready = open_stream(target.stream, connection)
-    keeps_time = EVENT_TS in ready.stream.fields
+    keeps_time = EVENT_TIME in ready.stream.fields
     read = stored = 0
     waiting: list[dict[str, Any]] | None = None
     for events in _events(given, keeps_time=keeps_time):
@@ -60,7 +60,7 @@ def _events(given: Given, *, keeps_time: bool) -> Iterator[list[dict[str, Any]]]
         names = [
             name
             for name in batch.schema.names
-            if not name.startswith(RESERVED_PREFIX) and (keeps_time or name != EVENT_TS)
+            if not name.startswith(RESERVED_PREFIX) and (keeps_time or name != EVENT_TIME)
         ]
         gathered += batch.select(names).to_pylist()
         while len(gathered) > _EVENTS:

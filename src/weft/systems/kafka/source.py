@@ -35,12 +35,12 @@ from weft.systems.kafka.client import admin
 from weft.systems.kafka.connection import KafkaConnection
 from weft.systems.kafka.kinds import converted, unified_schema
 from weft.systems.kafka.messages import Reader
+from weft.systems.stream_source import EVENT_TIME
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-EVENT_TIME = "_event_ts"
-"""When the message was made, as its producer or its broker says."""
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # Java's own choice, a megabyte and 500 messages at a time, takes a quarter more CPU, half of it the broker's.
 _FETCH = {"kafka.max.partition.fetch.bytes": str(8 << 20), "kafka.max.poll.records": "10000"}

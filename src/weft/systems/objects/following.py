@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from weft.errors import NotFoundError
 from weft.spark_support import sessions
 from weft.spark_support.folder import COMPRESSED, GLOB, place_of
+from weft.spark_support.sessions import FILE_METADATA
 from weft.systems.objects.formats import is_tab_separated
 from weft.systems.objects.options import FileOptions
 from weft.systems.objects.reading import Partitions, read_alike
@@ -36,8 +37,6 @@ _OPENED_AT_ONCE = 8
 _HEADS, _HEAD = 1 << 20, 1 << 16
 # How many are held: those of thousands of files would fill the memory, and some say as much as all.
 _HEADS_HELD = 1 << 23
-METADATA = "_metadata"
-"""What Spark tells of the file of each row."""
 Dated = Callable[[bool], "DataFrame"]
 """Makes the DataFrame of files: with the time at which each was changed, or with nulls in its place."""
 
@@ -127,7 +126,7 @@ def read_files(
                 continue
             made = {}
             if place_column is not None:
-                place = rows.metadataColumn(METADATA)["file_path"]
+                place = rows.metadataColumn(FILE_METADATA)["file_path"]
                 made[place_column] = F.regexp_replace(place, rf"^.*\Q{connection.root}\E/", "")
             if bad_column is not None:
                 fields = rows.drop(bad_column).schema
@@ -146,7 +145,9 @@ def read_files(
     def dated(is_dated: bool) -> DataFrame:
         frames = []
         for rows, made in parts:
-            at = rows.metadataColumn(METADATA)["file_modification_time"] if is_dated else F.lit(None).cast("timestamp")
+            at = F.lit(None).cast("timestamp")
+            if is_dated:
+                at = rows.metadataColumn(FILE_METADATA)["file_modification_time"]
             frames.append(rows.withColumns({time_column: at, **made}))
         return functools.reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames)
 
