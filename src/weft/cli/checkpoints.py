@@ -61,7 +61,7 @@ def list_(modules: tuple[str, ...], output: str) -> None:
     elif rows:
         now = datetime.now(UTC)
         shown = [
-            {**row, "offsets": _places(checkpoint, row, pipeline), "last_batch": ago(row["last_batch"], now)}
+            {**row, "offsets": _positions(checkpoint, row, pipeline), "last_batch": ago(row["last_batch"], now)}
             for row, (checkpoint, pipeline) in zip(rows, found.values(), strict=True)
         ]
         print_table(shown, ["pipeline", "running", "committed", "last_batch", "offsets", "location"], ["location"])
@@ -87,7 +87,7 @@ def show(what: str, modules: tuple[str, ...], output: str) -> None:
     if output == "json":
         print_json(row)
         return
-    shown = {**row, "offsets": _places(checkpoint, row, pipeline), "last_batch": moment(row["last_batch"])}
+    shown = {**row, "offsets": _positions(checkpoint, row, pipeline), "last_batch": moment(row["last_batch"])}
     if lag is not None:
         shown["lag"] = "; ".join(f"{name} {waiting}" for name, waiting in lag.told().items())
     for name, value in shown.items():
@@ -130,10 +130,10 @@ def _offsets(state: State, pipeline: StreamingPipeline | None) -> dict[str, Any]
     return dict(zip(names, state.offsets, strict=True))
 
 
-def _places(checkpoint: Checkpoint, row: dict[str, Any], pipeline: StreamingPipeline | None) -> str:
+def _positions(checkpoint: Checkpoint, row: dict[str, Any], pipeline: StreamingPipeline | None) -> str:
     declared = {each.name: each for each in pipeline.sources} if pipeline is not None else {}
     return "; ".join(
-        f"{name} {show_position(position, checkpoint.log_of(number), declared.get(name))}"
+        f"{name} {show_position(position, checkpoint.source_log(number), declared.get(name))}"
         for number, (name, position) in enumerate(row["offsets"].items())
     )
 
@@ -217,16 +217,16 @@ def rewind(
                 f"{len(pipeline.sources)}."
             )
         moved = {}
-        for number, (each, place) in enumerate(zip(pipeline.sources, state.offsets, strict=True)):
-            opened, source_log = open_source(each), checkpoint.log_of(number)
+        for number, (each, position) in enumerate(zip(pipeline.sources, state.offsets, strict=True)):
+            opened, source_log = open_source(each), checkpoint.source_log(number)
             if each not in chosen:
-                moved[each.name] = opened.stay(place, source_log)
+                moved[each.name] = opened.stay(position, source_log)
             elif to_offset is not None:
-                moved[each.name] = opened.rewind_to_offset(place, to_offset, source_log)
+                moved[each.name] = opened.rewind_to_offset(position, to_offset, source_log)
             elif to_time is not None:
-                moved[each.name] = opened.rewind_to_time(place, to_time, source_log)
-        files = {number: each.source_log for number, each in enumerate(moved.values()) if each.source_log}
-        aside = checkpoint.rewind([each.position for each in moved.values()], files, dry_run=dry_run)
+                moved[each.name] = opened.rewind_to_time(position, to_time, source_log)
+        source_logs = {number: each.source_log for number, each in enumerate(moved.values()) if each.source_log}
+        aside = checkpoint.rewind([each.position for each in moved.values()], source_logs, dry_run=dry_run)
     _report(checkpoint, pipeline, aside, _offsets(state, pipeline), moved, dry_run, output)
 
 

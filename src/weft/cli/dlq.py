@@ -115,7 +115,7 @@ def _counted(pipeline: StreamingPipeline, error: str | None, stage: str | None) 
     errors: Counter[str] = Counter()
     try:
         box = DeadLetterBox(pipeline)
-        row["place"] = box.place.name
+        row["place"] = box.store.name
         for letter in filter(_filter(error, stage), box.letters()):
             errors[first_line(letter.error) or ""] += 1
             row["newest"] = max(row["newest"] or letter.failed_at, letter.failed_at)
@@ -266,7 +266,7 @@ def purge(
     # Those that were counted are removed, and no others: letters come meanwhile.
     found = [each.letter_id for each in box.letters() if wanted(each)]
     if found and not dry_run:
-        confirm(f"Remove {_letters(len(found))} of {pipeline.name} from {box.place.name}?", yes)
+        confirm(f"Remove {_letters(len(found))} of {pipeline.name} from {box.store.name}?", yes)
         with alone(pipeline):
             for first in range(0, len(found), _PURGED):
                 box.remove(found[first : first + _PURGED])

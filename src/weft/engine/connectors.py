@@ -7,6 +7,7 @@ Not when the session starts: nobody should fetch jars for a bucket that today's 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from threading import Lock
 from typing import Any
 
@@ -34,10 +35,14 @@ _NOTE = "weft.delta.extensions"
 
 def ready(spark: Any, *connections: Connection) -> Any:
     """A session like this one that can use these connections: the same one, unless Delta must be put into it."""
-    wanted = {name for connection in connections for name in system_for(connection.kind).jars}
-    for name in sorted(wanted):
+    return with_jars(spark, {name for connection in connections for name in system_for(connection.kind).jars})
+
+
+def with_jars(spark: Any, names: Collection[str]) -> Any:
+    """Return a session like this one that has these sets of jars."""
+    for name in sorted(names):
         add(spark, name)
-    return with_delta(spark) if "delta" in wanted else spark
+    return with_delta(spark) if "delta" in names else spark
 
 
 def add(spark: Any, capability: str) -> None:

@@ -1,7 +1,7 @@
 """Dead letters, and the capability of a system to keep them.
 
 A dead letter is one row that could not be read, transformed or stored, with the reason and its origin. A store is
-named by `System.dead_letter_store`; `weft.engine.streaming.dead_letters` finds the one that a pipeline declares.
+named by `System.dead_letter_store`; `weft.engine.streaming.letter_stores` opens the one that a pipeline declares.
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ def decoded(data: bytes | None) -> dict[str, Any]:
 class DeadLetterStore(Protocol):
     """Dead letters in one table, stream, topic or folder, which several pipelines may share.
 
-    Made of a connection, the place that a pipeline declares (a table, topic or path) and the pipeline's name:
-    `(connection, place, pipeline)`. Whoever calls it has made Spark ready for the connection.
+    Made of a connection, the place that a pipeline declares (a table, topic or path), the pipeline's name, and a
+    function that returns a Spark session with the connection's jars: `(connection, place, pipeline, spark)`.
     """
 
     name: str

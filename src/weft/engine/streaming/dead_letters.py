@@ -13,12 +13,12 @@ import pyarrow as pa
 
 from weft.engine.readers import open_tables
 from weft.engine.streaming import row_origin
-from weft.engine.streaming.places import Place, place_of
+from weft.engine.streaming.letter_stores import open_store
 from weft.engine.streaming.row_origin import ORIGIN
 from weft.errors import DeclarationError, WeftError
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.systems.base import Connection
-from weft.systems.dead_letter_store import DeadLetter, StoredLetter, as_json, digest
+from weft.systems.dead_letter_store import DeadLetter, DeadLetterStore, StoredLetter, as_json, digest
 from weft.systems.load import Load
 from weft.systems.log import EXTRA, RESERVED_PREFIX
 from weft.systems.sql import quarantine
@@ -31,21 +31,21 @@ class DeadLetterBox:
         self.pipeline, self._replays = pipeline, replays
         self.put_ids: set[str] = set()
         """Those that this box was given."""
-        self._place = place_of(pipeline)
+        self._store = open_store(pipeline)
 
     @property
-    def place(self) -> Place:
-        """Where they are; an error that says how to name one, where there is none."""
-        if self._place is None:
+    def store(self) -> DeadLetterStore:
+        """The store; an error with the options that declare one, where there is none."""
+        if self._store is None:
             raise DeclarationError(
                 f"{self.pipeline.name} has no place for dead letters.",
                 hint="Name one: dead_letter_stream, dead_letter_table, dead_letter_topic or dead_letter_path.",
             )
-        return self._place
+        return self._store
 
     def put(self, letters: Sequence[DeadLetter], checkpoint: str, batch_id: int, part: str) -> None:
         """Store the letters of a batch. The same ones of the same batch again change nothing."""
-        if not letters or self._place is None:
+        if not letters or self._store is None:
             return
         now = datetime.now(UTC)
         seen: Counter[DeadLetter] = Counter()
@@ -64,18 +64,18 @@ class DeadLetterBox:
                     replays=self._replays,
                 )
             )
-        self.store(stored)
+        self.put_stored(stored)
 
-    def store(self, letters: Sequence[StoredLetter]) -> None:
-        """Store letters that have a name."""
+    def put_stored(self, letters: Sequence[StoredLetter]) -> None:
+        """Store letters that have an id."""
         if letters:
             self.put_ids.update(each.letter_id for each in letters)
-            self.place.put(letters)
+            self.store.put(letters)
 
     def letters(self) -> Iterator[StoredLetter]:
         """All of this pipeline, each once, in no order; replays that were begun are among them."""
         seen: set[str] = set()
-        for record in self.place.records():
+        for record in self.store.records():
             letter = StoredLetter.of(record)
             if letter is None or letter.pipeline != self.pipeline.name or letter.letter_id in seen:
                 continue
@@ -86,7 +86,7 @@ class DeadLetterBox:
     def remove(self, ids: Collection[str]) -> None:
         """Have these no longer."""
         if ids:
-            self.place.remove(ids)
+            self.store.remove(ids)
 
 
 # ----------------------------------------------------------------------------------------------- rows that are to blame

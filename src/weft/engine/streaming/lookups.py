@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from weft.engine import frames
-from weft.engine import given as kinds
+from weft.engine import frames, inputs
 from weft.engine.readers import SqlReader, open_tables
 from weft.errors import WeftError
 from weft.pipelines.streaming.spec import Lookup
@@ -89,7 +88,7 @@ class _Table:
         connection = current().connection(lookup.connection)
         if system_for(connection.kind).tables is None:
             path = f"{lookup.schema}/{lookup.table}" if lookup.schema else str(lookup.table)
-            return frames.of(kinds.Files(path), None, connection)
+            return frames.of(inputs.Files(path), None, connection)
         tables = open_tables(connection)
         sql = lookup.query or f"SELECT * FROM {tables.table(lookup.schema, str(lookup.table))}"
         return frames.from_reader(self.spark, SqlReader(tables, sql, tables.describe(sql)))

@@ -108,13 +108,13 @@ class Lag:
             # Spark recorded it before the batch began.
             batch, self._batch = self._batch, None
             with suppress(WeftError):
-                self._positions.update(zip(self._sources, self._checkpoint.places(batch), strict=False))
+                self._positions.update(zip(self._sources, self._checkpoint.positions(batch), strict=False))
         known = {}
         for number, (name, source) in enumerate(self._sources.items()):
             try:
                 if name not in self._opened:
                     self._opened[name] = open_source(source)
-                behind = self._opened[name].lag(self._positions.get(name), self._checkpoint.log_of(number))
+                behind = self._opened[name].lag(self._positions.get(name), self._checkpoint.source_log(number))
             except WeftError:
                 continue
             if behind is not None:
@@ -129,9 +129,9 @@ def warn_of_removed(watched: Sequence[Watched], checkpoint: Checkpoint, batch_id
             continue
         with suppress(WeftError, OSError):  # a bucket that does not answer now: the batch is done
             before, position = (
-                checkpoint.places(batch)[number] if batch >= 0 else None for batch in (batch_id - 1, batch_id)
+                checkpoint.positions(batch)[number] if batch >= 0 else None for batch in (batch_id - 1, batch_id)
             )
-            for path in each.source.removed(each.rows.files, checkpoint.log_of(number), before, position):
+            for path in each.source.removed(each.rows.files, checkpoint.source_log(number), before, position):
                 _log.warning("%s was gone when it was to be read: it is passed by", path)
 
 

@@ -43,8 +43,9 @@ from weft.engine.streaming.transform import WithOrigins, memory_of
 from weft.errors import BusyError, ConnectionFailedError, NotFoundError, WeftError
 from weft.pipelines.streaming.spec import StreamingPipeline, Target
 from weft.project import current
+from weft.systems.base import system_for
+from weft.systems.codecs.json import JsonDecoder
 from weft.systems.dead_letter_store import Stage, StoredLetter, as_json, digest
-from weft.systems.kafka.messages import Reader
 from weft.systems.log import EXTRA, ROWID
 from weft.systems.stream_source import EVENT_TIME, StreamSource
 
@@ -153,7 +154,7 @@ class Replay:
             letter_id=uuid4().hex,
             pipeline=self.pipeline.name,
         )
-        self.box.store([note])
+        self.box.put_stored([note])
         _steps.debug("noted")
         self._carry_out(note, letters)
 
@@ -188,10 +189,10 @@ class Replay:
                 rows, failed, placed = self._rows(tried, targets, batches)
                 if failed and is_begun and self._is_done(failed, targets, batches, key):
                     failed, targets = [], ()
-                box.store(failed)
+                box.put_stored(failed)
                 _steps.debug("given back")
                 for target in targets if len(failed) < len(tried) else ():
-                    batches.load(target, memory_of(rows), key, 0, placed)
+                    batches.commits.load(target, memory_of(rows), key, 0, placed)
                     is_begun = True
                     _steps.debug("loaded")
             except WeftError as error:
@@ -213,8 +214,8 @@ class Replay:
     def _is_done(self, failed: Sequence[StoredLetter], targets: Sequence[Target], batches: Batches, key: str) -> bool:
         """Whether all targets have a set of which some letters fail now. Where some of them have it, these letters can
         neither go on nor back."""
-        having = [each.name for each in targets if batches.has(each, key, 0)]
-        if having and not batches.finish(targets, key, 0):
+        having = [each.name for each in targets if batches.commits.has(each, key, 0)]
+        if having and not batches.commits.finish(targets, key, 0):
             raise WeftError(
                 f"A replay that was broken off cannot be finished: {', '.join(having)} has its rows already, and of "
                 f"its letters {len(failed):,} now fail, the first with: {failed[0].error}",
@@ -361,7 +362,7 @@ def _columns_of(target: Target) -> dict[str, pa.Field]:
     connection = current().connection(target.connection)
     assert target.table is not None
     made = {each.name for each in target.declared.columns if each.normalizers} if target.declared else set()
-    if files.is_files(connection):
+    if system_for(connection.kind).tables is None:
         path = "/".join(part for part in target.table if part)
         with suppress(NotFoundError):  # a table whose first rows all were rejected
             frame = files.read(session.spark(), path, connection)
@@ -395,7 +396,7 @@ def _parsed(
                 odd.setdefault(name, {})[number] = each
             row = as_json({**row, **dict.fromkeys(found)})
         texts.append(row.encode("utf-8", "surrogatepass"))
-    parsed = Reader(types).parse(pa.array(texts, pa.binary()))
+    parsed = JsonDecoder(types).parse(pa.array(texts, pa.binary()))
     names = {name.lower(): name for name in known}
     columns, fields = [], []
     for name, array in parsed.columns.items():
@@ -403,7 +404,7 @@ def _parsed(
             # Beside texts they are texts.
             kind, made = (pa.string(), as_json) if pa.types.is_string(array.type) else (pa.float64(), float)
             values = array.to_pylist()
-            for place, number in enumerate(parsed.taken):
+            for place, number in enumerate(parsed.good):
                 if number in odd[name]:
                     values[place] = made(odd[name][number])
             array = pa.array(values, kind)
@@ -413,8 +414,8 @@ def _parsed(
         fields.append(field if array.type.equals(field.type) else pa.field(field.name, array.type))
         columns.append(array)
     if not columns:  # rows without a single key
-        return pa.table({ROWID: pa.nulls(len(parsed.taken), pa.int64())}), parsed.taken, parsed.bad
-    return pa.Table.from_arrays(columns, schema=pa.schema(fields)), parsed.taken, parsed.bad
+        return pa.table({ROWID: pa.nulls(len(parsed.good), pa.int64())}), parsed.good, parsed.bad
+    return pa.Table.from_arrays(columns, schema=pa.schema(fields)), parsed.good, parsed.bad
 
 
 def _is_of_json(kind: pa.DataType) -> bool:

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from weft.engine import fitting, frames
-from weft.engine import given as kinds
-from weft.engine.given import Given
+from weft.engine import fitting, frames, inputs
+from weft.engine.inputs import Input
 from weft.engine.streaming import dead_letters, functions
 from weft.engine.streaming.columns import Columns
 from weft.engine.streaming.log_source import SMALL
@@ -34,7 +33,7 @@ WithOrigins = Callable[[], pa.Table]
 class Transformed(NamedTuple):
     """What the targets of a batch get."""
 
-    rows: Given
+    rows: Input
     rejected: list[DeadLetter]
     """The rows that `transform_sql` failed for."""
     with_origins: WithOrigins
@@ -95,14 +94,14 @@ class Transform:
         result = memory_of(self.attempt(good, sql, spark).slice(0, None if len(good) else 0))
         return Transformed(result, rejected, lambda: self.attempt(named, functions.keeping(sql, ORIGIN), spark))
 
-    def _as_is(self, rows: TypedRows, is_small: bool) -> Given | None:
+    def _as_is(self, rows: TypedRows, is_small: bool) -> Input | None:
         """Return the rows of the only source without a DataFrame between; `None` where there must be one."""
         if isinstance(rows, ReaderRows):
             gathered = rows.gather() if is_small else None
-            return kinds.Rows(rows.reader) if gathered is None else _memory(gathered)
+            return inputs.Rows(rows.reader) if gathered is None else _memory(gathered)
         return None if rows.packed is None else self._packed(rows.packed, rows.frame(), is_small)
 
-    def _packed(self, packed: Packed, frame: Any, is_small: bool) -> Given:
+    def _packed(self, packed: Packed, frame: Any, is_small: bool) -> Input:
         """Return rows that are written as they are. A column of nulls alone is left out, as in `_carried`."""
         schema = pa.schema([field for field in packed.schema if not pa.types.is_null(field.type)])
         packed = dataclasses.replace(packed, schema=schema)
@@ -110,7 +109,7 @@ class Transform:
             if is_small:
                 rows = packed.unpack(schema, packed.frame.toArrow().to_batches())
                 return memory_of(pa.Table.from_batches(rows, schema))
-        return kinds.Frame(frame.select(*map(fitting.quote, schema.names)), packed)
+        return inputs.Frame(frame.select(*map(fitting.quote, schema.names)), packed)
 
     def _result(self, parts: Sequence[TypedRows], spark: Any, is_small: bool, checkpoint: str) -> Any:
         """Return what the SQL makes of the rows, or the rows as they are.
@@ -181,7 +180,7 @@ class Transform:
         self._lookups.ready()
         return functions.transformed(rows, sql, self._pipeline.aggregate_udfs)
 
-    def _carried(self, result: Any, is_small: bool, *, now: bool = False) -> Given:
+    def _carried(self, result: Any, is_small: bool, *, now: bool = False) -> Input:
         """Return rows for the targets: here, or held by Spark where they are needed more than once or must be sure.
 
         A column of nulls alone is left out: its type is known when it has a value."""
@@ -195,7 +194,7 @@ class Transform:
                 result = result.persist()
             if now:
                 result.count()
-        return kinds.Frame(result)
+        return inputs.Frame(result)
 
 
 def together(parts: Sequence[Any]) -> Any:
@@ -203,12 +202,12 @@ def together(parts: Sequence[Any]) -> Any:
     return functools.reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), parts)
 
 
-def memory_of(table: pa.Table) -> kinds.Memory:
+def memory_of(table: pa.Table) -> inputs.Memory:
     """Return rows that this process has, for several targets."""
-    rows = kinds.understand(table, has_source=False)
-    assert isinstance(rows, kinds.Memory)
-    return kinds.Memory(rows.schema, list(rows.batches))
+    rows = inputs.understand(table, has_source=False)
+    assert isinstance(rows, inputs.Memory)
+    return inputs.Memory(rows.schema, list(rows.batches))
 
 
-def _memory(table: pa.Table) -> kinds.Memory:
-    return kinds.Memory(table.schema, table.to_batches())
+def _memory(table: pa.Table) -> inputs.Memory:
+    return inputs.Memory(table.schema, table.to_batches())

@@ -9,8 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from weft.engine import given as kinds
-from weft.engine import session
+from weft.engine import inputs, session
 from weft.engine.frames import from_memory
 from weft.engine.readers import open_tables
 from weft.engine.streaming import functions
@@ -53,13 +52,6 @@ def _source(source: Source) -> str:
     return f"{there}, {detail}" if detail else there
 
 
-def _topic(connection: Any, topic: str) -> str:
-    from weft.systems.kafka.client import admin
-
-    count = len(admin(connection).partitions(topic))
-    return f"{count} partition{'' if count == 1 else 's'}"
-
-
 def _lookup(lookup: Lookup) -> str:
     connection = current().connection(lookup.connection)
     there = open_connection(connection)
@@ -100,15 +92,17 @@ def _sql(pipeline: StreamingPipeline, sql: str, columns: list[str], is_there: bo
 
 
 def _empty(spark: Any, schema: pa.Schema) -> Any:
-    return from_memory(spark, kinds.Memory(schema, []))
+    return from_memory(spark, inputs.Memory(schema, []))
 
 
 def _target(target: Target, given: list[str]) -> str:
-    connection: Any = current().connection(target.connection)
+    connection = current().connection(target.connection)
     there = open_connection(connection)
-    if connection.kind == "kafka":
-        return f"{there}, {_topic(connection, target.name)}"
     if target.stream is not None:
+        target_class = system_for(connection.kind).load_target()
+        if target_class is not None:
+            detail = target_class(connection).validate(target.name)
+            return f"{there}, {detail}" if detail else there
         runtime.find(target.stream)
         return there
     _refuse_unknown(target, "key", target.primary_key, given, "the rows")
@@ -128,10 +122,10 @@ def _target(target: Target, given: list[str]) -> str:
 
 
 def _letters(pipeline: StreamingPipeline, letters: DeadLetters) -> str:
-    place = DeadLetterBox(pipeline).place
+    store = DeadLetterBox(pipeline).store
     if letters.path is None or letters.connection is not None:
         return open_connection(current().connection(letters.connection))
-    return place.name
+    return store.name
 
 
 def _mode(target: Target) -> str:

@@ -33,7 +33,7 @@ class MessageRows(FrameRows):
 
     def with_offsets(self) -> DataFrame:
         """Return the rows with partition:offset of each: the messages are read and parsed again."""
-        return kafka.placed(self.messages, self.parsed, OFFSET)
+        return kafka.with_offsets(self.messages, self.parsed, OFFSET)
 
     def close(self) -> None:
         """Release the parsed messages."""

@@ -56,6 +56,10 @@ class FileFields(Connection):
             own = {}  # An option of one format means nothing to another.
         return replace(self, **vars(FileOptions.declare(**{**own, **given})))
 
+    def has_path(self, name: str, path: str) -> bool:
+        """Whether a path is under the prefix of a source or target."""
+        return f"{path}/".startswith(f"{self.root}/{name.strip('/')}/")  # type: ignore[attr-defined]
+
     def format_of(self, path: str) -> str:
         """The format of a file here: the one that is declared, else the one of its name."""
         return self.format or format_from_path(path) or FileOptions.format

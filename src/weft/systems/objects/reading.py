@@ -12,9 +12,9 @@ from uuid import uuid4
 
 from weft.errors import StorageError
 from weft.spark_support.sessions import java_class
+from weft.systems.frame_loads import column
 from weft.systems.objects.formats import SPARK_FORMAT
 from weft.systems.objects.options import FileOptions
-from weft.systems.objects.rows import column
 from weft.systems.objects.sampling import Head, known_schema
 
 if TYPE_CHECKING:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from weft.errors import NotFoundError
 from weft.spark_support import sessions
 from weft.spark_support.folder import GLOB, folder_for
+from weft.systems.frame_loads import completed
 from weft.systems.objects.encoding import EMPTY, decoded, file_schema
 from weft.systems.objects.formats import SPARK_FORMAT, format_from_path, is_tab_separated
 from weft.systems.objects.manifest import Manifest, State
 from weft.systems.objects.options import TIMESTAMP, TIMESTAMP_NTZ, FileOptions
 from weft.systems.objects.paths import table_path
 from weft.systems.objects.reading import read_alike
-from weft.systems.objects.rows import completed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

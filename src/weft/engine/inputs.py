@@ -1,4 +1,4 @@
-"""What a caller hands to a load: SQL, a path, a stream, a frame, rows. Told apart once, here."""
+"""The input of a load: SQL, a path, a stream, a frame or rows. `understand` decides which of them data is."""
 
 from __future__ import annotations
 
@@ -72,10 +72,10 @@ class Rows:
     reader: Any
 
 
-Given = Sql | Files | Events | Frame | Memory | Rows
+Input = Sql | Files | Events | Frame | Memory | Rows
 
 
-def understand(data: object, *, has_source: bool) -> Given:
+def understand(data: object, *, has_source: bool) -> Input:
     """What `data` is. With a `source=` connection a text is a query or a path there."""
     if isinstance(data, Stream):
         return Events(data)
@@ -90,7 +90,7 @@ def understand(data: object, *, has_source: bool) -> Given:
     return _memory(data)
 
 
-def _text(text: str, has_source: bool) -> Given:
+def _text(text: str, has_source: bool) -> Input:
     if not text.strip():
         raise DeclarationError("The source of a load is an empty text.")
     if _SQL.match(text):
