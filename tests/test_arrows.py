@@ -22,6 +22,7 @@ ROWS = [
     {"project"},
     {"normalize", "udfs"},
     {"systems"},
+    {"spark_support"},
     {"types"},
     {"column_types"},
     {"columns", "settings"},

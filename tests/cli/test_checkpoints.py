@@ -20,7 +20,7 @@ import weft
 from servers import wait_until
 from weft.engine.streaming.checkpoint import Checkpoint
 from weft.project import Project
-from weft.systems.objects.folder import LocalFolder
+from weft.spark_support.folder import LocalFolder
 from weft.systems.process import name_of
 from workers import declare, drain, next_millisecond, rowids
 

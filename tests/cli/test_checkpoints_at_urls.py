@@ -16,9 +16,9 @@ import weft
 from servers import wait_until
 from weft.engine import session
 from weft.engine.streaming.checkpoint import Checkpoint, prepared
-from weft.engine.streaming.location import Location
-from weft.engine.streaming.watch import Lag
-from weft.systems.objects.folder import BucketFolder, LocalFolder
+from weft.engine.streaming.progress import Lag
+from weft.spark_support.folder import BucketFolder, LocalFolder
+from weft.spark_support.location import Location
 from workers import declare
 
 pytest.importorskip("pyspark")

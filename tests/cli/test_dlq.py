@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 import weft
-from weft.engine.streaming.dead import DeadLetterBox
-from weft.engine.streaming.letter import Letter
+from weft.engine.streaming.dead_letters import DeadLetterBox
 from weft.pipelines.streaming.declare import find
 from weft.project import Project
+from weft.systems.dead_letter_store import DeadLetter
 
 pytest.importorskip("pyspark")
 
@@ -46,9 +46,9 @@ def careless():
     pass
 """
 LETTERS = [
-    Letter("read", "It is not JSON: \x1b[31mtruncated.", "events", "{", "0:3"),
-    Letter("transform", "The value 'x' cannot be cast to INT", "events", '{"n": 1, "text": "é"}', "4"),
-    Letter("store", "null value in column n", "events", '{"n": 2, "text": "b"}', target="copies"),
+    DeadLetter("read", "It is not JSON: \x1b[31mtruncated.", "events", "{", "0:3"),
+    DeadLetter("transform", "The value 'x' cannot be cast to INT", "events", '{"n": 1, "text": "é"}', "4"),
+    DeadLetter("store", "null value in column n", "events", '{"n": 2, "text": "b"}', target="copies"),
 ]
 
 

@@ -17,8 +17,8 @@ import pytest
 
 import weft
 from weft import udaf, udf
-from weft.engine import outcome
 from weft.engine.streaming import functions
+from weft.spark_support import outcome
 from weft.udfs import ARROW_TYPES, arrow_type, declared_udaf
 
 if TYPE_CHECKING:

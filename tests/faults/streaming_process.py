@@ -84,7 +84,7 @@ def watch(job: dict[str, Any]) -> None:
 
 def _watch_offsets(killer: Killer) -> None:
     """Spark asks for the offsets of the next batch, and gets no answer."""
-    from weft.engine.streaming.ticks import Offsets
+    from weft.engine.streaming.log_offsets import Offsets
 
     following = Offsets.following
 
@@ -171,7 +171,7 @@ def declared(targets: list[dict[str, Any]]) -> list[Any]:
 
 def main(job: dict[str, Any]) -> None:
     import weft
-    from weft.engine.streaming import batch
+    from weft.engine.streaming import transform
     from weft.operate.running import Running
     from weft.operate.supervisor import supervise
     from weft.pipelines.streaming.declare import make
@@ -179,7 +179,7 @@ def main(job: dict[str, Any]) -> None:
     Path("driver.pid").write_text(str(os.getpid()))
     killer = Killer(job)
     if job["way"] == "tasks":
-        batch.SMALL = 0
+        transform.SMALL = 0
     for each in job["targets"]:
         if job["point"] == MID_SINK and each["connection"].get("kind") == "kafka":
             _watch_topic(killer, each["connection"]["bootstrap_servers"], each["target"]["stream"])

@@ -11,7 +11,7 @@ import pytest
 import weft
 from engine.streaming.conftest import declare, here, run_once  # noqa: F401 - fixture
 from faults.streaming_targets import KINDS, Place, place_of  # noqa: F401 - fixture
-from weft.engine.streaming import batch
+from weft.engine.streaming import transform
 
 pytest.importorskip("pyspark")
 
@@ -35,7 +35,7 @@ def test_twenty_times(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if where == "tasks":
-        monkeypatch.setattr(batch, "SMALL", 0)
+        monkeypatch.setattr(transform, "SMALL", 0)
     events, place = declare(n="int64", name="string"), place_of(kind)
     pipeline = {
         "name": "copy",

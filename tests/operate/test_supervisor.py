@@ -22,8 +22,8 @@ import weft
 from servers import wait_until
 from weft.engine import session
 from weft.engine.streaming.checkpoint import Checkpoint
+from weft.engine.streaming.progress import Lag
 from weft.engine.streaming.query import Query
-from weft.engine.streaming.watch import Lag
 from weft.operate.running import OPTIONS, Restarts, Running
 from weft.operate.supervisor import Supervisor
 from weft.operate.watcher import Report, Watcher

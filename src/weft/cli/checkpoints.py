@@ -14,10 +14,11 @@ from weft.cli.consume import find_pipeline
 from weft.cli.pipelines import ago, moment
 from weft.cli.streams_common import Moment
 from weft.engine.streaming.checkpoint import Checkpoint, State, stored
-from weft.engine.streaming.scale import Back, scale_of, told
-from weft.engine.streaming.watch import Lag
+from weft.engine.streaming.progress import Lag
+from weft.engine.streaming.sources import open_source, show_position
 from weft.errors import DeclarationError, StorageError, WeftError, unknown
 from weft.project import current
+from weft.systems.stream_source import Rewind
 
 if TYPE_CHECKING:
     from weft.pipelines.streaming.spec import Source, StreamingPipeline
@@ -60,8 +61,8 @@ def list_(modules: tuple[str, ...], output: str) -> None:
     elif rows:
         now = datetime.now(UTC)
         shown = [
-            {**row, "offsets": _places(checkpoint, row), "last_batch": ago(row["last_batch"], now)}
-            for row, (checkpoint, _) in zip(rows, found.values(), strict=True)
+            {**row, "offsets": _positions(checkpoint, row, pipeline), "last_batch": ago(row["last_batch"], now)}
+            for row, (checkpoint, pipeline) in zip(rows, found.values(), strict=True)
         ]
         print_table(shown, ["pipeline", "running", "committed", "last_batch", "offsets", "location"], ["location"])
     else:
@@ -86,7 +87,7 @@ def show(what: str, modules: tuple[str, ...], output: str) -> None:
     if output == "json":
         print_json(row)
         return
-    shown = {**row, "offsets": _places(checkpoint, row), "last_batch": moment(row["last_batch"])}
+    shown = {**row, "offsets": _positions(checkpoint, row, pipeline), "last_batch": moment(row["last_batch"])}
     if lag is not None:
         shown["lag"] = "; ".join(f"{name} {waiting}" for name, waiting in lag.told().items())
     for name, value in shown.items():
@@ -129,9 +130,12 @@ def _offsets(state: State, pipeline: StreamingPipeline | None) -> dict[str, Any]
     return dict(zip(names, state.offsets, strict=True))
 
 
-def _places(checkpoint: Checkpoint, row: dict[str, Any]) -> str:
-    places = enumerate(row["offsets"].items())
-    return "; ".join(f"{name} {told(place, checkpoint.log_of(number))}" for number, (name, place) in places)
+def _positions(checkpoint: Checkpoint, row: dict[str, Any], pipeline: StreamingPipeline | None) -> str:
+    declared = {each.name: each for each in pipeline.sources} if pipeline is not None else {}
+    return "; ".join(
+        f"{name} {show_position(position, checkpoint.source_log(number), declared.get(name))}"
+        for number, (name, position) in enumerate(row["offsets"].items())
+    )
 
 
 # --------------------------------------------------------------------------------------------------------------- moving
@@ -213,16 +217,16 @@ def rewind(
                 f"{len(pipeline.sources)}."
             )
         moved = {}
-        for number, (each, place) in enumerate(zip(pipeline.sources, state.offsets, strict=True)):
-            scale = scale_of(each, checkpoint.log_of(number))
+        for number, (each, position) in enumerate(zip(pipeline.sources, state.offsets, strict=True)):
+            opened, source_log = open_source(each), checkpoint.source_log(number)
             if each not in chosen:
-                moved[each.name] = scale.kept(place)
+                moved[each.name] = opened.stay(position, source_log)
             elif to_offset is not None:
-                moved[each.name] = scale.to_offset(place, to_offset)
+                moved[each.name] = opened.rewind_to_offset(position, to_offset, source_log)
             elif to_time is not None:
-                moved[each.name] = scale.to_time(place, to_time)
-        files = {number: each.files for number, each in enumerate(moved.values()) if each.files}
-        aside = checkpoint.rewind([each.place for each in moved.values()], files, dry_run=dry_run)
+                moved[each.name] = opened.rewind_to_time(position, to_time, source_log)
+        source_logs = {number: each.source_log for number, each in enumerate(moved.values()) if each.source_log}
+        aside = checkpoint.rewind([each.position for each in moved.values()], source_logs, dry_run=dry_run)
     _report(checkpoint, pipeline, aside, _offsets(state, pipeline), moved, dry_run, output)
 
 
@@ -240,7 +244,7 @@ def _report(
     pipeline: StreamingPipeline | None,
     aside: str,
     before: dict[str, Any],
-    moved: dict[str, Back],
+    moved: dict[str, Rewind],
     dry_run: bool,
     output: str,
 ) -> None:
@@ -261,8 +265,8 @@ def _report(
         return
     would = "would begin" if dry_run else "begins"
     for each in moved.values():
-        if each.told:
-            click.echo(f"{checkpoint.name} {would} with {each.told}.")
+        if each.summary:
+            click.echo(f"{checkpoint.name} {would} with {each.summary}.")
     if not moved:
         click.echo(f"{checkpoint.name} {would} anew.")
     if dry_run:

@@ -23,7 +23,7 @@ from weft.operate.watcher import Report, Watcher
 from weft.project import current
 
 if TYPE_CHECKING:
-    from weft.engine.streaming.watch import Lag
+    from weft.engine.streaming.progress import Lag
     from weft.pipelines.streaming.spec import StreamingPipeline
 
 # The line on the terminal tells the speed of so many seconds.

@@ -25,10 +25,10 @@ from weft.cli.consume import find_pipeline
 from weft.cli.consume_list import declared
 from weft.cli.pipelines import ago, first_line, moment
 from weft.cli.streams_common import Moment, confirm, yes_option
-from weft.engine.streaming.dead import DeadLetterBox
-from weft.engine.streaming.letter import STAGES, Stored
+from weft.engine.streaming.dead_letters import DeadLetterBox
 from weft.engine.streaming.replay import MAX_REPLAYS, Replay, Replayed, alone, chosen
 from weft.errors import DeclarationError, NotFoundError, WeftError, nearest
+from weft.systems.dead_letter_store import STAGES, StoredLetter
 
 if TYPE_CHECKING:
     from weft.pipelines.streaming.spec import StreamingPipeline
@@ -79,7 +79,7 @@ def list_(
     box = DeadLetterBox(find_pipeline(what, modules))
     is_wanted, counted = _filter(error, stage), 0
 
-    def count(letter: Stored) -> bool:
+    def count(letter: StoredLetter) -> bool:
         nonlocal counted
         counted += is_wanted(letter)
         return is_wanted(letter)
@@ -115,7 +115,7 @@ def _counted(pipeline: StreamingPipeline, error: str | None, stage: str | None) 
     errors: Counter[str] = Counter()
     try:
         box = DeadLetterBox(pipeline)
-        row["place"] = box.place.name
+        row["place"] = box.store.name
         for letter in filter(_filter(error, stage), box.letters()):
             errors[first_line(letter.error) or ""] += 1
             row["newest"] = max(row["newest"] or letter.failed_at, letter.failed_at)
@@ -266,7 +266,7 @@ def purge(
     # Those that were counted are removed, and no others: letters come meanwhile.
     found = [each.letter_id for each in box.letters() if wanted(each)]
     if found and not dry_run:
-        confirm(f"Remove {_letters(len(found))} of {pipeline.name} from {box.place.name}?", yes)
+        confirm(f"Remove {_letters(len(found))} of {pipeline.name} from {box.store.name}?", yes)
         with alone(pipeline):
             for first in range(0, len(found), _PURGED):
                 box.remove(found[first : first + _PURGED])
@@ -281,7 +281,7 @@ def purge(
 # ------------------------------------------------------------------------------------------------------------- choosing
 
 
-def _filter(error: str | None, stage: str | None = None) -> Callable[[Stored], bool]:
+def _filter(error: str | None, stage: str | None = None) -> Callable[[StoredLetter], bool]:
     """Letters that are shown: notes of replays are not."""
     text = (error or "").casefold()
     return lambda letter: letter.stage in ((stage,) if stage else STAGES) and text in letter.error.casefold()
@@ -289,7 +289,7 @@ def _filter(error: str | None, stage: str | None = None) -> Callable[[Stored], b
 
 def _wanted(
     box: DeadLetterBox, ids: Sequence[str], every: bool, error: str | None, before: datetime | None = None
-) -> Callable[[Stored], bool]:
+) -> Callable[[StoredLetter], bool]:
     """The letters that are meant. Something must be said, so that nobody means all of them by mistake."""
     said = bool(ids) + every + (error is not None or before is not None)
     if said != 1:
@@ -302,7 +302,7 @@ def _wanted(
     return lambda letter: passes(letter) and (before is None or letter.failed_at < before)
 
 
-def _named(box: DeadLetterBox, ids: Sequence[str]) -> dict[str, Stored]:
+def _named(box: DeadLetterBox, ids: Sequence[str]) -> dict[str, StoredLetter]:
     """The letters that people name, each by the beginning of its name."""
     known: set[str] = set()
 

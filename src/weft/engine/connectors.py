@@ -7,13 +7,14 @@ Not when the session starts: nobody should fetch jars for a bucket that today's 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from threading import Lock
 from typing import Any
 
 from weft.engine.jars import jars_for
 from weft.errors import SettingsError
-from weft.systems.base import Connection
-from weft.systems.objects.spark import java_class
+from weft.spark_support.sessions import java_class
+from weft.systems.base import Connection, system_for
 
 _lock = Lock()
 # capability: a class that is there when its jars are
@@ -22,7 +23,6 @@ _PROOF = {
     "kafka": "org.apache.spark.sql.kafka010.KafkaSourceProvider",
     "s3": "org.apache.hadoop.fs.s3a.S3AFileSystem",
 }
-_NEEDS = {"delta_local": ("delta",), "delta_s3": ("delta", "s3"), "object_store_s3": ("s3",), "kafka": ("kafka",)}
 _CATALOG = "spark.sql.catalog.spark_catalog"
 _DELTA_CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 _DELTA_SETTINGS = {
@@ -33,17 +33,16 @@ _DELTA_SETTINGS = {
 _NOTE = "weft.delta.extensions"
 
 
-def needs(connection: Connection) -> tuple[str, ...]:
-    """The jars that a connection needs, by the names of their locks."""
-    return _NEEDS.get(connection.kind, ())
-
-
 def ready(spark: Any, *connections: Connection) -> Any:
     """A session like this one that can use these connections: the same one, unless Delta must be put into it."""
-    wanted = {name for connection in connections for name in needs(connection)}
-    for name in sorted(wanted):
+    return with_jars(spark, {name for connection in connections for name in system_for(connection.kind).jars})
+
+
+def with_jars(spark: Any, names: Collection[str]) -> Any:
+    """Return a session like this one that has these sets of jars."""
+    for name in sorted(names):
         add(spark, name)
-    return with_delta(spark) if "delta" in wanted else spark
+    return with_delta(spark) if "delta" in names else spark
 
 
 def add(spark: Any, capability: str) -> None:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from weft.engine import given as kinds
-from weft.engine import outcome, session, tasks
-from weft.engine.given import Given
+from weft.engine import inputs, session, tasks
+from weft.engine.inputs import Input
 from weft.engine.readers import Reader, SqlReader
-from weft.systems.objects.parquet import Rows
+from weft.spark_support import outcome
+from weft.systems.target import ArrowRows
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 Work = Callable[[int, Iterable[pa.RecordBatch]], Any]
 
 
-def rows_of(given: Given, reader: Reader | None) -> Rows | None:
+def rows_of(given: Input, reader: Reader | None) -> ArrowRows | None:
     """What a load was given as such rows; `None` for what only Spark can read."""
     if reader is not None:
         if isinstance(reader, SqlReader):
             # What described the query. The tasks open their own.
             reader.tables.close()
         return _Elsewhere(reader)
-    return _Here(given) if isinstance(given, kinds.Memory) else None
+    return _Here(given) if isinstance(given, inputs.Memory) else None
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class _Elsewhere:
 class _Here:
     """Rows that this process has."""
 
-    given: kinds.Memory
+    given: inputs.Memory
 
     @property
     def schema(self) -> pa.Schema:

@@ -1,113 +1,77 @@
-"""Loads from and into what Spark reads and writes itself: files and Delta tables."""
+"""Loads from and into what Spark reads and writes itself: files, Delta tables, and what other systems have."""
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
 
-from weft.engine import connectors, outcome, session
+from weft.engine import connectors, session
 from weft.engine.progress import progress
 from weft.errors import DeclarationError, NotFoundError, WeftError
 from weft.project import current
-from weft.systems.base import Connection
+from weft.spark_support import outcome
+from weft.systems import loose_files
+from weft.systems.base import Connection, system_for, systems
 from weft.systems.load import Counts, Load
-from weft.systems.objects.local import FolderConnection
-from weft.systems.objects.parquet import Rows
-from weft.systems.objects.s3 import S3Connection
-
-_BUCKET = re.compile(r"s3[an]?://")
+from weft.systems.target import ArrowRows, SparkTarget
 
 
-def is_files(connection: Connection) -> bool:
-    """Whether a connection leads to files or Delta tables."""
-    return isinstance(connection, FolderConnection | S3Connection)
+def target_of(connection: Connection, verb: str = "written") -> SparkTarget:
+    """Return the target of loads that a connection leads to; an error where it leads to none."""
+    target_class = system_for(connection.kind).load_target()
+    if target_class is None or not target_class.exactly_once:
+        able = [each.kind for each in systems().values() if each.takes_loads]
+        raise DeclarationError(
+            f"{connection.label} ({connection.kind}) cannot be {verb}.",
+            hint=f"Files and Delta tables can: {', '.join(able)}.",
+        )
+    opened: SparkTarget = target_class(connection)
+    return opened
 
 
 def refuse(connection: Connection, load: Load) -> None:
     """Refuse what this target cannot do, before Spark starts."""
-    from weft.systems.objects import sink
-
-    _refuse_unknown(connection, "written")
-    _refuse_one_host(connection, "target")
-    if connection.kind.startswith("object_store"):
-        sink.refuse(load)
-    aside = [check for check in load.checks if check.reaction == "quarantine"]
-    if aside:
-        raise DeclarationError(
-            f"{aside[0]}: {connection.label} ({connection.kind}) has no place to put rows aside.",
-            hint='Use on_quality_failure="fail" or "warn", or a SQL database.',
-        )
+    target = target_of(connection)
+    refuse_one_host(connection, "target")
+    target.check(load)
 
 
 def read(spark: Any, path: str, source: str | Connection | None) -> Any:
-    """A DataFrame of a table or of files: on a connection, or anywhere by their path."""
+    """Return a DataFrame of a table or of files: on a connection, or anywhere by their path."""
     if source is None:
         return _read_path(spark, path)
     connection = current().connection(source)
-    _refuse_unknown(connection, "read by a path")
-    _refuse_one_host(connection, "source")
-    ready = connectors.ready(spark, connection)
-    if connection.kind.startswith("delta"):
-        from weft.systems.delta import source as delta
-
-        return delta.read(ready, connection, path)
-    from weft.systems.objects import source as objects
-
-    return objects.read(ready, connection, path)  # type: ignore[arg-type]
+    target = target_of(connection, "read by a path")
+    refuse_one_host(connection, "source")
+    return target.read(path, connectors.ready(spark, connection))
 
 
 def _read_path(spark: Any, path: str) -> Any:
-    from weft.systems.objects import source as objects
-    from weft.systems.objects.spark import own_session
-
-    if _BUCKET.match(path):
-        # With the keys of the environment: a path has none.
-        connectors.add(spark, "s3")
-        path = _BUCKET.sub("s3a://", path)
-    elif "://" in path:
+    path = loose_files.spark_path(path)
+    if "://" not in path and not session.is_local():
         raise DeclarationError(
-            f"Files cannot be read from {path.partition('://')[0]}://.", hint="A path of this machine, or s3://bucket/…"
+            "A path is a file on this machine, which Spark's workers on a cluster cannot open.",
+            hint='Put it into a bucket, or run Spark here: WEFT_SPARK_MASTER="local[*]".',
         )
-    else:
-        if not session.is_local():
-            raise DeclarationError(
-                "A path is a file on this machine, which Spark's workers on a cluster cannot open.",
-                hint='Put it into a bucket, or run Spark here: WEFT_SPARK_MASTER="local[*]".',
-            )
-        # The JVM keeps the folder that it was started in.
-        path = os.path.abspath(os.path.expanduser(path))
-        if os.path.isdir(os.path.join(path, "_delta_log")):
-            connectors.add(spark, "delta")
-            return connectors.with_delta(spark).read.format("delta").load(path)
-    own = own_session(spark, {})
-    found = objects.read_table(own, path)
-    return objects.read_path(own, path) if found is None else found
+    return loose_files.read(connectors.with_jars(spark, loose_files.jars_for(path)), path)
 
 
 def write(
     frame: Any, connection: Connection, load: Load, put_aside: Callable[[pa.Table], None] | None = None
 ) -> Counts:
-    """Write a DataFrame to files or to a Delta table, which gives rows without a key to `put_aside`."""
+    """Write a DataFrame to a target, which gives rows without a key to `put_aside`."""
     refuse(connection, load)
     spark = connectors.ready(frame.sparkSession, connection)
     with _loading(connection, load):
-        if connection.kind.startswith("delta"):
-            from weft.systems.delta import sink as delta
-
-            return delta.write(frame, connection, load, spark=spark, put_aside=put_aside)
-        from weft.systems.objects import sink as objects
-
-        return objects.write(frame, connection, load, spark=spark)  # type: ignore[arg-type]
+        return target_of(connection).write(frame, load, spark, put_aside)
 
 
 def reached(connection: Connection, load: Load, column: str) -> tuple[Any, int]:
-    """The greatest value of a column in the target, which says how far it has come, and how many it has. `None` for a
-    table that is not there."""
+    """Return the greatest value of a column in the target, which says how far it has come, and how many it has. `None`
+    for a table that is not there."""
     from pyspark.sql import functions as F
 
     path = f"{load.schema}/{load.table}" if load.schema else load.table
@@ -120,50 +84,27 @@ def reached(connection: Connection, load: Load, column: str) -> tuple[Any, int]:
             f"{load.name} has no column {column!r}, which says how far it has come.",
             hint="A target of files needs the incremental column among its own.",
         )
-    (found,) = frame.agg(F.max(column).alias("value"), F.count(column).alias("rows")).toArrow().to_pylist()
-    return found["value"], found["rows"]
+    (row,) = frame.agg(F.max(column).alias("value"), F.count(column).alias("rows")).toArrow().to_pylist()
+    return row["value"], row["rows"]
 
 
 def columns(spark: Any, connection: Connection, load: Load) -> list[str] | None:
-    """The columns of the target as it is now; `None` where no load has made it."""
-    ready = connectors.ready(spark, connection)
-    if connection.kind.startswith("delta"):
-        from weft.systems.delta import source as delta
-
-        try:
-            found = delta.read(ready, connection, load.table, load.schema)
-        except NotFoundError:
-            return None
-        return list(found.columns)
-    from weft.systems.objects import source as objects
-
-    return objects.table_columns(ready, connection, load.schema, load.table)  # type: ignore[arg-type]
+    """Return the columns of the target as it is now; `None` where no load has made it."""
+    return target_of(connection).columns(load, connectors.ready(spark, connection))
 
 
 def has(connection: Connection, load: Load) -> bool:
-    """Whether the target has a load already."""
+    """Return whether the target has a load already."""
     spark = connectors.ready(session.spark(), connection)
     with outcome.explained(f"look into {load.name}"):
-        if connection.kind.startswith("delta"):
-            from weft.systems.delta import sink as delta
-
-            return delta.has(connection, load, spark=spark)
-        from weft.systems.objects import sink as objects
-
-        return objects.has(connection, load, spark=spark)  # type: ignore[arg-type]
+        return target_of(connection).has(load, spark)
 
 
-def copy(rows: Rows, connection: Connection, load: Load) -> Counts | None:
-    """Write rows that are Arrow, without Spark's rows between. `None` where only `write` can do it."""
+def copy(rows: ArrowRows, connection: Connection, load: Load) -> Counts | None:
+    """Write rows that are Arrow, without Spark's rows between; `None` where only `write` can do it."""
     spark = connectors.ready(session.spark(), connection)
     with _loading(connection, load):
-        if connection.kind.startswith("delta"):
-            from weft.systems.delta import copy as delta
-
-            return delta.copy(rows, connection, load, spark=spark)
-        from weft.systems.objects import sink as objects
-
-        return objects.copy(rows, connection, load, spark=spark)  # type: ignore[arg-type]
+        return target_of(connection).copy(rows, load, spark)
 
 
 @contextmanager
@@ -177,21 +118,9 @@ def _loading(connection: Connection, load: Load) -> Iterator[None]:
             raise connection.failed(error) from None
 
 
-def _refuse_unknown(connection: Connection, verb: str) -> None:
-    if not is_files(connection):
-        raise DeclarationError(
-            f"{connection.label} ({connection.kind}) cannot be {verb}.",
-            hint="Files and Delta tables can: object_store_local, object_store_s3, delta_local, delta_s3.",
-        )
-
-
-def refuse_elsewhere(connection: Connection) -> None:
-    """Refuse a folder of this machine as a source where Spark's workers are on others."""
-    _refuse_one_host(connection, "source")
-
-
-def _refuse_one_host(connection: Connection, role: str) -> None:
-    if isinstance(connection, FolderConnection) and not session.is_local():
+def refuse_one_host(connection: Connection, role: str) -> None:
+    """Refuse a folder of this machine where Spark's workers are on others."""
+    if connection.one_host and not session.is_local():
         raise DeclarationError(
             f"The {role} of this load, {connection.label}, is a folder of this machine, which Spark's workers on a "
             "cluster do not see.",

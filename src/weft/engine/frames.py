@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from weft.engine import files, outcome, session
-from weft.engine import given as kinds
-from weft.engine.given import Given
+from weft.engine import files, inputs, session
+from weft.engine.inputs import Input
 from weft.engine.readers import Reader, SqlReader, reader_for
 from weft.errors import DeclarationError
+from weft.spark_support import outcome
 from weft.systems.base import Connection
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def read(
     `columns` are the ones to read. With `partitions` the tasks read that many parts at once, where the source can show
     them all one moment: streams by their offsets, PostgreSQL by ranges of the column `partition_by`.
     """
-    given = kinds.understand(data, has_source=source is not None)
+    given = inputs.understand(data, has_source=source is not None)
     reader = reader_for(given, source, None, partition_by)
     if columns is not None and isinstance(reader, SqlReader):
         reader = reader.selecting(columns)
@@ -45,14 +45,14 @@ def read(
 
 
 def of(
-    given: Given,
+    given: Input,
     reader: Reader | None,
     source: str | Connection | None,
     transform_sql: str | None = None,
     partitions: int = 1,
 ) -> Any:
     """The DataFrame of what was given, and of Spark SQL over it."""
-    if isinstance(given, kinds.Frame):
+    if isinstance(given, inputs.Frame):
         frame = given.frame
     else:
         spark = session.spark()
@@ -62,10 +62,10 @@ def of(
         if reader is not None:
             refuse_one_host(reader.one_host, "source")
             frame = from_reader(spark, reader, partitions)
-        elif isinstance(given, kinds.Memory):
+        elif isinstance(given, inputs.Memory):
             frame = from_memory(spark, given)
         else:
-            assert isinstance(given, kinds.Files)
+            assert isinstance(given, inputs.Files)
             with outcome.explained(f"read {given.path}"):
                 frame = files.read(spark, given.path, source)
     return frame if transform_sql is None else transformed(frame, transform_sql)
@@ -132,7 +132,7 @@ def from_reader(spark: Any, reader: Reader, parts: int = 1) -> Any:
     return frame
 
 
-def from_memory(spark: Any, given: kinds.Memory) -> Any:
+def from_memory(spark: Any, given: inputs.Memory) -> Any:
     """A DataFrame of rows that this process has."""
     return spark.createDataFrame(pa.Table.from_batches(list(given.batches), given.schema))
 

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import pyarrow as pa
 
 from weft.columns import canonical_schema
-from weft.engine import given as kinds
-from weft.engine import outcome
-from weft.engine.given import Given
+from weft.engine import inputs
+from weft.engine.inputs import Input
 from weft.engine.readers import Reader, SqlReader, open_tables, reader_for
 from weft.errors import DeclarationError
 from weft.project import current
+from weft.spark_support import outcome
 from weft.systems.base import Connection, system_for
 from weft.systems.load import Counts, Load, refuse_own
 from weft.systems.sql import commit as sql_commit
@@ -89,7 +89,7 @@ def load(
         raise DeclarationError(f"There is no engine {engine!r}.", hint="Engines: spark, pushdown.")
     planned = Load.declare(target=target, mode=mode, keys=keys, commit_key=commit_key, **options)
     job = Job(planned, current().connection(connection), source, engine, transform_sql)
-    counts, used = job.run(kinds.understand(data, has_source=source is not None))
+    counts, used = job.run(inputs.understand(data, has_source=source is not None))
     return LoadResult(**asdict(counts), seconds=time.perf_counter() - started, engine=used)
 
 
@@ -116,7 +116,7 @@ class Job:
         self.connection, self.source = connection, source
         self.transform_sql = transform_sql
 
-    def run(self, given: Given, opened: SqlTables | None = None) -> tuple[Counts, str]:
+    def run(self, given: Input, opened: SqlTables | None = None) -> tuple[Counts, str]:
         """Load what was given; what it did, and where it ran. `opened` are the target's tables, which stay open."""
         if system_for(self.connection.kind).tables is None:
             return self._into_files(given)
@@ -138,12 +138,12 @@ class Job:
         """The load, adapted to the columns of its source."""
         return self.load if self.fit is None else self.fit(self.load, source, tables.dialect, tables.quote)
 
-    def engine_for(self, given: Given, reader: Reader | None, tables: SqlTables) -> str:
+    def engine_for(self, given: Input, reader: Reader | None, tables: SqlTables) -> str:
         """Where the rows go from their source to the target."""
         if self.transform_sql is None and self.engine != "spark" and self.fits_in(tables):
             if isinstance(reader, SqlReader) and _is_same(reader.tables, tables):
                 return "pushdown"
-            if isinstance(given, kinds.Memory):
+            if isinstance(given, inputs.Memory):
                 return "pushdown"
         if self.engine == "pushdown":
             raise DeclarationError(
@@ -160,11 +160,11 @@ class Job:
         self.load = self.fitted(source, tables)
         sql_commit.prepare(tables, self.load, source)
 
-    def _into_tables(self, given: Given, reader: Reader | None, tables: SqlTables) -> tuple[Counts, str]:
+    def _into_tables(self, given: Input, reader: Reader | None, tables: SqlTables) -> tuple[Counts, str]:
         engine = self.engine_for(given, reader, tables)
         if engine == "spark":
             return self._by_spark(given, reader, tables), engine
-        if isinstance(given, kinds.Memory):
+        if isinstance(given, inputs.Memory):
             return self._from_here(given, tables), engine
         assert isinstance(reader, SqlReader)
         return self._pushed_down(reader, tables), engine
@@ -173,7 +173,7 @@ class Job:
         self._prepare(tables, reader.schema)
         return sql_commit.commit(tables, self.load, Query(reader.sql, reader.schema))
 
-    def _from_here(self, given: kinds.Memory, tables: SqlTables) -> Counts:
+    def _from_here(self, given: inputs.Memory, tables: SqlTables) -> Counts:
         schema, batches = given.schema, given.batches
         if not schema.names:
             found = _target_schema(tables, self.load)
@@ -184,7 +184,7 @@ class Job:
         self._prepare(tables, schema)
         return sql_commit.commit(tables, self.load, Batches(schema, batches))
 
-    def _by_spark(self, given: Given, reader: Reader | None, tables: SqlTables) -> Counts:
+    def _by_spark(self, given: Input, reader: Reader | None, tables: SqlTables) -> Counts:
         from weft.engine import frames
 
         if reader is not None and self.transform_sql is None and self.fits_in(tables):
@@ -192,7 +192,7 @@ class Job:
             frames.refuse_one_host(tables.one_host, "target")
             self._prepare(tables, reader.schema)
             return self._copied(reader, tables)
-        packed = given.packed if isinstance(given, kinds.Frame) else None
+        packed = given.packed if isinstance(given, inputs.Frame) else None
         if packed is not None and self.transform_sql is None and self.fits_in(tables):
             frames.refuse_one_host(tables.one_host, "target")
             schema = canonical_schema(packed.schema)
@@ -202,7 +202,7 @@ class Job:
         self._prepare(tables, schema)
         return self._written(frame, schema, tables)
 
-    def framed(self, given: Given, reader: Reader | None, tables: SqlTables) -> tuple[Any, pa.Schema]:
+    def framed(self, given: Input, reader: Reader | None, tables: SqlTables) -> tuple[Any, pa.Schema]:
         """The rows as a DataFrame; where the database cannot make them fit, Spark has."""
         from weft.engine import fitting, frames
 
@@ -264,7 +264,7 @@ class Job:
 
     # ------------------------------------------------------------------------------------------------ files and Delta
 
-    def _into_files(self, given: Given) -> tuple[Counts, str]:
+    def _into_files(self, given: Input) -> tuple[Counts, str]:
         from weft.engine import files
 
         files.refuse(self.connection, self.load)
@@ -277,7 +277,7 @@ class Job:
             if isinstance(reader, SqlReader):
                 reader.tables.close()
 
-    def _written_files(self, given: Given, reader: Reader | None) -> Counts:
+    def _written_files(self, given: Input, reader: Reader | None) -> Counts:
         from weft.engine import copying, files, frames
 
         rows = copying.rows_of(given, reader) if self.transform_sql is None else None
@@ -288,7 +288,7 @@ class Job:
                 return counts
         return files.write(frames.of(given, reader, self.source, self.transform_sql), self.connection, self.load)
 
-    def _fitted_files(self, given: Given, reader: Reader | None) -> Counts:
+    def _fitted_files(self, given: Input, reader: Reader | None) -> Counts:
         """Rows for a declared table: as they are where they fit, else as Spark makes them fit."""
         from weft.engine import copying, files, fitting, frames
 

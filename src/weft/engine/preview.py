@@ -13,15 +13,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from weft.engine import given as kinds
-from weft.engine import outcome, run
-from weft.engine.given import Given
+from weft.engine import inputs, run
+from weft.engine.inputs import Input
 from weft.engine.load import Job
 from weft.engine.readers import Reader, SqlReader, open_tables, reader_for
 from weft.engine.spool import read_first
 from weft.errors import LoadRefusedError, WeftError
 from weft.pipelines.declare import Pipeline, Target
 from weft.project import current
+from weft.spark_support import outcome
 from weft.systems.base import system_for
 from weft.systems.load import Counts, Load
 from weft.systems.sql import commit as sql_commit
@@ -58,7 +58,7 @@ def preview(
     target: Target,
     moment: datetime,
     *,
-    given: Given | None = None,
+    given: Input | None = None,
     rows: int = 5,
     trial: bool = True,
 ) -> Preview:
@@ -103,7 +103,7 @@ def _made_elsewhere(job: Job) -> Iterator[Job]:
 
 
 def _of_tables(
-    found: Preview, job: Job, given: Given, reader: Reader | None, tables: SqlTables, rows: int, trial: bool
+    found: Preview, job: Job, given: Input, reader: Reader | None, tables: SqlTables, rows: int, trial: bool
 ) -> None:
     found.engine = job.engine_for(given, reader, tables)
     if isinstance(reader, SqlReader):
@@ -111,8 +111,8 @@ def _of_tables(
         found.plan = explain(reader.tables, reader.sql)
     frame: Any = None
     source: Query | Batches | None = None
-    if isinstance(given, kinds.Memory):
-        given = kinds.Memory(given.schema, list(given.batches))
+    if isinstance(given, inputs.Memory):
+        given = inputs.Memory(given.schema, list(given.batches))
         if not given.schema.names:  # no rows at all
             found.counts = Counts()
             return
@@ -125,7 +125,7 @@ def _of_tables(
         else:
             # As in a run: who holds the one writer's place must not wait for a source, which may be the same file.
             source = Batches(schema, read_first(schema, _all(reader)) if trial and tables.one_writer else _all(reader))
-    elif job.fits_in(tables) and isinstance(given, kinds.Memory):
+    elif job.fits_in(tables) and isinstance(given, inputs.Memory):
         schema = given.schema
         found.sample = pa.Table.from_batches(given.batches, schema).slice(0, rows)
         source = Batches(schema, given.batches)
@@ -205,7 +205,7 @@ def explain(tables: SqlTables, sql: str) -> list[str]:
     return [" ".join(str(value) for value in row if value is not None) for row in found]
 
 
-def _of_files(found: Preview, job: Job, given: Given, rows: int, trial: bool) -> None:
+def _of_files(found: Preview, job: Job, given: Input, rows: int, trial: bool) -> None:
     from weft.engine import fitting, frames
     from weft.engine.trial import Trial
 

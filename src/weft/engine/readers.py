@@ -9,14 +9,13 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from weft.columns import hinted
-from weft.engine import given as kinds
-from weft.engine.given import Given
+from weft.engine import inputs
+from weft.engine.inputs import Input
 from weft.errors import EventsLostError
 from weft.project import current
 from weft.streams import runtime
 from weft.streams.declare import Stream
 from weft.systems.base import Connection, system_for
-from weft.systems.file import FileConnection
 from weft.systems.log import META_TYPES, ROWID, Log
 from weft.systems.sql.ahead import read_ahead
 from weft.systems.sql.queries import subquery
@@ -96,7 +95,7 @@ class StreamReader:
     @property
     def one_host(self) -> bool:
         """Whether only this machine can read it."""
-        return self.connection.kind == "sqlite"
+        return self.connection.one_host
 
     @property
     def schema(self) -> pa.Schema:
@@ -154,25 +153,25 @@ def _field(name: str, kind: FieldType) -> pa.Field:
 
 
 def reader_for(
-    given: Given,
+    given: Input,
     source: str | Connection | None,
     default: Connection | None,
     partition_by: str | None = None,
     target: SqlTables | None = None,
 ) -> Reader | None:
     """What reads SQL or a stream; `None` for what Spark or this process has itself."""
-    if isinstance(given, kinds.Sql):
+    if isinstance(given, inputs.Sql):
         connection = current().connection(source) if source is not None or default is None else default
         # One connection to one database: it answers sooner than two, and nobody need ask whether it is the same.
         same = target is not None and connection.resolved() == target.connection
         tables = target if target is not None and same else open_tables(connection)
-        if tables is not target and isinstance(tables.connection, FileConnection):
+        if tables is not target:
             # A target's file is made by its first load; one that is only read must be there.
             tables.connection.refuse_missing()
         return SqlReader(tables, given.text, tables.describe(given.text), partition_by)
-    if isinstance(given, kinds.Events):
+    if isinstance(given, inputs.Events):
         return stream_reader(given.stream, source)
-    if isinstance(given, kinds.Rows):
+    if isinstance(given, inputs.Rows):
         found: Reader = given.reader
         return found
     return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import os
 import random
 import threading
 import time
@@ -16,9 +15,8 @@ from datetime import datetime
 from hashlib import blake2b
 from typing import Any
 
-from weft.engine import given as kinds
-from weft.engine import increment
-from weft.engine.given import Given
+from weft.engine import increment, inputs
+from weft.engine.inputs import Input
 from weft.engine.load import Job
 from weft.engine.readers import open_tables
 from weft.engine.shape import Fit
@@ -27,7 +25,6 @@ from weft.pipelines.declare import Pipeline, Target, refuse_with_watermark
 from weft.pipelines.transforms import FilterWhere, Limit, Sample
 from weft.project import current
 from weft.systems.base import Connection, system_for
-from weft.systems.file import MEMORY, FileConnection
 from weft.systems.load import Counts, Load
 from weft.systems.sql import commit as sql_commit
 from weft.systems.sql import watermarks
@@ -106,14 +103,14 @@ class Run:
             self._after(number, step)
             _steps.debug("followed")
 
-    def _given(self, data: object) -> Given:
+    def _given(self, data: object) -> Input:
         given = understand(self.pipeline, data)
-        if isinstance(given, kinds.Memory) and len(self.pipeline.targets) > 1:
+        if isinstance(given, inputs.Memory) and len(self.pipeline.targets) > 1:
             # Each target reads it; an iterator could be read once.
-            return kinds.Memory(given.schema, list(given.batches))
+            return inputs.Memory(given.schema, list(given.batches))
         return given
 
-    def _load(self, target: Target, given: Given) -> Loaded:
+    def _load(self, target: Target, given: Input) -> Loaded:
         started = time.perf_counter()
         plan = planned(self.pipeline, target, self.key, self.moment)
         with prepared(self.pipeline, target, plan, given) as ready:
@@ -152,20 +149,20 @@ class Ready:
     """A load with everything that it needs but its rows."""
 
     job: Job
-    given: Given
+    given: Input
     late: int = 0
     without_value: int = 0
     warnings: tuple[str, ...] = ()
 
 
 @contextmanager
-def prepared(pipeline: Pipeline, target: Target, load: Load, given: Given) -> Iterator[Ready]:
+def prepared(pipeline: Pipeline, target: Target, load: Load, given: Input) -> Iterator[Ready]:
     """Bound what is read, and say how it is loaded."""
     connection = current().connection(target.connection)
     source = source_of(pipeline, target)
     late = without_value = 0
     warnings: tuple[str, ...] = ()
-    if isinstance(given, kinds.Sql):
+    if isinstance(given, inputs.Sql):
         with opened(current().connection(source)) as tables:
             text, column = _transformed(given.text, pipeline, tables), pipeline.incremental_column
             if column is None and increment.has_mark(given.text, tables.dialect):
@@ -184,7 +181,7 @@ def prepared(pipeline: Pipeline, target: Target, load: Load, given: Given) -> It
                 )
                 text, late, without_value = found.sql, found.late, found.without_value
                 load = replace(load, watermark=found.watermark)
-            given = kinds.Sql(text)
+            given = inputs.Sql(text)
     elif pipeline.incremental_column is not None or pipeline.transforms_pre:
         given = _frame(pipeline, given, source)
     job = Job(load, connection, source, pipeline.engine, None, Fit(target))
@@ -210,8 +207,7 @@ def _last(connection: Connection, load: Load, target: Target, column: str) -> tu
 
 def is_unmade(connection: Connection) -> bool:
     """Whether a database is a file that its first load would make."""
-    found = connection.resolved()
-    return isinstance(found, FileConnection) and found.path != MEMORY and not os.path.exists(found.path or "")
+    return connection.is_missing()
 
 
 def _last_in_files(connection: Connection, load: Load, target: Target, column: str) -> Watermark | None:
@@ -255,7 +251,7 @@ def produce(pipeline: Pipeline) -> object:
     return _call(pipeline.function, connections[: pipeline.parameters])
 
 
-def understand(pipeline: Pipeline, data: object) -> Given:
+def understand(pipeline: Pipeline, data: object) -> Input:
     """What a pipeline's function gave."""
     if data is None:
         if pipeline.source_table is None:
@@ -265,16 +261,16 @@ def understand(pipeline: Pipeline, data: object) -> Given:
             )
         source = current().connection(source_of(pipeline, pipeline.targets[0]))
         if system_for(source.kind).tables is None:
-            return kinds.Files(pipeline.source_table)
+            return inputs.Files(pipeline.source_table)
         with opened(source) as tables:
             schema, dot, name = pipeline.source_table.rpartition(".")
-            return kinds.Sql(f"SELECT * FROM {tables.table(schema if dot else None, name)}")
+            return inputs.Sql(f"SELECT * FROM {tables.table(schema if dot else None, name)}")
     if pipeline.source_table is not None:
         raise DeclarationError(
             f"Pipeline {pipeline.name!r} has a source_table, and its function gave something to load as well.",
             hint="Let the function return nothing, or leave source_table out.",
         )
-    return kinds.understand(data, has_source=pipeline.source_connection is not None)
+    return inputs.understand(data, has_source=pipeline.source_connection is not None)
 
 
 def _call(function: Callable[..., Any], arguments: list[Any]) -> object:
@@ -333,7 +329,7 @@ def _transformed(sql: str, pipeline: Pipeline, tables: SqlTables) -> str:
     return sql
 
 
-def _frame(pipeline: Pipeline, given: Given, source: str | Connection | None) -> Given:
+def _frame(pipeline: Pipeline, given: Input, source: str | Connection | None) -> Input:
     """What is no query, as a DataFrame with the transforms on it."""
     from weft.engine import frames
     from weft.engine.readers import reader_for
@@ -351,4 +347,4 @@ def _frame(pipeline: Pipeline, given: Given, source: str | Connection | None) ->
             frame = frame.limit(each.rows)
         elif isinstance(each, Sample):
             frame = frame.sample(fraction=each.percent / 100, seed=random.randrange(2**31))
-    return kinds.Frame(frame)
+    return inputs.Frame(frame)

@@ -10,10 +10,10 @@ from typing import Any
 import pyarrow as pa
 
 from weft.columns import canonical_batch
-from weft.engine import outcome
 from weft.engine.progress import Counter
 from weft.engine.readers import Reader
 from weft.engine.spool import read_first
+from weft.spark_support import outcome
 from weft.systems.load import Counts, Load
 from weft.systems.sql import staging
 from weft.systems.sql.ahead import read_ahead

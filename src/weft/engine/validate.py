@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from weft.engine import given as kinds
-from weft.engine import run
+from weft.engine import inputs, run
 from weft.engine.preview import preview
 from weft.errors import WeftError
 from weft.pipelines.declare import Pipeline, Target
@@ -70,7 +69,7 @@ def open_connection(connection: Connection) -> str:
 
 def _load(pipeline: Pipeline, target: Target) -> str:
     given = run.understand(pipeline, run.produce(pipeline))
-    if not isinstance(given, kinds.Sql):
+    if not isinstance(given, inputs.Sql):
         # Frames and rows are made anew by each run: what they hold is known then.
         return f"{type(given).__name__.lower()}, {target.options.get('mode', 'append')}"
     found = preview(pipeline, target, datetime.now(UTC), given=given, rows=0, trial=False)

@@ -12,8 +12,8 @@ from typing import Any
 
 from weft.engine.streaming.batch import Written
 from weft.engine.streaming.checkpoint import Checkpoint
+from weft.engine.streaming.progress import Lag
 from weft.engine.streaming.query import Query
-from weft.engine.streaming.watch import Lag
 from weft.errors import ConnectionFailedError, DeclarationError, MissingExtraError, SettingsError, WeftError
 from weft.operate.runner import described
 from weft.operate.running import Restarts, Running

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from weft.engine.streaming.watch import Lag
+    from weft.engine.streaming.progress import Lag
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,8 @@ class Connection:
     """
 
     kind: ClassVar[str]
+    one_host: ClassVar[bool] = False
+    """Whether only this machine can open it: Spark's workers on a cluster cannot."""
     _is_resolved: ClassVar[bool] = False
 
     name: str | None = None
@@ -155,6 +157,24 @@ class Connection:
         """Open the connection, run a trivial query, and say what answered: server, database, latency_ms."""
         raise NotImplementedError
 
+    def configure(self, spark: Any) -> None:
+        """Tell a Spark session how to reach this system, where its connector cannot be told by options."""
+
+    def is_missing(self) -> bool:
+        """Whether it leads to a file that is not there: the first load into it makes it."""
+        return False
+
+    def refuse_missing(self) -> None:
+        """Raise where there is nothing to be read."""
+
+    def with_options(self, options: Mapping[str, Any]) -> Self:
+        """Return this connection with options that a source or target declares, where it has any."""
+        return self
+
+    def has_path(self, name: str, path: str) -> bool:
+        """Whether a path is among the files of a source or target here."""
+        return False
+
     def xconsumer(self, *streams: Any, **options: Any) -> Any:
         """A `weft.Consumer` of streams on this connection, or with `group` and `consumer` a `weft.GroupConsumer`."""
         from weft.consumers.consumer import xconsumer
@@ -227,13 +247,27 @@ def _type_name(hint: Any) -> str:
 
 @dataclass(frozen=True)
 class System:
-    """A kind of outside system. Its classes are named as `module:Class` and imported when first needed."""
+    """A kind of outside system. Its classes are named as `module:Class` and imported when first needed.
+
+    A system with a `log` needs no other class to be a source, a target and a dead-letter store of streaming pipelines:
+    streams are. One with `tables` needs none to be a target and a dead-letter store.
+    """
 
     kind: str
     connection: str
     schemes: tuple[str, ...] = ()
     log: str | None = None
+    """Keeps streams: `weft.systems.log.Store`."""
     tables: str | None = None
+    """Reads and writes SQL tables: `weft.systems.sql.tables.SqlTables`."""
+    stream_source: str | None = None
+    """A source of streaming pipelines: `weft.systems.stream_source.StreamSource`."""
+    target: str | None = None
+    """A target that Spark writes: `weft.systems.target.SparkTarget`."""
+    dead_letter_store: str | None = None
+    """Keeps rejected rows: `weft.systems.dead_letter_store.DeadLetterStore`."""
+    jars: tuple[str, ...] = ()
+    """The locked sets of jars that Spark needs for it: see `weft.engine.jars`."""
     extra: str | None = None
     describes: str = ""
 
@@ -256,6 +290,33 @@ class System:
             able = ", ".join(each.kind for each in systems().values() if each.tables)
             raise DeclarationError(f"A {self.kind} connection cannot hold tables.", hint=f"These can: {able}.")
         loaded: type[Any] = self._load(self.tables)
+        return loaded
+
+    def load_stream_source(self) -> type[Any] | None:
+        """The class of this system's sources of streaming pipelines, where it has its own."""
+        loaded: type[Any] | None = None if self.stream_source is None else self._load(self.stream_source)
+        return loaded
+
+    def load_target(self) -> type[Any] | None:
+        """The class of the targets that Spark writes on this system, where it has its own."""
+        loaded: type[Any] | None = None if self.target is None else self._load(self.target)
+        return loaded
+
+    @property
+    def takes_loads(self) -> bool:
+        """Whether loads and batch pipelines can write what Spark writes on this system."""
+        target = self.load_target()
+        return target is not None and target.exactly_once
+
+    def load_dead_letter_store(self) -> type[Any]:
+        """The class that keeps dead letters on this system: its own, or that of every system with tables."""
+        reference = self.dead_letter_store
+        if reference is None and self.tables is not None:
+            reference = "weft.systems.sql.dead_letters:TableLetters"
+        if reference is None:
+            able = ", ".join(each.kind for each in systems().values() if each.dead_letter_store or each.tables)
+            raise DeclarationError(f"A {self.kind} connection cannot keep dead letters.", hint=f"These can: {able}.")
+        loaded: type[Any] = self._load(reference)
         return loaded
 
     def _load(self, reference: str) -> Any:
@@ -349,34 +410,49 @@ _BUILT_IN = {
         System(
             kind="kafka",
             connection="weft.systems.kafka.connection:KafkaConnection",
+            stream_source="weft.systems.kafka.stream_source:KafkaSource",
+            target="weft.systems.kafka.target:TopicTarget",
+            dead_letter_store="weft.systems.kafka.dead_letters:TopicLetters",
+            jars=("kafka",),
             extra="kafka",
             describes="Kafka: topics of JSON messages or of bytes",
         ),
         System(
             kind="object_store_local",
             connection="weft.systems.objects.connection:ObjectStoreLocalConnection",
-            schemes=(),
+            stream_source="weft.systems.objects.stream_source:FileSource",
+            target="weft.systems.objects.target:FileTarget",
+            dead_letter_store="weft.systems.objects.dead_letters:FolderLetters",
             extra="spark",
             describes="Parquet, CSV, JSON lines or ORC files in a folder",
         ),
         System(
             kind="object_store_s3",
             connection="weft.systems.objects.connection:ObjectStoreS3Connection",
-            schemes=(),
+            stream_source="weft.systems.objects.stream_source:FileSource",
+            target="weft.systems.objects.target:FileTarget",
+            dead_letter_store="weft.systems.objects.dead_letters:BucketLetters",
+            jars=("s3",),
             extra="spark",
             describes="Parquet, CSV, JSON lines or ORC files in a bucket",
         ),
         System(
             kind="delta_local",
             connection="weft.systems.delta.connection:DeltaLocalConnection",
-            schemes=(),
+            stream_source="weft.systems.delta.stream_source:DeltaSource",
+            target="weft.systems.delta.target:DeltaTarget",
+            dead_letter_store="weft.systems.delta.dead_letters:DeltaLetters",
+            jars=("delta",),
             extra="spark",
             describes="Delta tables in a folder",
         ),
         System(
             kind="delta_s3",
             connection="weft.systems.delta.connection:DeltaS3Connection",
-            schemes=(),
+            stream_source="weft.systems.delta.stream_source:DeltaSource",
+            target="weft.systems.delta.target:DeltaTarget",
+            dead_letter_store="weft.systems.delta.dead_letters:DeltaLetters",
+            jars=("delta", "s3"),
             extra="spark",
             describes="Delta tables in a bucket",
         ),

@@ -19,7 +19,7 @@ import pytest
 import weft
 from conftest import S3
 from weft.engine.load import open_tables
-from weft.engine.streaming import batch
+from weft.engine.streaming import transform
 from weft.engine.streaming.checkpoint import Checkpoint
 from weft.operate.running import Running
 from weft.operate.supervisor import supervise
@@ -124,5 +124,5 @@ def here(project: Path) -> Iterator[Project]:
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Rows are read and written by the driver, which takes few of them, or by Spark's tasks."""
     if request.param == "tasks":
-        monkeypatch.setattr(batch, "SMALL", 0)
+        monkeypatch.setattr(transform, "SMALL", 0)
     return str(request.param)

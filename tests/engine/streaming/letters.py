@@ -7,10 +7,10 @@ from typing import Any
 
 import weft
 from engine.streaming.conftest import declare
-from weft.engine.streaming.dead import DeadLetterBox
-from weft.engine.streaming.letter import Letter, Stored
+from weft.engine.streaming.dead_letters import DeadLetterBox
 from weft.engine.streaming.replay import Replay, Replayed
 from weft.pipelines.streaming.declare import make
+from weft.systems.dead_letter_store import DeadLetter, StoredLetter
 
 
 def pipeline_of(**declared: Any) -> Any:
@@ -24,16 +24,16 @@ def pipeline_of(**declared: Any) -> Any:
     return make(**declared)
 
 
-def unread(*numbers: int) -> list[Letter]:
+def unread(*numbers: int) -> list[DeadLetter]:
     """Letters of rows that somehow could not be read."""
-    return [Letter("read", f"No {n}", "events", json.dumps({"n": n, "text": f"é{n}"}), str(n)) for n in numbers]
+    return [DeadLetter("read", f"No {n}", "events", json.dumps({"n": n, "text": f"é{n}"}), str(n)) for n in numbers]
 
 
-def put(pipeline: Any, letters: list[Letter], batch: int = 0) -> None:
+def put(pipeline: Any, letters: list[DeadLetter], batch: int = 0) -> None:
     DeadLetterBox(pipeline).put(letters, "query", batch, "read")
 
 
-def letters_of(pipeline: Any) -> list[Stored]:
+def letters_of(pipeline: Any) -> list[StoredLetter]:
     """Those of a topic come from its partitions in any order, so that two of one payload need more to sort by."""
     return sorted(DeadLetterBox(pipeline).letters(), key=lambda each: (each.payload, each.replays, each.letter_id))
 

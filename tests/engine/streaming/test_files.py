@@ -18,11 +18,11 @@ import pytest
 import weft
 from engine.streaming.conftest import declare, open_lake, rows, run_once
 from weft.engine.frames import transformed
-from weft.engine.streaming.batch import Batches
-from weft.engine.streaming.sources import FileOrigin
+from weft.engine.streaming.transform import Transform
 from weft.errors import NotFoundError
-from weft.systems.objects.following import METADATA, read_files
-from weft.systems.objects.spark import asks_for, moved_to
+from weft.spark_support.sessions import FILE_METADATA, asks_for, moved_to
+from weft.systems.objects.following import read_files
+from weft.systems.objects.stream_source import FileSource
 
 pytestmark = pytest.mark.usefixtures("spark", "here")
 
@@ -93,12 +93,12 @@ def test_files_are_dated_where_the_sql_asks_for_it(project: Path, monkeypatch: p
     """Spark's readers of texts are a third faster without. What SQL asks for may change with the columns."""
     plans = []
 
-    def carried(self: Batches, made: Any, *arguments: Any, **options: Any) -> Any:
+    def carried(self: Transform, made: Any, *arguments: Any, **options: Any) -> Any:
         plans.append(made._jdf.queryExecution().executedPlan().toString())
         return carry(self, made, *arguments, **options)
 
-    carry = Batches._carried
-    monkeypatch.setattr(Batches, "_carried", carried)
+    carry = Transform._carried
+    monkeypatch.setattr(Transform, "_carried", carried)
     source = weft.ObjectStoreLocalConnection(str(project / "lake"), name="lake")
     heads = {"0": "id,a", "1": "id,a", "2": "id,a", "3": "id,a,b", "4": "id,a,b"}
     for name, head in heads.items():
@@ -156,7 +156,7 @@ def test_what_sql_asks_for(sql: str, is_asked: bool, project: Path, spark: Any) 
     session.sql(names).createOrReplaceTempView("names")
     session.sql(f"SELECT *, name AS _event_ts FROM ({names})").createOrReplaceTempView("moments")
     made = transformed(moved_to(dated(True), session), sql)
-    assert asks_for(made, METADATA) is is_asked
+    assert asks_for(made, FILE_METADATA) is is_asked
 
 
 @pytest.mark.brief("local")
@@ -230,14 +230,14 @@ def test_what_is_not_there_yet_or_any_more(
         put(source, f"raw/{name}", f"id\n{number}\n")
     for name in ("empty.csv", "empty.json", "empty.parquet"):
         put(source, f"raw/{name}", "")
-    take = FileOrigin.take
+    take = FileSource.take
 
-    def take_late(origin: FileOrigin, frame: Any) -> Any:
+    def take_late(origin: FileSource, frame: Any) -> Any:
         """As if the process had been down between the plan of the batch and the batch."""
         (project / "lake/raw/gone 100%25.csv").unlink(missing_ok=True)
         return take(origin, frame)
 
-    monkeypatch.setattr(FileOrigin, "take", take_late)
+    monkeypatch.setattr(FileSource, "take", take_late)
     run_files(source)
     assert rows("rows", "id") == [(5,)]
     told = [each.getMessage() for each in caplog.records if "was gone" in each.getMessage()]

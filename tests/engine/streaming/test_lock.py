@@ -19,8 +19,8 @@ from weft.engine.streaming.checkpoint import Checkpoint
 from weft.engine.streaming.query import Query
 from weft.errors import StorageError
 from weft.pipelines.streaming.declare import make
-from weft.systems.objects import lock
-from weft.systems.objects.folder import LocalFolder
+from weft.spark_support.folder import LocalFolder
+from weft.systems import lease as leases
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -33,7 +33,7 @@ from weft.engine.streaming import lock
 from weft.engine.streaming.query import Query
 from weft.pipelines.streaming.declare import make
 from weft.systems import process
-from weft.systems.objects import lock as objects
+from weft.systems import lease as objects
 
 told = json.loads(sys.argv[1])
 lock.LEASE_SECONDS = told["lease"]
@@ -117,7 +117,7 @@ def test_two_machines_and_one_checkpoint(machine: Callable[..., Machine], projec
 @pytest.mark.parametrize("when", ["idle", "batch"])
 def test_what_another_took_is_ended(when: str, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the next beat where there is nothing to do; else before Spark writes the batch to its log."""
-    monkeypatch.setattr(lock, "BEAT_SECONDS", 0.05 if when == "idle" else 5.0)
+    monkeypatch.setattr(leases, "BEAT_SECONDS", 0.05 if when == "idle" else 5.0)
     events = declare(n="int64")
     place = project / "shared" / "copy"
     batches: list[int] = []
@@ -161,9 +161,9 @@ class AwayFolder(LocalFolder):
 
 @pytest.mark.timing
 def test_a_store_that_is_away_for_longer_than_the_lease(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(leases, "BEAT_SECONDS", 0.05)
     folder, lost = AwayFolder(), []
-    lease = lock.Lease(folder, str(project / "x~lock"), seconds=1.0, lost=lambda: lost.append(True))
+    lease = leases.Lease(folder, str(project / "x~lock"), seconds=1.0, lost=lambda: lost.append(True))
     lease.take()
     assert not lease.is_lost
     folder.is_away = True
@@ -171,7 +171,7 @@ def test_a_store_that_is_away_for_longer_than_the_lease(project: Path, monkeypat
     assert lease.is_lost
     folder.is_away = False
     lease.release()
-    lock.Lease(folder, str(project / "x~lock"), seconds=60.0).take()
+    leases.Lease(folder, str(project / "x~lock"), seconds=60.0).take()
 
 
 def test_a_place_where_nothing_can_be_made() -> None:

@@ -20,13 +20,13 @@ from engine.streaming.conftest import declare, rows, run_once
 from engine.streaming.letters import letters_of, pipeline_of, put, replay_all, unread
 from weft.engine.readers import open_tables
 from weft.engine.streaming import replay
-from weft.engine.streaming.dead import DeadLetterBox
-from weft.engine.streaming.letter import Letter
+from weft.engine.streaming.dead_letters import DeadLetterBox
 from weft.engine.streaming.replay import Replay, Replayed
 from weft.errors import BusyError, DeclarationError, WeftError
 from weft.pipelines.streaming.declare import make
 from weft.project import current
-from weft.systems.objects.folder import LocalFolder
+from weft.spark_support.folder import LocalFolder
+from weft.systems.dead_letter_store import DeadLetter
 
 Where = Callable[[], dict[str, Any]]
 
@@ -242,7 +242,7 @@ def test_some_rows_of_a_set_fail_again() -> None:
         dead_letter_table="failed",
     )
     payloads = ['{"n": 1, "text": "1"}', '{"n": 2, "text": "x"}', "{", '{"n": 4, "text": "4"}', '{"n": 5, "text": "y"}']
-    put(pipeline, [Letter("transform", "?", "events", each, str(n)) for n, each in enumerate(payloads)])
+    put(pipeline, [DeadLetter("transform", "?", "events", each, str(n)) for n, each in enumerate(payloads)])
     done = replay_all(pipeline)
     assert (done.letters, done.again) == (5, 3)
     assert rows("copies") == rows("others") == [(2, 2, "one"), (8, 5, None)]
@@ -258,7 +258,7 @@ def test_what_only_fails_together_leaves_the_letters_alone() -> None:
     pipeline = pipeline_of(
         transform_sql="SELECT sum(n) AS n FROM source", transform_on_error="dlq", dead_letter_table="failed"
     )
-    put(pipeline, [Letter("transform", "?", "events", json.dumps({"n": 2**62}), str(n)) for n in (1, 2)])
+    put(pipeline, [DeadLetter("transform", "?", "events", json.dumps({"n": 2**62}), str(n)) for n in (1, 2)])
     before = letters_of(pipeline)
     with pytest.raises(WeftError, match="overflow"):
         replay_all(pipeline)
@@ -330,7 +330,7 @@ def test_numbers_that_json_has_no_word_for(stage: Any, project: Path) -> None:
     )
     weft.load([{"n": 0, "x": 0.5}], target="copies", connection=duck)
     payloads = ['{"n": 1, "x": NaN}', '{"n": 2, "x": -Infinity}', '{"n": 3, "x": 1}', '{"n": 4, "x": "many"}']
-    put(pipeline, [Letter(stage, "?", "events", each, target="copies") for each in payloads])
+    put(pipeline, [DeadLetter(stage, "?", "events", each, target="copies") for each in payloads])
     assert replay_all(pipeline).again == 1
     assert str(rows("copies", "n, x", duck)) == "[(0, 0.5), (1, nan), (2, -inf), (3, 1.0)]"
     (letter,) = letters_of(pipeline)
@@ -346,9 +346,8 @@ def test_what_a_stream_has_no_field_for() -> None:
         transform_on_error="dlq",
         dead_letter_table="failed",
     )
-    put(
-        pipeline, [Letter("transform", "?", "events", '{"n": 1, "odd": [1], "_event_ts": "2026-01-31T00:00:00Z"}', "1")]
-    )
+    payload = '{"n": 1, "odd": [1], "_event_ts": "2026-01-31T00:00:00Z"}'
+    put(pipeline, [DeadLetter("transform", "?", "events", payload, "1")])
     assert replay_all(pipeline).again == 0
     assert rows("copies") == [(1, '{"odd": [1]}')]
 
@@ -412,7 +411,7 @@ def _table(name: str, system: System, column: str) -> None:
 @pytest.mark.usefixtures("here")
 def test_a_target_that_is_no_more() -> None:
     pipeline = pipeline_of(dead_letter_table="failed")
-    put(pipeline, [Letter("store", "?", "events", '{"n": 1}', target="renamed"), *unread(2)])
+    put(pipeline, [DeadLetter("store", "?", "events", '{"n": 1}', target="renamed"), *unread(2)])
     done = replay_all(pipeline)
     assert (done.letters, len(letters_of(pipeline))) == (1, 1)
     assert list(done.held.values()) == ["the pipeline has no target 'renamed'"]
@@ -426,10 +425,10 @@ def test_rows_of_one_key_in_several_batches() -> None:
     )
     for batch, text in enumerate(["old", "newer", "newest"]):
         payload = json.dumps({"n": 1, "text": text})
-        put(pipeline, [Letter("read", "?", "events", payload, str(batch)), *unread(batch + 10)], batch)
+        put(pipeline, [DeadLetter("read", "?", "events", payload, str(batch)), *unread(batch + 10)], batch)
     assert replay_all(pipeline).letters == 6
     assert rows("copies", "n, text") == [(1, "newest"), (10, "é10"), (11, "é11"), (12, "é12")]
-    put(pipeline, [Letter("read", "?", "events", json.dumps({"n": 1, "text": text}), text) for text in ("a", "b")])
+    put(pipeline, [DeadLetter("read", "?", "events", json.dumps({"n": 1, "text": text}), text) for text in ("a", "b")])
     with pytest.raises(WeftError, match="share a key"):
         replay_all(pipeline)
     before = letters_of(pipeline)
@@ -447,7 +446,7 @@ def test_rows_of_one_key_in_several_batches() -> None:
 @pytest.mark.parametrize("place", ["table", "stream", "path"])
 def test_a_letter_that_always_fails(place: str) -> None:
     pipeline = pipeline_of(**{f"dead_letter_{place}": "failed"})
-    put(pipeline, [Letter("read", "?", "events", "no JSON", "7"), *unread(1)])
+    put(pipeline, [DeadLetter("read", "?", "events", "no JSON", "7"), *unread(1)])
     assert replay_all(pipeline).again == 1
     for replays in (2, 3):
         assert replay_all(pipeline).letters == 1
@@ -466,7 +465,7 @@ def test_many_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay, "_SET", 2)
     monkeypatch.setattr(replay, "_LETTERS", 5)
     pipeline = pipeline_of(dead_letter_stream="failed")
-    put(pipeline, [*unread(*range(9)), Letter("read", "?", "events", "{", "99")])
+    put(pipeline, [*unread(*range(9)), DeadLetter("read", "?", "events", "{", "99")])
     done = replay_all(pipeline)
     assert (done.letters, done.again, done.finished) == (10, 1, 0)
     assert sorted(rows("copies", "n")) == [(n,) for n in range(9)]

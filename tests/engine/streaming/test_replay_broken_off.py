@@ -12,10 +12,10 @@ import pytest
 import weft
 from engine.streaming.conftest import declare, rows, run_killed
 from engine.streaming.letters import letters_of, pipeline_of, put, replay_all, unread
-from weft.engine.streaming.letter import Letter
 from weft.engine.streaming.replay import Replay
 from weft.errors import WeftError
 from weft.project import current
+from weft.systems.dead_letter_store import DeadLetter
 
 
 @pytest.mark.usefixtures("here")
@@ -128,7 +128,7 @@ POINTS = [
 def test_killed_anywhere(place: str, count: Callable[[int], int]) -> None:
     """Every row is there once, whatever the next replay is asked for; what fails always is one letter."""
     pipeline = pipeline_of(**{f"dead_letter_{place}": "failed"})
-    put(pipeline, [Letter("read", "?", "events", "{", "bad")])
+    put(pipeline, [DeadLetter("read", "?", "events", "{", "bad")])
     points = POINTS * max(1, count(20) // 2)
     for number, (step, times) in enumerate(points):
         put(pipeline, unread(2 * number, 2 * number + 1), number)

@@ -15,8 +15,8 @@ from engine.streaming.conftest import declare, rows, run_once
 from servers import wait_until
 from weft.engine.streaming import batch
 from weft.engine.streaming.checkpoint import Checkpoint
+from weft.engine.streaming.progress import Lag
 from weft.engine.streaming.query import Query
-from weft.engine.streaming.watch import Lag
 from weft.pipelines.streaming.declare import make
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.project import Project

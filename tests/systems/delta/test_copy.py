@@ -16,8 +16,7 @@ import pytest
 import weft
 from systems.objects.test_copy import EDGES, Attempts, given, some, table
 from weft import BusyError, DeltaLocalConnection, DeltaS3Connection, LoadRefusedError
-from weft.engine import frames
-from weft.engine import given as kinds
+from weft.engine import frames, inputs
 from weft.systems.delta import copy, sink, source
 from weft.systems.load import Counts, Load
 
@@ -45,7 +44,7 @@ def ids(spark: Any, lake: Any, name: str = "orders") -> list[int]:
 
 def both_ways(spark: Any, lake: Any, data: pa.Table) -> tuple[dict[str, Any], dict[str, Any]]:
     """The commit of Delta's own writer, and ours, of the same rows."""
-    frame = frames.from_memory(spark, kinds.understand(data, has_source=False)).coalesce(1)
+    frame = frames.from_memory(spark, inputs.understand(data, has_source=False)).coalesce(1)
     wanted = sink.write(frame, lake, load(name="theirs"))
     found = copy.copy(given(data), lake, load(name="ours"), spark=spark)
     assert (found.rows_read, found.inserted, found.deleted) == (wanted.rows_read, wanted.inserted, wanted.deleted)

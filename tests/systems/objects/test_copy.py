@@ -27,8 +27,7 @@ from systems.objects.test_sink import (  # noqa: F401
     stop_at,
 )
 from weft import LoadRefusedError, ObjectStoreS3Connection
-from weft.engine import copying, frames
-from weft.engine import given as kinds
+from weft.engine import copying, frames, inputs
 from weft.systems.load import Counts
 from weft.systems.objects import sink, source
 from weft.systems.objects.manifest import Manifest
@@ -72,7 +71,7 @@ def table(rows: list[tuple[Any, ...]] = EDGES, schema: pa.Schema = FLAT) -> pa.T
 
 
 def given(data: Any) -> Any:
-    return copying.rows_of(kinds.understand(data, has_source=False), None)
+    return copying.rows_of(inputs.understand(data, has_source=False), None)
 
 
 def some(*numbers: int) -> Any:
@@ -82,7 +81,7 @@ def some(*numbers: int) -> Any:
 
 def test_the_same_as_spark(spark: Any) -> None:
     lake = connection()
-    frame = frames.from_memory(spark, kinds.understand(table(), has_source=False)).coalesce(1)
+    frame = frames.from_memory(spark, inputs.understand(table(), has_source=False)).coalesce(1)
     wanted = sink.write(frame, lake, load(table="theirs"))
     found = sink.copy(given(table()), lake, load(table="ours"), spark=spark)
     assert (found.rows_read, found.inserted, found.deleted) == (wanted.rows_read, wanted.inserted, wanted.deleted)
@@ -107,7 +106,7 @@ def test_the_same_as_spark(spark: Any) -> None:
 
 
 def _local() -> Any:
-    from weft.systems.objects.folder import LocalFolder
+    from weft.spark_support.folder import LocalFolder
 
     return LocalFolder()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.systems.objects.folder import LocalFolder
+from weft.spark_support.folder import LocalFolder
 
 
 @pytest.mark.parametrize("how", ["create", "write"])

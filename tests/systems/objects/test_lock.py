@@ -12,10 +12,8 @@ from typing import Any
 import pytest
 
 from weft import ObjectStoreS3Connection
-from weft.systems import process
-from weft.systems.objects import lock
-from weft.systems.objects.folder import BucketFolder, Folder, LocalFolder, folder_for
-from weft.systems.objects.spark import configure
+from weft.spark_support.folder import BucketFolder, Folder, LocalFolder, folder_for
+from weft.systems import lease, process
 
 
 @pytest.fixture(params=["folder", "bucket"])
@@ -24,7 +22,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Folder, str]:
         return LocalFolder(), str(tmp_path / "orders")
     spark, s3 = request.getfixturevalue("spark"), request.getfixturevalue("s3")
     connection = ObjectStoreS3Connection(**s3.fields())
-    configure(spark, connection)
+    connection.configure(spark)
     folder = folder_for(spark, connection.root)
     assert isinstance(folder, BucketFolder)
     return folder, f"{connection.root}/orders"
@@ -37,7 +35,7 @@ def test_one_at_a_time(place: tuple[Folder, str]) -> None:
     def run() -> None:
         nonlocal inside, most, turns
         for _ in range(3):
-            with lock.table_lock(*place, "orders"):
+            with lease.table_lock(*place, "orders"):
                 inside += 1
                 most = max(most, inside)
                 turns += 1
@@ -55,7 +53,7 @@ def test_one_at_a_time(place: tuple[Folder, str]) -> None:
 @pytest.fixture
 def bucket(spark: Any, s3: Any) -> tuple[Folder, str, str]:
     connection = ObjectStoreS3Connection(**s3.fields())
-    configure(spark, connection)
+    connection.configure(spark)
     return folder_for(spark, connection.root), f"{connection.root}/orders", f"{connection.root}/_weft/orders/lock"
 
 
@@ -66,7 +64,7 @@ def test_of_a_dead_process_here(bucket: tuple[Folder, str, str]) -> None:
     ended.kill()
     ended.wait()
     folder.create(f"{home}/{1:020}.claim", json.dumps({"owner": [owner]}).encode())
-    with lock.table_lock(folder, path, "orders"):
+    with lease.table_lock(folder, path, "orders"):
         assert f"{2:020}.claim" in folder.files_in(home)
     assert set(folder.files_in(home)) == {f"{2:020}.claim", f"{2:020}.released"}
 
@@ -74,24 +72,24 @@ def test_of_a_dead_process_here(bucket: tuple[Folder, str, str]) -> None:
 @pytest.mark.timing
 def test_of_a_silent_process_elsewhere(bucket: tuple[Folder, str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     folder, path, home = bucket
-    monkeypatch.setattr(lock, "LEASE_SECONDS", 0.5)
+    monkeypatch.setattr(lease, "LEASE_SECONDS", 0.5)
     folder.create(f"{home}/{1:020}.claim", json.dumps({"owner": ["elsewhere:1:1:other"]}).encode())
-    with lock.table_lock(folder, path, "orders"):
+    with lease.table_lock(folder, path, "orders"):
         pass
 
 
 @pytest.mark.timing
 def test_a_holder_that_works_long_keeps_it(bucket: tuple[Folder, str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     folder, path, _ = bucket
-    monkeypatch.setattr(lock, "LEASE_SECONDS", 2.0)
-    monkeypatch.setattr(lock, "BEAT_SECONDS", 0.1)
+    monkeypatch.setattr(lease, "LEASE_SECONDS", 2.0)
+    monkeypatch.setattr(lease, "BEAT_SECONDS", 0.1)
     order: list[str] = []
 
     def second() -> None:
-        with lock.table_lock(folder, path, "orders"):
+        with lease.table_lock(folder, path, "orders"):
             order.append("second")
 
-    with lock.table_lock(folder, path, "orders"):
+    with lease.table_lock(folder, path, "orders"):
         other = threading.Thread(target=second)
         other.start()
         time.sleep(4)

@@ -293,7 +293,7 @@ def test_stopped_at_each_step(spark: Any, mode: str, step: str, stop_at: Any, mo
 
 
 def _local() -> Any:
-    from weft.systems.objects.folder import LocalFolder
+    from weft.spark_support.folder import LocalFolder
 
     return LocalFolder()
 

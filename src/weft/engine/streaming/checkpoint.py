@@ -13,17 +13,17 @@ from typing import Any
 from urllib.parse import unquote
 from uuid import uuid4
 
-from weft.engine import connectors, outcome, session
+from weft.engine import connectors, session
 from weft.engine.streaming.columns import Columns
-from weft.engine.streaming.location import Location
 from weft.engine.streaming.lock import Lock
-from weft.engine.streaming.starts import Sources, Starts
+from weft.engine.streaming.source_state import Sources, Starts
 from weft.errors import NotFoundError, StorageError, nearest
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.project import current
 from weft.settings import interpolate
-from weft.systems.objects.folder import place_of
-from weft.systems.objects.spark import configure
+from weft.spark_support import outcome
+from weft.spark_support.folder import place_of
+from weft.spark_support.location import Location
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _BUCKET = re.compile(r"^s3n?://")
@@ -148,10 +148,10 @@ class Checkpoint:
         return Starts(self.home)
 
     def sources(self) -> Sources:
-        """Which sources its places are of, kept and moved like their columns."""
+        """Which sources its positions are of, kept and moved like their columns."""
         return Sources(self.home)
 
-    def log_of(self, number: int) -> Location:
+    def source_log(self, number: int) -> Location:
         """Where Spark keeps what a source has of its own, such as the names of files that were read."""
         return self.home.at(f"sources/{number}")
 
@@ -170,8 +170,8 @@ class Checkpoint:
         moment, offsets = _entry(self.home.at(f"offsets/{committed}"))
         return State(query_id, committed, planned, offsets, moment)
 
-    def places(self, batch_id: int) -> tuple[Any, ...]:
-        """By source, how far a batch reaches that is begun."""
+    def positions(self, batch_id: int) -> tuple[Any, ...]:
+        """Return the position of each source at the end of a batch that was begun."""
         return _entry(self.home.at(f"offsets/{batch_id}"))[1]
 
     # -------------------------------------------------------------------------------------------------------- moving it
@@ -195,14 +195,14 @@ class Checkpoint:
         with self.changing():
             return self._move_aside(dry_run=dry_run)
 
-    def rewind(self, places: Sequence[Any], files: Mapping[int, str], *, dry_run: bool = False) -> str:
-        """Move it aside, and let another one go on from these places, one a source. `files` is by the number of a
-        source what Spark's log says of files that were read. Whoever calls it chose them while `changing`.
+    def rewind(self, positions: Sequence[Any], source_logs: Mapping[int, str], *, dry_run: bool = False) -> str:
+        """Move the checkpoint aside, and let a new one go on from these positions, one a source. `source_logs` has by
+        the number of a source what Spark's own log of it says. A caller chooses both while `changing`.
 
-        The new log has two batches that end at these places and are done, and an id of its own: to the targets' ledgers
-        what comes is new. Two, because Spark asks a source again for what is between the last two."""
+        The new log has two batches that end at these positions and are done, and an id of its own: to the targets'
+        ledgers what comes is new. Two, because Spark asks a source again for what is between the last two."""
         if not dry_run:
-            self._write_log(self._beside(_REWOUND), places, files)
+            self._write_log(self._beside(_REWOUND), positions, source_logs)
         return self._move_aside(dry_run=dry_run)
 
     def _move_aside(self, *, dry_run: bool) -> str:
@@ -213,16 +213,16 @@ class Checkpoint:
             self.settle()
         return self._beside(mark).path
 
-    def _write_log(self, rewound: Location, places: Sequence[Any], files: Mapping[int, str]) -> None:
+    def _write_log(self, rewound: Location, positions: Sequence[Any], source_logs: Mapping[int, str]) -> None:
         committed = self.state().committed
         offsets, commit = (self.home.at(f"{each}/{committed}").read() or "" for each in ("offsets", "commits"))
         version, about, *_ = offsets.splitlines()
         query_id = str(uuid4())
         made = {"metadata": json.dumps({"id": query_id})}
         for batch in ("0", "1"):
-            made[f"offsets/{batch}"] = "\n".join((version, about, *map(_line, places)))
+            made[f"offsets/{batch}"] = "\n".join((version, about, *map(_line, positions)))
             made[f"commits/{batch}"] = commit
-        made |= {f"sources/{number}/0": text for number, text in files.items()}
+        made |= {f"sources/{number}/0": text for number, text in source_logs.items()}
         if (columns := self.home.at(Columns.NAME).read()) is not None:
             made[Columns.NAME] = json.dumps({**json.loads(columns), "checkpoint": query_id})
         for name in (Starts.NAME, Sources.NAME):
@@ -255,7 +255,7 @@ def prepared(spark: Any, pipeline: StreamingPipeline) -> Any:
     used = [current().connection(each) for each in named]
     spark = connectors.ready(spark, *used)
     for each in used:
-        configure(spark, each)
+        each.configure(spark)
     return spark
 
 
@@ -294,7 +294,7 @@ def _entry(file: Location) -> tuple[datetime | None, tuple[Any, ...]]:
 
 
 def _offset(line: str) -> Any:
-    """What a source calls its place; of our own streams the offset alone."""
+    """Return a position as a source has it; of streams of ours the offset alone."""
     if line == "-":
         return None  # the batch has nothing of this source, nor had those before it
     try:
@@ -304,8 +304,8 @@ def _offset(line: str) -> Any:
     return found["offset"] if isinstance(found, dict) and set(found) == {"offset"} else found
 
 
-def _line(place: Any) -> str:
-    """A place as Spark's log has it."""
-    if place is None:
+def _line(position: Any) -> str:
+    """Return a position as Spark's log has it."""
+    if position is None:
         return "-"
-    return json.dumps({"offset": place} if type(place) is int else place, separators=(",", ":"))
+    return json.dumps({"offset": position} if type(position) is int else position, separators=(",", ":"))

@@ -10,8 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from weft.engine.streaming.location import Location
-from weft.engine.streaming.whence import PLACE
+from weft.spark_support.location import Location
+from weft.systems.stream_source import OFFSET
 
 
 class Columns:
@@ -42,7 +42,7 @@ class Columns:
         new = {
             name: field.jsonValue()
             for name, field in found.items()
-            if not isinstance(field.dataType, NullType) and known.get(name) != field.jsonValue() and name != PLACE
+            if not isinstance(field.dataType, NullType) and known.get(name) != field.jsonValue() and name != OFFSET
         }
         if new:
             newer = {name.lower() for name in new}

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from weft.engine import shape
-from weft.engine.streaming.sources import EVENT_TS
 from weft.errors import LoadRefusedError
 from weft.pipelines import declare
 from weft.pipelines.streaming.spec import Drift
 from weft.pipelines.table import Table
 from weft.systems.load import Declared, Load
 from weft.systems.log import RESERVED_PREFIX
+from weft.systems.stream_source import EVENT_TIME
 
 
 @dataclass(frozen=True)
@@ -82,4 +82,4 @@ class DeclaredFit:
 
 
 def _is_own(name: str) -> bool:
-    return name.startswith(RESERVED_PREFIX) or name == EVENT_TS
+    return name.startswith(RESERVED_PREFIX) or name == EVENT_TIME

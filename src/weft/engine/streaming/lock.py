@@ -17,11 +17,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from weft.engine.streaming.location import Location
 from weft.errors import BusyError, StorageError
+from weft.spark_support.location import Location
+from weft.spark_support.sessions import java_class
 from weft.systems import process
-from weft.systems.objects.lock import HeldError, Lease
-from weft.systems.objects.spark import java_class
+from weft.systems.lease import HeldError, Lease
 
 _log = logging.getLogger("weft.engine")
 # A JVM whose Python was killed ends by itself: it runs its hooks, and a busy machine takes its time.

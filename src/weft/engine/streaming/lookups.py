@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from weft.engine import frames, outcome
-from weft.engine import given as kinds
+from weft.engine import frames, inputs
 from weft.engine.readers import SqlReader, open_tables
 from weft.errors import WeftError
 from weft.pipelines.streaming.spec import Lookup
 from weft.project import current
+from weft.spark_support import outcome
 from weft.systems.base import system_for
 
 _log = logging.getLogger("weft.engine")
@@ -88,13 +88,13 @@ class _Table:
         connection = current().connection(lookup.connection)
         if system_for(connection.kind).tables is None:
             path = f"{lookup.schema}/{lookup.table}" if lookup.schema else str(lookup.table)
-            return frames.of(kinds.Files(path), None, connection)
+            return frames.of(inputs.Files(path), None, connection)
         tables = open_tables(connection)
         sql = lookup.query or f"SELECT * FROM {tables.table(lookup.schema, str(lookup.table))}"
         return frames.from_reader(self.spark, SqlReader(tables, sql, tables.describe(sql)))
 
     def _swap(self, frame: Any) -> None:
-        from weft.systems.objects.spark import moved_to
+        from weft.spark_support.sessions import moved_to
 
         before, self._held = self._held, frame
         moved_to(frame, self.spark).createOrReplaceTempView(self.name)

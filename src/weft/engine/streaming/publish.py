@@ -3,37 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
-from weft.engine import frames, outcome, session
-from weft.engine import given as kinds
-from weft.engine.given import Given
-from weft.engine.streaming.sources import EVENT_TS
-from weft.pipelines.streaming.spec import Target
-from weft.systems.base import Connection
-from weft.systems.load import Counts
+from weft.engine import connectors, frames, inputs, session
+from weft.engine.inputs import Input
+from weft.pipelines.streaming.spec import StreamingPipeline, Target
+from weft.project import current
+from weft.spark_support import outcome
+from weft.systems.base import Connection, system_for
+from weft.systems.load import Counts, Load
 from weft.systems.log import RESERVED_PREFIX
+from weft.systems.stream_source import EVENT_TIME
 
 # So many events are one publish: all of them or none, and few enough to be held as Python objects.
 _EVENTS = 100_000
 
 
-def published(target: Target, connection: Connection, given: Given, key: str) -> Counts:
-    """Publish the rows of a batch. One that is tried again is found by its key where it is one publish, and stored
-    again where it is several: which rows come first may differ between two tries, so that a key could lose some."""
-    if connection.kind == "kafka":
-        from weft.systems.kafka import sink
+def published(pipeline: StreamingPipeline, target: Target, rows: Input, checkpoint: str, batch_id: int) -> Counts:
+    """Publish the rows of a batch to a topic or stream."""
+    connection = current().connection(target.connection)
+    target_class = system_for(connection.kind).load_target()
+    if target_class is None:
+        return _published_events(target, connection, rows, f"{checkpoint} {batch_id}")
+    load = Load(
+        table=target.name,
+        keys=target.primary_key,
+        pipeline=pipeline.name,
+        checkpoint_id=checkpoint,
+        batch_id=batch_id,
+        moment=datetime.now(UTC),
+    )
+    frame = _frame(rows)
+    written: Counts
+    with outcome.explained(f"write to {target.name}"):
+        written = target_class(connection).write(frame, load, connectors.ready(frame.sparkSession, connection))
+    return written
 
-        broker: Any = connection
-        with outcome.explained(f"write to {target.name}"):
-            sent = sink.write(_frame(given), broker, target.name, keys=target.primary_key, batch_id=key)
-        return Counts(rows_read=sent, inserted=sent)
+
+def _published_events(target: Target, connection: Connection, given: Input, key: str) -> Counts:
+    """Publish rows to a stream of ours. A batch that is tried again is found by its key where it is one publish, and
+    stored again where it is several: which rows come first may differ between two tries, so that a key could lose
+    some."""
     from weft.streams.publishing import publish_sync
     from weft.streams.runtime import open_stream
 
     assert target.stream is not None
     ready = open_stream(target.stream, connection)
-    keeps_time = EVENT_TS in ready.stream.fields
+    keeps_time = EVENT_TIME in ready.stream.fields
     read = stored = 0
     waiting: list[dict[str, Any]] | None = None
     for events in _events(given, keeps_time=keeps_time):
@@ -53,13 +70,13 @@ def _stored(told: dict[str, Any]) -> int:
     return int(told["rows_received"] - told["rows_deduplicated"])
 
 
-def _events(given: Given, *, keeps_time: bool) -> Iterator[list[dict[str, Any]]]:
+def _events(given: Input, *, keeps_time: bool) -> Iterator[list[dict[str, Any]]]:
     gathered: list[dict[str, Any]] = []
     for batch in _batches(given):
         names = [
             name
             for name in batch.schema.names
-            if not name.startswith(RESERVED_PREFIX) and (keeps_time or name != EVENT_TS)
+            if not name.startswith(RESERVED_PREFIX) and (keeps_time or name != EVENT_TIME)
         ]
         gathered += batch.select(names).to_pylist()
         while len(gathered) > _EVENTS:
@@ -69,10 +86,10 @@ def _events(given: Given, *, keeps_time: bool) -> Iterator[list[dict[str, Any]]]
         yield gathered
 
 
-def _batches(given: Given) -> Iterator[Any]:
-    if isinstance(given, kinds.Memory):
+def _batches(given: Input) -> Iterator[Any]:
+    if isinstance(given, inputs.Memory):
         yield from given.batches
-    elif isinstance(given, kinds.Rows):
+    elif isinstance(given, inputs.Rows):
         parts, held = given.reader.parts(1)
         try:
             for part in parts:
@@ -80,15 +97,15 @@ def _batches(given: Given) -> Iterator[Any]:
         finally:
             if held is not None:
                 held.close()
-    elif isinstance(given, kinds.Frame):
+    elif isinstance(given, inputs.Frame):
         with outcome.explained("run the batch"):
             yield from given.frame.toArrow().to_batches()
 
 
-def _frame(given: Given) -> Any:
-    if isinstance(given, kinds.Frame):
+def _frame(given: Input) -> Any:
+    if isinstance(given, inputs.Frame):
         return given.frame
-    if isinstance(given, kinds.Rows):
+    if isinstance(given, inputs.Rows):
         return frames.from_reader(session.spark(), given.reader)
-    assert isinstance(given, kinds.Memory)
+    assert isinstance(given, inputs.Memory)
     return frames.from_memory(session.spark(), given)

@@ -12,14 +12,15 @@ from functools import partial
 from typing import Any
 from weakref import WeakMethod
 
-from weft.engine import outcome, session
+from weft.engine import session
 from weft.engine.streaming.batch import Batches, Written, joined
 from weft.engine.streaming.checkpoint import Checkpoint, prepared
-from weft.engine.streaming.sources import open_source
-from weft.engine.streaming.starts import Sources
-from weft.engine.streaming.watch import Watched, listen, warn_of_removed
+from weft.engine.streaming.progress import Watched, listen, warn_of_removed
+from weft.engine.streaming.source_state import Sources
+from weft.engine.streaming.sources import open_source, refuse_elsewhere
 from weft.errors import NotFoundError
 from weft.pipelines.streaming.spec import StreamingPipeline
+from weft.spark_support import outcome
 
 _log = logging.getLogger("weft.engine")
 # A file system of Hadoop's that asks other processes for links and modes takes four fifths of a small batch.
@@ -75,8 +76,8 @@ class Query:
             self.checkpoint.lock()
         try:
             sources, pause = self.pipeline.sources, self.pipeline.idle_pause_seconds
-            origins = [Watched(open_source(each, pause / len(sources))) for each in sources]
-            self.watched = origins
+            self.watched = [Watched(open_source(each, pause / len(sources))) for each in sources]
+            opened = [each.source for each in self.watched]
             first = session.spark()
             if self.spark is None or self.spark.sparkContext is not first.sparkContext:  # that one's JVM ended
                 self.spark = first.newSession()
@@ -84,20 +85,22 @@ class Query:
             for name, value in {**_CONF, **_PROFILES.get(self.pipeline.profile or "", {})}.items():
                 spark.conf.set(name, value)
             # Streams of ours wait by themselves. For the others Spark does, before it asks them again.
-            waits = all(each.waits for each in origins)
+            waits = all(each.waits for each in opened)
             spark.conf.set("spark.sql.streaming.pollingDelay", "0" if waits else str(int(pause * 1000)))
             self.checkpoint.hold(spark, self.stop)
             self.checkpoint.settle()
-            is_heard = self._idle is not None or any(each.wants_to_know for each in origins)
+            is_heard = self._idle is not None or any(each.wants_commits for each in opened)
             if is_heard:  # each time, not once in ten seconds
                 spark.conf.set("spark.sql.streaming.noDataProgressEventInterval", "0")
-            self._batches = Batches(self.pipeline, origins, self.checkpoint.columns())
+            self._batches = Batches(self.pipeline, self.watched, self.checkpoint.columns())
             noted = self.checkpoint.sources()
             self._noted = None if noted.check(self.pipeline) else noted
             starts = self.checkpoint.starts().settle(sources)
+            for source in opened:
+                refuse_elsewhere(source)
             carry_out = WeakMethod(self._carry_out)  # Spark's query keeps what it calls
             writer = (
-                joined([each.stream(spark, start) for each, start in zip(origins, starts, strict=True)])
+                joined([each.follow(spark, start) for each, start in zip(opened, starts, strict=True)])
                 .writeStream.foreachBatch(lambda frame, batch_id: carry_out()(frame, batch_id))  # type: ignore[misc]
                 .queryName(self.pipeline.name)
                 .option("checkpointLocation", self.checkpoint.location)
@@ -109,7 +112,7 @@ class Query:
             with outcome.explained(f"start {self.pipeline.name}"):
                 self._query = writer.start()
             if is_heard:  # no batch is done before `_started`
-                listen(spark, self._query.runId, self._idle or (lambda: None), partial(_reached, origins))
+                listen(spark, self._query.runId, self._idle or (lambda: None), partial(_committed, self.watched))
             self._started.set()
         except BaseException as error:
             self._unlock()
@@ -128,7 +131,7 @@ class Query:
                 except PySparkException as error:
                     if not isinstance(self._failure, StoppedError):
                         for each in self.watched:
-                            each.check(self.pipeline.name, str(error))
+                            each.source.check(self.pipeline.name, str(error))
                         raise self._failure or error from None
                     ended = True
         except Exception:  # not an interrupt, at which it goes on
@@ -200,6 +203,6 @@ class Query:
             _log.exception("%s goes on, but could not tell of batch %d", self.pipeline.name, batch_id)
 
 
-def _reached(watched: list[Watched], ends: list[Any]) -> None:
-    for each, end in zip(watched, ends, strict=True):
-        each.reached(end)
+def _committed(watched: list[Watched], positions: list[Any]) -> None:
+    for each, position in zip(watched, positions, strict=True):
+        each.committed(position)

@@ -30,22 +30,24 @@ from uuid import uuid4
 import pyarrow as pa
 
 from weft.engine import connectors, files, fitting, session
-from weft.engine.readers import open_tables, stream_reader
-from weft.engine.streaming.batch import Batches, Placed, memory_of
+from weft.engine.readers import open_tables
+from weft.engine.streaming.batch import Batches
 from weft.engine.streaming.checkpoint import Checkpoint
 from weft.engine.streaming.columns import Columns
-from weft.engine.streaming.dead import DeadLetterBox, blamed, without
+from weft.engine.streaming.dead_letters import DeadLetterBox, blamed, without
 from weft.engine.streaming.functions import keeping
-from weft.engine.streaming.letter import Stage, Stored, as_json, digest
 from weft.engine.streaming.lock import opened
-from weft.engine.streaming.sources import EVENT_TS, EventReader, FileOrigin, LogOrigin, open_source
-from weft.engine.streaming.whence import WHENCE, written
+from weft.engine.streaming.row_origin import ORIGIN, origin_of
+from weft.engine.streaming.sources import open_source
+from weft.engine.streaming.transform import WithOrigins, memory_of
 from weft.errors import BusyError, ConnectionFailedError, NotFoundError, WeftError
 from weft.pipelines.streaming.spec import StreamingPipeline, Target
 from weft.project import current
-from weft.systems.kafka.messages import Reader
+from weft.systems.base import system_for
+from weft.systems.codecs.json import JsonDecoder
+from weft.systems.dead_letter_store import Stage, StoredLetter, as_json, digest
 from weft.systems.log import EXTRA, ROWID
-from weft.systems.objects.connection import FileFields
+from weft.systems.stream_source import EVENT_TIME, StreamSource
 
 # Tests stop a process at each of these steps, by a handler on this logger.
 _steps = logging.getLogger("weft.streaming")
@@ -76,7 +78,7 @@ class Replay:
     """Replays letters of a pipeline that somebody wants."""
 
     def __init__(
-        self, pipeline: StreamingPipeline, wanted: Callable[[Stored], bool], *, max_replays: int = MAX_REPLAYS
+        self, pipeline: StreamingPipeline, wanted: Callable[[StoredLetter], bool], *, max_replays: int = MAX_REPLAYS
     ) -> None:
         self.pipeline, self._wanted, self._max = pipeline, wanted, max_replays
         self.box = DeadLetterBox(pipeline)
@@ -104,7 +106,7 @@ class Replay:
 
     # ------------------------------------------------------------------------------------------------------- which ones
 
-    def _is_next(self, letter: Stored) -> bool:
+    def _is_next(self, letter: StoredLetter) -> bool:
         if letter.stage == "replay" or letter.letter_id in self._own or not self._wanted(letter):
             return False
         why = self._why_not(letter)
@@ -112,26 +114,23 @@ class Replay:
             self.done.held[letter.letter_id] = why
         return why is None
 
-    def _why_not(self, letter: Stored) -> str | None:
+    def _why_not(self, letter: StoredLetter) -> str | None:
         if letter.replays >= self._max:
             return f"it failed in {letter.replays} replay{'' if letter.replays == 1 else 's'}"
         if letter.stage == "store":
             named = [each for each in self.pipeline.targets if each.name == letter.target]
             if len(named) != 1:
                 return f"the pipeline has {'no target' if not named else 'several targets'} {letter.target!r}"
-        if letter.stage == "read" and letter.source in self._files:
-            kind = self._files[letter.source].format_of(letter.offset or "")
-            if kind != "json_lines":  # a header says what its values are, and that is in the file
-                return f"it is a line of {kind}: put it, mended, into a new file of {letter.source}"
+        if letter.stage == "read" and letter.source in self._sources:
+            return self._sources[letter.source].why_not_replayed(letter.offset)
         return None
 
     @cached_property
-    def _files(self) -> dict[str, FileFields]:
-        """The sources that are files. What a target rejected needs none of them."""
-        origins = (open_source(each, 0.0) for each in self.pipeline.sources)
-        return {each.name: each.connection for each in origins if isinstance(each, FileOrigin)}
+    def _sources(self) -> dict[str, StreamSource]:
+        """The opened sources. What a target rejected needs none of them."""
+        return {each.name: open_source(each) for each in self.pipeline.sources}
 
-    def _together(self, letter: Stored) -> tuple[Any, ...]:
+    def _together(self, letter: StoredLetter) -> tuple[Any, ...]:
         """Letters that can be one set: alike in where they go and in how often they went there. Where a target merges
         they are also of one batch, since no key can be twice in a load."""
         batch = ""
@@ -139,14 +138,14 @@ class Replay:
             batch = letter.letter_id if letter.batch is None else f"{letter.batch:020}"
         return batch, letter.stage == "store", letter.target or "", letter.replays
 
-    def _order(self, letter: Stored) -> tuple[Any, ...]:
+    def _order(self, letter: StoredLetter) -> tuple[Any, ...]:
         """The oldest first, those that can be one set beside each other."""
         return *self._together(letter), letter.failed_at, letter.letter_id
 
     # ------------------------------------------------------------------------------------------------------------- sets
 
-    def _begin(self, letters: Sequence[Stored]) -> None:
-        note = Stored(
+    def _begin(self, letters: Sequence[StoredLetter]) -> None:
+        note = StoredLetter(
             stage="replay",
             error="",
             source="",
@@ -155,7 +154,7 @@ class Replay:
             letter_id=uuid4().hex,
             pipeline=self.pipeline.name,
         )
-        self.box.store([note])
+        self.box.put_stored([note])
         _steps.debug("noted")
         self._carry_out(note, letters)
 
@@ -172,7 +171,12 @@ class Replay:
             self._carry_out(note, letters, returned, is_begun=True)
 
     def _carry_out(
-        self, note: Stored, letters: Sequence[Stored], returned: Collection[str] = (), *, is_begun: bool = False
+        self,
+        note: StoredLetter,
+        letters: Sequence[StoredLetter],
+        returned: Collection[str] = (),
+        *,
+        is_begun: bool = False,
     ) -> None:
         """Replay a set. `is_begun`: some of its targets may have it already."""
         # What went back before the replay was broken off is not tried a second time: it would be loaded and a letter.
@@ -185,10 +189,10 @@ class Replay:
                 rows, failed, placed = self._rows(tried, targets, batches)
                 if failed and is_begun and self._is_done(failed, targets, batches, key):
                     failed, targets = [], ()
-                box.store(failed)
+                box.put_stored(failed)
                 _steps.debug("given back")
                 for target in targets if len(failed) < len(tried) else ():
-                    batches.load(target, memory_of(rows), key, 0, placed)
+                    batches.commits.load(target, memory_of(rows), key, 0, placed)
                     is_begun = True
                     _steps.debug("loaded")
             except WeftError as error:
@@ -207,11 +211,11 @@ class Replay:
         _steps.debug("removed")
         self.box.remove([note.letter_id])
 
-    def _is_done(self, failed: Sequence[Stored], targets: Sequence[Target], batches: Batches, key: str) -> bool:
+    def _is_done(self, failed: Sequence[StoredLetter], targets: Sequence[Target], batches: Batches, key: str) -> bool:
         """Whether all targets have a set of which some letters fail now. Where some of them have it, these letters can
         neither go on nor back."""
-        having = [each.name for each in targets if batches.has(each, key, 0)]
-        if having and not batches.finish(targets, key, 0):
+        having = [each.name for each in targets if batches.commits.has(each, key, 0)]
+        if having and not batches.commits.finish(targets, key, 0):
             raise WeftError(
                 f"A replay that was broken off cannot be finished: {', '.join(having)} has its rows already, and of "
                 f"its letters {len(failed):,} now fail, the first with: {failed[0].error}",
@@ -222,42 +226,42 @@ class Replay:
     def _columns(self) -> Columns:
         return Checkpoint.of(self.pipeline).columns()
 
-    def _targets(self, letter: Stored) -> Sequence[Target]:
+    def _targets(self, letter: StoredLetter) -> Sequence[Target]:
         """Where the row of a letter goes."""
         if letter.stage != "store":
             return self.pipeline.targets
         return [each for each in self.pipeline.targets if each.name == letter.target]
 
     def _rows(
-        self, letters: Sequence[Stored], targets: Sequence[Target], batches: Batches
-    ) -> tuple[pa.Table, list[Stored], Placed]:
+        self, letters: Sequence[StoredLetter], targets: Sequence[Target], batches: Batches
+    ) -> tuple[pa.Table, list[StoredLetter], WithOrigins]:
         """The rows of a set for its targets, the letters that are none, and where the rows are from."""
         if letters[0].stage == "store":
             rows, taken, bad = _rejected_rows(letters, targets[0])
-            placed = _whence(rows, [letters[number] for number in taken])
+            placed = _with_origins(rows, [letters[number] for number in taken])
             return rows, [_again(letters[number], "store", why) for number, why in bad.items()], lambda: placed
         rows, taken, bad = _source_rows(self.pipeline, self._columns(), letters)
         failed = [_again(letters[number], "read", why) for number, why in bad.items()]
-        sql, placed = self.pipeline.transform_sql, _whence(rows, [letters[number] for number in taken])
+        sql, placed = self.pipeline.transform_sql, _with_origins(rows, [letters[number] for number in taken])
         if sql is not None and len(rows):
             used = [each.connection for each in self.pipeline.sources]
             used += [each.connection for each in self.pipeline.targets]
             spark = connectors.ready(session.spark().newSession(), *map(current().connection, used))
             # What fails without any row is no row's fault: a column or a lookup that is not there.
-            batches.attempt(rows.slice(0, 0), sql, spark)
-            kept, blame = blamed(rows, lambda part: batches.attempt(part, sql, spark))
+            batches.transform.attempt(rows.slice(0, 0), sql, spark)
+            kept, blame = blamed(rows, lambda part: batches.transform.attempt(part, sql, spark))
             failed += [_again(letters[taken[number]], "transform", why) for number, why in blame]
-            rows = _without_voids(batches.attempt(kept, sql, spark)) if len(kept) else kept
+            rows = _without_voids(batches.transform.attempt(kept, sql, spark)) if len(kept) else kept
             placed = without(placed, {number for number, _ in blame})
-            return rows, failed, lambda: batches.attempt(placed, keeping(sql, WHENCE), spark)
+            return rows, failed, lambda: batches.transform.attempt(placed, keeping(sql, ORIGIN), spark)
         return rows, failed, lambda: placed
 
 
-def _id_again(letter: Stored) -> str:
+def _id_again(letter: StoredLetter) -> str:
     return digest(f"{letter.letter_id} again")
 
 
-def _again(letter: Stored, stage: Stage, why: str) -> Stored:
+def _again(letter: StoredLetter, stage: Stage, why: str) -> StoredLetter:
     """A letter that failed once more. Its name follows from what it was, so that it goes back once."""
     return replace(
         letter,
@@ -288,23 +292,23 @@ def alone(pipeline: StreamingPipeline) -> Iterator[None]:
 
 
 def _source_rows(
-    pipeline: StreamingPipeline, columns: Columns, letters: Sequence[Stored]
+    pipeline: StreamingPipeline, columns: Columns, letters: Sequence[StoredLetter]
 ) -> tuple[pa.Table, Sequence[int], dict[int, str]]:
     """What `source` is to the SQL: the rows of letters, from which letters they are, and why the others are none."""
-    schemas, are_logs = _source_columns(pipeline, columns)
+    schemas, are_exact = _source_columns(pipeline, columns)
     known = {each.name: each for each in schemas}
     payloads: list[str | dict[str, Any]] = []
     extras, times = [], []
     for letter in letters:
         row = _object(letter.payload)
-        times.append(_moment(None if row is None else row.pop(EVENT_TS, None)) or letter.failed_at)
+        times.append(_moment(None if row is None else row.pop(EVENT_TIME, None)) or letter.failed_at)
         # What a stream has no field for is in a column of its own.
-        more = {name: row.pop(name) for name in list(row) if name not in known} if row and are_logs else {}
+        more = {name: row.pop(name) for name in list(row) if name not in known} if row and are_exact else {}
         extras.append(as_json(more) if more else None)
         payloads.append(letter.payload if row is None else row)
-    rows, taken, bad = _parsed(payloads, known, is_exact=are_logs)
+    rows, taken, bad = _parsed(payloads, known, is_exact=are_exact)
     for name, values in (
-        (EVENT_TS, times),
+        (EVENT_TIME, times),
         (EXTRA, extras),
         (ROWID, [_offset(each) for each in letters]),
     ):
@@ -318,28 +322,24 @@ def _source_rows(
 
 
 def _source_columns(pipeline: StreamingPipeline, columns: Columns) -> tuple[list[pa.Field], bool]:
-    """The columns that the sources have, and whether all are streams of ours, whose rows are of exact types."""
-    found: dict[str, pa.Field] = {EVENT_TS: pa.field(EVENT_TS, pa.timestamp("us", "UTC"))}
-    are_logs = True
+    """Return the columns that the sources have, and whether all of them store rows of exact types."""
+    fields: dict[str, pa.Field] = {EVENT_TIME: pa.field(EVENT_TIME, pa.timestamp("us", "UTC"))}
+    are_exact = True
     for source in pipeline.sources:
-        if isinstance(open_source(source, 0.0), LogOrigin):
-            now = stream_reader(source.query, source.connection)
-            reader = EventReader(now.connection, now.stream_schema, now.stream, now.types, now.after, now.upto)
-            fields = list(reader.schema)
-        else:
-            are_logs = False
-            fields = columns.kept(source.name)
-        for each in fields:
-            found.setdefault(each.name, each)
-    return list(found.values()), are_logs
+        stored = open_source(source).stored_schema()
+        if stored is None:
+            are_exact = False
+        for each in columns.kept(source.name) if stored is None else stored:
+            fields.setdefault(each.name, each)
+    return list(fields.values()), are_exact
 
 
-def _whence(rows: pa.Table, letters: Sequence[Stored]) -> pa.Table:
-    """Rows with where they are from, which the letter of each says."""
-    return rows.append_column(WHENCE, pa.array([written(each.source, each.offset) for each in letters], pa.string()))
+def _with_origins(rows: pa.Table, letters: Sequence[StoredLetter]) -> pa.Table:
+    """Return rows with their origins, which the letters name."""
+    return rows.append_column(ORIGIN, pa.array([origin_of(each.source, each.offset) for each in letters], pa.string()))
 
 
-def _rejected_rows(letters: Sequence[Stored], target: Target) -> tuple[pa.Table, Sequence[int], dict[int, str]]:
+def _rejected_rows(letters: Sequence[StoredLetter], target: Target) -> tuple[pa.Table, Sequence[int], dict[int, str]]:
     """The rows that a table rejected, of which letters they are, and why some cannot be its rows at all."""
     known = _columns_of(target)
     binary = [name for name, each in known.items() if pa.types.is_binary(each.type)]
@@ -362,7 +362,7 @@ def _columns_of(target: Target) -> dict[str, pa.Field]:
     connection = current().connection(target.connection)
     assert target.table is not None
     made = {each.name for each in target.declared.columns if each.normalizers} if target.declared else set()
-    if files.is_files(connection):
+    if system_for(connection.kind).tables is None:
         path = "/".join(part for part in target.table if part)
         with suppress(NotFoundError):  # a table whose first rows all were rejected
             frame = files.read(session.spark(), path, connection)
@@ -396,7 +396,7 @@ def _parsed(
                 odd.setdefault(name, {})[number] = each
             row = as_json({**row, **dict.fromkeys(found)})
         texts.append(row.encode("utf-8", "surrogatepass"))
-    parsed = Reader(types).parse(pa.array(texts, pa.binary()))
+    parsed = JsonDecoder(types).parse(pa.array(texts, pa.binary()))
     names = {name.lower(): name for name in known}
     columns, fields = [], []
     for name, array in parsed.columns.items():
@@ -404,7 +404,7 @@ def _parsed(
             # Beside texts they are texts.
             kind, made = (pa.string(), as_json) if pa.types.is_string(array.type) else (pa.float64(), float)
             values = array.to_pylist()
-            for place, number in enumerate(parsed.taken):
+            for place, number in enumerate(parsed.good):
                 if number in odd[name]:
                     values[place] = made(odd[name][number])
             array = pa.array(values, kind)
@@ -414,8 +414,8 @@ def _parsed(
         fields.append(field if array.type.equals(field.type) else pa.field(field.name, array.type))
         columns.append(array)
     if not columns:  # rows without a single key
-        return pa.table({ROWID: pa.nulls(len(parsed.taken), pa.int64())}), parsed.taken, parsed.bad
-    return pa.Table.from_arrays(columns, schema=pa.schema(fields)), parsed.taken, parsed.bad
+        return pa.table({ROWID: pa.nulls(len(parsed.good), pa.int64())}), parsed.good, parsed.bad
+    return pa.Table.from_arrays(columns, schema=pa.schema(fields)), parsed.good, parsed.bad
 
 
 def _is_of_json(kind: pa.DataType) -> bool:
@@ -440,7 +440,7 @@ def _moment(value: object) -> datetime | None:
     return found.replace(tzinfo=UTC) if found.tzinfo is None else found
 
 
-def _offset(letter: Stored) -> int | None:
+def _offset(letter: StoredLetter) -> int | None:
     return int(letter.offset) if letter.offset is not None and letter.offset.isdecimal() else None
 
 
@@ -449,10 +449,10 @@ def _without_voids(rows: pa.Table) -> pa.Table:
     return rows.drop_columns([each.name for each in rows.schema if pa.types.is_null(each.type)])
 
 
-def chosen(ids: Iterable[str], letters: Iterable[Stored]) -> dict[str, list[Stored]]:
+def chosen(ids: Iterable[str], letters: Iterable[StoredLetter]) -> dict[str, list[StoredLetter]]:
     """By what somebody wrote, the letters whose names begin so."""
     wanted = list(ids)
-    found: dict[str, list[Stored]] = {each: [] for each in wanted}
+    found: dict[str, list[StoredLetter]] = {each: [] for each in wanted}
     for letter in letters:
         for each in wanted:
             if letter.letter_id.startswith(each) and letter.stage != "replay":

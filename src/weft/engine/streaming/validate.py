@@ -9,23 +9,19 @@ from typing import Any
 
 import pyarrow as pa
 
-from weft.engine import files, outcome, session
-from weft.engine import given as kinds
+from weft.engine import inputs, session
 from weft.engine.frames import from_memory
 from weft.engine.readers import open_tables
 from weft.engine.streaming import functions
-from weft.engine.streaming.dead import DeadLetterBox
-from weft.engine.streaming.scale import Versions
-from weft.engine.streaming.sources import EventReader
+from weft.engine.streaming.dead_letters import DeadLetterBox
+from weft.engine.streaming.sources import open_source, refuse_elsewhere
 from weft.engine.validate import Finding, look, open_connection
-from weft.errors import DeclarationError, NotFoundError, WeftError, nearest
+from weft.errors import DeclarationError, WeftError, nearest
 from weft.pipelines.streaming.spec import DeadLetters, Lookup, Source, StreamingPipeline, Target
 from weft.project import current
+from weft.spark_support import outcome
 from weft.streams import runtime
 from weft.systems.base import system_for
-from weft.systems.log import META_TYPES
-from weft.systems.objects import following
-from weft.systems.objects.connection import ObjectStoreLocalConnection
 
 
 def validate(pipeline: StreamingPipeline) -> Iterator[Finding]:
@@ -40,7 +36,7 @@ def validate(pipeline: StreamingPipeline) -> Iterator[Finding]:
         yield look(pipeline.name, "sql", partial(_sql, pipeline, pipeline.transform_sql, columns, is_there))
     else:
         with suppress(WeftError):  # what is wrong with a source was told
-            known = [_known(each) for each in pipeline.sources]
+            known = [open_source(each).declared_schema() for each in pipeline.sources]
             columns += [name for each in known if each is not None and None not in known for name in each.names]
     for target in pipeline.targets:
         delivery = pipeline.delivery_to(target)
@@ -50,28 +46,10 @@ def validate(pipeline: StreamingPipeline) -> Iterator[Finding]:
 
 
 def _source(source: Source) -> str:
-    connection: Any = current().connection(source.connection)
-    there = open_connection(connection)
-    if connection.kind == "kafka":
-        return f"{there}, {_topic(connection, source.name)}"
-    if connection.kind.startswith("delta"):
-        files.refuse_elsewhere(connection)
-        if not Versions(source, connection).known():
-            raise NotFoundError(f"There is no Delta table {source.name!r} in {connection.label}.")
-    elif connection.kind.startswith("object_store"):
-        files.refuse_elsewhere(connection)
-        if isinstance(connection, ObjectStoreLocalConnection):
-            following.check_folder(connection, source.name)
-    else:
-        runtime.find(source.query)
-    return there
-
-
-def _topic(connection: Any, topic: str) -> str:
-    from weft.systems.kafka.client import admin
-
-    count = len(admin(connection).partitions(topic))
-    return f"{count} partition{'' if count == 1 else 's'}"
+    there, opened = open_connection(current().connection(source.connection)), open_source(source)
+    refuse_elsewhere(opened)
+    detail = opened.validate()
+    return f"{there}, {detail}" if detail else there
 
 
 def _lookup(lookup: Lookup) -> str:
@@ -98,7 +76,7 @@ def _sql(pipeline: StreamingPipeline, sql: str, columns: list[str], is_there: bo
         spark._jsparkSession.sessionState().sqlParser().parsePlan(sql)
         if not is_there:
             return "it can be parsed"
-        known = [_known(each) for each in pipeline.sources]
+        known = [open_source(each).declared_schema() for each in pipeline.sources]
         lookups = {name: current().connection(each.connection) for name, each in pipeline.lookups.items()}
         if None in known or any(system_for(each.kind).tables is None for each in lookups.values()):
             return "it can be parsed; columns are known when rows come"
@@ -113,26 +91,18 @@ def _sql(pipeline: StreamingPipeline, sql: str, columns: list[str], is_there: bo
     return f"columns {', '.join(columns)}"
 
 
-def _known(source: Source) -> pa.Schema | None:
-    """The columns of a stream; messages, files and tables of Delta bring their own."""
-    connection = current().connection(source.connection)
-    if system_for(connection.kind).log is None:
-        return None
-    stream = runtime.find(source.query)
-    types = tuple({**stream.fields, **META_TYPES}.items())
-    return EventReader(connection, stream.schema, stream.name, types, 0, 0).schema
-
-
 def _empty(spark: Any, schema: pa.Schema) -> Any:
-    return from_memory(spark, kinds.Memory(schema, []))
+    return from_memory(spark, inputs.Memory(schema, []))
 
 
 def _target(target: Target, given: list[str]) -> str:
-    connection: Any = current().connection(target.connection)
+    connection = current().connection(target.connection)
     there = open_connection(connection)
-    if connection.kind == "kafka":
-        return f"{there}, {_topic(connection, target.name)}"
     if target.stream is not None:
+        target_class = system_for(connection.kind).load_target()
+        if target_class is not None:
+            detail = target_class(connection).validate(target.name)
+            return f"{there}, {detail}" if detail else there
         runtime.find(target.stream)
         return there
     _refuse_unknown(target, "key", target.primary_key, given, "the rows")
@@ -152,10 +122,10 @@ def _target(target: Target, given: list[str]) -> str:
 
 
 def _letters(pipeline: StreamingPipeline, letters: DeadLetters) -> str:
-    place = DeadLetterBox(pipeline).place
+    store = DeadLetterBox(pipeline).store
     if letters.path is None or letters.connection is not None:
         return open_connection(current().connection(letters.connection))
-    return place.name
+    return store.name
 
 
 def _mode(target: Target) -> str:

@@ -10,10 +10,10 @@ from datetime import UTC, datetime, timedelta
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
+from weft.spark_support.sessions import quoted
+from weft.systems.frame_loads import column
 from weft.systems.load import IS_CURRENT, ROW_HASH, VALID_FROM, VALID_TO, Load
 from weft.systems.objects.options import TIMESTAMP, TIMESTAMP_NTZ
-from weft.systems.objects.rows import column
-from weft.systems.objects.spark import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

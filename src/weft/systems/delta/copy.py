@@ -19,15 +19,16 @@ from uuid import uuid4
 import msgspec
 
 from weft.errors import BusyError
+from weft.spark_support import sessions
+from weft.spark_support.folder import folder_for
 from weft.systems.base import Connection
 from weft.systems.delta.table import DeltaTable, properties, retried, writer
+from weft.systems.frame_loads import refuse_empty
+from weft.systems.lease import table_lock
 from weft.systems.load import Counts, Load
 from weft.systems.objects import parquet
-from weft.systems.objects import spark as sessions
-from weft.systems.objects.folder import folder_for
-from weft.systems.objects.lock import table_lock
-from weft.systems.objects.parquet import Range, Rows, Written
-from weft.systems.objects.rows import refuse_empty
+from weft.systems.objects.parquet import Range, Written
+from weft.systems.target import ArrowRows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,7 +45,7 @@ _LAST_CHARACTER = "\U0010ffff"
 _encoder = msgspec.json.Encoder(decimal_format="number")
 
 
-def copy(rows: Rows, connection: Connection, load: Load, *, spark: SparkSession) -> Counts | None:
+def copy(rows: ArrowRows, connection: Connection, load: Load, *, spark: SparkSession) -> Counts | None:
     """Load rows into a table, as `sink.write` does. `None` where only that can do it; nothing was written then."""
     load.check_source(rows.schema.names)
     if load.mode not in ("append", "truncate") or load.keys or load.on_bad_rows != "fail":
@@ -56,8 +57,8 @@ def copy(rows: Rows, connection: Connection, load: Load, *, spark: SparkSession)
 
 
 class _Copy:
-    def __init__(self, rows: Rows, connection: Connection, load: Load, spark: Any, codec: str) -> None:
-        sessions.configure(spark, connection)
+    def __init__(self, rows: ArrowRows, connection: Connection, load: Load, spark: Any, codec: str) -> None:
+        connection.configure(spark)
         self.rows, self.connection, self.load, self.codec = rows, connection, load, codec
         self.spark: Any = sessions.own_session(spark, {})
         self.table = DeltaTable(self.spark, connection, load.schema, load.table)

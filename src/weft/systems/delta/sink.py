@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from weft.errors import LoadRefusedError
+from weft.spark_support import sessions
+from weft.spark_support.folder import folder_for
 from weft.systems.base import Connection
 from weft.systems.delta import changes
 from weft.systems.delta.table import DeltaTable, properties, retried, settings
+from weft.systems.frame_loads import checked_keys, fitted, grown, refuse_empty, without_void
+from weft.systems.lease import table_lock
 from weft.systems.load import Counts, Load
-from weft.systems.objects import spark as sessions
-from weft.systems.objects.folder import folder_for
-from weft.systems.objects.lock import table_lock
-from weft.systems.objects.rows import checked_keys, fitted, grown, refuse_empty, without_void
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,7 +50,7 @@ def write(
 
 def has(connection: Connection, load: Load, *, spark: SparkSession) -> bool:
     """Whether a table has a load already."""
-    sessions.configure(spark, connection)
+    connection.configure(spark)
     table = DeltaTable(spark, connection, load.schema, load.table)
     return table.version() >= 0 and table.has(load)
 
@@ -64,7 +64,7 @@ class _Write:
         spark: SparkSession,
         put_aside: Callable[[pa.Table], None] | None,
     ) -> None:
-        sessions.configure(spark, connection)
+        connection.configure(spark)
         self.load, self.put_aside = load, put_aside
         self.label = f"weft {uuid4()}"
         self.spark: Any = sessions.own_session(spark, {})

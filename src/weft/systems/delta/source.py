@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from weft.errors import NotFoundError
 from weft.systems.base import Connection
 from weft.systems.delta.table import DeltaTable
-from weft.systems.objects.spark import configure
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -17,7 +16,7 @@ _FUTURE_VERSIONS = "spark.databricks.delta.changeDataFeed.timestampOutOfRange.en
 
 def read(spark: SparkSession, connection: Connection, table: str, schema: str | None = None) -> DataFrame:
     """The rows of a table as they are at its newest commit."""
-    configure(spark, connection)
+    connection.configure(spark)
     found = DeltaTable(spark, connection, schema, table)
     if found.schema() is None:
         name = f"{schema}.{table}" if schema else table

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from weft.errors import BusyError, LoadRefusedError
+from weft.spark_support.folder import folder_for
+from weft.spark_support.sessions import active, java_class, quoted
 from weft.systems.base import Connection
 from weft.systems.load import IS_CURRENT, ROW_HASH, SCD2_COLUMNS, VALID_FROM, VALID_TO, Load
-from weft.systems.objects.folder import folder_for
 from weft.systems.objects.paths import table_path
-from weft.systems.objects.spark import active, java_class, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

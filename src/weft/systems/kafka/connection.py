@@ -10,9 +10,10 @@ from typing import Any, ClassVar
 from weft import settings
 from weft.errors import DeclarationError, nearest
 from weft.systems.base import Connection, measured
+from weft.systems.codec import CODECS
 
 PORT = 9092
-FORMATS = ("json", "raw_bytes")
+FORMATS = tuple(CODECS)
 _LATER_FORMATS = ("avro", "protobuf")
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")

@@ -10,21 +10,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from weft.errors import DeclarationError, nearest
+from weft.spark_support.sessions import quoted
+from weft.systems.codecs.json import JsonCodec
 from weft.systems.kafka import client, options
 from weft.systems.kafka.connection import KafkaConnection
-from weft.systems.objects.spark import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 BATCH_HEADER = "weft-batch-id"
-_JSON = {
-    # As they are, not left out: a reader cannot tell a null from a column that there is not.
-    "ignoreNullFields": "false",
-    # To the microsecond; Spark's own choice ends at the millisecond.
-    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
-    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
-}
+_JSON = JsonCodec()
 
 
 def write(frame: DataFrame, connection: KafkaConnection, topic: str, *, keys: Sequence[str] = (), batch_id: str) -> int:
@@ -43,7 +38,7 @@ def write(frame: DataFrame, connection: KafkaConnection, topic: str, *, keys: Se
     header = F.struct(F.lit(BATCH_HEADER).alias("key"), F.lit(batch_id).cast("binary").alias("value"))
     messages = frame.select(
         _key(keys).alias("key"),
-        F.to_json(_object(frame.columns), _JSON).alias("value"),
+        _JSON.encoded(frame.columns).alias("value"),
         F.array(header).alias("headers"),
     )
     # Kept to be counted: what Spark observes of rows on their way is never reported by its writer for Kafka.
@@ -65,12 +60,6 @@ def produce(
     return client.send(connection, topic, records)
 
 
-def _object(columns: Iterable[str]) -> Column:
-    from pyspark.sql import functions as F
-
-    return F.struct(*(F.col(quoted(name)).alias(name) for name in columns))
-
-
 def _key(keys: Sequence[str]) -> Column:
     from pyspark.sql import functions as F
 
@@ -78,4 +67,4 @@ def _key(keys: Sequence[str]) -> Column:
         return F.lit(None).cast("string")
     if len(keys) == 1:
         return F.col(quoted(keys[0])).cast("string")
-    return F.to_json(_object(keys), _JSON)
+    return _JSON.encoded(keys)

@@ -30,17 +30,17 @@ import pyarrow.compute as pc
 from weft.columns import UTC_TIME
 from weft.errors import WeftError
 from weft.systems.base import require
+from weft.systems.codec import Codec, codec_of
+from weft.systems.codecs.columns import converted, unified_schema
 from weft.systems.kafka import options
 from weft.systems.kafka.client import admin
 from weft.systems.kafka.connection import KafkaConnection
-from weft.systems.kafka.kinds import converted, unified_schema
-from weft.systems.kafka.messages import Reader
+from weft.systems.stream_source import EVENT_TIME
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-EVENT_TIME = "_event_ts"
-"""When the message was made, as its producer or its broker says."""
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # Java's own choice, a megabyte and 500 messages at a time, takes a quarter more CPU, half of it the broker's.
 _FETCH = {"kafka.max.partition.fetch.bytes": str(8 << 20), "kafka.max.poll.records": "10000"}
@@ -108,6 +108,7 @@ class Rows:
     columns: pa.Schema | None = None
     known: Mapping[str, pa.DataType] = field(default_factory=dict)
     """The types that were asked for."""
+    codec: Codec | None = None
 
     @property
     def packed(self) -> DataFrame | None:
@@ -144,12 +145,13 @@ def rows(frame: DataFrame, connection: KafkaConnection, schema: Mapping[str, pa.
     from pyspark.sql.pandas.types import from_arrow_schema
 
     spark = frame.sparkSession
-    if connection.resolved().payload_format == "raw_bytes":
+    codec = codec_of(connection.resolved().payload_format)
+    if not codec.is_parsed:
         good = frame.select("key", "value", "topic", "partition", "offset", F.col("timestamp").alias(EVENT_TIME))
         return Rows(good, spark.createDataFrame([], from_arrow_schema(_BAD)), None, 0, 0)
     known = dict(schema or {})
     wanted = frame.select("value", "partition", "offset", "timestamp")
-    chunks = wanted.mapInArrow(partial(_parse, known), from_arrow_schema(_CHUNK)).persist()
+    chunks = wanted.mapInArrow(partial(_parse, codec, known), from_arrow_schema(_CHUNK)).persist()
     try:
         found = chunks.select("columns", *_COUNTS).toArrow()
         schemas = [pa.ipc.read_schema(pa.py_buffer(each)) for each in dict.fromkeys(found["columns"].to_pylist())]
@@ -159,44 +161,46 @@ def rows(frame: DataFrame, connection: KafkaConnection, schema: Mapping[str, pa.
         of_columns = from_arrow_schema(columns, prefer_timestamp_ntz=True)
         good = chunks.select("good").mapInArrow(partial(unpack, columns), of_columns)
         bad = chunks.where("bad_rows > 0").select("bad").mapInArrow(partial(unpack, _BAD), from_arrow_schema(_BAD))
-        return Rows(good, bad, good_rows, bad_rows, tombstones, chunks, columns, known)
+        return Rows(good, bad, good_rows, bad_rows, tombstones, chunks, columns, known, codec)
     except BaseException:
         chunks.unpersist()
         raise
 
 
-def placed(frame: DataFrame, found: Rows, column: str) -> DataFrame:
-    """The rows that were found in a micro-batch once more, with `partition:offset` of each in another column: they are
-    read and parsed again."""
+def with_offsets(frame: DataFrame, parsed: Rows, column: str) -> DataFrame:
+    """Return the rows of a micro-batch again, with `partition:offset` of each in another column: they are read and
+    parsed again."""
     from pyspark.sql import functions as F
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    if found.columns is None:
-        return found.good.withColumn(column, F.concat_ws(":", "partition", "offset"))
+    if parsed.columns is None or parsed.codec is None:
+        return parsed.good.withColumn(column, F.concat_ws(":", "partition", "offset"))
     wanted = frame.select("value", "partition", "offset", "timestamp")
-    chunks = wanted.mapInArrow(partial(_parse, found.known, place_column=column), from_arrow_schema(_CHUNK))
-    columns = found.columns.append(pa.field(column, pa.string()))
+    parse = partial(_parse, parsed.codec, parsed.known, offset_column=column)
+    chunks = wanted.mapInArrow(parse, from_arrow_schema(_CHUNK))
+    columns = parsed.columns.append(pa.field(column, pa.string()))
     return chunks.select("good").mapInArrow(
         partial(unpack, columns), from_arrow_schema(columns, prefer_timestamp_ntz=True)
     )
 
 
 def _parse(
-    known: Mapping[str, pa.DataType], batches: Iterable[pa.RecordBatch], place_column: str | None = None
+    codec: Codec,
+    known: Mapping[str, pa.DataType],
+    batches: Iterable[pa.RecordBatch],
+    offset_column: str | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """In a task: messages to chunks; with the place of each in a column, where one is named."""
-    reader = Reader(known)
+    """In a task: messages to chunks; with partition:offset of each in a column, where one is named."""
+    decoder = codec.decoder(known)
     for batch in batches:
         messages = batch.filter(batch["value"].is_valid())
-        parsed = reader.parse(messages["value"])
+        parsed = decoder.parse(messages["value"])
         columns = {name: each for name, each in parsed.columns.items() if name.lower() != EVENT_TIME}
         times = messages["timestamp"].cast(UTC_TIME)
-        columns[EVENT_TIME] = (
-            times if len(parsed.taken) == len(times) else times.take(pa.array(parsed.taken, pa.int64()))
-        )
-        if place_column is not None:
+        columns[EVENT_TIME] = times if len(parsed.good) == len(times) else times.take(pa.array(parsed.good, pa.int64()))
+        if offset_column is not None:
             texts = (messages[name].cast(pa.string()) for name in ("partition", "offset"))
-            columns[place_column] = pc.binary_join_element_wise(*texts, ":").take(pa.array(parsed.taken, pa.int64()))
+            columns[offset_column] = pc.binary_join_element_wise(*texts, ":").take(pa.array(parsed.good, pa.int64()))
         good = pa.RecordBatch.from_pydict(columns)
         numbers = pa.array(parsed.bad, pa.int64())
         of_bad = (messages[name].take(numbers) for name in ("value", "partition", "offset"))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, Self
 
 from weft.errors import DeclarationError
 from weft.systems.base import Connection
@@ -47,6 +48,17 @@ class FileFields(Connection):
     def options(self) -> FileOptions:
         """How files are written and read here."""
         return FileOptions.declare(**{each.name: getattr(self, each.name) for each in fields(FileOptions)})
+
+    def with_options(self, given: Mapping[str, Any]) -> Self:
+        """Return this connection with the format and options that a source or target declares."""
+        own = {each.name: getattr(self, each.name) for each in fields(FileOptions)}
+        if given.get("format") not in (None, own["format"] or FileOptions.format):
+            own = {}  # An option of one format means nothing to another.
+        return replace(self, **vars(FileOptions.declare(**{**own, **given})))
+
+    def has_path(self, name: str, path: str) -> bool:
+        """Whether a path is under the prefix of a source or target."""
+        return f"{path}/".startswith(f"{self.root}/{name.strip('/')}/")  # type: ignore[attr-defined]
 
     def format_of(self, path: str) -> str:
         """The format of a file here: the one that is declared, else the one of its name."""

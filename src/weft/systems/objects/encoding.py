@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from weft.errors import LoadRefusedError
+from weft.systems.frame_loads import column
 from weft.systems.objects.options import TIMESTAMP, TIMESTAMP_NTZ
-from weft.systems.objects.rows import column
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

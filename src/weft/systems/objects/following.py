@@ -14,8 +14,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from weft.errors import NotFoundError
-from weft.systems.objects import spark as sessions
-from weft.systems.objects.folder import COMPRESSED, GLOB, place_of
+from weft.spark_support import sessions
+from weft.spark_support.folder import COMPRESSED, GLOB, place_of
+from weft.spark_support.sessions import FILE_METADATA
 from weft.systems.objects.formats import is_tab_separated
 from weft.systems.objects.options import FileOptions
 from weft.systems.objects.reading import Partitions, read_alike
@@ -36,8 +37,6 @@ _OPENED_AT_ONCE = 8
 _HEADS, _HEAD = 1 << 20, 1 << 16
 # How many are held: those of thousands of files would fill the memory, and some say as much as all.
 _HEADS_HELD = 1 << 23
-METADATA = "_metadata"
-"""What Spark tells of the file of each row."""
 Dated = Callable[[bool], "DataFrame"]
 """Makes the DataFrame of files: with the time at which each was changed, or with nulls in its place."""
 
@@ -52,7 +51,7 @@ def follow(
 
     Only which files there are: what is in them is read later, by `read_files`, under whatever schema they have then.
     """
-    sessions.configure(spark, connection)
+    connection.configure(spark)
     reader = (
         spark.readStream.format("binaryFile")
         .schema("path STRING, modificationTime TIMESTAMP, length BIGINT, content BINARY")
@@ -117,7 +116,7 @@ def read_files(
     """
     from pyspark.sql import functions as F
 
-    sessions.configure(spark, connection)
+    connection.configure(spark)
     own: Any = sessions.own_session(spark, {})
     parts = []
     for kind, found in _alike(own, connection, _root(connection, prefix), changed).items():
@@ -127,7 +126,7 @@ def read_files(
                 continue
             made = {}
             if place_column is not None:
-                place = rows.metadataColumn(METADATA)["file_path"]
+                place = rows.metadataColumn(FILE_METADATA)["file_path"]
                 made[place_column] = F.regexp_replace(place, rf"^.*\Q{connection.root}\E/", "")
             if bad_column is not None:
                 fields = rows.drop(bad_column).schema
@@ -146,7 +145,9 @@ def read_files(
     def dated(is_dated: bool) -> DataFrame:
         frames = []
         for rows, made in parts:
-            at = rows.metadataColumn(METADATA)["file_modification_time"] if is_dated else F.lit(None).cast("timestamp")
+            at = F.lit(None).cast("timestamp")
+            if is_dated:
+                at = rows.metadataColumn(FILE_METADATA)["file_modification_time"]
             frames.append(rows.withColumns({time_column: at, **made}))
         return functools.reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from weft.errors import DeclarationError
 from weft.systems.base import Connection, measured
@@ -14,6 +14,8 @@ from weft.systems.base import Connection, measured
 @dataclass(frozen=True)
 class FolderConnection(Connection):
     """A folder. A relative path is relative to the working directory at use."""
+
+    one_host: ClassVar[bool] = True
 
     path: str
 

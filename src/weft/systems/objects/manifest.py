@@ -16,11 +16,11 @@ from typing import Any
 from uuid import uuid4
 
 from weft.errors import BusyError
+from weft.spark_support.folder import Folder, LocalFolder
+from weft.spark_support.sessions import reached
 from weft.systems import process
 from weft.systems.load import Load
-from weft.systems.objects.folder import Folder, LocalFolder
 from weft.systems.objects.options import FileOptions
-from weft.systems.objects.spark import reached
 
 # An entry with the whole state comes so often, so that nobody has to read them all.
 _WHOLE_EVERY = 25

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pyarrow as pa
@@ -22,6 +22,7 @@ from pyarrow import fs
 from weft.columns import has_nan, is_nested
 from weft.systems.base import Connection
 from weft.systems.objects.s3 import S3Connection
+from weft.systems.target import ArrowRows
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -34,21 +35,6 @@ _GROUP_BYTES = 16 * 1024 * 1024
 _DICTIONARY_BYTES = 64 * 1024
 """A column of more different values than fit is not worth a dictionary, which would take twice the time."""
 _ROWS_PER_FILE = "spark.sql.files.maxRecordsPerFile"
-
-
-class Rows(Protocol):
-    """Rows as Arrow, in parts."""
-
-    @property
-    def schema(self) -> pa.Schema:
-        """Their canonical columns."""
-
-    @property
-    def columns(self) -> StructType:
-        """The same as Spark would read them."""
-
-    def each_part(self, work: Callable[[int, Iterable[pa.RecordBatch]], Any]) -> list[Any]:
-        """What `work` gives for each part's number and batches. A part may be tried again after an attempt failed."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +57,7 @@ class Written:
 
 
 @dataclass(frozen=True)
-class Target:
+class ParquetFolder:
     """Where files go, and how they are written. It travels to the tasks."""
 
     connection: Connection
@@ -81,7 +67,7 @@ class Target:
     compression: str
 
 
-def can_write(rows: Rows, connection: Connection, spark: Any) -> bool:
+def can_write(rows: ArrowRows, connection: Connection, spark: Any) -> bool:
     """Whether `write` makes the same of these rows as Spark."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -99,14 +85,14 @@ def can_write(rows: Rows, connection: Connection, spark: Any) -> bool:
     )
 
 
-def has_columns(rows: Rows, table: StructType) -> bool:
+def has_columns(rows: ArrowRows, table: StructType) -> bool:
     """Whether the rows have the columns of a table, in whatever order, and no others."""
     return {field.name: field.dataType for field in rows.columns} == {field.name: field.dataType for field in table}
 
 
 def target(
-    rows: Rows, connection: Connection, spark: Any, folder: str, columns: StructType, compression: str
-) -> Target:
+    rows: ArrowRows, connection: Connection, spark: Any, folder: str, columns: StructType, compression: str
+) -> ParquetFolder:
     """Files in a folder with these columns of the rows."""
     schema = pa.schema([pa.field(name, rows.schema.field(name).type) for name in columns.names])
     metadata = {
@@ -114,15 +100,15 @@ def target(
         "org.apache.spark.version": str(spark.version),
         "org.apache.spark.sql.parquet.row.metadata": columns.json(),
     }
-    return Target(connection.resolved(), folder, schema, metadata, compression)
+    return ParquetFolder(connection.resolved(), folder, schema, metadata, compression)
 
 
-def write_all(rows: Rows, target: Target) -> list[Written]:
+def write_all(rows: ArrowRows, target: ParquetFolder) -> list[Written]:
     """A file of each part that has rows, in the order of the parts."""
     return [each for each in rows.each_part(functools.partial(write, target)) if each is not None]
 
 
-def write(target: Target, number: int, batches: Iterable[pa.RecordBatch]) -> Written | None:
+def write(target: ParquetFolder, number: int, batches: Iterable[pa.RecordBatch]) -> Written | None:
     """One file of the batches of a part; `None` where they hold no row."""
     import pyarrow.parquet as pq
 
@@ -161,7 +147,7 @@ def write(target: Target, number: int, batches: Iterable[pa.RecordBatch]) -> Wri
     return Written(name, size, footers[0].num_rows, _ranges(footers[0], target.schema, with_nan))
 
 
-def _opened(target: Target) -> tuple[fs.FileSystem, str]:
+def _opened(target: ParquetFolder) -> tuple[fs.FileSystem, str]:
     if isinstance(target.connection, S3Connection):
         return target.connection.filesystem(), target.folder.partition("://")[2]
     store = fs.LocalFileSystem()

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from weft.errors import StorageError
+from weft.spark_support.sessions import java_class
+from weft.systems.frame_loads import column
 from weft.systems.objects.formats import SPARK_FORMAT
 from weft.systems.objects.options import FileOptions
-from weft.systems.objects.rows import column
 from weft.systems.objects.sampling import Head, known_schema
-from weft.systems.objects.spark import java_class
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -4,10 +4,23 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any
 
 from weft.errors import DeclarationError
 from weft.systems.base import Connection, measured
+
+_lock = Lock()
+_HADOOP_NAMES = (
+    "endpoint",
+    "connection.ssl.enabled",
+    "path.style.access",
+    "endpoint.region",
+    "aws.credentials.provider",
+    "access.key",
+    "secret.key",
+    "session.token",
+)
 
 
 @dataclass(frozen=True)
@@ -111,6 +124,24 @@ class S3Connection(Connection):
             if resolved.session_token:
                 settings["session.token"] = resolved.session_token
         return {start + name: value for name, value in settings.items()}
+
+    def configure(self, spark: Any) -> None:
+        """Set the bucket's endpoint, region and keys in the session's Hadoop configuration."""
+        wanted = self.hadoop()
+        configuration = spark.sparkContext._jsc.hadoopConfiguration()
+        names = [f"fs.s3a.bucket.{self.resolved().bucket}.{name}" for name in _HADOOP_NAMES]
+        with _lock:
+            # Hadoop keeps one client a bucket: a second connection with other keys would silently use the first one's.
+            present = {name: value for name in names if (value := configuration.get(name)) is not None}
+            if present == wanted:
+                return
+            if present:
+                raise DeclarationError(
+                    f"The bucket of {self.label} is in use by this process with another endpoint, region or key.",
+                    hint="Use one connection a bucket in a process.",
+                )
+            for name, value in wanted.items():
+                configuration.set(name, value)
 
     @property
     def root(self) -> str:

@@ -8,16 +8,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from weft.errors import DeclarationError, LoadRefusedError
+from weft.spark_support import sessions
+from weft.spark_support.folder import folder_for
+from weft.systems.frame_loads import checked_keys, column, completed, fitted, grown, refuse_empty, without_void
 from weft.systems.load import Counts, Load
 from weft.systems.objects import parquet
-from weft.systems.objects import spark as sessions
 from weft.systems.objects.encoding import encoded, refuse_unwritable
-from weft.systems.objects.folder import folder_for
 from weft.systems.objects.formats import EXTENSIONS, SPARK_FORMAT
 from weft.systems.objects.manifest import Manifest, Staged, State
-from weft.systems.objects.parquet import Rows
 from weft.systems.objects.paths import table_path
-from weft.systems.objects.rows import checked_keys, column, completed, fitted, grown, refuse_empty, without_void
+from weft.systems.target import ArrowRows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -56,7 +56,7 @@ def write(
 
 
 def copy(
-    rows: Rows,
+    rows: ArrowRows,
     connection: ObjectStoreLocalConnection | ObjectStoreS3Connection,
     load: Load,
     *,
@@ -79,7 +79,7 @@ class _Load:
     """What all loads into files do, however their rows come."""
 
     def __init__(self, connection: Any, load: Load, spark: Any) -> None:
-        sessions.configure(spark, connection)
+        connection.configure(spark)
         self.load, self.options = load, connection.options
         self.connection, self.spark = connection, spark
         path = table_path(connection.root, load.schema, load.table)
@@ -131,7 +131,7 @@ class _Load:
 class _Copy(_Load):
     """Files that whoever has the rows writes."""
 
-    def __init__(self, rows: Rows, connection: Any, load: Load, spark: SparkSession) -> None:
+    def __init__(self, rows: ArrowRows, connection: Any, load: Load, spark: SparkSession) -> None:
         super().__init__(connection, load, spark)
         self.rows = rows
 

@@ -7,15 +7,15 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from weft.errors import NotFoundError
-from weft.systems.objects import spark as sessions
+from weft.spark_support import sessions
+from weft.spark_support.folder import GLOB, folder_for
+from weft.systems.frame_loads import completed
 from weft.systems.objects.encoding import EMPTY, decoded, file_schema
-from weft.systems.objects.folder import GLOB, folder_for
 from weft.systems.objects.formats import SPARK_FORMAT, format_from_path, is_tab_separated
 from weft.systems.objects.manifest import Manifest, State
 from weft.systems.objects.options import TIMESTAMP, TIMESTAMP_NTZ, FileOptions
 from weft.systems.objects.paths import table_path
 from weft.systems.objects.reading import read_alike
-from weft.systems.objects.rows import completed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -28,7 +28,7 @@ def read(spark: SparkSession, connection: ObjectStoreLocalConnection | ObjectSto
 
     A table that loads made is read as its log says: whole loads, with the types that they had.
     """
-    sessions.configure(spark, connection)
+    connection.configure(spark)
     own: Any = sessions.own_session(spark, {})
     options = connection.options
     found = read_table(own, table_path(connection.root, None, path))
@@ -52,7 +52,7 @@ def table_columns(
     table: str,
 ) -> list[str] | None:
     """The columns of a table that loads made; `None` where there is none."""
-    sessions.configure(spark, connection)
+    connection.configure(spark)
     path = table_path(connection.root, schema, table)
     state = Manifest(folder_for(spark, path), path).state()
     return None if state is None else [field["name"] for field in json.loads(state.schema or "{}").get("fields", ())]

@@ -1,4 +1,4 @@
-"""Types of columns that hold JSON values: the one that holds two of them, and arrays of the one as the other."""
+"""Types of columns that hold values of messages: the one that holds two of them, and arrays of the one as the other."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A stream of ours as a source of Spark's: the query sees which offsets there are, and each batch reads their rows.
+"""The offsets of a stream as a data source of Spark: the query decides which offsets a batch has, the batch reads them.
 
-Spark's own log remembers the offsets, so that a batch which is tried again has the same rows. The rows do not
-pass through the query: a batch reads them as any load does, with the columns that the stream has by then, and where no
-SQL stands between in the same task that writes them.
+Spark's log keeps the offsets, so that a batch which is tried again has the same rows. The rows do not pass through the
+query: a batch reads them as any load does, with the columns that the stream has by then, and where there is no SQL in
+the same task that writes them.
 """
 
 from __future__ import annotations
@@ -18,30 +18,27 @@ from weft.systems.base import Connection, system_for
 from weft.systems.log import Log, Store
 
 SCHEMA = "first_after BIGINT, upto BIGINT"
-# How many events a batch has at most where nobody says it: what one transaction of a database takes well.
-MAX_ROWS = 1_000_000
-
-# In turns: a session forgets no name that it was told, and each query of a pipeline has the session of the one before.
+# In turns: a session keeps every name, and each query of a pipeline has the session of the one before.
 _numbers = itertools.cycle(range(100))
 
 
 @dataclass
 class Offsets:
-    """The offsets of a stream: opened where they are asked for, in a process beside the driver."""
+    """The offsets of a stream, opened in the process in which Spark asks for them."""
 
     connection: Connection
     schema: str
     name: str
     start: str = "earliest"
-    max_rows: int = MAX_ROWS
+    max_rows: int = 1_000_000
     wait_seconds: float = 0.1
-    """How long to wait for news: while it does, its query cannot end, and other sources of the query wait too."""
+    """How long to wait for new events: meanwhile the query cannot end, and its other sources wait too."""
 
     end: int | None = None
     """Where to stop, if anywhere."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is open stays where it is: the reader is copied to tasks, which read nothing but the range in hand."""
+        """Leave out what is open: the reader is copied to tasks, which read nothing but their range."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
     @cached_property
@@ -95,7 +92,7 @@ def stream(spark: Any, offsets: Offsets) -> Any:
     from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
     from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
-    class Ticks(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow):
+    class OffsetRanges(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow):
         def __init__(self) -> None:
             self.offsets = offsets
 
@@ -127,8 +124,8 @@ def stream(spark: Any, offsets: Offsets) -> Any:
             return SCHEMA
 
         def simpleStreamReader(self, schema: Any) -> SimpleDataSourceStreamReader:
-            return Ticks()
+            return OffsetRanges()
 
-    name = f"weft_ticks_{next(_numbers)}"
+    name = f"weft_offsets_{next(_numbers)}"
     spark.dataSource.register(Source)
     return spark.readStream.format(name).load()

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from weft.systems.kafka.kinds import converted, unified_schema
-from weft.systems.kafka.messages import Parsed, Reader
+from weft.systems.codec import Parsed
+from weft.systems.codecs.columns import converted, unified_schema
+from weft.systems.codecs.json import JsonDecoder
 
 BAD = {
     "no JSON": (b"{nope}", "It is not JSON"),
@@ -43,7 +44,7 @@ KNOWN = {"known": pa.int32()}
 
 
 def parse(values: list[bytes], known: dict[str, pa.DataType] | None = None, *, carefully: bool = False) -> Parsed:
-    reader = Reader(known or {})
+    reader = JsonDecoder(known or {})
     reader.hopes = not carefully
     return reader.parse(pa.array(values, pa.binary()))
 
@@ -64,7 +65,7 @@ def test_a_bad_message_is_bad_alone_wherever_it_is(kind: str, position: int) -> 
     parsed = parse(messages, KNOWN)
     assert list(parsed.bad) == [position]
     assert why in parsed.bad[position]
-    assert list(parsed.taken) == [number for number in range(4) if number != position]
+    assert list(parsed.good) == [number for number in range(4) if number != position]
     assert parsed.columns["n"].to_pylist() == [1, 2, 3]
 
 
@@ -185,7 +186,7 @@ def test_what_is_known_and_not_sent_is_no_column() -> None:
 
 
 def test_batches_of_one_task_with_new_keys_and_wider_types() -> None:
-    reader = Reader({})
+    reader = JsonDecoder({})
     found = [
         reader.parse(pa.array(values, pa.binary()))
         for values in (
@@ -240,7 +241,7 @@ def test_both_ways_give_the_same(rows: list[dict[str, Any]], known: dict[str, pa
     messages = [json.dumps(row, ensure_ascii=False).encode() for row in rows]
     fast, careful = parse(messages, known), parse(messages, known, carefully=True)
     assert fast.bad == careful.bad
-    assert list(fast.taken) == list(careful.taken)
+    assert list(fast.good) == list(careful.good)
     assert set(fast.columns) == set(careful.columns)
     for name, column in fast.columns.items():
         other = careful.columns[name]

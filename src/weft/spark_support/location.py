@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from weft.engine import outcome
 from weft.errors import ConnectionFailedError
-from weft.systems.objects.folder import Folder, LocalFolder
+from weft.spark_support import outcome
+from weft.spark_support.folder import Folder, LocalFolder
 
 
 @dataclass(frozen=True)

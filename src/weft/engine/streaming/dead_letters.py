@@ -12,13 +12,13 @@ from typing import Any
 import pyarrow as pa
 
 from weft.engine.readers import open_tables
-from weft.engine.streaming import whence
-from weft.engine.streaming.letter import Letter, Stored, as_json, digest
-from weft.engine.streaming.places import Place, place_of
-from weft.engine.streaming.whence import WHENCE
+from weft.engine.streaming import row_origin
+from weft.engine.streaming.letter_stores import open_store
+from weft.engine.streaming.row_origin import ORIGIN
 from weft.errors import DeclarationError, WeftError
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.systems.base import Connection
+from weft.systems.dead_letter_store import DeadLetter, DeadLetterStore, StoredLetter, as_json, digest
 from weft.systems.load import Load
 from weft.systems.log import EXTRA, RESERVED_PREFIX
 from weft.systems.sql import quarantine
@@ -31,31 +31,31 @@ class DeadLetterBox:
         self.pipeline, self._replays = pipeline, replays
         self.put_ids: set[str] = set()
         """Those that this box was given."""
-        self._place = place_of(pipeline)
+        self._store = open_store(pipeline)
 
     @property
-    def place(self) -> Place:
-        """Where they are; an error that says how to name one, where there is none."""
-        if self._place is None:
+    def store(self) -> DeadLetterStore:
+        """The store; an error with the options that declare one, where there is none."""
+        if self._store is None:
             raise DeclarationError(
                 f"{self.pipeline.name} has no place for dead letters.",
                 hint="Name one: dead_letter_stream, dead_letter_table, dead_letter_topic or dead_letter_path.",
             )
-        return self._place
+        return self._store
 
-    def put(self, letters: Sequence[Letter], checkpoint: str, batch_id: int, part: str) -> None:
+    def put(self, letters: Sequence[DeadLetter], checkpoint: str, batch_id: int, part: str) -> None:
         """Store the letters of a batch. The same ones of the same batch again change nothing."""
-        if not letters or self._place is None:
+        if not letters or self._store is None:
             return
         now = datetime.now(UTC)
-        seen: Counter[Letter] = Counter()
+        seen: Counter[DeadLetter] = Counter()
         stored = []
         for each in letters:
             seen[each] += 1
             # By what it says: a batch that is tried again under other SQL may have other letters, in another order.
             letter_id = digest(repr((checkpoint, batch_id, part, tuple(vars(each).values()), seen[each])))
             stored.append(
-                Stored(
+                StoredLetter(
                     **vars(each),
                     failed_at=now,
                     letter_id=letter_id,
@@ -64,19 +64,19 @@ class DeadLetterBox:
                     replays=self._replays,
                 )
             )
-        self.store(stored)
+        self.put_stored(stored)
 
-    def store(self, letters: Sequence[Stored]) -> None:
-        """Store letters that have a name."""
+    def put_stored(self, letters: Sequence[StoredLetter]) -> None:
+        """Store letters that have an id."""
         if letters:
             self.put_ids.update(each.letter_id for each in letters)
-            self.place.put(letters)
+            self.store.put(letters)
 
-    def letters(self) -> Iterator[Stored]:
+    def letters(self) -> Iterator[StoredLetter]:
         """All of this pipeline, each once, in no order; replays that were begun are among them."""
         seen: set[str] = set()
-        for record in self.place.records():
-            letter = Stored.of(record)
+        for record in self.store.records():
+            letter = StoredLetter.of(record)
             if letter is None or letter.pipeline != self.pipeline.name or letter.letter_id in seen:
                 continue
             seen.add(letter.letter_id)
@@ -86,7 +86,7 @@ class DeadLetterBox:
     def remove(self, ids: Collection[str]) -> None:
         """Have these no longer."""
         if ids:
-            self.place.remove(ids)
+            self.store.remove(ids)
 
 
 # ----------------------------------------------------------------------------------------------- rows that are to blame
@@ -121,7 +121,7 @@ def without(rows: pa.Table, numbers: Collection[int]) -> pa.Table:
     return rows.take(pa.array([number for number in range(len(rows)) if number not in numbers], pa.int64()))
 
 
-def letter_of(row: dict[str, Any], why: str) -> Letter:
+def letter_of(row: dict[str, Any], why: str) -> DeadLetter:
     """The letter of a row that `transform_sql` did not take, with the column that says where it is from."""
     row = dict(row)
     extra = row.pop(EXTRA, None)
@@ -129,31 +129,31 @@ def letter_of(row: dict[str, Any], why: str) -> Letter:
     shown = {name: value for name, value in row.items() if not name.startswith(RESERVED_PREFIX)}
     if extra is not None:
         shown |= json.loads(extra)
-    return Letter("transform", why, payload=as_json(shown), **json.loads(row[WHENCE]))
+    return DeadLetter("transform", why, payload=as_json(shown), **json.loads(row[ORIGIN]))
 
 
 # ---------------------------------------------------------------------------------------------- rows that were rejected
 
 
-def told(letters: Sequence[Letter], placed: Callable[[], pa.Table]) -> Sequence[Letter]:
-    """Letters of rejected rows, with where they are from as far as that can be known: SQL that groups rows, for
-    example, leaves none of them."""
-    # Whatever happens here, the letters are worth more than that, and so is the batch.
+def named(letters: Sequence[DeadLetter], with_origins: Callable[[], pa.Table]) -> Sequence[DeadLetter]:
+    """Return the letters of rejected rows with their origins, as far as these are known: SQL that groups rows, for
+    example, leaves none."""
+    # Whatever fails here, the letters are worth more than their origins, and so is the batch.
     with suppress(Exception):
-        rows = placed()
-        if WHENCE in rows.column_names:
-            return whence.told(letters, rows)
+        rows = with_origins()
+        if ORIGIN in rows.column_names:
+            return row_origin.with_origins(letters, rows)
     return letters
 
 
-def keyless(rows: pa.Table, load: Load, source: str) -> list[Letter]:
+def keyless(rows: pa.Table, load: Load, source: str) -> list[DeadLetter]:
     """The letters of rows that a target without a quarantine is not given."""
     why = quarantine.keyless(load)
-    return [Letter("store", why, source, quarantine.payload(row), target=load.name) for row in rows.to_pylist()]
+    return [DeadLetter("store", why, source, quarantine.payload(row), target=load.name) for row in rows.to_pylist()]
 
 
 @contextmanager
-def rejected(connection: Connection, load: Load, source: str) -> Iterator[list[Letter]]:
+def rejected(connection: Connection, load: Load, source: str) -> Iterator[list[DeadLetter]]:
     """What a target's quarantine has of this batch; it is taken out of there in the end."""
     tables = open_tables(connection)
     quarantine.prepare(tables, load)
@@ -163,7 +163,7 @@ def rejected(connection: Connection, load: Load, source: str) -> Iterator[list[L
     try:
         with tables.driver.session("read") as session:
             found = session.rows(f"SELECT {tables.quote('_weft_error')}, payload FROM {place} WHERE {of_batch}", key)
-        yield [Letter("store", error, source, payload, target=load.name) for error, payload in found]
+        yield [DeadLetter("store", error, source, payload, target=load.name) for error, payload in found]
         if found:
             with tables.driver.session("publish") as session:
                 session.run(f"DELETE FROM {place} WHERE {of_batch}", key)

@@ -1,7 +1,7 @@
-"""From which place of its source a row is that a target rejected.
+"""The source and offset of a row that a target rejected.
 
-A target is given no places: it tells a rejected row by its values alone. So where rows are rejected, and only there,
-the rows of the batch are made once more, each with its place, and the rejected ones are looked up among them.
+A target gets no offsets: it knows a rejected row by its values alone. So where rows are rejected, and only there, the
+rows of the batch are made again, each with its origin, and the rejected ones are looked up among them.
 """
 
 from __future__ import annotations
@@ -18,25 +18,23 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from weft.engine.streaming.letter import Letter
+from weft.systems.dead_letter_store import DeadLetter
 
-PLACE = "_weft_place"
-"""The column of a place in a source: an offset, partition:offset, or a file."""
-WHENCE = "_weft_whence"
-"""The column of the fields of a letter that say where a row is from, as JSON."""
+ORIGIN = "_weft_origin"
+"""The column of the fields of a dead letter that name the origin of a row, as JSON."""
 
 
-def written(source: str, offset: str | None) -> str:
-    """The value of that column."""
+def origin_of(source: str, offset: str | None) -> str:
+    """Return the value of that column."""
     return json.dumps({"source": source, "offset": offset})
 
 
-def told(letters: Sequence[Letter], rows: pa.Table) -> list[Letter]:
-    """The letters of rejected rows, with where they are from if exactly that can be told by these rows."""
+def with_origins(letters: Sequence[DeadLetter], rows: pa.Table) -> list[DeadLetter]:
+    """Return the letters of rejected rows, each with its origin where these rows show exactly one."""
     # SQL that gives all columns has it twice.
-    others = [number for number, name in enumerate(rows.column_names) if name != WHENCE]
-    where = max(number for number, name in enumerate(rows.column_names) if name == WHENCE)
-    rows = rows.select(others).append_column(WHENCE, rows.column(where))
+    others = [number for number, name in enumerate(rows.column_names) if name != ORIGIN]
+    where = max(number for number, name in enumerate(rows.column_names) if name == ORIGIN)
+    rows = rows.select(others).append_column(ORIGIN, rows.column(where))
     payloads = [json.loads(each.payload) for each in letters]
     comparable = {
         field.name: made
@@ -51,16 +49,16 @@ def told(letters: Sequence[Letter], rows: pa.Table) -> list[Letter]:
         wanted[_values(each, comparable)].append(number)
     places = defaultdict[Hashable, list[str]](list)
     for row in _alike(rows, payloads, comparable).to_pylist():
-        places[_values(row, comparable)].append(row[WHENCE])
-    found = list(letters)
+        places[_values(row, comparable)].append(row[ORIGIN])
+    named = list(letters)
     for values, numbers in wanted.items():
         # In one order, whatever order they were read in: a batch that is tried again has the same letters.
         candidates = sorted(places[values], key=lambda each: (len(each), each))
         # Of rows that are the same any may be the rejected one. Where a column could not be compared, nobody knows.
         if len(candidates) == len(numbers) == 1 or (is_whole and len(candidates) >= len(numbers)):
             for number, place in zip(numbers, candidates[-len(numbers) :], strict=True):
-                found[number] = replace(found[number], **json.loads(place))
-    return found
+                named[number] = replace(named[number], **json.loads(place))
+    return named
 
 
 def _alike(rows: pa.Table, payloads: Sequence[Mapping[str, Any]], comparable: Iterable[str]) -> pa.Table:
@@ -71,7 +69,7 @@ def _alike(rows: pa.Table, payloads: Sequence[Mapping[str, Any]], comparable: It
         is_plain = pa.types.is_string(kind) and all(each is None or _text(each) == each for each in values)
         if pa.types.is_integer(kind) or is_plain:
             rows = rows.filter(pc.is_in(rows[name], value_set=pa.array(values, kind)))
-    return rows.select([*comparable, WHENCE])
+    return rows.select([*comparable, ORIGIN])
 
 
 def _values(row: Mapping[str, Any], comparable: Mapping[str, Callable[[Any], Hashable]]) -> Hashable:
@@ -87,7 +85,7 @@ def _values(row: Mapping[str, Any], comparable: Mapping[str, Callable[[Any], Has
 def _comparable(field: pa.Field) -> Callable[[Any], Hashable] | None:
     """What makes the same of a value here and of what a database says of it; `None` where nothing does."""
     kind, types = field.type, pa.types
-    if field.name == WHENCE:
+    if field.name == ORIGIN:
         return None
     if types.is_boolean(kind) or types.is_integer(kind):
         return int

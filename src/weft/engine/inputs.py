@@ -1,11 +1,11 @@
-"""What a caller hands to a load: SQL, a path, a stream, a frame, rows. Told apart once, here."""
+"""The input of a load: SQL, a path, a stream, a frame or rows. `understand` decides which of them data is."""
 
 from __future__ import annotations
 
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import pyarrow as pa
 from weft.columns import canonical_batch, canonical_schema, hinted
 from weft.errors import DeclarationError, NotFoundError
 from weft.streams.declare import Stream
+from weft.systems.stream_source import Packed as Packed
 
 BATCH_ROWS = 65_536
 _SQL = re.compile(
@@ -48,16 +49,6 @@ class Events:
 
 
 @dataclass(frozen=True)
-class Packed:
-    """Rows as Arrow's own bytes, many in each value of a DataFrame's only column, so that none crosses the JVM."""
-
-    frame: Any
-    schema: pa.Schema
-    unpack: Callable[[pa.Schema, Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-    """Makes the rows, in a task."""
-
-
-@dataclass(frozen=True)
 class Frame:
     """A Spark DataFrame."""
 
@@ -81,10 +72,10 @@ class Rows:
     reader: Any
 
 
-Given = Sql | Files | Events | Frame | Memory | Rows
+Input = Sql | Files | Events | Frame | Memory | Rows
 
 
-def understand(data: object, *, has_source: bool) -> Given:
+def understand(data: object, *, has_source: bool) -> Input:
     """What `data` is. With a `source=` connection a text is a query or a path there."""
     if isinstance(data, Stream):
         return Events(data)
@@ -99,7 +90,7 @@ def understand(data: object, *, has_source: bool) -> Given:
     return _memory(data)
 
 
-def _text(text: str, has_source: bool) -> Given:
+def _text(text: str, has_source: bool) -> Input:
     if not text.strip():
         raise DeclarationError("The source of a load is an empty text.")
     if _SQL.match(text):

@@ -1,21 +1,17 @@
-"""What the readers and writers of files and of Delta tables need of a Spark session."""
+"""Spark sessions for readers and writers: settings of their own, frames between sessions, classes of the JVM."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from threading import Lock
 from typing import Any
-
-from weft.errors import DeclarationError
-from weft.systems.base import Connection
-from weft.systems.objects.s3 import S3Connection
 
 # Tests stop a process at each step of a load, by a handler on this logger.
 _steps = logging.getLogger("weft.commit")
-_lock = Lock()
 
+FILE_METADATA = "_metadata"
+"""The column in which Spark's readers describe the file of each row."""
 CONF = {
     # The default is a form of twelve bytes that other readers take for nanoseconds, which the year 1 does not fit.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
@@ -87,39 +83,6 @@ def asks_for(frame: Any, name: str) -> bool:
         for others in (node.children(), node.subqueries()):
             nodes += [others.apply(number) for number in range(others.size())]
     return False
-
-
-def configure(spark: Any, connection: Connection) -> None:
-    """Tell Spark where a connection's bucket is and who we are there."""
-    if not isinstance(connection, S3Connection):
-        return
-    wanted = connection.hadoop()
-    target = spark.sparkContext._jsc.hadoopConfiguration()
-    bucket = f"fs.s3a.bucket.{connection.resolved().bucket}."
-    with _lock:
-        # Hadoop keeps one client a bucket: a second connection with other keys would silently use the first one's.
-        known = {name: value for name in (bucket + each for each in _NAMES) if (value := target.get(name)) is not None}
-        if known == wanted:
-            return
-        if known:
-            raise DeclarationError(
-                f"The bucket of {connection.label} is in use by this process with another endpoint, region or key.",
-                hint="Use one connection a bucket in a process.",
-            )
-        for name, value in wanted.items():
-            target.set(name, value)
-
-
-_NAMES = (
-    "endpoint",
-    "connection.ssl.enabled",
-    "path.style.access",
-    "endpoint.region",
-    "aws.credentials.provider",
-    "access.key",
-    "secret.key",
-    "session.token",
-)
 
 
 def quoted(name: str) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from weft.errors import LoadRefusedError, nearest
+from weft.spark_support.sessions import java_class, quoted
 from weft.systems.load import MOST_ASIDE, Load
-from weft.systems.objects.spark import java_class, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -12,16 +12,28 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as arrow_json
 
-from weft.systems.kafka.kinds import WHOLE, is_deeper, json_of, leaves, text_of, without_times
+from weft.spark_support.sessions import quoted
+from weft.systems.codec import Parsed
+from weft.systems.codecs.columns import WHOLE, is_deeper, json_of, leaves, text_of, without_times
 from weft.types import FieldType, check_value, from_json, round_float32
 
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+_WRITTEN = {
+    # Nulls are written: a reader could not distinguish one that is left out from a column that there is not.
+    "ignoreNullFields": "false",
+    # To the microsecond; Spark's own choice ends at the millisecond.
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
 MAX_DEPTH = 32
 """Deeper values are refused: types of Spark and Parquet are walked by recursion. Arrow's reader dies of deep ones."""
 _MOST_BRACKETS = 1000
@@ -31,16 +43,24 @@ _decode = msgspec.json.Decoder().decode
 _decode_exactly = msgspec.json.Decoder(float_hook=Decimal).decode
 
 
-class Parsed(NamedTuple):
-    """The columns of a batch, from which messages the rows are, and what is wrong with the others, by their numbers."""
+class JsonCodec:
+    """JSON objects, whose keys are the columns."""
 
-    columns: dict[str, pa.Array]
-    taken: Sequence[int]
-    bad: dict[int, str]
+    is_parsed: ClassVar[bool] = True
+
+    def decoder(self, known: Mapping[str, pa.DataType]) -> JsonDecoder:
+        """Return a decoder for one task."""
+        return JsonDecoder(known)
+
+    def encoded(self, columns: Sequence[str]) -> Column:
+        """Return a JSON object of each row."""
+        from pyspark.sql import functions as F
+
+        return F.to_json(F.struct(*(F.col(quoted(name)).alias(name) for name in columns)), _WRITTEN)
 
 
-class Reader:
-    """Reads the batches of one task. It remembers the types of columns, for what comes next is most likely of them."""
+class JsonDecoder:
+    """Parses the batches of one task. It remembers the types of columns: what comes next is most likely of them."""
 
     def __init__(self, known: Mapping[str, pa.DataType]) -> None:
         self.known = {name.lower(): kind for name, kind in known.items()}
@@ -112,7 +132,7 @@ class Reader:
     def _one_by_one(self, values: pa.Array) -> Parsed:
         names: dict[str, str] = {}
         rows: list[dict[str, Any]] = []
-        taken: list[int] = []
+        good: list[int] = []
         bad: dict[int, str] = {}
         for number, value in enumerate(values.to_pylist()):
             try:
@@ -120,12 +140,12 @@ class Reader:
             except ValueError as error:
                 bad[number] = str(error)
                 continue
-            taken.append(number)
+            good.append(number)
             rows.append({name.lower(): each for name, each in row.items()})
             for name in row:
                 names.setdefault(name.lower(), name)
         return Parsed(
-            {name: self._array(key, [row.get(key) for row in rows]) for key, name in names.items()}, taken, bad
+            {name: self._array(key, [row.get(key) for row in rows]) for key, name in names.items()}, good, bad
         )
 
     def _row(self, value: bytes) -> dict[str, Any]:

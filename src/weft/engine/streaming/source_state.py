@@ -1,11 +1,11 @@
-"""What Spark's log does not say of the sources of a checkpoint: which they are, and where those that begin at their end
+"""What a checkpoint keeps of its sources next to Spark's log: which they are, and where those with `start="latest"`
 began.
 
-It tells sources by their order alone: a pipeline that reads another one under the same name would go on in it at the
-place of the one before, and pass over what is before that.
+Spark's log knows sources by their order alone: a pipeline that reads another one under the same name would go on in it
+at the position of the one before, and skip what is before that.
 
-And it writes down where a source begins together with its first batch, which may come days later. A pipeline that was
-started again before that would begin at the end once more, and pass over what came between.
+And it records where a source begins together with its first batch, which may come days later. A pipeline that was
+restarted before that would begin at the end once more, and skip what came between.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import dataclasses
 import json
 from collections.abc import Sequence
 
-from weft.engine.streaming.location import Location
-from weft.engine.streaming.scale import Messages, scale_of
+from weft.engine.streaming.sources import open_source
 from weft.errors import DeclarationError
 from weft.pipelines.streaming.spec import Source, StreamingPipeline
 from weft.project import current
+from weft.spark_support.location import Location
 
 
 class Sources:
@@ -77,10 +77,9 @@ class Starts:
         """Where each source begins. An end is looked up once; when this returns, a crash does not make it forgotten."""
         if self._home.at("metadata").read() is None:  # what Spark writes first
             for each in sources:
-                if isinstance(scale := scale_of(each, None), Messages):
-                    scale.refuse_start()
+                open_source(each).check_start()
         known = self._read()
-        ends = {each.name: scale_of(each, None).end() for each in sources if _is_open(each) and each.name not in known}
+        ends = {each.name: open_source(each).end() for each in sources if _is_open(each) and each.name not in known}
         if ends:
             known |= ends
             self._file.write(json.dumps(known))

@@ -21,8 +21,8 @@ from contextlib import contextmanager, suppress
 from uuid import uuid4
 
 from weft.errors import BusyError
+from weft.spark_support.folder import Folder, LocalFolder
 from weft.systems import process
-from weft.systems.objects.folder import Folder, LocalFolder
 
 _log = logging.getLogger("weft.engine")
 BEAT_SECONDS = 5.0

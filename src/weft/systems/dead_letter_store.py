@@ -1,13 +1,17 @@
-"""What is told of a row that went nowhere."""
+"""Dead letters, and the capability of a system to keep them.
+
+A dead letter is one row that could not be read, transformed or stored, with the reason and its origin. A store is
+named by `System.dead_letter_store`; `weft.engine.streaming.letter_stores` opens the one that a pipeline declares.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import blake2b
-from typing import Any, Literal, Self
+from typing import Any, Literal, Protocol, Self
 
 import pyarrow as pa
 
@@ -15,27 +19,27 @@ from weft.types import FieldType, to_json
 
 Stage = Literal["read", "transform", "store", "replay", "gone"]
 STAGES = ("read", "transform", "store")
-"""Where a row can fail. The other two are notes among the letters: a replay that was begun, and letters that are gone
-from a place where nothing can be removed."""
+"""Where a row can fail. The other two are notes among the letters: a replay that was begun, and letters that were
+removed from a store in which nothing can be removed."""
 
 
 @dataclass(frozen=True)
-class Letter:
-    """One row that went nowhere."""
+class DeadLetter:
+    """One row that was rejected."""
 
     stage: Stage
     """Where it failed: when it was read from its source, by `transform_sql`, or when a target stored it."""
     error: str
     source: str
     payload: str
-    """The row as JSON, or the text of what was no row."""
+    """The row as JSON, or the text of what could not be parsed."""
     offset: str | None = None
     target: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stored(Letter):
-    """A letter as it is kept."""
+class StoredLetter(DeadLetter):
+    """A dead letter as a store keeps it."""
 
     failed_at: datetime
     letter_id: str
@@ -47,8 +51,9 @@ class Stored(Letter):
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Self | None:
-        """That of a record; `None` for what is no letter. Other columns are passed by, and ones that are missing are
-        as in a letter that was written before there were such."""
+        """Return the letter of a record; `None` for a record that is not a letter.
+
+        Unknown columns are ignored, and missing ones have the values of letters that were written without them."""
         known = {name: record[name] for name in FIELDS if record.get(name) is not None}
         if not {"letter_id", "stage", "pipeline"} <= known.keys():
             return None
@@ -58,7 +63,7 @@ class Stored(Letter):
         return cls(**{"error": "", "source": "", "payload": "", **known})
 
     def record(self) -> dict[str, Any]:
-        """It as a place keeps it."""
+        """Return the letter as a store keeps it."""
         return {name: getattr(self, name) for name in FIELDS}
 
 
@@ -81,7 +86,7 @@ SCHEMA = pa.schema([pa.field(name, kind.arrow) for name, kind in FIELD_TYPES.ite
 
 
 def as_json(value: object) -> str:
-    """A row as JSON, whatever is in it: what a reader of the payload can take for the same value again."""
+    """Return a row as JSON, whatever is in it, so that a reader of the payload can restore the values."""
     return json.dumps(value, ensure_ascii=False, default=_plain)
 
 
@@ -93,5 +98,34 @@ def _plain(value: object) -> object:
 
 
 def digest(text: str) -> str:
-    """A name for what a text says."""
+    """Return a name for a text."""
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def decoded(data: bytes | None) -> dict[str, Any]:
+    """Return a record of JSON bytes; an empty one for what others wrote."""
+    try:
+        record = json.loads(data or b"{}")
+    except ValueError:
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+class DeadLetterStore(Protocol):
+    """Dead letters in one table, stream, topic or folder, which several pipelines may share.
+
+    Made of a connection, the place that a pipeline declares (a table, topic or path), the pipeline's name, and a
+    function that returns a Spark session with the connection's jars: `(connection, place, pipeline, spark)`.
+    """
+
+    name: str
+    """How messages call it."""
+
+    def put(self, letters: Sequence[StoredLetter]) -> None:
+        """Store letters. Storing one again changes nothing that a reader sees."""
+
+    def records(self) -> Iterator[Mapping[str, Any]]:
+        """Yield every record as it is stored: letters of any pipeline, and what others put there."""
+
+    def remove(self, ids: Collection[str]) -> None:
+        """Remove letters. When this returns, they are gone for good."""

@@ -1,0 +1,160 @@
+"""The progress of a query while it runs: the position of each source, and its lag."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from weft.engine.streaming.checkpoint import Checkpoint
+from weft.engine.streaming.sources import open_source
+from weft.errors import WeftError
+from weft.pipelines.streaming.spec import Source
+from weft.spark_support.location import Location
+from weft.systems.stream_source import BatchRows, StreamSource, UntypedRows, counted
+
+_log = logging.getLogger("weft.engine")
+# Whoever looks more often is told the same: each look is a question to a database.
+_LOOK_SECONDS = 1.0
+# Nor is more than one part in so many of the time spent on looking: a bucket of many files takes seconds to be listed.
+_WORTH = 20
+
+
+class Watched:
+    """An opened source, and what the batch in hand took from it."""
+
+    def __init__(self, source: StreamSource) -> None:
+        self.source, self.name = source, source.name
+        self.rows: BatchRows | None = None
+        self.reported: Any = None
+        """The position that Spark reported last: its log has it sooner."""
+
+    def take(self, frame: Any) -> BatchRows:
+        """Return the rows of a micro-batch."""
+        self.rows = self.source.take(frame)
+        return self.rows
+
+    def committed(self, position: Any) -> None:
+        """Report to the source how far its rows are stored."""
+        self.reported = position
+        if position is not None:
+            self.source.committed(position)
+
+
+class Lag:
+    """How much of each source waits: events, messages, files or versions. Asked when somebody wants to know, and then
+    no more often than the answer is worth."""
+
+    def __init__(self, sources: Sequence[Source], checkpoint: Checkpoint) -> None:
+        self._sources, self._checkpoint = {each.name: each for each in sources}, checkpoint
+        self._positions: dict[str, Any] = {}
+        self._opened: dict[str, StreamSource] = {}
+        self._batch: int | None = None
+        self._known: dict[str, int] = {}
+        self._looked_at, self._pause = float("-inf"), _LOOK_SECONDS
+        self._looking = threading.Lock()
+        self._home: Location | None = None
+        if checkpoint.is_open:
+            self._begin()
+
+    def _begin(self) -> None:
+        """Find out where the sources are, in a log that can be read now: after the JVM ended, at a URL another one."""
+        positions = self._checkpoint.state().offsets
+        self._sources = {each.name: each for each in self._checkpoint.starts().known([*self._sources.values()])}
+        self._positions = {**dict(zip(self._sources, positions, strict=False)), **self._positions}
+        self._home, self._opened = self._checkpoint.home, {}
+
+    def moved(self, watched: Sequence[Watched], batch_id: int) -> None:
+        """A batch was carried out."""
+        self._batch = batch_id
+        for each in watched:
+            position = None if each.rows is None else each.source.reached(each.rows, each.reported)
+            if position is not None:
+                self._positions[each.name] = position
+
+    def now(self, *, fresh: bool = False) -> dict[str, int]:
+        """By source, what is known of it: of one that does not answer, nothing."""
+        # One that hangs keeps nobody else waiting.
+        if self._looking.acquire(blocking=False):
+            try:
+                began = time.monotonic()
+                if fresh or began - self._looked_at > self._pause:
+                    self._look()
+                    self._looked_at = time.monotonic()
+                    self._pause = max(_LOOK_SECONDS, _WORTH * (self._looked_at - began))
+            finally:
+                self._looking.release()
+        return self._known
+
+    def told(self) -> dict[str, str]:
+        """Return the same in words."""
+        return {name: counted(count, self._opened[name].unit) for name, count in self.now().items()}
+
+    def consumed(self, watched: Sequence[Watched]) -> int:
+        """Return how many rows the batch had, at most, as far as it is known."""
+        return sum(each.source.count(each.rows) for each in watched if each.rows is not None)
+
+    def _look(self) -> None:
+        if not self._checkpoint.is_open:  # not before the pipeline runs, whose session opens it
+            return
+        if self._checkpoint.home is not self._home:
+            with suppress(WeftError):
+                self._begin()
+        if self._batch is not None:
+            # Spark recorded it before the batch began.
+            batch, self._batch = self._batch, None
+            with suppress(WeftError):
+                self._positions.update(zip(self._sources, self._checkpoint.positions(batch), strict=False))
+        known = {}
+        for number, (name, source) in enumerate(self._sources.items()):
+            try:
+                if name not in self._opened:
+                    self._opened[name] = open_source(source)
+                behind = self._opened[name].lag(self._positions.get(name), self._checkpoint.source_log(number))
+            except WeftError:
+                continue
+            if behind is not None:
+                known[name] = behind
+        self._known = known
+
+
+def warn_of_removed(watched: Sequence[Watched], checkpoint: Checkpoint, batch_id: int) -> None:
+    """Log the files that were gone when their batch read them: Spark skips them, and reports it in its own log only."""
+    for number, each in enumerate(watched):
+        if not isinstance(each.rows, UntypedRows):
+            continue
+        with suppress(WeftError, OSError):  # a bucket that does not answer now: the batch is done
+            before, position = (
+                checkpoint.positions(batch)[number] if batch >= 0 else None for batch in (batch_id - 1, batch_id)
+            )
+            for path in each.source.removed(each.rows.files, checkpoint.source_log(number), before, position):
+                _log.warning("%s was gone when it was to be read: it is passed by", path)
+
+
+def listen(spark: Any, run: str, idle: Callable[[], None], committed: Callable[[list[Any]], None]) -> None:
+    """Call `idle` whenever this run of a query found no rows, and `committed` after each batch with the positions of
+    its sources."""
+    from pyspark.sql.streaming.listener import StreamingQueryListener
+
+    class Listener(StreamingQueryListener):
+        def onQueryStarted(self, event: Any) -> None:
+            pass
+
+        def onQueryProgress(self, event: Any) -> None:
+            if str(event.progress.runId) == run:
+                committed([json.loads(each.endOffset or "null") for each in event.progress.sources])
+
+        def onQueryIdle(self, event: Any) -> None:
+            if str(event.runId) == run:
+                idle()
+
+        def onQueryTerminated(self, event: Any) -> None:
+            if str(event.runId) == run:
+                spark.streams.removeListener(self)
+                del self._jlistenerobj  # Java's object, which keeps this one
+
+    spark.streams.addListener(Listener())

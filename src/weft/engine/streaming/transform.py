@@ -1,0 +1,213 @@
+"""The rows of a micro-batch on their way from the sources to the targets: as they are, or through `transform_sql`."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from weft.engine import fitting, frames, inputs
+from weft.engine.inputs import Input
+from weft.engine.streaming import dead_letters, functions
+from weft.engine.streaming.columns import Columns
+from weft.engine.streaming.log_source import SMALL
+from weft.engine.streaming.lookups import Lookups
+from weft.engine.streaming.row_origin import ORIGIN
+from weft.errors import WeftError
+from weft.pipelines.streaming.spec import StreamingPipeline
+from weft.spark_support import outcome
+from weft.spark_support.sessions import FILE_METADATA, asks_for, moved_to
+from weft.systems.dead_letter_store import DeadLetter
+from weft.systems.log import ROWID
+from weft.systems.stream_source import OFFSET, FrameRows, Packed, ReaderRows
+
+TypedRows = ReaderRows | FrameRows
+WithOrigins = Callable[[], pa.Table]
+"""Makes the rows for the targets again, with the column `ORIGIN` where that is possible."""
+
+
+class Transformed(NamedTuple):
+    """What the targets of a batch get."""
+
+    rows: Input
+    rejected: list[DeadLetter]
+    """The rows that `transform_sql` failed for."""
+    with_origins: WithOrigins
+
+
+class Transform:
+    """Makes the rows for the targets of a pipeline."""
+
+    def __init__(self, pipeline: StreamingPipeline, columns: Columns) -> None:
+        self._pipeline, self._columns = pipeline, columns
+        self._lookups: Lookups | None = None
+        self._seen: tuple[list[tuple[str, str]], int] | None = None
+        self._needs_time = True
+        """Whether the SQL asks when files were changed, over the columns and lookups that were last seen."""
+
+    def close(self) -> None:
+        """Release the lookups."""
+        if self._lookups is not None:
+            self._lookups.close()
+
+    def run(self, parts: Sequence[TypedRows], spark: Any, checkpoint: str) -> Transformed:
+        """Return the rows for the targets, with those apart that the SQL fails for."""
+        sql = self._pipeline.transform_sql
+        is_small = all(each.size is not None for each in parts) and sum(each.size or 0 for each in parts) <= SMALL
+
+        def with_origins() -> pa.Table:
+            rows = self._with_origins(parts, spark, is_small, checkpoint)
+            result = rows if sql is None else self._transformed(rows, functions.keeping(sql, ORIGIN))
+            with outcome.explained(f"read the batch of {self._pipeline.name}"):
+                return result.toArrow()
+
+        if len(parts) == 1 and sql is None and (as_is := self._as_is(parts[0], is_small)) is not None:
+            return Transformed(as_is, [], with_origins)
+        result = self._result(parts, spark, is_small, checkpoint)
+        if sql is None or self._pipeline.transform_on_error == "fail":
+            return Transformed(self._carried(result, is_small), [], with_origins)
+        try:
+            return Transformed(self._carried(result, is_small, now=True), [], with_origins)
+        except WeftError as error:
+            with outcome.explained(f"read the batch of {self._pipeline.name}"):
+                source = self._with_origins(parts, spark, is_small, checkpoint).toArrow()
+            return self._split(source, sql, spark, error)
+
+    def attempt(self, rows: pa.Table, sql: str, spark: Any) -> pa.Table:
+        """Return what the SQL makes of rows that this process has."""
+        result = self._transformed(frames.from_memory(spark, memory_of(rows)), sql)
+        with outcome.explained(f"run the batch of {self._pipeline.name}"):
+            return result.toArrow()
+
+    def _split(self, source: pa.Table, sql: str, spark: Any, error: WeftError) -> Transformed:
+        """Return what the SQL makes of the rows that it does not fail for."""
+        good, bad = dead_letters.blamed(source.drop_columns([ORIGIN]), lambda part: self.attempt(part, sql, spark))
+        if not bad:  # no row alone is to blame
+            raise error from None
+        rejected = [dead_letters.letter_of(source.slice(row, 1).to_pylist()[0], why) for row, why in bad]
+        named = dead_letters.without(source, {row for row, _ in bad})
+        # Of no rows SQL may make one, such as a sum of nothing.
+        result = memory_of(self.attempt(good, sql, spark).slice(0, None if len(good) else 0))
+        return Transformed(result, rejected, lambda: self.attempt(named, functions.keeping(sql, ORIGIN), spark))
+
+    def _as_is(self, rows: TypedRows, is_small: bool) -> Input | None:
+        """Return the rows of the only source without a DataFrame between; `None` where there must be one."""
+        if isinstance(rows, ReaderRows):
+            gathered = rows.gather() if is_small else None
+            return inputs.Rows(rows.reader) if gathered is None else _memory(gathered)
+        return None if rows.packed is None else self._packed(rows.packed, rows.frame(), is_small)
+
+    def _packed(self, packed: Packed, frame: Any, is_small: bool) -> Input:
+        """Return rows that are written as they are. A column of nulls alone is left out, as in `_carried`."""
+        schema = pa.schema([field for field in packed.schema if not pa.types.is_null(field.type)])
+        packed = dataclasses.replace(packed, schema=schema)
+        with outcome.explained(f"read the batch of {self._pipeline.name}"):
+            if is_small:
+                rows = packed.unpack(schema, packed.frame.toArrow().to_batches())
+                return memory_of(pa.Table.from_batches(rows, schema))
+        return inputs.Frame(frame.select(*map(fitting.quote, schema.names)), packed)
+
+    def _result(self, parts: Sequence[TypedRows], spark: Any, is_small: bool, checkpoint: str) -> Any:
+        """Return what the SQL makes of the rows, or the rows as they are.
+
+        The time of rows is left out where it is costly and the SQL was seen not to ask for it.
+        """
+        sql = self._pipeline.transform_sql
+
+        def whole(timed: bool) -> Any:
+            rows = [self._frame(each, spark, is_small, checkpoint, timed=timed) for each in parts]
+            # The session of the query, in which the lookups are.
+            return moved_to(together(rows), spark)
+
+        def seen(rows: Any) -> tuple[list[tuple[str, str]], int]:
+            return rows.dtypes, 0 if self._lookups is None else self._lookups.swaps
+
+        is_costly = any(isinstance(each, FrameRows) and each.time_is_costly for each in parts)
+        if is_costly and sql is not None and not self._needs_time:
+            rows = whole(timed=False)
+            result = self._transformed(rows, sql)
+            if seen(rows) == self._seen:
+                return result
+        rows = whole(timed=True)
+        if sql is None:
+            return rows
+        result = self._transformed(rows, sql)
+        if is_costly and (now := seen(rows)) != self._seen:
+            self._seen, self._needs_time = now, True
+            with suppress(Exception):  # what cannot be planned fails again where that is reported
+                self._needs_time = asks_for(result, FILE_METADATA)
+        return result
+
+    def _with_origins(self, parts: Sequence[TypedRows], spark: Any, is_small: bool, checkpoint: str) -> Any:
+        """Return the rows again, each with its origin."""
+        from pyspark.sql import functions as F
+
+        named = []
+        for each in parts:
+            rows = self._frame(each, spark, is_small, checkpoint, with_offsets=True)
+            column = next((name for name in (OFFSET, ROWID) if name in rows.columns), None)
+            offset = F.lit(None) if column is None else F.col(column)
+            origin = F.struct(F.lit(each.source).alias("source"), offset.cast("string").alias("offset"))
+            named.append(rows.withColumn(ORIGIN, F.to_json(origin)).drop(OFFSET))
+        return moved_to(together(named), spark)
+
+    def _frame(
+        self,
+        rows: TypedRows,
+        spark: Any,
+        is_small: bool,
+        checkpoint: str,
+        *,
+        timed: bool = True,
+        with_offsets: bool = False,
+    ) -> Any:
+        if isinstance(rows, FrameRows):
+            frame = rows.with_offsets() if with_offsets else rows.frame(timed=timed)
+            return self._columns.complete(frame, rows.source, checkpoint)
+        gathered = rows.gather() if is_small else None
+        if gathered is not None:
+            return frames.from_memory(spark, _memory(gathered))
+        return frames.from_reader(spark, rows.reader, spark.sparkContext.defaultParallelism)
+
+    def _transformed(self, rows: Any, sql: str) -> Any:
+        if self._lookups is None:
+            functions.register(rows.sparkSession, self._pipeline.udfs, self._pipeline.aggregate_udfs)
+            self._lookups = Lookups(self._pipeline.lookups, rows.sparkSession)
+        self._lookups.ready()
+        return functions.transformed(rows, sql, self._pipeline.aggregate_udfs)
+
+    def _carried(self, result: Any, is_small: bool, *, now: bool = False) -> Input:
+        """Return rows for the targets: here, or held by Spark where they are needed more than once or must be sure.
+
+        A column of nulls alone is left out: its type is known when it has a value."""
+        from pyspark.sql.types import NullType
+
+        result = result.drop(*(field.name for field in result.schema if isinstance(field.dataType, NullType)))
+        with outcome.explained(f"run the batch of {self._pipeline.name}"):
+            if is_small:
+                return memory_of(result.toArrow())
+            if now or len(self._pipeline.targets) > 1:
+                result = result.persist()
+            if now:
+                result.count()
+        return inputs.Frame(result)
+
+
+def together(parts: Sequence[Any]) -> Any:
+    """Return one DataFrame of several, with the columns of all."""
+    return functools.reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), parts)
+
+
+def memory_of(table: pa.Table) -> inputs.Memory:
+    """Return rows that this process has, for several targets."""
+    rows = inputs.understand(table, has_source=False)
+    assert isinstance(rows, inputs.Memory)
+    return inputs.Memory(rows.schema, list(rows.batches))
+
+
+def _memory(table: pa.Table) -> inputs.Memory:
+    return inputs.Memory(table.schema, table.to_batches())

@@ -1,0 +1,1 @@
+"""Formats of messages: one module a codec."""

@@ -1,0 +1,134 @@
+"""A Delta table as a source of streaming pipelines. A position is the version that is read next, or is being read."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from weft.errors import DeclarationError, NotFoundError
+from weft.spark_support.location import Location
+from weft.systems.delta import source as delta
+from weft.systems.objects.listing import client, list_files, path_of
+from weft.systems.objects.paths import table_path
+from weft.systems.stream_source import EVENT_TIME, MAX_FILES, FrameRows, Rewind, SourceSettings, StreamSource
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_VERSION = re.compile(r"(\d{20})\.json")
+
+
+class DeltaSource(StreamSource):
+    """Follows what is added to one table."""
+
+    unit = "versions"
+
+    def __init__(self, connection: Any, settings: SourceSettings) -> None:
+        super().__init__(connection, settings)
+        self._folder = f"{path_of(table_path(connection.root, None, settings.name))}/_delta_log"
+
+    def follow(self, spark: SparkSession, start: str) -> DataFrame:
+        """Return the rows of the table's commits."""
+        from pyspark.sql import functions as F
+
+        rows = delta.follow(spark, self.connection, self.name, self.settings.max_files or MAX_FILES, start)
+        # Its rows do not say when they came. The moment of the batch is in Spark's log, the same in every try of it.
+        return rows.select("*", F.current_timestamp().alias(EVENT_TIME))
+
+    def take(self, frame: DataFrame) -> FrameRows:
+        """Return the rows themselves."""
+        return FrameRows(self.name, frame)
+
+    def validate(self) -> str:
+        """Raise if there is no such table."""
+        if not self._versions():
+            raise NotFoundError(f"There is no Delta table {self.name!r} in {self.connection.label}.")
+        return ""
+
+    # -------------------------------------------------------------------------------------------------------- positions
+
+    @classmethod
+    def show(cls, position: Any, source_log: Location | None) -> str | None:
+        """Return the last version of which something was read."""
+        is_version = isinstance(position, Mapping) and "reservoirVersion" in position
+        return f"version {_before(position):,}" if is_version else None
+
+    def lag(self, position: Mapping[str, Any] | None, source_log: Location | None) -> int | None:
+        """Return how many versions were not read to their end."""
+        versions, start = self._versions(), self.settings.start
+        if not versions or (position is None and start == "latest"):
+            return None
+        first = position["reservoirVersion"] if position is not None else 0 if start == "earliest" else int(start)
+        return max(versions[-1] + 1 - int(first), 0)
+
+    def end(self) -> str:
+        """Return the next version."""
+        return str(max(self._versions(), default=-1) + 1)
+
+    def stay(self, position: Any | None, source_log: Location) -> Rewind:
+        """Return the position itself."""
+        return Rewind(position, None if position is None else position["reservoirVersion"])
+
+    def rewind_to_offset(self, position: Any | None, offset: str, source_log: Location) -> Rewind:
+        """Return the position of a version."""
+        if not offset.isdecimal():
+            raise DeclarationError(f"{offset!r} is no version of {self.name}: one number is.")
+        return self._from(position, int(offset))
+
+    def rewind_to_time(self, position: Any | None, moment: datetime, source_log: Location) -> Rewind:
+        """Return the position of the first version that was committed since."""
+        first = None
+        for version in reversed(self._versions()):
+            if self._committed_at(version) < moment:
+                break
+            first = version
+        if first is None:
+            raise DeclarationError(f"{self.name} has no version of {moment:%Y-%m-%d %H:%M:%S} or later.")
+        return self._from(position, first)
+
+    def _from(self, position: Any | None, version: int) -> Rewind:
+        if position is None:
+            raise self.never_read()
+        if position["isStartingVersion"]:
+            raise DeclarationError(
+                f"{self.name} is still being read for the first time, as the whole that it was then.",
+                hint="To begin anew: weft checkpoints reset.",
+            )
+        if version > _before(position):
+            raise self.after_position(f"version {_before(position):,}", f"{version:,}")
+        versions, note = self._versions(), None
+        if versions and version < versions[0]:
+            note = f"the log of {self.name} begins with version {versions[0]:,}."
+            version = versions[0]
+        moved = {**position, "reservoirVersion": version, "index": -1}
+        summary = f"version {version:,} of {self.name}; it was at {_before(position):,}"
+        return Rewind(moved, version, summary, note)
+
+    def _versions(self) -> list[int]:
+        """Return the versions that the table's log has."""
+        names = (each.rpartition("/")[2] for each in list_files(self.connection, self._folder))
+        return sorted(int(match[1]) for name in names if (match := _VERSION.fullmatch(name)))
+
+    def _committed_at(self, version: int) -> datetime:
+        """Return when a version was made."""
+        store, path = client(self.connection), f"{self._folder}/{version:020}.json"
+        try:
+            with store.open_input_stream(path) as file:
+                actions = [json.loads(line) for line in file.read().splitlines()]
+            info: dict[str, Any] = next((each["commitInfo"] for each in actions if "commitInfo" in each), {})
+            milliseconds = info.get("inCommitTimestamp") or info.get("timestamp")
+            if milliseconds is not None:
+                return datetime.fromtimestamp(milliseconds / 1000, UTC)
+            changed: datetime = store.get_file_info(path).mtime
+            return changed
+        except OSError as error:
+            raise self.connection.failed(error) from None
+
+
+def _before(position: Mapping[str, Any]) -> int:
+    """Return the last version of which something was read."""
+    version: int = position["reservoirVersion"]
+    return version if position["index"] >= 0 else version - 1

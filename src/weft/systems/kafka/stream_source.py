@@ -1,0 +1,189 @@
+"""A topic of Kafka as a source of streaming pipelines. A position is the next offset of each partition."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from weft.errors import DeclarationError, NotFoundError, StorageError, WeftError
+from weft.spark_support import outcome
+from weft.spark_support.location import Location
+from weft.systems.dead_letter_store import DeadLetter
+from weft.systems.kafka import source as kafka
+from weft.systems.kafka.client import admin
+from weft.systems.kafka.options import partition_offsets
+from weft.systems.stream_source import MAX_ROWS, OFFSET, FrameRows, Packed, Rewind, StreamSource
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+# What Spark's connector reports of messages that the brokers removed.
+_LOST = "not available in Kafka any more"
+
+
+@dataclass(frozen=True)
+class MessageRows(FrameRows):
+    """The messages of a micro-batch as rows."""
+
+    messages: Any = None
+    """The messages as Spark's connector reads them."""
+    parsed: Any = None
+
+    def with_offsets(self) -> DataFrame:
+        """Return the rows with partition:offset of each: the messages are read and parsed again."""
+        return kafka.with_offsets(self.messages, self.parsed, OFFSET)
+
+    def close(self) -> None:
+        """Release the parsed messages."""
+        self.parsed.release()
+
+
+class KafkaSource(StreamSource):
+    """Follows one topic."""
+
+    unit = "messages"
+    wants_commits = True
+
+    def follow(self, spark: SparkSession, start: str) -> DataFrame:
+        """Return the messages as Spark's own connector reads them."""
+        most = self.settings.max_rows or MAX_ROWS
+        return kafka.stream(spark, self.connection, self.name, start=start, max_rows=most)
+
+    def take(self, frame: DataFrame) -> MessageRows:
+        """Return the messages as rows, and those that cannot be parsed as dead letters."""
+        with outcome.explained(f"read the topic {self.name}"):
+            parsed = kafka.rows(frame, self.connection)
+            bad = tuple(
+                DeadLetter(
+                    "read",
+                    each["error"],
+                    self.name,
+                    each["payload"].decode(errors="backslashreplace"),
+                    f"{each['partition']}:{each['offset']}",
+                )
+                for each in (parsed.bad.toArrow().to_pylist() if parsed.bad_rows else ())
+            )
+        packed = None
+        if parsed.packed is not None and parsed.columns is not None:
+            packed = Packed(parsed.packed, parsed.columns, kafka.unpack)
+        return MessageRows(self.name, parsed.good, parsed.good_rows, bad, packed, frame, parsed)
+
+    def committed(self, position: Mapping[str, Mapping[str, int]]) -> None:
+        """Commit the offsets to the consumer group, for those who watch its lag."""
+        ends = {int(partition): offset for partition, offset in position[self.name].items()}
+        kafka.commit_offsets(self.connection, self.name, ends)
+
+    def check(self, pipeline: str, message: str) -> None:
+        """Raise if the topic or messages of it are gone. Brokers that do not answer prove nothing."""
+        try:
+            admin(self.connection).partitions(self.name)
+        except NotFoundError:
+            raise NotFoundError(
+                f"The topic {self.name!r} of {self.connection.label} is gone, and {pipeline} reads it.",
+                hint=f"Make it again, and have {pipeline} begin anew with it: weft checkpoints reset {pipeline}. "
+                "Or name another topic.",
+            ) from None
+        except WeftError:
+            return
+        if _LOST in message and f"{self.name}-" in message:
+            raise StorageError(
+                f"The topic {self.name!r} of {self.connection.label} no longer has what {pipeline} is to read: its "
+                "brokers removed it, or it is another topic of that name.",
+                hint=f"To begin with what it has now: weft checkpoints reset {pipeline}.",
+            )
+
+    def validate(self) -> str:
+        """Raise if there is no such topic."""
+        return show_partitions(self.connection, self.name)
+
+    # -------------------------------------------------------------------------------------------------------- positions
+
+    @classmethod
+    def show(cls, position: Any, source_log: Location | None) -> str | None:
+        """Return the next offset of each partition."""
+        if isinstance(position, Mapping) and len(position) == 1:
+            offsets = next(iter(position.values()))
+            if isinstance(offsets, Mapping) and all(str(number).isdecimal() for number in offsets):
+                return _show(offsets)
+        return None
+
+    def lag(self, position: Mapping[str, Mapping[str, int]] | None, source_log: Location | None) -> int | None:
+        """Return the offsets between a position and the end; transactions and compaction leave some of them empty."""
+        if position is None and self.settings.start == "latest":
+            return None
+        ends = kafka.latest(self.connection, self.name)
+        offsets = self._offsets(position) if position is not None else self._first()
+        return sum(max(end - offsets.get(number, 0), 0) for number, end in ends.items())
+
+    def _first(self) -> dict[int, int]:
+        """Return where a new checkpoint begins."""
+        start, floors = self.settings.start, kafka.earliest(self.connection, self.name)
+        return floors if start == "earliest" else {**floors, **partition_offsets(self.name, start, floors)}
+
+    def check_start(self) -> None:
+        """Raise if the declared start is after the end of a partition."""
+        start = self.settings.start
+        if start in ("earliest", "latest"):
+            return
+        ends = kafka.latest(self.connection, self.name)
+        for number, offset in partition_offsets(self.name, start, ends).items():
+            if offset > ends[number]:
+                raise DeclarationError(
+                    f"The topic {self.name!r} cannot start at {number}:{offset}: its next message is "
+                    f"{number}:{ends[number]}.",
+                    hint="latest begins with what comes next.",
+                )
+
+    def end(self) -> str:
+        """Return the next message of each partition."""
+        return ",".join(f"{number}:{end}" for number, end in kafka.latest(self.connection, self.name).items())
+
+    def stay(self, position: Any | None, source_log: Location) -> Rewind:
+        """Return the position itself."""
+        return Rewind(position, None if position is None else position[self.name])
+
+    def rewind_to_offset(self, position: Any | None, offset: str, source_log: Location) -> Rewind:
+        """Return the position of a message in the only partition, or in those that are named."""
+        offsets = self._offsets(position)
+        wanted = partition_offsets(self.name, offset, offsets)
+        for number, first in wanted.items():
+            if first > offsets[number]:
+                raise self.after_position(_show(offsets), f"{number}:{first}")
+        return self._from(offsets, wanted)
+
+    def rewind_to_time(self, position: Any | None, moment: datetime, source_log: Location) -> Rewind:
+        """Return the position of the first message of each partition since then."""
+        offsets = self._offsets(position)
+        since = kafka.offsets_at(self.connection, self.name, moment)
+        wanted = {number: offset for number, offset in since.items() if offset < offsets.get(number, 0)}
+        if not wanted:
+            raise DeclarationError(
+                f"No message of {self.name} that was read is of {moment:%Y-%m-%d %H:%M:%S} or later."
+            )
+        return self._from(offsets, wanted)
+
+    def _from(self, offsets: dict[int, int], wanted: dict[int, int]) -> Rewind:
+        floors = kafka.earliest(self.connection, self.name)
+        gone = {number: floors[number] for number, first in wanted.items() if first < floors.get(number, 0)}
+        note = f"the brokers removed the messages of {self.name} before {_show(gone)}." if gone else None
+        moved = {**offsets, **wanted, **{number: min(floor, offsets[number]) for number, floor in gone.items()}}
+        position = {self.name: {str(number): offset for number, offset in moved.items()}}
+        summary = f"{_show(moved)} of {self.name}; it was at {_show(offsets)}"
+        return Rewind(position, position[self.name], summary, note)
+
+    def _offsets(self, position: Any | None) -> dict[int, int]:
+        if position is None:
+            raise self.never_read()
+        return {int(number): offset for number, offset in position[self.name].items()}
+
+
+def show_partitions(connection: Any, topic: str) -> str:
+    """Return how many partitions a topic has; raise if there is no such topic."""
+    count = len(admin(connection).partitions(topic))
+    return f"{count} partition{'' if count == 1 else 's'}"
+
+
+def _show(offsets: Mapping[Any, int]) -> str:
+    return ", ".join(f"{number}:{offsets[number]}" for number in sorted(offsets, key=int))

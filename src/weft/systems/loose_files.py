@@ -1,0 +1,46 @@
+"""Files that are read by their path alone, without a connection: on this machine, or in a bucket."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+from weft.errors import DeclarationError
+from weft.spark_support.sessions import own_session
+
+_BUCKET = re.compile(r"s3[an]?://")
+
+
+def spark_path(path: str) -> str:
+    """Return a path as Spark names it."""
+    if _BUCKET.match(path):
+        return _BUCKET.sub("s3a://", path)
+    if "://" in path:
+        raise DeclarationError(
+            f"Files cannot be read from {path.partition('://')[0]}://.", hint="A path of this machine, or s3://bucket/…"
+        )
+    # The JVM keeps the folder that it was started in.
+    return os.path.abspath(os.path.expanduser(path))
+
+
+def jars_for(path: str) -> tuple[str, ...]:
+    """Return the jars that Spark needs to read a path."""
+    if path.startswith("s3a://"):
+        return ("s3",)  # with the keys of the environment: a path has none
+    return ("delta",) if _is_delta(path) else ()
+
+
+def read(spark: Any, path: str) -> Any:
+    """Return the rows of a table or of files. The session has the jars."""
+    from weft.systems.objects import source
+
+    if _is_delta(path):
+        return spark.read.format("delta").load(path)
+    own = own_session(spark, {})
+    table = source.read_table(own, path)
+    return source.read_path(own, path) if table is None else table
+
+
+def _is_delta(path: str) -> bool:
+    return "://" not in path and os.path.isdir(os.path.join(path, "_delta_log"))

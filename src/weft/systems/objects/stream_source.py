@@ -1,0 +1,247 @@
+"""Files under a prefix as a source of streaming pipelines. A position is a number of Spark's own log of the files."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from weft.errors import DeclarationError, StorageError
+from weft.spark_support import outcome
+from weft.spark_support.folder import GLOB
+from weft.spark_support.location import Location
+from weft.systems.dead_letter_store import DeadLetter
+from weft.systems.objects import following
+from weft.systems.objects.listing import client, list_files, path_of
+from weft.systems.objects.reading import BAD
+from weft.systems.stream_source import (
+    EVENT_TIME,
+    MAX_FILES,
+    OFFSET,
+    FrameRows,
+    Rewind,
+    SourceSettings,
+    StreamSource,
+    UntypedRows,
+    counted,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import DataType
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_SCHEME = re.compile(r"^\w+:/+")
+
+
+class FileRows(UntypedRows):
+    """The files of a micro-batch."""
+
+    def __init__(self, source: FileSource, changed: Mapping[str, datetime], spark: SparkSession) -> None:
+        super().__init__(source.name, tuple(changed))
+        self._connection, self._changed, self._spark = source.connection, changed, spark
+
+    def read(self, known: Mapping[str, DataType]) -> TypedFileRows | None:
+        """Return the rows with the columns that the files have; `None` where they have none."""
+        dated = self._read(known) if self._changed else None
+        return None if dated is None else TypedFileRows(self.source, dated, files=self, known=known)
+
+    def with_offsets(self, known: Mapping[str, DataType]) -> DataFrame:
+        """Return the rows with the file of each."""
+        dated = self._read(known, OFFSET)
+        assert dated is not None
+        return dated(True)
+
+    def split(self, known: Mapping[str, DataType]) -> SplitFileRows | None:
+        """Return the rows with the lines that cannot be parsed apart; `None` where the files have no columns."""
+        dated = self._read(known, OFFSET, BAD) if self._changed else None
+        if dated is None:
+            return None
+        # Whether a row can be read depends on the columns that are asked for. Here it is all of them, once.
+        rows = dated(True).persist()
+        with outcome.explained(f"read the files of {self.source}"):
+            selected = rows.where(f"{BAD} IS NOT NULL").selectExpr(f"{BAD}.error", f"binary({BAD}.payload)", OFFSET)
+            columns = selected.toArrow().to_pydict().values()
+        bad = tuple(
+            DeadLetter("read", why, self.source, payload.decode(errors="backslashreplace"), file)
+            for why, payload, file in zip(*columns, strict=True)
+        )
+        return SplitFileRows(self.source, rows.where(f"{BAD} IS NULL").drop(BAD), bad=bad, held=rows)
+
+    def _read(
+        self, known: Mapping[str, DataType], offset: str | None = None, bad: str | None = None
+    ) -> following.Dated | None:
+        with outcome.explained(f"read the files of {self.source}"):
+            return following.read_files(
+                self._spark, self._connection, self.source, self._changed, EVENT_TIME, known, offset, bad
+            )
+
+
+@dataclass(frozen=True)
+class TypedFileRows(FrameRows):
+    """The rows of files; `data` makes the DataFrame with or without the time at which each file was changed."""
+
+    files: Any = None
+    known: Any = None
+    # Spark's readers of texts write all that there is to know of a file next to each of its rows, a third of their
+    # work, as soon as a query could ask for it.
+    time_is_costly = True
+
+    def frame(self, *, timed: bool = True) -> DataFrame:
+        """Return the rows."""
+        rows: DataFrame = self.data(timed)
+        return rows
+
+    def with_offsets(self) -> DataFrame:
+        """Return the rows with the file of each: the files are read again."""
+        rows: DataFrame = self.files.with_offsets(self.known)
+        return rows
+
+
+@dataclass(frozen=True)
+class SplitFileRows(FrameRows):
+    """The good rows of files that were read once and are held."""
+
+    held: Any = None
+
+    def frame(self, *, timed: bool = True) -> DataFrame:
+        """Return the rows."""
+        rows: DataFrame = self.data.drop(OFFSET)
+        return rows
+
+    def close(self) -> None:
+        """Release the rows."""
+        self.held.unpersist()
+
+
+class FileSource(StreamSource):
+    """Follows the files under a prefix of a folder or bucket."""
+
+    unit = "files"
+
+    def __init__(self, connection: Any, settings: SourceSettings) -> None:
+        # A connection without options has no format either: then the names of the files name it.
+        super().__init__(connection.with_options(settings.options) if settings.options else connection, settings)
+        self._seen: set[str] = set()
+        self._upto = -1
+
+    def follow(self, spark: SparkSession, start: str) -> DataFrame:
+        """Return the files that are there, each once."""
+        return following.follow(spark, self.connection, self.name, self.settings.max_files or MAX_FILES)
+
+    def take(self, frame: DataFrame) -> FileRows:
+        """Return the files of a batch."""
+        return FileRows(self, dict(map(tuple, frame.collect())), frame.sparkSession)
+
+    def validate(self) -> str:
+        """Raise if there is no such folder of this machine."""
+        if self.connection.one_host:
+            following.check_folder(self.connection, self.name)
+        return ""
+
+    def why_not_replayed(self, offset: str | None) -> str | None:
+        """A header names the columns of a line, and that is in the file."""
+        kind = self.connection.format_of(offset or "")
+        if kind == "json_lines":
+            return None
+        return f"it is a line of {kind}: put it, mended, into a new file of {self.name}"
+
+    def removed(
+        self, read: Collection[str], source_log: Location, before: Any | None, position: Any | None
+    ) -> Iterable[str]:
+        """Return the files of Spark's log that are gone; not those that were read. Spark reads no empty ones."""
+        after, upto = (-1 if each is None else each["logOffset"] for each in (before, position))
+        known = {_SCHEME.sub("/", path) for path in read}
+        paths = sorted({path_of(each["path"]) for each in entries(source_log, upto, after)})
+        missing = [path for path in paths if f"/{path.lstrip('/')}" not in known]
+        if not missing:
+            return []
+        return [each.path for each in client(self.connection).get_file_info(missing) if not each.is_file]
+
+    # -------------------------------------------------------------------------------------------------------- positions
+
+    @classmethod
+    def show(cls, position: Any, source_log: Location | None) -> str | None:
+        """Return how many files were read."""
+        if not isinstance(position, Mapping) or set(position) != {"logOffset"}:
+            return None
+        if source_log is None:
+            return ""
+        return counted(sum(1 for _ in entries(source_log, position["logOffset"])), cls.unit)
+
+    def lag(self, position: Mapping[str, int] | None, source_log: Location | None) -> int | None:
+        """Return how many files are there that were not read. Files that a pattern names are not counted."""
+        if source_log is None or GLOB.search(self.name):
+            return None
+        upto = -1 if position is None else position["logOffset"]
+        if upto < self._upto:
+            self._seen, self._upto = set(), -1
+        self._seen.update(path_of(each["path"]) for each in entries(source_log, upto, self._upto))
+        self._upto = upto
+        return sum(path not in self._seen for path in _visible(self.connection, self.name))
+
+    def end(self) -> str:
+        """Files are read from the first on."""
+        raise AssertionError("refused where it is declared")
+
+    def stay(self, position: Any | None, source_log: Location) -> Rewind:
+        """Return a position before which all files that were read stay read."""
+        return self._without(position, float("inf"), source_log)
+
+    def rewind_to_offset(self, position: Any | None, offset: str, source_log: Location) -> Rewind:
+        """Refuse it."""
+        raise DeclarationError(
+            f"{self.name} is files, which have no offsets.",
+            hint="Read those again that changed since: --to-time.",
+        )
+
+    def rewind_to_time(self, position: Any | None, moment: datetime, source_log: Location) -> Rewind:
+        """Return a position from which files are read again that were last changed at that time or later."""
+        # The millisecond that it is in: Spark's log has whole ones.
+        rewind = self._without(position, (moment - _EPOCH) // timedelta(milliseconds=1), source_log)
+        if not rewind.first:
+            since = f"{moment:%Y-%m-%d %H:%M:%S}"
+            raise DeclarationError(f"No file of {self.name} that was read has changed since {since}.")
+        return rewind
+
+    def _without(self, position: Any | None, milliseconds: float, source_log: Location) -> Rewind:
+        if position is None:
+            raise self.never_read()
+        read = list(entries(source_log, position["logOffset"]))
+        stay = [each for each in read if each["timestamp"] < milliseconds]
+        again = len(read) - len(stay)
+        lines = (json.dumps({**each, "batchId": 0}, separators=(",", ":")) for each in stay)
+        summary = f"{again:,} of {counted(len(read), self.unit)} of {self.name} that were read" if again else ""
+        return Rewind({"logOffset": 0}, again, summary, source_log="\n".join(("v1", *lines)))
+
+
+def entries(source_log: Location, upto: int, after: int = -1) -> Iterator[dict[str, Any]]:
+    """Yield the files that a source was given, by Spark's log: path, time of change. Each tenth file of the log has
+    what all before it had."""
+    names = {int(stem): each for each in source_log.names() if (stem := each.partition(".")[0]).isdecimal()}
+    whole = max((number for number, each in names.items() if "." in each and number <= upto), default=-1)
+    wanted = [number for number in sorted(names) if max(whole, after + 1) <= number <= upto]
+    for number in wanted:
+        file = source_log.at(names[number])
+        try:
+            _, *lines = (file.read() or "").splitlines()
+            for line in lines:
+                if (entry := json.loads(line))["batchId"] > after:
+                    yield entry
+        except (OSError, ValueError, LookupError) as error:
+            raise StorageError(f"Spark's log cannot be read at {file.path}: {error}.") from None
+
+
+def _visible(connection: Any, prefix: str) -> Iterator[str]:
+    """Yield the files under a prefix that Spark sees too."""
+    root = path_of(connection.root)
+    for path in list_files(connection, f"{root}/{prefix.strip('/')}", recursive=True):
+        if not any(_is_hidden(part) for part in path.removeprefix(root).split("/")):
+            yield path
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".") or name.endswith("._COPYING_") or (name.startswith("_") and "=" not in name)

@@ -1,0 +1,257 @@
+"""The capability of a system to be a source of streaming pipelines.
+
+A system names its class of sources in `System.stream_source`. One source is one topic, folder, table or queue of a
+connection. Spark's query follows it and decides what a micro-batch has; the batch then takes the rows, with those that
+cannot be parsed apart. Spark's log keeps the position that each batch reached, in the form that the source gave it: a
+number, or what JSON can hold. A position may be moved back, never forward: a pipeline skips nothing.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pyarrow as pa
+
+from weft.errors import DeclarationError
+from weft.spark_support.location import Location
+from weft.systems.dead_letter_store import DeadLetter
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import DataType
+
+EVENT_TIME = "_event_ts"
+"""The column that the rows of every source have: when a row happened, as far as its source knows."""
+OFFSET = "_weft_offset"
+"""The column of `FrameRows.with_offsets`: the offset, partition and offset, or file of a row, as a text."""
+MAX_ROWS = 1_000_000
+"""The rows of a micro-batch where a source declares no limit: what one transaction of a database takes well."""
+MAX_FILES = 1000
+"""The same of files: enough to be worth a job, and not so many that a crash repeats hours of work."""
+
+
+@dataclass(frozen=True)
+class SourceSettings:
+    """What a pipeline declares about one of its sources."""
+
+    name: str
+    """The topic, prefix or table."""
+    start: str = "earliest"
+    """Where a new checkpoint begins."""
+    max_rows: int | None = None
+    max_files: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    wait_seconds: float = 0.0
+    """How long a source that waits for rows by itself waits before it reports that there are none."""
+
+
+@dataclass(frozen=True)
+class Rewind:
+    """A position that a source is moved back to."""
+
+    position: Any
+    first: Any
+    """What is read again: the first event or version, the first of each partition, or how many files."""
+    summary: str = ""
+    """The same in words; empty where a source goes on where it is."""
+    note: str | None = None
+    source_log: str = ""
+    """The contents of Spark's own log of this source, where it keeps one."""
+
+
+class StreamSource(ABC):
+    """One source of a streaming pipeline. To make one opens nothing."""
+
+    unit: ClassVar[str]
+    """What lag is counted in: events, messages, files, versions."""
+    waits: ClassVar[bool] = False
+    """Whether it waits for new rows by itself, so that Spark need not pause before it asks again."""
+    wants_commits: ClassVar[bool] = False
+    """Whether `committed` does something."""
+    read_by_workers: ClassVar[bool] = True
+    """Whether Spark's workers open the connection themselves."""
+
+    def __init__(self, connection: Any, settings: SourceSettings) -> None:
+        self.connection: Any = connection
+        self.settings = settings
+        self.name = settings.name
+
+    # ------------------------------------------------------------------------------------------------------------- rows
+
+    @abstractmethod
+    def follow(self, spark: SparkSession, start: str) -> DataFrame:
+        """Return the streaming DataFrame by which Spark follows the source, from `start` where its checkpoint is new.
+
+        The session has the jars and the settings of the connection."""
+
+    @abstractmethod
+    def take(self, frame: DataFrame) -> BatchRows:
+        """Return the rows of a micro-batch, of which Spark gives the part of the streaming DataFrame."""
+
+    def committed(self, position: Any) -> None:  # noqa: B027 - optional
+        """Take note that every target has the rows before a position."""
+
+    def check(self, pipeline: str, message: str) -> None:  # noqa: B027 - optional
+        """Raise if the source, or what it had, is gone: the reason for an error of which Spark reports `message`."""
+
+    def validate(self) -> str:
+        """Raise if the pipeline could not read the source; return what is worth to be shown of it. Changes nothing."""
+        return ""
+
+    def declared_schema(self) -> pa.Schema | None:
+        """Return the columns of its rows, where they are declared. Opens nothing."""
+        return None
+
+    def stored_schema(self) -> pa.Schema | None:
+        """Return the columns of its rows as they are stored now; `None` where rows bring their own columns."""
+        return None
+
+    def why_not_replayed(self, offset: str | None) -> str | None:
+        """Return why the text of a row that could not be parsed cannot be parsed alone; `None` where it can."""
+        return None
+
+    def removed(
+        self, read: Collection[str], source_log: Location, before: Any | None, position: Any | None
+    ) -> Iterable[str]:
+        """Return the files that Spark planned to read between two positions, and that were gone by then."""
+        return ()
+
+    # -------------------------------------------------------------------------------------------------------- positions
+
+    @classmethod
+    def show(cls, position: Any, source_log: Location | None) -> str | None:
+        """Return a position in words; `None` where it is no position of such a source."""
+        return None
+
+    @abstractmethod
+    def lag(self, position: Any | None, source_log: Location | None) -> int | None:
+        """Return how many units come after a position, at most. Before the first batch the position is `None`; so is
+        the answer where nobody can know."""
+
+    @abstractmethod
+    def end(self) -> str:
+        """Return the `start` by which a new checkpoint begins with what comes next."""
+
+    def check_start(self) -> None:  # noqa: B027 - optional
+        """Raise if a new checkpoint cannot begin at the declared start."""
+
+    def reached(self, rows: BatchRows, reported: Any | None) -> Any | None:
+        """Return the position after a batch. `reported`: what Spark reported last, which may be of an earlier one."""
+        return reported
+
+    def count(self, rows: BatchRows) -> int:
+        """Return how many rows a batch had, at most, as far as it is known."""
+        return rows.size or 0
+
+    @abstractmethod
+    def stay(self, position: Any | None, source_log: Location) -> Rewind:
+        """Return the position itself, for a source that goes on where it is while another one is moved back."""
+
+    @abstractmethod
+    def rewind_to_offset(self, position: Any | None, offset: str, source_log: Location) -> Rewind:
+        """Return the position from which the row of an offset is read again."""
+
+    @abstractmethod
+    def rewind_to_time(self, position: Any | None, moment: datetime, source_log: Location) -> Rewind:
+        """Return the position from which everything since a moment is read again."""
+
+    def after_position(self, position: str, wanted: str) -> DeclarationError:
+        """Return the error for a rewind that would go forward."""
+        return DeclarationError(
+            f"{self.name} is at {position}, and {wanted} comes after that.",
+            hint="A rewind goes back, and skips nothing.",
+        )
+
+    def never_read(self) -> DeclarationError:
+        """Return the error for a rewind of a source without a position."""
+        return DeclarationError(f"{self.name} was not read yet, so there is nothing to go back to.")
+
+
+# ------------------------------------------------------------------------------------------------ rows of a micro-batch
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Rows as Arrow's own bytes, many in each value of a DataFrame's only column, so that none crosses the JVM."""
+
+    frame: Any
+    schema: pa.Schema
+    unpack: Callable[[pa.Schema, Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+    """Makes the rows, in a task."""
+
+
+@dataclass(frozen=True)
+class ReaderRows:
+    """Rows that any task can read by a `weft.engine.readers.Reader`: none of them passes through Spark's query."""
+
+    source: str
+    reader: Any
+    size: int | None = None
+    """How many there are at most, where that is known."""
+    bad: tuple[DeadLetter, ...] = ()
+
+    def gather(self) -> pa.Table | None:
+        """Return all rows, read by this process; `None` where only tasks can."""
+        return None
+
+    def close(self) -> None:
+        """Release the rows."""
+
+
+@dataclass(frozen=True)
+class FrameRows:
+    """Rows that are a DataFrame, and the rejected ones apart."""
+
+    source: str
+    data: Any
+    size: int | None = None
+    bad: tuple[DeadLetter, ...] = ()
+    """What could not be parsed."""
+    packed: Packed | None = None
+    """The same rows in a form that is faster to write, where they are written as they are."""
+    time_is_costly: ClassVar[bool] = False
+    """Whether `frame(timed=False)` is cheaper."""
+
+    def frame(self, *, timed: bool = True) -> Any:
+        """Return the rows. Where they are not `timed`, `EVENT_TIME` may be null."""
+        return self.data
+
+    def with_offsets(self) -> Any:
+        """Return the rows again, with the column `OFFSET` where the source has offsets: it may read them again."""
+        return self.data
+
+    def close(self) -> None:
+        """Release the rows, whatever became of them."""
+
+
+class UntypedRows(ABC):
+    """Files whose texts are read under the types that the columns had in earlier batches."""
+
+    size: int | None = None
+    bad: tuple[DeadLetter, ...] = ()
+
+    def __init__(self, source: str, files: Collection[str]) -> None:
+        self.source, self.files = source, files
+
+    @abstractmethod
+    def read(self, known: Mapping[str, DataType]) -> FrameRows | None:
+        """Return the rows; `None` where there are none. A row that cannot be parsed fails the job that reads it."""
+
+    @abstractmethod
+    def split(self, known: Mapping[str, DataType]) -> FrameRows | None:
+        """Return the rows with those that cannot be parsed apart. It reads and holds all of them."""
+
+    def close(self) -> None:  # noqa: B027 - optional
+        """Release the rows."""
+
+
+BatchRows = ReaderRows | FrameRows | UntypedRows
+
+
+def counted(count: int, unit: str) -> str:
+    """Return a count in words."""
+    return f"{count:,} {unit.removesuffix('s') if count == 1 else unit}"

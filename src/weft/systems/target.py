@@ -1,0 +1,97 @@
+"""The capability of a system to be a target that Spark writes: files, tables or topics.
+
+A system names its class of targets in `System.target`. SQL tables need none: every system with `tables` is written by
+`weft.systems.sql.commit`, and every system with a `log` takes events. A target writes a DataFrame under the key of a
+load, and called again with the same load it changes nothing, unless it is not `exactly_once`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+import pyarrow as pa
+
+from weft.errors import DeclarationError
+from weft.systems.load import Counts, Load
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+PutAside = Callable[[pa.Table], None]
+
+
+class ArrowRows(Protocol):
+    """Rows as Arrow, in parts."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Their canonical columns."""
+
+    @property
+    def columns(self) -> StructType:
+        """The same as Spark would read them."""
+
+    def each_part(self, work: Callable[[int, Iterable[pa.RecordBatch]], Any]) -> list[Any]:
+        """Return what `work` returns for each part's number and batches. A part may be tried again."""
+
+
+class SparkTarget(ABC):
+    """The tables, files or topics of one connection. Sessions that are handed over have its jars and settings."""
+
+    modes: ClassVar[tuple[str, ...]] = ("append",)
+    exactly_once: ClassVar[bool] = True
+    """Whether a load that is tried again is there once. Only such a target takes loads and batch pipelines."""
+    keeps_columns: ClassVar[bool] = False
+    """Whether a table that is truncated keeps its columns."""
+
+    def __init__(self, connection: Any) -> None:
+        self.connection: Any = connection
+
+    def check(self, load: Load) -> None:
+        """Raise for what the target cannot do, before anything runs."""
+        aside = [check for check in load.checks if check.reaction == "quarantine"]
+        if aside:
+            raise DeclarationError(
+                f"{aside[0]}: {self.connection.label} ({self.connection.kind}) has no place to put rows aside.",
+                hint='Use on_quality_failure="fail" or "warn", or a SQL database.',
+            )
+
+    def validate(self, name: str) -> str:
+        """Raise if a streaming pipeline could not write to `name`; return what is worth to be shown. Changes
+        nothing."""
+        return ""
+
+    @abstractmethod
+    def write(self, frame: DataFrame, load: Load, spark: SparkSession, put_aside: PutAside | None = None) -> Counts:
+        """Commit the rows of a DataFrame under the key of a load. Rows without a key go to `put_aside`, where there is
+        one, before the commit."""
+
+    def copy(self, rows: ArrowRows, load: Load, spark: SparkSession) -> Counts | None:
+        """Commit rows that are Arrow, without Spark's rows between; `None` where only `write` can, and nothing was
+        written."""
+        return None
+
+    def has(self, load: Load, spark: SparkSession) -> bool:
+        """Return whether the target has the rows of a load."""
+        return False
+
+    def columns(self, load: Load, spark: SparkSession) -> list[str] | None:
+        """Return the columns of the load's table; `None` where no load has made it."""
+        return None
+
+    def read(self, path: str, spark: SparkSession) -> DataFrame:
+        """Return the rows of a table, or of the files at a path. Only an `exactly_once` target is asked."""
+        raise NotImplementedError
+
+    # ---------------------------------------------------------------------------------------------------------- preview
+
+    def stored(self, load: Load, spark: SparkSession) -> DataFrame | None:
+        """Return the rows of the load's table now; `None` where there is none. Raises what would refuse the load."""
+        return None
+
+    def changes(self, frame: DataFrame, stored: DataFrame | None, load: Load) -> Counts:
+        """Return what a merge or scd2 load of these rows would insert, update and delete."""
+        raise NotImplementedError
