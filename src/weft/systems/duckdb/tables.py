@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from weft.columns import canonical_batch, canonical_schema, hint_of, hinted, is_nested, nested_to_json
 from weft.errors import DeclarationError, SchemaError
 from weft.systems.duckdb.connection import DuckDBConnection
-from weft.systems.duckdb.driver import DuckDBDriver, is_rejection
+from weft.systems.duckdb.sessions import DuckDBSessions, is_rejection
 from weft.systems.file import MEMORY
 from weft.systems.sql.driver import Session
 from weft.systems.sql.queries import bare_rows, subquery
@@ -46,13 +46,13 @@ class DuckDBTables(SqlTables):
             )
         return super().__getstate__()
 
-    def open_driver(self) -> DuckDBDriver:
+    def open_driver(self) -> DuckDBSessions:
         """Sessions that close the file."""
-        return DuckDBDriver(self.connection)
+        return DuckDBSessions(self.connection)
 
     @property
     def _catalog(self) -> str:
-        assert isinstance(self.driver, DuckDBDriver)
+        assert isinstance(self.driver, DuckDBSessions)
         return self.driver.catalog
 
     def identity(self) -> str:
