@@ -16,7 +16,6 @@ from weft.project import current
 from weft.streams import runtime
 from weft.streams.declare import Stream
 from weft.systems.base import Connection, system_for
-from weft.systems.file import FileConnection
 from weft.systems.log import META_TYPES, ROWID, Log
 from weft.systems.sql.ahead import read_ahead
 from weft.systems.sql.queries import subquery
@@ -96,7 +95,7 @@ class StreamReader:
     @property
     def one_host(self) -> bool:
         """Whether only this machine can read it."""
-        return self.connection.kind == "sqlite"
+        return self.connection.is_file
 
     @property
     def schema(self) -> pa.Schema:
@@ -166,7 +165,7 @@ def reader_for(
         # One connection to one database: it answers sooner than two, and nobody need ask whether it is the same.
         same = target is not None and connection.resolved() == target.connection
         tables = target if target is not None and same else open_tables(connection)
-        if tables is not target and isinstance(tables.connection, FileConnection):
+        if tables is not target:
             # A target's file is made by its first load; one that is only read must be there.
             tables.connection.refuse_missing()
         return SqlReader(tables, given.text, tables.describe(given.text), partition_by)

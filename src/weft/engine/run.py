@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import os
 import random
 import threading
 import time
@@ -27,7 +26,6 @@ from weft.pipelines.declare import Pipeline, Target, refuse_with_watermark
 from weft.pipelines.transforms import FilterWhere, Limit, Sample
 from weft.project import current
 from weft.systems.base import Connection, system_for
-from weft.systems.file import MEMORY, FileConnection
 from weft.systems.load import Counts, Load
 from weft.systems.sql import commit as sql_commit
 from weft.systems.sql import watermarks
@@ -196,7 +194,7 @@ def _last(connection: Connection, load: Load, target: Target, column: str) -> tu
     what is to be told of it."""
     if system_for(connection.kind).tables is None:
         return _last_in_files(connection, load, target, column), ()
-    if is_unmade(connection):
+    if connection.is_missing():
         return None, ()
     with opened(connection) as tables:
         last = watermarks.read(tables, load)
@@ -206,12 +204,6 @@ def _last(connection: Connection, load: Load, target: Target, column: str) -> tu
             if tables.columns(session, load.schema, load.table) is not None:
                 return last, ()
     return None, (f"The table {load.name} is gone: it is made anew, with everything that the source has.",)
-
-
-def is_unmade(connection: Connection) -> bool:
-    """Whether a database is a file that its first load would make."""
-    found = connection.resolved()
-    return isinstance(found, FileConnection) and found.path != MEMORY and not os.path.exists(found.path or "")
 
 
 def _last_in_files(connection: Connection, load: Load, target: Target, column: str) -> Watermark | None:

@@ -19,6 +19,7 @@ MEMORY = ":memory:"
 class FileConnection(Connection):
     """A database in a file. A relative path is relative to the working directory at use."""
 
+    is_file: ClassVar[bool] = True
     product: ClassVar[str]
     example: ClassVar[str]
 

@@ -32,7 +32,6 @@ from weft.pipelines.streaming.spec import StreamingPipeline, Target
 from weft.pipelines.streaming.spots import check_places
 from weft.project import current
 from weft.systems.base import Connection, system_for
-from weft.systems.file import FileConnection
 from weft.systems.load import KEY_LENGTH, Counts, Load
 from weft.systems.log import ROWID
 from weft.systems.objects.following import METADATA
@@ -500,7 +499,7 @@ def _columns(connection: Connection, tables: SqlTables | None, load: Load) -> fr
     """The columns that a target has now, in small letters; `None` where it is not there."""
     if tables is None:
         names = files.columns(session.spark(), connection, load)
-    elif isinstance(connection, FileConnection) and connection.is_missing():
+    elif connection.is_missing():
         names = None
     else:
         with tables.driver.session("read") as opened:

@@ -19,7 +19,7 @@ from weft.engine import given as kinds
 from weft.engine.load import Job
 from weft.engine.readers import open_tables
 from weft.engine.streaming.letter import FIELD_TYPES, SCHEMA, Stored, as_json, digest
-from weft.errors import ConnectionFailedError, DeclarationError, NotFoundError, StorageError, WeftError
+from weft.errors import DeclarationError, NotFoundError, StorageError, WeftError
 from weft.pipelines.streaming.spec import Source, StreamingPipeline, Target
 from weft.project import current
 from weft.settings import interpolate
@@ -28,7 +28,6 @@ from weft.streams.events import in_rounds
 from weft.streams.publishing import publish_once
 from weft.streams.runtime import open_stream
 from weft.systems.base import Connection
-from weft.systems.file import FileConnection
 from weft.systems.load import Declared, Load
 from weft.systems.objects.folder import LocalFolder
 from weft.systems.objects.s3 import S3Connection
@@ -104,11 +103,8 @@ class _Rows:
         Job(load, self._connection, None, None, None).run(kinds.Memory(SCHEMA, table.to_batches()))
 
     def records(self) -> Iterator[Mapping[str, Any]]:
-        if isinstance(self._connection, FileConnection):
-            try:
-                self._connection.refuse_missing()
-            except ConnectionFailedError:
-                return  # the first letter makes the file
+        if self._connection.is_missing():
+            return  # the first letter makes the file
         tables = open_tables(self._connection)
         try:
             with tables.driver.session("read") as opened:

@@ -40,6 +40,9 @@ class MySQLTables(SqlTables):
     """Tables of a server, by default those of the connection's database."""
 
     dialect: ClassVar[str] = "mysql"
+    clock: ClassVar[str | None] = "UTC_TIMESTAMP(6)"
+    row_lock: ClassVar[str] = " FOR UPDATE"
+    has_schemas: ClassVar[bool] = False
 
     @cached_property
     def driver(self) -> LoadSessions:
@@ -62,6 +65,10 @@ class MySQLTables(SqlTables):
     def _is_mariadb(self) -> bool:
         with self.driver.session("read") as session:
             return bool(session.driver.is_mariadb())
+
+    def assume(self, product: str) -> None:
+        """MariaDB where it is called so, else MySQL."""
+        self.__dict__["_is_mariadb"] = product == "mariadb"
 
     @cached_property
     def _packet(self) -> int:
@@ -185,6 +192,18 @@ class MySQLTables(SqlTables):
         """A database, where it is missing: who may not create one may use one that is there."""
         if not session.row("SELECT 1 FROM information_schema.schemata WHERE schema_name = ?", (schema,)):
             session.run(f"CREATE DATABASE IF NOT EXISTS {self.quote(schema)}")
+
+    def change_type(self, name: str, kind: str, *, nullable: bool) -> str:
+        """The whole definition, which would allow nulls where it does not say."""
+        return f"MODIFY COLUMN {self.quote(name)} {kind}{'' if nullable else ' NOT NULL'}"
+
+    def index_clause(self, columns: Sequence[str]) -> str | None:
+        """MySQL has no CREATE INDEX IF NOT EXISTS."""
+        return f"INDEX ({', '.join(map(self.quote, columns))})"
+
+    def create_index(self, name: str, table: str, columns: Sequence[str]) -> str | None:
+        """It is made with the table."""
+        return None
 
     def create_temporary(self, session: Session, name: str, columns: str) -> None:
         """A temporary table, which is dropped when the transaction ends."""

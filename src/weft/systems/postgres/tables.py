@@ -31,6 +31,8 @@ class PostgresTables(SqlTables):
     """Tables of a PostgreSQL database."""
 
     dialect: ClassVar[str] = "postgres"
+    clock: ClassVar[str | None] = "clock_timestamp()"
+    row_lock: ClassVar[str] = " FOR UPDATE"
     has_temporary_views: ClassVar[bool] = True
 
     @cached_property

@@ -16,7 +16,7 @@ from weft.systems.base import Connection
 from weft.systems.file import MEMORY
 from weft.systems.sql.driver import Role, Session, SqlDriver
 from weft.systems.sqlite import reading
-from weft.systems.sqlite.connection import SQLiteConnection
+from weft.systems.sqlite.connection import SQLiteConnection, quote
 
 # How long a writer waits for another process's lock before it gives up with an error.
 LOCK_SECONDS = 30.0
@@ -191,7 +191,7 @@ class SqliteSessions(SqlDriver):
 
     def quote(self, name: str) -> str:
         """A quoted identifier."""
-        return '"' + name.replace('"', '""') + '"'
+        return quote(name)
 
     def table(self, schema: str, name: str) -> str:
         """SQLite has no schemas: the table is called "schema.name"."""

@@ -39,6 +39,11 @@ class SqliteTables(SqlTables):
     dialect: ClassVar[str] = "sqlite"
     one_host: ClassVar[bool] = True
     one_writer: ClassVar[bool] = True
+    clock: ClassVar[str | None] = "strftime('%Y-%m-%dT%H:%M:%f+00:00', 'now')"
+    has_schemas: ClassVar[bool] = False
+    # SQLite stores any value whatever a column's type is called, and cannot change a type.
+    widens_columns: ClassVar[bool] = False
+    explain: ClassVar[str] = "EXPLAIN QUERY PLAN"
     true: ClassVar[str] = "1"
     false: ClassVar[str] = "0"
 
@@ -211,6 +216,10 @@ class SqliteTables(SqlTables):
 
     def create_schema(self, session: Session, schema: str) -> None:
         """There are none."""
+
+    def create_index(self, name: str, table: str, columns: Sequence[str]) -> str | None:
+        """Named like Weft's own tables: indexes of all tables share their names."""
+        return super().create_index(f"weft.{name}", table, columns)
 
     def temporary(self, name: str) -> str:
         """In this connection's own database."""
