@@ -22,6 +22,7 @@ IN_BRIEF: dict[str, set[str]] = {"test_every_row_is_there_once": set()}
 EVENTS = 60
 PROGRAM = """
 import weft
+from weft.engine.streaming.spark_engine import SparkEngine
 from weft.operate.running import Running
 from weft.operate.supervisor import supervise
 from weft.pipelines.streaming.declare import make
@@ -37,7 +38,7 @@ pipeline = make(
     ],
     transform_sql=None if sys.argv[1] == "plain" else "SELECT n FROM source",
 )
-supervise(pipeline, Running(once=True))
+supervise(SparkEngine(pipeline), Running(once=True))
 """
 # Which one, and of how many of its kind: three batches, three targets each.
 POINTS = [
