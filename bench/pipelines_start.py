@@ -41,12 +41,12 @@ def copy():
 # As if all had run for their last slot.
 _DONE = """
 from weft.operate.runlog import open_run_log
-from weft.operate.runner import Runner
+from weft.operate.due import Planner
 from weft.project import current
 
 current().load_modules(["work"])
 with open_run_log() as log:
-    for due in Runner(log).due():
+    for due in Planner(log).due():
         log.finish(log.claim(due.pipeline.name, slot=due.slot), "succeeded")
 """
 _NO_JVM = "import sys; import weft.cli; sys.modules['pyspark'] = None; weft.cli.main()"

@@ -51,6 +51,8 @@ def run_pipeline(config: str | os.PathLike[str], **options: Any) -> None:
 
 
 def _supervise(pipeline: StreamingPipeline, running: Running) -> None:
-    from weft.operate.supervisor import supervise  # Spark and Arrow, which declaring a pipeline does not need
+    # Spark and Arrow, which declaring a pipeline does not need.
+    from weft.engine.streaming.spark_engine import SparkEngine
+    from weft.operate.supervisor import supervise
 
-    supervise(pipeline, running)
+    supervise(SparkEngine(pipeline), running)

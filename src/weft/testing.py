@@ -26,7 +26,6 @@ from weft.streams.retention import aware
 from weft.streams.runtime import close, open_stream
 from weft.systems.base import Connection
 from weft.systems.file import MEMORY
-from weft.systems.sqlite.connection import SQLiteConnection
 
 if TYPE_CHECKING:
     from weft.pipelines.declare import Pipeline
@@ -85,14 +84,15 @@ class MemoryProject(Project):
         return super().connection(name)
 
     def for_tables(self, connection: Connection) -> Connection:
-        """A file for what is in memory: SQLite's own memory is seen by one connection, and a load opens several."""
-        if not isinstance(connection, SQLiteConnection) or connection.path != MEMORY:
+        """A file for what is in memory that one connection alone sees: a load opens several."""
+        if not connection.is_private_memory:
             return connection
         if self._folder is None:
             memory = Path("/dev/shm")
             place = memory if os.access(memory, os.W_OK) else None
             self._folder = TemporaryDirectory(prefix="weft-testing-", dir=place)
-        return SQLiteConnection(os.path.join(self._folder.name, f"{connection.name}.db"), name=connection.name)
+        file = {"kind": connection.kind, "path": os.path.join(self._folder.name, f"{connection.name}.db")}
+        return build_connection(connection.name, file, "weft.testing")
 
     def forget(self) -> None:
         """Remove those files; not in a child, which would take them from its parent."""

@@ -172,6 +172,7 @@ def declared(targets: list[dict[str, Any]]) -> list[Any]:
 def main(job: dict[str, Any]) -> None:
     import weft
     from weft.engine.streaming import transform
+    from weft.engine.streaming.spark_engine import SparkEngine
     from weft.operate.running import Running
     from weft.operate.supervisor import supervise
     from weft.pipelines.streaming.declare import make
@@ -194,7 +195,7 @@ def main(job: dict[str, Any]) -> None:
         targets=declared(job["targets"]),
         transform_sql="SELECT n, name FROM source" if job["has_sql"] else None,
     )
-    supervise(pipeline, Running(once=True))
+    supervise(SparkEngine(pipeline), Running(once=True))
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ LOCKS = {"sqlite": "BEGIN EXCLUSIVE", "postgres": 'LOCK TABLE "t_append" IN ACCE
 
 @pytest.mark.timing
 def test_the_target_is_locked(system: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = {"sqlite": "sqlite.store", "postgres": "postgres.store", "mysql": "mysql.driver"}[system.kind]
+    place = {"sqlite": "sqlite.sessions", "postgres": "postgres.sessions", "mysql": "mysql.driver"}[system.kind]
     monkeypatch.setattr(f"weft.systems.{place}.LOCK_SECONDS", LIMIT)
     tables, other = opened(system.url), opened(system.url)
     load(tables, "append", [], batches(1), "first")

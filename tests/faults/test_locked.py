@@ -21,7 +21,7 @@ from weft.project import Project, connect, use
 from weft.streams import ack_sync, consume_sync, publish_sync
 from weft.streams.events import to_dicts
 from weft.streams.runtime import close, open_stream
-from weft.systems.sqlite.store import SqliteStore
+from weft.systems.sqlite.sessions import SqliteSessions
 
 pytestmark = pytest.mark.timing
 
@@ -97,7 +97,7 @@ def until_waiting(system: Any, *jobs: Future[Any]) -> None:
         if system.kind == "sqlite":
 
             def waits() -> bool:
-                return any(_is_in(SqliteStore.begin, frame) for frame in sys._current_frames().values())
+                return any(_is_in(SqliteSessions.begin, frame) for frame in sys._current_frames().values())
 
         else:
             database = system.url.rpartition("/")[2]
@@ -197,8 +197,8 @@ def test_consumers_wait_too(system: Any, publish: Callable[[int], Any]) -> None:
 def limit_waiting(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for locks for one second, not for thirty."""
     place = {
-        "sqlite": "weft.systems.sqlite.store",
-        "postgres": "weft.systems.postgres.store",
+        "sqlite": "weft.systems.sqlite.sessions",
+        "postgres": "weft.systems.postgres.sessions",
         "mysql": "weft.systems.mysql.driver",
     }[kind]
     monkeypatch.setattr(f"{place}.LOCK_SECONDS", LIMIT)

@@ -19,6 +19,7 @@ from operate.test_supervisor import PATIENCE, QUICK, Witness, running, server  #
 from servers import wait_until
 from weft.engine.streaming.checkpoint import Checkpoint
 from weft.engine.streaming.query import Query
+from weft.engine.streaming.spark_engine import SparkEngine
 from weft.operate.supervisor import Supervisor
 from weft.pipelines.streaming.declare import make
 
@@ -73,7 +74,10 @@ def test_the_target_is_down_for_a_minute(server: servers.Server, count: Callable
     target = weft.PostgresConnection(server.create_database("target"), name="target")
     pipeline = make(name="copy", source=events, target=target, target_table=(None, "copies"))
     witness = Witness()
-    with Publishing(events) as publishing, running(Supervisor(pipeline, restarts=QUICK, watchers=[witness])):
+    with (
+        Publishing(events) as publishing,
+        running(Supervisor(SparkEngine(pipeline), restarts=QUICK, watchers=[witness])),
+    ):
         wait_until(lambda: bool(witness.batches), "the first batch", PATIENCE)
         server.stop()
         threading.Event().wait(count(60))  # this is how long it is down
@@ -106,7 +110,10 @@ def test_two_pipelines_into_one_table() -> None:
     first, second = declare("first", n="int64"), declare("second", n="int64")
     witnesses = [Witness(), Witness()]
     supervisors = [
-        Supervisor(make(name=name, source=events, target="default", target_table=(None, "copies")), watchers=[witness])
+        Supervisor(
+            SparkEngine(make(name=name, source=events, target="default", target_table=(None, "copies"))),
+            watchers=[witness],
+        )
         for name, events, witness in zip("ab", (first, second), witnesses, strict=True)
     ]
     with running(supervisors[0]), running(supervisors[1]):
@@ -151,7 +158,7 @@ def test_a_source_that_is_silent(count: Callable[[int], int]) -> None:
     witness = Idle()
     pipeline = make(name="copy", source=events, target="default", target_table=(None, "copies"))
     weft.publish_sync(events, {"n": 0})
-    with running(Supervisor(pipeline, watchers=[witness])):
+    with running(Supervisor(SparkEngine(pipeline), watchers=[witness])):
         wait_until(lambda: len(witness.batches) == 1, "the first batch", PATIENCE)
         silent_from = witness.looks
         wait_until(lambda: witness.looks >= silent_from + count(600), "looks", 600)
@@ -168,7 +175,7 @@ def test_the_database_of_the_stream_is_down(server: servers.Server) -> None:  # 
     pipeline = make(name="copy", source=events, target="default", target_table=(None, "copies"))
     weft.publish_sync(events, {"n": 0})
     witness = Witness()
-    with running(Supervisor(pipeline, restarts=QUICK, watchers=[witness])):
+    with running(Supervisor(SparkEngine(pipeline), restarts=QUICK, watchers=[witness])):
         wait_until(lambda: bool(witness.batches), "the first batch", PATIENCE)
         server.stop()
         wait_until(lambda: len(witness.failures) >= 2, "failures", PATIENCE)

@@ -1,13 +1,17 @@
-"""Streaming pipelines that are started again: after a database was down, and up to a limit; not where it is no use."""
+"""Streaming pipelines that are started again, up to a limit and not where it is no use; stopped by signals; watched.
+
+Most run on an engine that plays a script (`scripted_engine.py`). The last part runs on Spark, one of it with a
+PostgreSQL that is killed.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import gc
 import signal
-import subprocess
-import sys
+import socket
 import threading
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,22 +23,26 @@ from hypothesis import strategies as st
 
 import servers
 import weft
+from operate.scripted_engine import IDLE, InHand, ScriptedEngine, StartFails
 from servers import wait_until
 from weft.engine import session
+from weft.engine.streaming import spark_engine
 from weft.engine.streaming.checkpoint import Checkpoint
-from weft.engine.streaming.progress import Lag
 from weft.engine.streaming.query import Query
+from weft.engine.streaming.spark_engine import SparkEngine
 from weft.operate.running import OPTIONS, Restarts, Running
-from weft.operate.supervisor import Supervisor
-from weft.operate.watcher import Report, Watcher
+from weft.operate.streaming_metrics import served
+from weft.operate.supervisor import Supervisor, supervise
+from weft.operate.watcher import Watcher
 from weft.pipelines.streaming.declare import make
-from weft.pipelines.streaming.spec import StreamingPipeline
+from weft.pipelines.streaming.execution import Lag, Report
 from weft.project import Project, use
 
 pytest.importorskip("pyspark")
 
 PATIENCE = 120
 QUICK = Restarts(min_backoff_ms=50, max_backoff_ms=400)
+AT_ONCE = Restarts(min_backoff_ms=2, max_backoff_ms=8)
 
 
 class Witness(Watcher):
@@ -55,30 +63,8 @@ class Witness(Watcher):
         self.failures.append((error, again_in))
 
 
-@pytest.fixture
-def numbers() -> Iterator[Any]:
-    """A stream of a fresh project."""
-    with use(Project()) as project:
-
-        @weft.stream(fields={"n": "int64"})
-        def numbers() -> None:
-            pass
-
-        yield numbers
-        weft.streams.close(project)
-
-
-@pytest.fixture
-def server(need_server: Callable[[str], None]) -> Iterator[servers.Server]:
-    need_server("postgres")
-    server = servers.KINDS["postgres"]()
-    server.start()
-    yield server
-    server.kill()
-
-
-def copies(numbers: Any, target: Any) -> StreamingPipeline:
-    return make(name="copies", source=numbers, target=target, target_table=("public", "copies"))
+def down() -> weft.ConnectionFailedError:
+    return weft.ConnectionFailedError("The target does not answer.")
 
 
 @contextlib.contextmanager
@@ -103,131 +89,237 @@ def running(supervisor: Supervisor) -> Iterator[None]:
     assert raised == []
 
 
-@pytest.mark.timing
-def test_a_target_that_is_down_for_a_while(numbers: Any, server: servers.Server) -> None:
-    from weft.operate.streaming_metrics import served
-
-    url = server.create_database("target")
-    witness = Witness()
-    supervisor = Supervisor(copies(numbers, weft.PostgresConnection(url)), restarts=QUICK, watchers=[witness])
-    weft.publish_sync(numbers, [{"n": n} for n in range(10)])
-    with served("copies", supervisor.now_behind, "127.0.0.1", 0) as (metrics, port), running(supervisor):
-        supervisor.watchers.append(metrics)
-        wait_until(lambda: len(witness.batches) == 1, "the first batch", PATIENCE)
-        server.kill()
-        weft.publish_sync(numbers, [{"n": n} for n in range(10, 15)])
-        wait_until(lambda: len(witness.failures) >= 3, "failures", PATIENCE)
-        # It is still ours: nobody else may run it between two starts.
-        with pytest.raises(weft.BusyError, match="runs already"):
-            Checkpoint("copies").lock()
-        server.start()
-        wait_until(lambda: len(witness.batches) == 2, "the batch after it", PATIENCE)
-        first_failures = len(witness.failures)
-        assert all(isinstance(error, weft.ConnectionFailedError) for error, _ in witness.failures)
-
-        # A batch that succeeds counts as a new beginning: the pauses are short again.
-        server.kill()
-        weft.publish_sync(numbers, [{"n": 15}])
-        wait_until(lambda: len(witness.failures) > first_failures, "another failure", PATIENCE)
-        pause = witness.failures[first_failures][1]
-        assert pause is not None
-        assert pause <= 0.05
-        server.start()
-        wait_until(lambda: len(witness.batches) == 3, "the last batch", PATIENCE)
-        text = _metrics(port)
-    assert witness.starts == len(witness.failures) + 1
-    assert [each.consumed for each in witness.batches] == [10, 5, 1]
-    assert f'weft_streaming_errors_total{{pipeline="copies"}} {len(witness.failures)}.0\n' in text
-    assert f'weft_streaming_restarts_total{{pipeline="copies"}} {len(witness.failures)}.0\n' in text
-    with contextlib.closing(server.connect("target")) as connection, connection.cursor() as cursor:
-        cursor.execute("SELECT n FROM public.copies ORDER BY n")
-        assert [n for (n,) in cursor.fetchall()] == list(range(16))
-
-
 def _metrics(port: int) -> str:
-    import urllib.request
-
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
         return str(answer.read().decode())
 
 
-def test_not_for_ever(numbers: Any) -> None:
-    weft.publish_sync(numbers, {"n": 1})
-    nobody = weft.PostgresConnection(f"postgres://127.0.0.1:{servers.free_port()}/none")
+def counted(text: str, name: str) -> float:
+    (line,) = [each for each in text.splitlines() if each.startswith(f'weft_streaming_{name}{{pipeline="copies"')]
+    return float(line.rpartition(" ")[2])
+
+
+# ------------------------------------------------------------------------------------------------------------- restarts
+
+
+def test_started_again_until_it_works() -> None:
+    locked: list[bool] = []
+
+    class Looking(Witness):
+        def failed(self, error: Exception, again_in: float | None) -> None:
+            super().failed(error, again_in)
+            locked.append(engine.is_locked)
+
+    engine = ScriptedEngine([10, down()], [StartFails(down())], [down()], [5, down()], [1])
+    witness = Looking()
+    with running(Supervisor(engine, restarts=AT_ONCE, watchers=[witness])):
+        wait_until(lambda: len(witness.batches) == 3, "the last batch", PATIENCE)
+    assert [each.consumed for each in witness.batches] == [10, 5, 1]
+    assert all(isinstance(error, weft.ConnectionFailedError) for error, _ in witness.failures)
+    # No other process may run it between two starts, and each start that failed lets go of what it holds.
+    assert locked == [True] * 4
+    assert engine.forgotten == [error for error, _ in witness.failures]
+    assert not engine.is_locked
+    # One failed before it ran.
+    assert (engine.starts, witness.starts) == (5, 4)
+    # The pauses double, until a batch succeeds: that counts as a new beginning.
+    pauses = [pause or 0 for _, pause in witness.failures]
+    for pause, longest in zip(pauses, [0.002, 0.004, 0.008, 0.002], strict=True):
+        assert longest / 2 <= pause <= longest
+
+
+def test_a_batch_of_nothing_is_a_beginning_too() -> None:
+    """No watcher hears of it."""
+    engine = ScriptedEngine([down()], [0, down()], [StartFails(weft.SettingsError("wrong"))])
+    witness = Witness()
+    with pytest.raises(weft.SettingsError):
+        Supervisor(
+            engine, restarts=Restarts(min_backoff_ms=1, max_backoff_ms=2, max_restarts=1), watchers=[witness]
+        ).run()
+    assert witness.batches == []
+    assert [pause is None for _, pause in witness.failures] == [False, False, True]
+
+
+def test_not_for_ever() -> None:
     witness = Witness()
     limited = Restarts(min_backoff_ms=1, max_backoff_ms=2, max_restarts=2)
     with pytest.raises(weft.ConnectionFailedError) as caught:
-        Supervisor(copies(numbers, nobody), restarts=limited, watchers=[witness]).run()
+        Supervisor(ScriptedEngine([down()]), restarts=limited, watchers=[witness]).run()
     assert "copies was started again 2 times." in caught.value.__notes__
     assert [pause is None for _, pause in witness.failures] == [False, False, True]
+
+
+def test_not_unless_it_is_asked_for() -> None:
     witness = Witness()
-    with pytest.raises(weft.ConnectionFailedError):
-        Supervisor(copies(numbers, nobody), watchers=[witness]).run()
-    assert [pause for _, pause in witness.failures] == [None]
-
-
-class Listening(Witness):
-    """Is told of Spark's own events too."""
-
-    wants_idle = True
-
-
-@pytest.mark.timing
-def test_nothing_is_left_of_earlier_starts(numbers: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """Neither here nor in the JVM, where each session that had a query would go on to listen."""
-    caplog.set_level("CRITICAL", "py4j")  # what pytest keeps of its log has frames of each failure
-    weft.publish_sync(numbers, {"n": 1})
-    nobody = weft.PostgresConnection(f"postgres://127.0.0.1:{servers.free_port()}/none")
-
-    def start(times: int) -> None:
-        restarts = Restarts(min_backoff_ms=0, max_backoff_ms=0, max_restarts=times - 1)
-        witness = Listening()
+    for run in (
+        Supervisor(ScriptedEngine([down()]), watchers=[witness]).run,
+        lambda: supervise(ScriptedEngine([down()]), Running(max_restarts=5), [witness]),
+    ):
         with pytest.raises(weft.ConnectionFailedError):
-            Supervisor(copies(numbers, nobody), restarts=restarts, watchers=[witness]).run()
-        assert witness.starts == times
-
-    start(2)
-    before = _alive()
-    start(10)
-    wait_until(lambda: all(count <= before[name] + 1 for name, count in _alive().items()), f"{before}, and one more")
+            run()
+    assert [pause for _, pause in witness.failures] == [None, None]
 
 
-def _alive() -> Counter[str]:
-    """What there is of queries, by kind."""
-    from pyspark.sql.streaming.listener import JStreamingQueryListener
-    from pyspark.sql.utils import ForeachBatchFunction
-
-    context: Any = session.spark().sparkContext
-    context._jvm.System.gc()
-    gc.collect()
-    kinds = (Query, ForeachBatchFunction, JStreamingQueryListener)
-    found = Counter(type(each).__name__ for each in gc.get_objects() if type(each) in kinds)
-    found["threads"] = threading.active_count()
-    found["listeners"] = context._jsc.sc().listenerBus().listeners().size()
-    return found
+@pytest.mark.parametrize("kind", [weft.SettingsError, weft.DeclarationError, weft.MissingExtraError])
+def test_what_cannot_heal(kind: type[Exception]) -> None:
+    for step in (kind("wrong"), StartFails(kind("wrong"))):
+        engine, witness = ScriptedEngine([step]), Witness()
+        with pytest.raises(kind, match="wrong"):
+            Supervisor(engine, restarts=AT_ONCE, watchers=[witness]).run()
+        assert [pause for _, pause in witness.failures] == [None]
+        assert not engine.is_locked
 
 
-def test_what_cannot_heal(numbers: Any) -> None:
-    weft.publish_sync(numbers, {"n": 1})
-    witness = Witness()
-    unset = weft.PostgresConnection("${NOBODY_SET_THIS}")
-    with pytest.raises(weft.SettingsError, match="NOBODY_SET_THIS"):
-        Supervisor(copies(numbers, unset), restarts=QUICK, watchers=[witness]).run()
-    assert [pause for _, pause in witness.failures] == [None]
-    # Nothing of it is left in the way of the next start.
-    with Checkpoint("copies").locked():
-        pass
+def test_one_process_runs_it() -> None:
+    engine, witness = ScriptedEngine([1]), Witness()
+    with engine.locked(), pytest.raises(weft.BusyError, match="runs already"):
+        Supervisor(engine, restarts=AT_ONCE, watchers=[witness]).run()
+    assert (engine.starts, witness.failures) == (0, [])
 
 
-@pytest.mark.timing
-def test_stopped_between_two_starts(numbers: Any) -> None:
+def test_what_a_restart_says(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "weft.operate")
+    supervise(ScriptedEngine([down()], [1]), Running(once=True, restart_on_error=True, min_backoff_ms=0))
+    assert [record.getMessage() for record in caplog.records] == [
+        "copies runs, with its checkpoint in memory",
+        "copies failed, and is started again in 0.0 s: The target does not answer.",
+        "copies runs, with its checkpoint in memory",
+    ]
+
+
+# ------------------------------------------------------------------------------------------------------- stops, signals
+
+
+def test_what_is_there_now() -> None:
+    engine, witness = ScriptedEngine([3, 4]), Witness()
+    supervise(engine, Running(once=True), [witness])
+    assert (engine.once, engine.is_locked) == (True, False)
+    assert [each.consumed for each in witness.batches] == [3, 4]
+
+
+def test_stopped_between_two_starts() -> None:
     """Whoever stops it does not wait for the pause to be over."""
-    weft.publish_sync(numbers, {"n": 1})
-    nobody = weft.PostgresConnection(f"postgres://127.0.0.1:{servers.free_port()}/none")
     witness = Witness()
     an_hour = Restarts(min_backoff_ms=3_600_000, max_backoff_ms=3_600_000)
-    with running(Supervisor(copies(numbers, nobody), restarts=an_hour, watchers=[witness])):
+    with running(Supervisor(ScriptedEngine([down()]), restarts=an_hour, watchers=[witness])):
         wait_until(lambda: bool(witness.failures), "the failure", PATIENCE)
+
+
+def test_stopped_before_it_starts() -> None:
+    engine = ScriptedEngine([1])
+    supervisor = Supervisor(engine)
+    supervisor.stop()
+    supervisor.run()
+    assert engine.starts == 0
+
+
+def send(number: signal.Signals) -> Callable[[], None]:
+    """A step that sends a signal to the main thread: another one would not wake it from its wait."""
+    return lambda: signal.pthread_kill(threading.main_thread().ident or 0, number)
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """Both signals are heeded, also where the tests run in the background; the same handlers are there at the end."""
+    ours = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in ours.items()}
+    try:
+        yield
+        assert {number: signal.getsignal(number) for number in ours} == ours
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.timing
+@pytest.mark.usefixtures("handlers")
+def test_a_signal_ends_it_after_the_batch_in_hand(number: signal.Signals) -> None:
+    batch, witness = InHand(10), Witness()
+
+    def interrupt() -> None:
+        assert batch.begun.wait(PATIENCE)
+        send(number)()
+        # A second one ends the process at once, as if nobody heeded the first.
+        wait_until(lambda: signal.getsignal(number) is signal.SIG_DFL, "the signal to be heeded", PATIENCE)
+        assert (engine.is_locked, witness.batches) == (True, [])
+        batch.released.set()
+
+    engine = ScriptedEngine([batch, 5])
+    threading.Thread(target=interrupt, daemon=True).start()
+    # Ctrl-C also ends what called it; after SIGTERM it goes on.
+    with pytest.raises(KeyboardInterrupt) if number == signal.SIGINT else contextlib.nullcontext():
+        Supervisor(engine, restarts=AT_ONCE, watchers=[witness]).run()
+    assert [each.consumed for each in witness.batches] == [10]
+    assert not engine.is_locked
+
+
+@pytest.mark.timing
+@pytest.mark.usefixtures("handlers")
+def test_a_signal_while_it_starts() -> None:
+    class Slow(ScriptedEngine):
+        def start(self, **options: Any) -> None:
+            send(signal.SIGTERM)()
+            super().start(**options)
+
+    witness = Witness()
+    Supervisor(Slow([]), restarts=AT_ONCE, watchers=[witness]).run()
+    assert (witness.starts, witness.failures) == (1, [])
+
+
+@pytest.mark.timing
+@pytest.mark.usefixtures("handlers")
+def test_a_signal_between_two_starts() -> None:
+    class Impatient(Witness):
+        def failed(self, error: Exception, again_in: float | None) -> None:
+            super().failed(error, again_in)
+            send(signal.SIGTERM)()
+
+    engine, witness = ScriptedEngine([down()]), Impatient()
+    Supervisor(engine, restarts=Restarts(min_backoff_ms=60_000, max_backoff_ms=60_000), watchers=[witness]).run()
+    assert engine.starts == 1
+
+
+@pytest.mark.timing
+@pytest.mark.usefixtures("handlers")
+def test_an_error_after_a_signal_is_not_tried_again() -> None:
+    def stop_and_wait() -> None:
+        send(signal.SIGTERM)()
+        wait_until(lambda: signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, "the signal to be heeded", PATIENCE)
+
+    class Failing(ScriptedEngine):
+        def stop(self) -> None:
+            """The batch in hand fails."""
+
+    engine = Failing([stop_and_wait, down()])
+    with pytest.raises(weft.ConnectionFailedError):
+        Supervisor(engine, restarts=AT_ONCE).run()
+    assert engine.starts == 1
+
+
+def test_signals_that_are_ignored_stay_so() -> None:
+    """As for a command that a shell started in the background."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        witness = Witness()
+        supervise(ScriptedEngine([send(signal.SIGINT), 5]), Running(once=True), [witness])
+        assert [each.consumed for each in witness.batches] == [5]
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.timing
+@pytest.mark.usefixtures("handlers")
+def test_a_script_is_stopped_as_the_command_is(numbers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGTERM ends the call, and what comes after it in the script is done."""
+    engine = ScriptedEngine([1, send(signal.SIGTERM)])
+    monkeypatch.setattr(spark_engine, "SparkEngine", lambda pipeline: engine)
+    weft.run_streaming_pipeline(name="copies", source=numbers, target="default", target_table="copies")
+    assert (engine.once, engine.batches, engine.is_locked) == (False, 1, False)
+
+
+# ------------------------------------------------------------------------------------------------------------- watchers
 
 
 class Clumsy(Watcher):
@@ -248,37 +340,81 @@ class Clumsy(Watcher):
         raise ValueError("failed")
 
 
-@pytest.mark.timing
-def test_a_watcher_that_fails(numbers: Any, server: servers.Server, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_watcher_that_fails(caplog: pytest.LogCaptureFixture) -> None:
     """It is logged. The batch that it was told of is done, and others are told."""
-    url = server.create_database("target")
-    server.kill()
     witness = Witness()
-    pipeline = copies(numbers, weft.PostgresConnection(url))
-    weft.publish_sync(numbers, {"n": 1})
-    with running(Supervisor(pipeline, restarts=QUICK, watchers=[Clumsy(), witness])):
-        wait_until(lambda: bool(witness.failures), "the failure", PATIENCE)
-        server.start()
-        wait_until(lambda: len(witness.batches) == 1, "the batch", PATIENCE)
-        weft.publish_sync(numbers, {"n": 2})
+    engine = ScriptedEngine([down()], [1, IDLE, 2])
+    with running(Supervisor(engine, restarts=AT_ONCE, watchers=[Clumsy(), witness])):
         wait_until(lambda: len(witness.batches) == 2, "another batch", PATIENCE)
-    assert [each.replayed for each in witness.batches] == [False, False]
-    assert witness.starts == len(witness.failures) + 1
+    assert [each.consumed for each in witness.batches] == [1, 2]
+    assert witness.starts == len(witness.failures) + 1 == 2
     logged = {str(each.exc_info[1]) for each in caplog.records if each.exc_info}
-    assert logged >= {"started", "batch", "failed"}
+    assert logged == {"started", "batch", "idle", "failed"}
 
 
-def test_a_port_that_is_taken(numbers: Any, tmp_path: Path) -> None:
-    import socket
+def test_a_reader_that_goes_away() -> None:
+    """What a watcher writes is read no more: it ends, though not for a failure of the pipeline."""
 
-    from weft.operate.supervisor import supervise
+    class Unread(Witness):
+        def batch(self, report: Report) -> None:
+            raise BrokenPipeError
 
+    engine, witness, other = ScriptedEngine([10]), Unread(), Witness()
+    with pytest.raises(BrokenPipeError):
+        Supervisor(engine, restarts=AT_ONCE, watchers=[witness, other]).run()
+    assert (engine.starts, engine.batches, engine.is_locked) == (1, 1, False)
+    assert (witness.failures, len(other.batches)) == ([], 1)
+
+
+def test_looks_that_find_nothing_are_told_to_who_asks() -> None:
+    class Patient(Witness):
+        wants_idle = True
+        looks = 0
+
+        def idle(self) -> None:
+            self.looks += 1
+
+    patient = Patient()
+    supervise(ScriptedEngine([IDLE, 1, IDLE]), Running(once=True), [patient])
+    supervise(ScriptedEngine([IDLE]), Running(once=True), [Witness()])
+    assert patient.looks == 2
+
+
+def test_metrics() -> None:
+    engine, witness = ScriptedEngine([IDLE, 10, down()], [down()], [5, IDLE]), Witness()
+    supervisor = Supervisor(engine, restarts=AT_ONCE, watchers=[witness])
+    with served("copies", supervisor.now_behind, "127.0.0.1", 0) as (metrics, port):
+        supervisor.watchers.append(metrics)
+        with running(supervisor):
+            wait_until(lambda: counted(_metrics(port), "idle_iterations_total") == 2, "the last look", PATIENCE)
+            text = _metrics(port)
+    counts = {"rows_consumed": 15, "rows_written": 15, "batches": 2, "errors": 2, "restarts": 2, "dlq_writes": 0}
+    assert {name: counted(text, f"{name}_total") for name in counts} == counts
+    assert counted(text, "iterations_total") == 4
+    assert counted(text, "batch_seconds_count") == 2
+    assert counted(text, "lag") == 7
+    assert counted(text, "last_batch_timestamp_seconds") > 1.7e9
+
+
+def test_metrics_are_served_while_it_runs() -> None:
+    port = servers.free_port()
+    texts: list[str] = []
+    supervise(ScriptedEngine([2, lambda: texts.append(_metrics(port))]), Running(once=True, metrics_port=port))
+    assert counted(texts[0], "rows_consumed_total") == 2
+    with pytest.raises(OSError):
+        _metrics(port)
+
+
+def test_a_port_that_is_taken() -> None:
+    engine = ScriptedEngine([1])
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as taken:
         port = taken.getsockname()[1]
-        target = weft.SQLiteConnection(str(tmp_path / "out.db"))
-        pipeline = make(name="copies", source=numbers, target=target, target_table="copies")
         with pytest.raises(weft.ConnectionFailedError, match=f"at 127.0.0.1:{port}: Address already in use"):
-            supervise(pipeline, Running(metrics_port=port))
+            supervise(engine, Running(metrics_port=port))
+    assert engine.starts == 0
+
+
+# -------------------------------------------------------------------------------------------------------------- options
 
 
 @given(st.integers(0, 10_000), st.integers(0, 100_000), st.integers(1, 10_000))
@@ -314,9 +450,120 @@ def test_the_command_and_the_functions_take_the_same() -> None:
         assert all(f"`{name}`" in (function.__doc__ or "") for name in OPTIONS)
 
 
-# ---------------------------------------------------------------------------------------------------------- from Python
+# ------------------------------------------------------------------------------------------------------------- on Spark
 
 
+@pytest.fixture
+def numbers() -> Iterator[Any]:
+    """A stream of a fresh project."""
+    with use(Project()) as project:
+
+        @weft.stream(fields={"n": "int64"})
+        def numbers() -> None:
+            pass
+
+        yield numbers
+        weft.streams.close(project)
+
+
+@pytest.fixture
+def server(need_server: Callable[[str], None]) -> Iterator[servers.Server]:
+    need_server("postgres")
+    server = servers.KINDS["postgres"]()
+    server.start()
+    yield server
+    server.kill()
+
+
+def copies(numbers: Any, target: Any) -> SparkEngine:
+    return SparkEngine(make(name="copies", source=numbers, target=target, target_table=("public", "copies")))
+
+
+@pytest.mark.spark
+@pytest.mark.timing
+def test_a_target_that_is_down_for_a_while(numbers: Any, server: servers.Server) -> None:
+    url = server.create_database("target")
+    witness = Witness()
+    supervisor = Supervisor(copies(numbers, weft.PostgresConnection(url)), restarts=QUICK, watchers=[witness])
+    weft.publish_sync(numbers, [{"n": n} for n in range(10)])
+    with served("copies", supervisor.now_behind, "127.0.0.1", 0) as (metrics, port), running(supervisor):
+        supervisor.watchers.append(metrics)
+        wait_until(lambda: len(witness.batches) == 1, "the first batch", PATIENCE)
+        server.kill()
+        weft.publish_sync(numbers, [{"n": n} for n in range(10, 15)])
+        wait_until(lambda: len(witness.failures) >= 2, "failures", PATIENCE)
+        # It is still ours: nobody else may run it between two starts.
+        with pytest.raises(weft.BusyError, match="runs already"):
+            Checkpoint("copies").lock()
+        server.start()
+        wait_until(lambda: len(witness.batches) == 2, "the batch after it", PATIENCE)
+        text = _metrics(port)
+    assert all(isinstance(error, weft.ConnectionFailedError) for error, _ in witness.failures)
+    assert witness.starts == len(witness.failures) + 1
+    assert [each.consumed for each in witness.batches] == [10, 5]
+    assert counted(text, "errors_total") == counted(text, "restarts_total") == len(witness.failures)
+    assert counted(text, "lag") == 0
+    with contextlib.closing(server.connect("target")) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT n FROM public.copies ORDER BY n")
+        assert [n for (n,) in cursor.fetchall()] == list(range(15))
+
+
+class Listening(Witness):
+    """Is told of Spark's own events too."""
+
+    wants_idle = True
+
+
+@pytest.mark.spark
+@pytest.mark.timing
+def test_nothing_is_left_of_earlier_starts(numbers: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Neither here nor in the JVM, where each session that had a query would go on to listen."""
+    caplog.set_level("CRITICAL", "py4j")  # what pytest keeps of its log has frames of each failure
+    weft.publish_sync(numbers, {"n": 1})
+    nobody = weft.PostgresConnection(f"postgres://127.0.0.1:{servers.free_port()}/none")
+
+    def start(times: int) -> None:
+        restarts = Restarts(min_backoff_ms=0, max_backoff_ms=0, max_restarts=times - 1)
+        witness = Listening()
+        with pytest.raises(weft.ConnectionFailedError):
+            Supervisor(copies(numbers, nobody), restarts=restarts, watchers=[witness]).run()
+        assert witness.starts == times
+
+    start(2)
+    before = _alive()
+    start(10)
+    wait_until(lambda: all(count <= before[name] + 1 for name, count in _alive().items()), f"{before}, and one more")
+
+
+def _alive() -> Counter[str]:
+    """What there is of queries, by kind."""
+    from pyspark.sql.streaming.listener import JStreamingQueryListener
+    from pyspark.sql.utils import ForeachBatchFunction
+
+    context: Any = session.spark().sparkContext
+    context._jvm.System.gc()
+    gc.collect()
+    kinds = (Query, ForeachBatchFunction, JStreamingQueryListener)
+    found = Counter(type(each).__name__ for each in gc.get_objects() if type(each) in kinds)
+    found["threads"] = threading.active_count()
+    found["listeners"] = context._jsc.sc().listenerBus().listeners().size()
+    return found
+
+
+@pytest.mark.spark
+def test_what_cannot_heal_on_spark(numbers: Any) -> None:
+    weft.publish_sync(numbers, {"n": 1})
+    witness = Witness()
+    unset = weft.PostgresConnection("${NOBODY_SET_THIS}")
+    with pytest.raises(weft.SettingsError, match="NOBODY_SET_THIS"):
+        Supervisor(copies(numbers, unset), restarts=QUICK, watchers=[witness]).run()
+    assert [pause for _, pause in witness.failures] == [None]
+    # Nothing of it is left in the way of the next start.
+    with Checkpoint("copies").locked():
+        pass
+
+
+@pytest.mark.spark
 def test_run_streaming_pipeline(numbers: Any) -> None:
     weft.publish_sync(numbers, [{"n": 1}, {"n": 2}])
     weft.run_streaming_pipeline(name="copies", source=numbers, target="default", target_table="copies", once=True)
@@ -325,6 +572,7 @@ def test_run_streaming_pipeline(numbers: Any) -> None:
         weft.run_streaming_pipeline(name="copies", source=numbers, target="default", target_tabel="copies", once=True)
 
 
+@pytest.mark.spark
 def test_run_pipeline(numbers: Any) -> None:
     weft.publish_sync(numbers, [{"n": 1}, {"n": 2}])
     Path("pipeline.toml").write_text(
@@ -339,23 +587,3 @@ def test_the_module_has_the_parts() -> None:
     from weft.streaming import Lookup, Source, Target
 
     assert (Lookup, Source, Target) == (weft.Lookup, weft.Source, weft.Target)
-
-
-@pytest.mark.timing
-def test_a_script_is_stopped_as_the_command_is(tmp_path: Path) -> None:
-    """SIGTERM ends the call, and what comes after it in the script is done."""
-    Path("script.py").write_text(
-        "import weft\n\n@weft.stream(fields={'n': 'int64'})\ndef numbers():\n    pass\n\n"
-        "weft.publish_sync(numbers, {'n': 1})\n"
-        "weft.run_streaming_pipeline(name='copies', source=numbers, target='default', target_table='copies')\n"
-        "print('after it')\n"
-    )
-    process = subprocess.Popen([sys.executable, "script.py"], stdout=subprocess.PIPE, text=True)
-    try:
-        wait_until(Path(".weft/checkpoints/copies/commits/0").exists, "the batch", PATIENCE)
-        process.send_signal(signal.SIGTERM)
-        out, _ = process.communicate(timeout=PATIENCE)
-    finally:
-        process.kill()
-        process.communicate()
-    assert (process.returncode, out) == (0, "after it\n")

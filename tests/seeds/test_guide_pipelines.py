@@ -204,7 +204,7 @@ def test_dependencies_and_retry(guide: psycopg.Connection[Any]) -> None:
     with open_run_log("memory://") as log:
         now = NOW
         project.clock = lambda: now.timestamp()
-        runner = Runner(log)
+        runner = Runner(log, Run)
         guide.execute("ALTER TABLE raw.events RENAME TO away")
         outcomes = {each.pipeline: each for each in runner.run_due()}
         assert outcomes["ingest_events"].status == "failed"

@@ -16,14 +16,15 @@ import click
 
 from weft.cli.common import escaped, format_option, module_option
 from weft.cli.pipelines import kept_apart
+from weft.engine.streaming.spark_engine import SparkEngine
 from weft.errors import NotFoundError
 from weft.operate.running import Running
 from weft.operate.supervisor import supervise
-from weft.operate.watcher import Report, Watcher
+from weft.operate.watcher import Watcher
+from weft.pipelines.streaming.execution import Lag, Report
 from weft.project import current
 
 if TYPE_CHECKING:
-    from weft.engine.streaming.progress import Lag
     from weft.pipelines.streaming.spec import StreamingPipeline
 
 # The line on the terminal tells the speed of so many seconds.
@@ -98,7 +99,7 @@ def consume(what: str, every: str | None, modules: tuple[str, ...], output: str,
     try:
         with told.shown(), kept_apart(output):
             _set_up_logging()
-            supervise(pipeline, Running(**running), [told])
+            supervise(SparkEngine(pipeline), Running(**running), [told])
     finally:
         told.end()
 

@@ -61,9 +61,8 @@ class ViewsByPage:
 @weft.pipeline(target=ViewsByPage, schedule="*/5 * * * *", mode="merge")
 def views_by_page(conn):
     """How often each page was looked at."""
-    # A stream is a table. SQLite has no schemas: elsewhere this one is events.page_views.
-    table = '"events.page_views"' if conn.kind == "sqlite" else f"{page_views.schema}.{page_views.name}"
-    return f"SELECT page, count(*) AS views FROM {table} GROUP BY page"
+    # A stream is a table.
+    return f"SELECT page, count(*) AS views FROM {conn.stream_table(page_views)} GROUP BY page"
 '''
 
 _FILES = {"weft.toml": _SETTINGS, "my_streams.py": _STREAMS, "my_pipelines.py": _PIPELINES}

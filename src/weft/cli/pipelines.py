@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from weft.settings import read_project_file
 if TYPE_CHECKING:
     from weft.operate.runner import Outcome, Runner
     from weft.pipelines.declare import Pipeline
+    from weft.pipelines.execution import Execution
 
 _NAMES = click.argument("names", nargs=-1, metavar="[NAME]...")
 _SELDOM = ("slot", "next_due", "quarantined", "error", "why")
@@ -49,6 +50,13 @@ def alerter_option(command: Command) -> Command:
     )(command)
 
 
+def _execution(pipeline: Pipeline, key: str, moment: datetime, *, keep: Callable[[], None]) -> Execution:
+    """A run by the engine, which is loaded for commands that run something."""
+    from weft.engine.run import Run
+
+    return Run(pipeline, key, moment, keep=keep)
+
+
 @contextmanager
 def opened(run_log: str | None, alerters: Sequence[str] = (), *, read_only: bool = False) -> Iterator[Runner]:
     """The runner of this project's pipelines under a run log."""
@@ -69,7 +77,7 @@ def opened(run_log: str | None, alerters: Sequence[str] = (), *, read_only: bool
     with open_run_log(
         run_log or settings.get("run_log"), current().root, or_memory=not read_only, read_only=read_only
     ) as log:
-        yield Runner(log, told)
+        yield Runner(log, _execution, told)
 
 
 def declared(modules: tuple[str, ...]) -> dict[str, Pipeline]:

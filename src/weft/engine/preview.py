@@ -91,7 +91,7 @@ def preview(
 def _made_elsewhere(job: Job) -> Iterator[Job]:
     """A load into a file that is not there, as one into an empty file elsewhere: the first load makes it, not a
     preview."""
-    if not run.is_unmade(job.connection):
+    if not job.connection.is_missing():
         yield job
         return
     with TemporaryDirectory(prefix="weft-preview-") as folder:
@@ -199,9 +199,8 @@ def _compare(found: Preview, load: Load, schema: pa.Schema, tables: SqlTables) -
 
 def explain(tables: SqlTables, sql: str) -> list[str]:
     """The plan of a query, as its database tells it; an error of the query is raised."""
-    word = "EXPLAIN QUERY PLAN" if tables.dialect == "sqlite" else "EXPLAIN"
     with tables.driver.session("read") as session:
-        found = session.rows(f"{word} {sql}")
+        found = session.rows(f"{tables.explain} {sql}")
     return [" ".join(str(value) for value in row if value is not None) for row in found]
 
 

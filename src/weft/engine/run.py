@@ -22,10 +22,11 @@ from weft.engine.readers import open_tables
 from weft.engine.shape import Fit
 from weft.errors import DeclarationError, WeftError
 from weft.pipelines.declare import Pipeline, Target, refuse_with_watermark
+from weft.pipelines.execution import Loaded, Step
 from weft.pipelines.transforms import FilterWhere, Limit, Sample
 from weft.project import current
 from weft.systems.base import Connection, system_for
-from weft.systems.load import Counts, Load
+from weft.systems.load import Load
 from weft.systems.sql import commit as sql_commit
 from weft.systems.sql import watermarks
 from weft.systems.sql.queries import subquery
@@ -36,29 +37,6 @@ from weft.systems.watermark import UNKNOWN, Watermark
 _steps = logging.getLogger("weft.run")
 
 _RANDOM = {"mysql": "rand()", "sqlite": "(abs(random()) / 9223372036854775808.0)"}
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """What a run did to one target."""
-
-    target: str
-    counts: Counts
-    engine: str
-    seconds: float
-    late: int = 0
-    """Rows of the source that came too late to be read, since the last run."""
-    without_value: int = 0
-    """Rows of the source without a value in the incremental column."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """What was done after the load."""
-
-    text: str
-    seconds: float
-    replayed: bool = False
 
 
 class Run:
@@ -193,7 +171,7 @@ def _last(connection: Connection, load: Load, target: Target, column: str) -> tu
     what is to be told of it."""
     if system_for(connection.kind).tables is None:
         return _last_in_files(connection, load, target, column), ()
-    if is_unmade(connection):
+    if connection.is_missing():
         return None, ()
     with opened(connection) as tables:
         last = watermarks.read(tables, load)
@@ -203,11 +181,6 @@ def _last(connection: Connection, load: Load, target: Target, column: str) -> tu
             if tables.columns(session, load.schema, load.table) is not None:
                 return last, ()
     return None, (f"The table {load.name} is gone: it is made anew, with everything that the source has.",)
-
-
-def is_unmade(connection: Connection) -> bool:
-    """Whether a database is a file that its first load would make."""
-    return connection.is_missing()
 
 
 def _last_in_files(connection: Connection, load: Load, target: Target, column: str) -> Watermark | None:

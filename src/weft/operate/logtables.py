@@ -7,24 +7,20 @@ say how it stands, so that this can be asked of a thousand pipelines at once how
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import fields
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import IO, Any
+from typing import Any
 
 import pyarrow as pa
 
 from weft.errors import DeclarationError, SettingsError, WeftError, nearest
 from weft.operate.records import COUNTS, Attempt
 from weft.project import build_connection
-from weft.systems.base import system_for
-from weft.systems.file import MEMORY
+from weft.systems.base import system_for, systems
 from weft.systems.sql.driver import Role, Session
 from weft.systems.sql.tables import SqlTables
 
@@ -72,18 +68,6 @@ _TABLES = {"runs": (_RUNS, ("run_id", "attempt")), "claims": (_CLAIMS, ("pipelin
 _SHORT = {"run_id", "pipeline", "status", "slot_run_id", "skip_run_id"}
 _INDEXES = (("started_at",), ("pipeline", "started_at"))
 
-# The server's clock at this statement, not at the beginning of the transaction, which may have waited for a lock.
-_NOW = {
-    "sqlite": "strftime('%Y-%m-%dT%H:%M:%f+00:00', 'now')",
-    "postgres": "clock_timestamp()",
-    "mysql": "UTC_TIMESTAMP(6)",
-    "duckdb": "now()",
-}
-_LOCKS_ROWS = ("postgres", "mysql")  # the others have one writer
-_HAVE_SCHEMAS = ("postgres", "duckdb")
-
-_TURN_SECONDS, _TURN_PAUSE = 30.0, 0.002
-
 COLUMNS = tuple(each.name for each in fields(Attempt))
 
 
@@ -91,13 +75,14 @@ class LogTables:
     """`weft.runs` and `weft.claims` in one database."""
 
     def __init__(self, tables: SqlTables) -> None:
-        if tables.dialect not in _NOW:
+        if tables.clock is None:
+            able = [system.kind for system in systems().values() if system.tables and system.kind != tables.dialect]
             raise DeclarationError(
-                f"A run log cannot be kept in a {tables.dialect} database.", hint=f"These can: {', '.join(_NOW)}."
+                f"A run log cannot be kept in a {tables.dialect} database.", hint=f"These can: {', '.join(able)}."
             )
         self.tables = tables
-        self.now = _NOW[tables.dialect]
-        self.for_update = " FOR UPDATE" if tables.dialect in _LOCKS_ROWS else ""
+        self.now = tables.clock
+        self.for_update = tables.row_lock
 
     @cached_property
     def runs(self) -> str:
@@ -112,21 +97,8 @@ class LogTables:
     @contextmanager
     def session(self, role: Role) -> Iterator[Session]:
         """A transaction, or a read."""
-        with self._turn(role), self.tables.driver.session(role) as session:
+        with self.tables.waiting_turn(role), self.tables.driver.session(role) as session:
             yield session
-
-    @contextmanager
-    def _turn(self, role: Role) -> Iterator[None]:
-        """DuckDB's file can be opened by one process at a time, and whoever waits longest asks least often: beside busy
-        ones it would never get it. So those who use it as a log take turns before they ask."""
-        path = getattr(self.tables.connection, "path", MEMORY)
-        with ExitStack() as stack:
-            if self.tables.dialect == "duckdb" and path != MEMORY:
-                # Where no lock can be made the database will say why.
-                with suppress(OSError):
-                    os.makedirs(os.path.dirname(path), exist_ok=True)
-                    _wait_for(stack.enter_context(open(f"{path}.lock", "a")), exclusive=role != "read")
-            yield
 
     # --------------------------------------------------------------------------------------------------------- creation
 
@@ -142,7 +114,7 @@ class LogTables:
     def create(self) -> None:
         """Make the tables where they are missing; somebody else may do so at the same moment."""
         with self.session("publish") as session:
-            if self.tables.dialect in _HAVE_SCHEMAS:
+            if self.tables.has_schemas:
                 self.tables.create_schema(session, "weft")
             for statement in statements(self.tables, self.runs, self.claims):
                 session.run(statement)
@@ -193,17 +165,6 @@ class LogTables:
         return ", ".join(f"{alias}.{self.tables.quote(name)}" for name in COLUMNS)
 
 
-def _wait_for(file: IO[str], *, exclusive: bool) -> None:
-    """Lock a file; it is unlocked when it is closed. Who holds it for very long is not waited for."""
-    deadline = time.monotonic() + _TURN_SECONDS
-    while time.monotonic() < deadline:
-        try:
-            fcntl.flock(file, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            time.sleep(_TURN_PAUSE)
-
-
 def attempt_of(row: Sequence[Any]) -> Attempt | None:
     """An attempt from its columns, or `None` where a join found none."""
     if row[0] is None:
@@ -225,7 +186,8 @@ def instant(value: Any) -> datetime | None:
 
 def statements(tables: SqlTables, runs: str, claims: str) -> list[str]:
     """The DDL of both tables."""
-    made, indexes = [], []
+    names = {"runs": runs, "claims": claims}
+    creates = []
     for name, (schema, key) in _TABLES.items():
         definitions = [
             f"{tables.quote(field.name)} {tables.sql_type(field, key=field.name in _SHORT)}"
@@ -234,49 +196,36 @@ def statements(tables: SqlTables, runs: str, claims: str) -> list[str]:
         ]
         definitions.append(f"PRIMARY KEY ({', '.join(map(tables.quote, key))})")
         if name == "runs":
-            for columns in _INDEXES:
-                listed = ", ".join(map(tables.quote, columns))
-                # MySQL has no CREATE INDEX IF NOT EXISTS, and DuckDB needs none: it keeps what each block of rows has.
-                if tables.dialect == "mysql":
-                    definitions.append(f"INDEX ({listed})")
-                elif tables.dialect != "duckdb":
-                    prefix = "weft." if tables.dialect == "sqlite" else ""
-                    index = tables.quote(f"{prefix}runs_by_{columns[0]}")
-                    indexes.append(f"CREATE INDEX IF NOT EXISTS {index} ON {runs} ({listed})")
-        table = runs if name == "runs" else claims
-        made.append(f"CREATE TABLE IF NOT EXISTS {table} (\n  " + ",\n  ".join(definitions) + "\n)")
-    return made + indexes
-
-
-_PLACES = {
-    "sqlite": "sqlite:///runs.db",
-    "postgres": "postgres://localhost/weft",
-    "mysql": "mysql://localhost/weft",
-    "mariadb": "mysql://localhost/weft",
-    "duckdb": "duckdb:///runs.duckdb",
-}
+            definitions += filter(None, map(tables.index_clause, _INDEXES))
+        creates.append(f"CREATE TABLE IF NOT EXISTS {names[name]} (\n  " + ",\n  ".join(definitions) + "\n)")
+    indexes = [tables.create_index(f"runs_by_{columns[0]}", runs, columns) for columns in _INDEXES]
+    return creates + [each for each in indexes if each is not None]
 
 
 def ddl(kind: str) -> str:
     """The statements that make a run log's tables: for sqlite, postgres, mysql, mariadb or duckdb."""
-    if kind not in _PLACES:
-        close = nearest(kind, _PLACES)
+    known = schemes()
+    if kind not in known:
+        close = nearest(kind, known)
         hint = f"Did you mean {close!r}? " if close else ""
-        raise DeclarationError(f"There is no run log of kind {kind!r}.", hint=f"{hint}Kinds: {', '.join(_PLACES)}.")
-    system = system_for("mysql" if kind == "mariadb" else kind)
-    tables: SqlTables = system.load_tables()(build_connection(None, {"url": _PLACES[kind]}, "ddl"))
-    if system.kind == "mysql":
-        # Else it would ask the server which of the two it is.
-        vars(tables)["_is_mariadb"] = kind == "mariadb"
+        raise DeclarationError(f"There is no run log of kind {kind!r}.", hint=f"{hint}Kinds: {', '.join(known)}.")
+    connection = build_connection(None, {"url": f"{kind}:///weft"}, "ddl")
+    tables: SqlTables = system_for(connection.kind).load_tables()(connection)
+    tables.assume(kind)
     return _script(tables)
+
+
+def schemes() -> list[str]:
+    """What the URL of a run log may begin with: the schemes of all systems that have tables."""
+    return [scheme for system in systems().values() if system.tables for scheme in system.schemes]
 
 
 def _script(tables: SqlTables) -> str:
     """The statements for a person to run."""
     quote = tables.quote
-    if tables.dialect in _HAVE_SCHEMAS:
-        made = [f"CREATE SCHEMA IF NOT EXISTS {quote('weft')}"]
+    if tables.has_schemas:
+        schema = [f"CREATE SCHEMA IF NOT EXISTS {quote('weft')}"]
         names = [f"{quote('weft')}.{quote(table)}" for table in _TABLES]
     else:
-        made, names = [], [quote(f"weft.{table}") for table in _TABLES]
-    return ";\n".join([*made, *statements(tables, *names)]) + ";\n"
+        schema, names = [], [quote(f"weft.{table}") for table in _TABLES]
+    return ";\n".join([*schema, *statements(tables, *names)]) + ";\n"

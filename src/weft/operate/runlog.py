@@ -27,22 +27,19 @@ from weft.errors import (
 )
 from weft.operate import claims
 from weft.operate.claims import Claim
-from weft.operate.logtables import LogTables, attempt_of, instant
+from weft.operate.logtables import LogTables, attempt_of, instant, schemes
 from weft.operate.records import COUNTS, Attempt, Refused, Run, State, Status
 from weft.operate.texts import clean
 from weft.project import build_connection, current
-from weft.systems.base import Connection, system_for, url_scheme
+from weft.systems.base import Connection, system_for, system_for_url, url_scheme
 from weft.systems.file import MEMORY
 from weft.systems.sql.driver import Session
-from weft.systems.sqlite.connection import SQLiteConnection
 
 logger = logging.getLogger("weft.operate")
 
 DEFAULT_FILE = ".weft/runs.db"
 LEASE_SECONDS = 60.0
 """An owner that says nothing for so long has lost its claim."""
-_FILES = ("sqlite", "duckdb")
-_SCHEMES = ("sqlite", "memory", "postgres", "postgresql", "mysql", "mariadb", "duckdb")
 _NOT_OFFERED = ("s3", "gs", "gcs", "azure", "azureblob", "file")
 # A query for more pipelines than this asks for all.
 _LISTED = 200
@@ -314,8 +311,7 @@ def open_run_log(
 
 
 def _open(connection: Connection, *, create: bool, read_only: bool) -> RunLog:
-    is_absent = connection.kind in _FILES and not _is_there(connection)
-    if read_only and create and is_absent:
+    if read_only and create and connection.is_missing():
         return _open(_in_memory(), create=True, read_only=False)
     tables = system_for(connection.kind).load_tables()(connection)
     book = LogTables(tables)
@@ -336,7 +332,7 @@ class _NoTables(Exception):
 
 def _prepare(book: LogTables, *, create: bool, read_only: bool) -> None:
     connection = book.tables.connection
-    if connection.kind not in _FILES or _is_there(connection):
+    if not connection.is_missing():
         try:
             book.check(write=not read_only)
             return
@@ -359,13 +355,8 @@ def _prepare(book: LogTables, *, create: bool, read_only: bool) -> None:
         raise
 
 
-def _is_there(connection: Connection) -> bool:
-    path = str(getattr(connection.resolved(), "path", ""))
-    return path == MEMORY or os.path.exists(path)
-
-
 def _in_memory() -> Connection:
-    return SQLiteConnection(MEMORY)
+    return build_connection(None, {"kind": "sqlite", "path": MEMORY}, "The run log")
 
 
 def _one_line(error: BaseException) -> str:
@@ -379,7 +370,7 @@ def _one_line(error: BaseException) -> str:
 def _parse(url: str | None, root: Path) -> tuple[Connection, bool]:
     """The connection that a run log's URL or name leads to, and whether tables may be made."""
     if url is None:
-        return SQLiteConnection(str(root / DEFAULT_FILE)), True
+        return build_connection(None, {"kind": "sqlite", "path": str(root / DEFAULT_FILE)}, "The run log"), True
     if not isinstance(url, str) or not url.strip():
         raise SettingsError("A run log needs a URL or the name of a connection.", hint=f"For example {_examples()}")
     if url_scheme(url) is None and settings.has_references(url):
@@ -393,15 +384,16 @@ def _parse(url: str | None, root: Path) -> tuple[Connection, bool]:
             f"A run log in {scheme}:// is not offered: such a store cannot say who claims a run.",
             hint=f"Several hosts can share a database: {_examples()}",
         )
-    if scheme not in _SCHEMES:
-        close = nearest(scheme, _SCHEMES)
+    known = [*schemes(), "memory"]
+    if scheme not in known:
+        close = nearest(scheme, known)
         hint = f"Did you mean {close}://? " if close else ""
         raise NotFoundError(f"There is no run log at {scheme}://.", hint=f"{hint}For example {_examples()}")
     if scheme == "memory":
         if url.partition("://")[2].strip("/"):
             raise SettingsError("A run log in memory has no path.", hint="Write memory://.")
         return _in_memory(), create
-    if scheme in _FILES:
+    if system_for_url(url).load_connection().one_host:
         return _file(scheme, url, root), create
     return build_connection(None, {"url": url}, "The run log"), create
 
@@ -442,4 +434,4 @@ def _file(scheme: str, url: str, root: Path) -> Connection:
         path = path[1:]
     if not path or path == MEMORY:
         raise SettingsError(f"A run log at {scheme}:// needs a file.", hint=f"For example {_examples()}")
-    return system_for(scheme).load_connection().from_fields({"path": str(root / path)}, name=None)
+    return system_for_url(url).load_connection().from_fields({"path": str(root / path)}, name=None)

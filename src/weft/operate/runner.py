@@ -8,24 +8,25 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
-from zoneinfo import ZoneInfo
 
 from weft.errors import LeaseLostError, WeftError
 from weft.operate.alerts import Alerters
+from weft.operate.due import Planner, due_now
 from weft.operate.heart import Heart
 from weft.operate.hints import hint_for
 from weft.operate.logs import captured
-from weft.operate.records import Refused, Run, State
+from weft.operate.records import Refused, Run
 from weft.operate.runlog import LEASE_SECONDS, RunLog
 from weft.operate.texts import clean
 from weft.pipelines import graph
-from weft.pipelines.declare import Pipeline, find
-from weft.project import Project, current
+from weft.pipelines.declare import Pipeline
+from weft.pipelines.execution import Execution, Executor
+from weft.project import Project
 
 _log = logging.getLogger("weft.runner")
 # Tests stop a process at each of these steps, by a handler on this logger.
@@ -64,41 +65,23 @@ class Outcome:
         return self.status in ("failed", "interrupted")
 
 
-@dataclass(frozen=True)
-class Due:
-    """Whether a pipeline is due, and if not, why."""
-
-    pipeline: Pipeline
-    slot: datetime | None
-    state: State | None
-    is_due: bool
-    why: str
-    """`due`, `retry`, `done`, `running`, `waiting on upstream: …`, `retry at …`, `gave up`, `no schedule`."""
-    waits_for: tuple[str, ...] = ()
-    """The upstream pipelines without a success that is new enough, where only these keep it from being due."""
-
-
-class Runner:
-    """Runs the pipelines of a project under a run log."""
+class Runner(Planner):
+    """Runs the pipelines of a project under a run log, by an executor."""
 
     def __init__(
         self,
         log: RunLog,
+        executor: Executor,
         alerters: Alerters | None = None,
         *,
         project: Project | None = None,
         lease_seconds: float = LEASE_SECONDS,
     ) -> None:
-        self.log, self.alerters = log, alerters or Alerters()
-        self.project = project or current()
+        super().__init__(log, project)
+        self.executor, self.alerters = executor, alerters or Alerters()
         self.lease_seconds = lease_seconds
         self.stopped: Outcome | None = None
         """The run that an interrupt or SIGTERM ended; the exception itself goes on to the caller."""
-
-    @property
-    def now(self) -> datetime:
-        """The time by the project's clock."""
-        return datetime.fromtimestamp(self.project.clock(), UTC)
 
     # ------------------------------------------------------------------------------------------------------ one of them
 
@@ -120,24 +103,22 @@ class Runner:
         return self._attempt(pipeline, claimed)
 
     def _attempt(self, pipeline: Pipeline, claimed: Run) -> Outcome:
-        from weft.engine.run import Run as Work
-
         def keep() -> None:
             if not self.log.heartbeat(claimed):
                 raise _TakenOverError(_taken_over(claimed), hint="The log of runs says what became of it.")
 
-        work = Work(pipeline, claimed.key, self.now, keep=keep)
+        execution = self.executor(pipeline, claimed.key, self.now, keep=keep)
         outcome = Outcome(pipeline.name, "succeeded", run_id=claimed.run_id, attempt=claimed.attempt, slot=claimed.slot)
         started = self.now
         try:
             with Heart(self.log, claimed), captured(self.project.root, claimed.run_id, claimed.attempt):
                 _log.info("%s: attempt %d, run %s", pipeline.name, claimed.attempt, claimed.run_id)
                 try:
-                    work.execute()
+                    execution.execute()
                 except BaseException as error:
                     _log.info("%s: %s", pipeline.name, described(error))
                     raise
-                for each in work.loaded:
+                for each in execution.loaded:
                     _log.info("%s: %s: %s", pipeline.name, each.target, each.counts)
             _steps.debug("executed")
         except _TakenOverError as error:
@@ -147,19 +128,19 @@ class Runner:
             if outcome.error is not None:
                 # Asked to stop: what was not committed is not there, and the next run does it.
                 outcome.status, self.stopped = "interrupted", outcome
-                self._record(pipeline, claimed, outcome, work)
+                self._record(pipeline, claimed, outcome, execution)
                 raise outcome.error from None
             # A pipeline's function that ends the process by sys.exit() has not loaded anything.
             outcome.status, outcome.error = "failed", error
         outcome.seconds = (self.now - started).total_seconds()
-        if self._record(pipeline, claimed, outcome, work):
+        if self._record(pipeline, claimed, outcome, execution):
             _steps.debug("recorded")
             self._tell(pipeline, claimed, outcome)
         else:
             outcome.status, outcome.reason, outcome.retry_at = "interrupted", _taken_over(claimed), None
         return outcome
 
-    def _record(self, pipeline: Pipeline, claimed: Run, outcome: Outcome, work: Any) -> bool:
+    def _record(self, pipeline: Pipeline, claimed: Run, outcome: Outcome, execution: Execution) -> bool:
         """Write down how it ended; `False` where it is somebody else's by now."""
         outcome.targets = [
             {
@@ -172,11 +153,11 @@ class Runner:
                 "replayed": each.counts.replayed,
                 "warnings": list(each.counts.warnings),
             }
-            for each in work.loaded
+            for each in execution.loaded
         ]
         outcome.steps = [
             {"step": clean(each.text), "seconds": round(each.seconds, 3), "replayed": each.replayed}
-            for each in work.steps
+            for each in execution.steps
         ]
         retry_in = None
         allowed = _allowed(pipeline, claimed)
@@ -218,7 +199,7 @@ class Runner:
             if pipeline.name not in wanted:
                 continue
             # The time now, not at the beginning: what ran before may have taken hours.
-            due = self._due(pipeline, states, self.now)
+            due = due_now(pipeline, states, self.now)
             if due.waits_for:
                 assert due.slot is not None
                 known = due.state.skipped if due.state is not None else None
@@ -232,66 +213,8 @@ class Runner:
                 with suppress(WeftError):
                     states.update(self.log.latest([pipeline.name]))
 
-    def due(self, names: Sequence[str] = ()) -> list[Due]:
-        """How every pipeline stands now, in the order in which they run."""
-        graph.refuse_unknown(self.project.pipelines)
-        states, now = self.log.latest(list(self.project.pipelines)), self.now
-        wanted = {each.name for each in self.chosen(names)}
-        return [self._due(each, states, now) for each in graph.in_order(self.project.pipelines) if each.name in wanted]
-
-    def chosen(self, names: Iterable[str]) -> list[Pipeline]:
-        """The pipelines of these names, or all, each after those that it waits for."""
-        asked = {find(name, self.project).name for name in names}
-        return [each for each in graph.in_order(self.project.pipelines) if not asked or each.name in asked]
-
-    def _due(self, pipeline: Pipeline, states: dict[str, State], now: datetime) -> Due:
-        state = states.get(pipeline.name)
-        if pipeline.schedule is None:
-            return Due(pipeline, None, state, False, "no schedule")
-        slot = pipeline.schedule.latest(now)
-        done = state.scheduled if state is not None else None
-        is_due, why = True, "due"
-        if state is not None and state.is_live:
-            is_due, why = False, "running"
-        elif done is not None and done.slot == slot:
-            if done.status == "succeeded":
-                is_due, why = False, "done"
-            elif done.status == "failed" and done.retry_at is None:
-                is_due, why = False, "gave up"
-            elif done.retry_at is not None and done.retry_at > now:
-                is_due, why = False, f"retry at {done.retry_at:%H:%M:%S}"
-            else:
-                why = "retry"
-        waits_for = self._not_ready(pipeline, states, now) if is_due else ()
-        if waits_for:
-            is_due, why = False, f"waiting on upstream: {', '.join(waits_for)}"
-        return Due(pipeline, slot, state, is_due, why, waits_for)
-
-    def _not_ready(self, pipeline: Pipeline, states: dict[str, State], now: datetime) -> tuple[str, ...]:
-        """The upstream pipelines without a success that is new enough: of today, or of the last so many seconds."""
-        if pipeline.upstream_freshness_secs is not None:
-            since = now - timedelta(seconds=pipeline.upstream_freshness_secs)
-        else:
-            assert pipeline.schedule is not None
-            zone = ZoneInfo(pipeline.schedule.timezone)
-            since = now.astimezone(zone).replace(hour=0, minute=0, second=0, microsecond=0).astimezone(UTC)
-        return tuple(
-            name
-            for name in pipeline.depends_on
-            if (state := states.get(name)) is None
-            or state.status in ("failed", "interrupted")
-            or not _has_succeeded(state, since)
-        )
-
 
 _COUNTS = ("rows_read", "inserted", "updated", "unchanged", "deleted", "quarantined")
-
-
-def _has_succeeded(state: State, since: datetime) -> bool:
-    """Whether it succeeded since then, or for a slot since then: the log's clock may be behind this host's."""
-    done = state.scheduled
-    slot = done.slot if done is not None and done.status == "succeeded" else None
-    return any(moment is not None and moment >= since for moment in (state.succeeded_at, slot))
 
 
 def _allowed(pipeline: Pipeline, claimed: Run) -> int | None:

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from weft.errors import ConnectionFailedError, MissingExtraError, installing
-from weft.operate.watcher import Report, Watcher
+from weft.operate.watcher import Watcher
+from weft.pipelines.streaming.execution import Report
 
 try:
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server

@@ -2,30 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import datetime
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from weft.engine.streaming.progress import Lag
-
-
-@dataclass(frozen=True)
-class Report:
-    """What a batch did."""
-
-    pipeline: str
-    batch_id: int
-    consumed: int
-    """Rows before the SQL; with SQL over a stream counted by offsets, so at most so many."""
-    written: dict[str, int]
-    """By target."""
-    dead: int
-    """Rows that went nowhere: into the dead letters, or dropped where the pipeline says so."""
-    replayed: bool
-    """Whether all targets had it already: it was done before a crash."""
-    seconds: float
-    ended_at: datetime
+from weft.pipelines.streaming.execution import Lag, Report
 
 
 class Watcher:

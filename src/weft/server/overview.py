@@ -23,8 +23,8 @@ from weft.streams.runtime import open_stream
 from weft.systems.base import Connection
 
 if TYPE_CHECKING:
+    from weft.operate.due import Due
     from weft.operate.records import Attempt
-    from weft.operate.runner import Due
 
 logger = logging.getLogger("weft.server")
 
@@ -134,13 +134,13 @@ class Overview:
 
 
 def _look_at_pipelines() -> list[dict[str, Any]]:
+    from weft.operate.due import Planner
     from weft.operate.runlog import open_run_log
-    from weft.operate.runner import Runner
 
     project = current()
     url = read_project_file(project.root).get("run_log")
     with open_run_log(url, project.root, read_only=True) as log:
-        due, runs = Runner(log).due(), log.runs(limit=_RUNS_READ)
+        due, runs = Planner(log).due(), log.runs(limit=_RUNS_READ)
     by_name: dict[str, list[Attempt]] = defaultdict(list)
     for run in runs:
         by_name[run.pipeline].append(run)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 from urllib.parse import unquote_plus
 
 from weft import settings
@@ -152,6 +152,27 @@ class Connection:
             if each.metadata.get("url") and text is not None:
                 return str(text)
         return " ".join(f"{name}={text}" for name, (_, text) in shown.items() if text is not None)
+
+    def is_missing(self) -> bool:
+        """Whether it is a file that is not there yet: the first write makes it."""
+        return False
+
+    def refuse_missing(self) -> None:
+        """Raise where it is a file that is to be read and is not there."""
+        return
+
+    @property
+    def is_private_memory(self) -> bool:
+        """Whether what it holds is in memory that only one opened connection sees."""
+        return False
+
+    def stream_table(self, stream: Any) -> str:
+        """The quoted name of a stream's table in this database, for SQL."""
+        raise DeclarationError(f"On {self.label} a stream is not a table.", hint="Read it with weft.read_stream.")
+
+    def reports_missing(self, error: str) -> Literal["table", "database"] | None:
+        """What is missing where a text of an error says so in this system's words: a table, or the whole database."""
+        return None
 
     def check(self) -> dict[str, Any]:
         """Open the connection, run a trivial query, and say what answered: server, database, latency_ms."""

@@ -21,6 +21,7 @@ from conftest import S3
 from weft.engine.load import open_tables
 from weft.engine.streaming import transform
 from weft.engine.streaming.checkpoint import Checkpoint
+from weft.engine.streaming.spark_engine import SparkEngine
 from weft.operate.running import Running
 from weft.operate.supervisor import supervise
 from weft.pipelines.streaming.declare import make
@@ -37,7 +38,7 @@ def run_once(**declared: Any) -> None:
     """Run a pipeline over what is there now."""
     if "target" not in declared and "targets" not in declared:
         declared["target"] = "default"
-    supervise(make(**declared), Running(once=True))
+    supervise(SparkEngine(make(**declared)), Running(once=True))
 
 
 def rows(table: str, columns: str = "*", connection: Any = None) -> list[tuple[Any, ...]]:

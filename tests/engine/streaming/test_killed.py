@@ -23,6 +23,7 @@ pytestmark = pytest.mark.timing
 EVENTS = 60
 PROGRAM = """
 import weft
+from weft.engine.streaming.spark_engine import SparkEngine
 from weft.operate.running import Running
 from weft.operate.supervisor import supervise
 from weft.pipelines.streaming.declare import make
@@ -38,7 +39,7 @@ pipeline = make(
     ],
     transform_sql=None if sys.argv[1] == "plain" else "SELECT n FROM source",
 )
-supervise(pipeline, Running(once=True))
+supervise(SparkEngine(pipeline), Running(once=True))
 """
 # Which one, and of how many of its kind: three batches, three targets each.
 POINTS = [

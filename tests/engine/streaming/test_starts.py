@@ -163,9 +163,10 @@ def test_the_low_latency_profile(way: str, here: Project, monkeypatch: pytest.Mo
         weft.run_pipeline("pipeline.toml", once=True)
     else:
         made: StreamingPipeline = weft.streaming_pipeline(name="fast", **options)(lambda: None)
+        from weft.engine.streaming.spark_engine import SparkEngine
         from weft.operate.running import Running
 
-        supervise(made, Running(once=True))
+        supervise(SparkEngine(made), Running(once=True))
     assert seen == ["false"]
     assert rows("copies", "n") == [(1,)]
 

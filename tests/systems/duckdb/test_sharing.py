@@ -15,7 +15,7 @@ import pytest
 
 import weft
 from weft.errors import BusyError
-from weft.systems.duckdb import driver, tables
+from weft.systems.duckdb import sessions, tables
 from weft.systems.duckdb.connection import CONFIG
 
 # Opens the file, says so, and closes it when told.
@@ -84,7 +84,7 @@ def test_a_writer_waits_for_another_process(file: str, hold: type[Holder]) -> No
 
 @pytest.mark.timing
 def test_who_waits_in_vain_is_told_for_whom(file: str, hold: type[Holder], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "WAIT_SECONDS", 0.3)
+    monkeypatch.setattr(sessions, "WAIT_SECONDS", 0.3)
     holder = hold("write")  # type: ignore[call-arg]
     for role in ("read", "publish"):
         with (

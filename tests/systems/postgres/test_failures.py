@@ -12,7 +12,7 @@ import servers
 import weft
 from weft import BusyError, ConnectionFailedError, SchemaError, StorageError
 from weft.systems.log import Batch
-from weft.systems.postgres import store as module
+from weft.systems.postgres import sessions
 from weft.systems.postgres.store import PostgresStore
 from weft.types import FieldType
 
@@ -84,7 +84,7 @@ def test_ended_by_an_administrator(store: PostgresStore, connect: Connect) -> No
 def test_lock_that_is_not_given_up(
     make_store: Callable[..., PostgresStore], connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "LOCK_SECONDS", 1)
+    monkeypatch.setattr(sessions, "LOCK_SECONDS", 1)
     store = make_store()
     publish(store)
     other = connect()

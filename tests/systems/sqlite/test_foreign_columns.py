@@ -16,7 +16,7 @@ import weft
 from weft.columns import hinted
 from weft.errors import SchemaError, WeftError
 from weft.systems.sql.tables import Column, Slice
-from weft.systems.sqlite import kinds
+from weft.systems.sqlite import types
 from weft.systems.sqlite.tables import SqliteTables
 
 
@@ -142,7 +142,7 @@ def test_nan_is_refused(tables: SqliteTables) -> None:
     ],
 )
 def test_a_cast_alters_nothing(tables: SqliteTables, value: Any, field: pa.Field, sql: str, stored: Any) -> None:
-    known = kinds.declared_field("x", sql)
+    known = types.declared_field("x", sql)
     column = Column("x", known or pa.field("x", pa.string()), sql)
     query = f"SELECT {tables.cast('?', field, column)}, {tables.cast('NULL', field, column)}"
     if stored is None:

@@ -31,9 +31,9 @@ class DuckDBConnection(FileConnection):
         report: dict[str, Any] = {"server": f"DuckDB {duckdb.__version__}", "database": self.resolved().path}
         if (missing := self.not_there_yet(report)) is not None:
             return missing
-        from weft.systems.duckdb.driver import DuckDBDriver
+        from weft.systems.duckdb.sessions import DuckDBSessions
 
-        driver = DuckDBDriver(self)
+        driver = DuckDBSessions(self)
         try:
             with measured(report), driver.session("read") as session:
                 session.rows("SELECT count(*) FROM duckdb_tables()")

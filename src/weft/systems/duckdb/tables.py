@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime
 from itertools import chain
 from typing import Any, ClassVar
@@ -15,10 +15,11 @@ import pyarrow.compute as pc
 
 from weft.columns import canonical_batch, canonical_schema, hint_of, hinted, is_nested, nested_to_json
 from weft.errors import DeclarationError, SchemaError
+from weft.systems.duckdb import turns
 from weft.systems.duckdb.connection import DuckDBConnection
-from weft.systems.duckdb.driver import DuckDBDriver, is_rejection
+from weft.systems.duckdb.sessions import DuckDBSessions, is_rejection
 from weft.systems.file import MEMORY
-from weft.systems.sql.driver import Session
+from weft.systems.sql.driver import Role, Session
 from weft.systems.sql.queries import bare_rows, subquery
 from weft.systems.sql.tables import Column, Slice, SqlTables
 
@@ -36,6 +37,7 @@ class DuckDBTables(SqlTables):
     one_host: ClassVar[bool] = True
     one_writer: ClassVar[bool] = True
     savepoints: ClassVar[bool] = False
+    clock: ClassVar[str | None] = "now()"
 
     def __getstate__(self) -> dict[str, Any]:
         assert isinstance(self.connection, DuckDBConnection)
@@ -46,14 +48,24 @@ class DuckDBTables(SqlTables):
             )
         return super().__getstate__()
 
-    def open_driver(self) -> DuckDBDriver:
+    def open_driver(self) -> DuckDBSessions:
         """Sessions that close the file."""
-        return DuckDBDriver(self.connection)
+        return DuckDBSessions(self.connection)
 
     @property
     def _catalog(self) -> str:
-        assert isinstance(self.driver, DuckDBDriver)
+        assert isinstance(self.driver, DuckDBSessions)
         return self.driver.catalog
+
+    def waiting_turn(self, role: Role) -> AbstractContextManager[None]:
+        """One process at a time can open the file, and who waits longest asks least often: next to busy processes it
+        would never get it. So those who open it often take turns before they ask."""
+        assert isinstance(self.connection, DuckDBConnection)
+        return turns.waiting(self.connection.path or MEMORY, exclusive=role != "read")
+
+    def create_index(self, name: str, table: str, columns: Sequence[str]) -> str | None:
+        """None is needed: DuckDB keeps the least and the greatest value of each block of rows."""
+        return None
 
     def identity(self) -> str:
         """The file, however it was written."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 from urllib.parse import unquote, urlsplit
 
 from weft import settings
@@ -80,6 +81,16 @@ class MySQLConnection(Connection):
         arguments |= {"user": user, "password": password} if user or password else {}
         arguments |= {"database": database} if database else {}
         return arguments | url_parameters(parts.query, _PARAMETERS, self._malformed)
+
+    def stream_table(self, stream: Any) -> str:
+        """There are no schemas: the table is called `schema.name`."""
+        return "`" + f"{stream.schema}.{stream.name}".replace("`", "``") + "`"
+
+    def reports_missing(self, error: str) -> Literal["table", "database"] | None:
+        """In the server's words."""
+        if re.search("Unknown database", error, re.IGNORECASE):
+            return "database"
+        return "table" if re.search("doesn't exist", error, re.IGNORECASE) else None
 
     def check(self) -> dict[str, Any]:
         """Connect and ask for the server's version."""

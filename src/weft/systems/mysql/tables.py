@@ -20,7 +20,7 @@ from pymysql.constants import ER
 from weft.columns import hint_of, length_of
 from weft.errors import BusyError, DeclarationError, SchemaError, WeftError
 from weft.systems.log import ROWID
-from weft.systems.mysql import copy, kinds, results
+from weft.systems.mysql import copy, results, types
 from weft.systems.mysql.driver import LOCK_SECONDS, Driver
 from weft.systems.mysql.sessions import MySQLSessions
 from weft.systems.sql.ahead import read_ahead
@@ -40,15 +40,18 @@ class MySQLTables(SqlTables):
     """Tables of a server, by default those of the connection's database."""
 
     dialect: ClassVar[str] = "mysql"
+    clock: ClassVar[str | None] = "UTC_TIMESTAMP(6)"
+    row_lock: ClassVar[str] = " FOR UPDATE"
+    has_schemas: ClassVar[bool] = False
 
     @cached_property
-    def driver(self) -> TablesDriver:
+    def driver(self) -> LoadSessions:
         """The pooled connections of this process."""
         return self.open_driver()
 
-    def open_driver(self) -> TablesDriver:
+    def open_driver(self) -> LoadSessions:
         """Connections of loads."""
-        return TablesDriver(self.connection)
+        return LoadSessions(self.connection)
 
     def identity(self) -> str:
         """The server's own name for itself, and the database that names without a schema are in."""
@@ -63,6 +66,10 @@ class MySQLTables(SqlTables):
         with self.driver.session("read") as session:
             return bool(session.driver.is_mariadb())
 
+    def assume(self, product: str) -> None:
+        """MariaDB where it is called so, else MySQL."""
+        self.__dict__["_is_mariadb"] = product == "mariadb"
+
     @cached_property
     def _packet(self) -> int:
         with self.driver.session("read") as session:
@@ -73,9 +80,9 @@ class MySQLTables(SqlTables):
     def describe(self, sql: str) -> pa.Schema:
         """By preparing the query, which runs nothing, and by the comments of the columns that it shows."""
         with self.driver.session("read") as session:
-            return pa.schema([kinds.field_of(field, stored) for field, stored in self._fields(session, sql)])
+            return pa.schema([types.field_of(field, stored) for field, stored in self._fields(session, sql)])
 
-    def _fields(self, session: Session, sql: str) -> list[tuple[results.Field, kinds.Stored]]:
+    def _fields(self, session: Session, sql: str) -> list[tuple[results.Field, types.Stored]]:
         found = results.fields(session.driver, sql.strip().rstrip(";"))
         if not found:
             raise DeclarationError("A source is one query: SELECT …", hint=f"This is none: {sql.strip()[:80]}")
@@ -83,7 +90,7 @@ class MySQLTables(SqlTables):
         for place in {(field.schema, field.table) for field in found if field.table and field.schema}:
             catalogue[place] = _stored(session, *place)
         return [
-            (field, catalogue.get((field.schema, field.table), {}).get(field.column, kinds.Stored())) for field in found
+            (field, catalogue.get((field.schema, field.table), {}).get(field.column, types.Stored())) for field in found
         ]
 
     def read(self, part: Slice, schema: pa.Schema, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
@@ -112,7 +119,7 @@ class MySQLTables(SqlTables):
         return read_ahead(read, cancel=lambda: opened[0].cut() if opened else None)
 
     def _selection(self, session: Session, sql: str, wanted: pa.Schema, *, pruned: bool) -> str:
-        found = {field.name: kinds.selected(self.quote(field.name), field) for field, _ in self._fields(session, sql)}
+        found = {field.name: types.selected(self.quote(field.name), field) for field, _ in self._fields(session, sql)}
         if not pruned and not any(found.values()):
             return sql.strip().rstrip(";")
         spelled = ", ".join(
@@ -135,7 +142,7 @@ class MySQLTables(SqlTables):
         fields = []
         for field, stored in self._fields(session, f"SELECT {chosen} FROM {table}"):
             try:
-                fields.append(kinds.field_of(field, stored))
+                fields.append(types.field_of(field, stored))
             except SchemaError:
                 fields.append(pa.field(field.name, pa.string()))
         made = []
@@ -156,7 +163,7 @@ class MySQLTables(SqlTables):
         """Types that hold every value of the field; of a key as much as an index takes."""
         # Without padding: under other collations "a" and "a " are the same.
         collation = "utf8mb4_nopad_bin" if self._is_mariadb else "utf8mb4_0900_bin"
-        return kinds.sql_type(field, key=key, collation=collation)
+        return types.sql_type(field, key=key, collation=collation)
 
     def column_type(self, field: pa.Field, *, key: bool = False) -> str:
         """Texts of a length, where a row has room for them."""
@@ -167,7 +174,7 @@ class MySQLTables(SqlTables):
 
     def fits(self, column: Column, field: pa.Field) -> bool:
         """Where nothing would be rounded."""
-        return kinds.takes(column.sql, column.field, field)
+        return types.takes(column.sql, column.field, field)
 
     def copy_in(self, session: Session, table: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
         """By INSERT statements of many rows."""
@@ -185,6 +192,18 @@ class MySQLTables(SqlTables):
         """A database, where it is missing: who may not create one may use one that is there."""
         if not session.row("SELECT 1 FROM information_schema.schemata WHERE schema_name = ?", (schema,)):
             session.run(f"CREATE DATABASE IF NOT EXISTS {self.quote(schema)}")
+
+    def change_type(self, name: str, kind: str, *, nullable: bool) -> str:
+        """The whole definition, which would allow nulls where it does not say."""
+        return f"MODIFY COLUMN {self.quote(name)} {kind}{'' if nullable else ' NOT NULL'}"
+
+    def index_clause(self, columns: Sequence[str]) -> str | None:
+        """MySQL has no CREATE INDEX IF NOT EXISTS."""
+        return f"INDEX ({', '.join(map(self.quote, columns))})"
+
+    def create_index(self, name: str, table: str, columns: Sequence[str]) -> str | None:
+        """It is made with the table."""
+        return None
 
     def create_temporary(self, session: Session, name: str, columns: str) -> None:
         """A temporary table, which is dropped when the transaction ends."""
@@ -209,14 +228,14 @@ class MySQLTables(SqlTables):
     def stage_keys(self, keys: Sequence[pa.Field], columns: dict[str, Column]) -> dict[str, str]:
         """As the target has them: both mean the same by equal, and MariaDB joins texts only by an index in any time."""
         return {
-            field.name: kinds.key_type(columns[field.name].sql, field) or self.sql_type(field, key=False)
+            field.name: types.key_type(columns[field.name].sql, field) or self.sql_type(field, key=False)
             for field in keys
             if field.name in columns
         }
 
     def stage_index(self, keys: dict[str, str]) -> list[str]:
         """Of as many keys as an index takes; one of its own for the numbers of rows."""
-        parts = [f"{self.quote(key)}{kinds.prefix(kind)}" for key, kind in keys.items() if key != ROW]
+        parts = [f"{self.quote(key)}{types.prefix(kind)}" for key, kind in keys.items() if key != ROW]
         numbers = [f"INDEX ({self.quote(ROW)})"] if ROW in keys else []
         return [f"INDEX ({', '.join(parts[:_INDEXED])})", *numbers] if parts else numbers
 
@@ -255,7 +274,7 @@ class MySQLTables(SqlTables):
 
     def cast(self, expression: str, field: pa.Field, column: Column) -> str:
         """The value itself, checked where strict mode would round it."""
-        return kinds.cast(expression, field, column.sql)
+        return types.cast(expression, field, column.sql)
 
     def update_from(self, table: str, source: str, on: str, assignments: dict[str, str]) -> str:
         """UPDATE … JOIN. A value may not use a column that is assigned before it: that one is new already."""
@@ -272,7 +291,7 @@ class MySQLTables(SqlTables):
 
     def as_hashed(self, expression: str, column: Column) -> str:
         """Staged values are of their own types, whose texts differ: 1.5 is 1.50 in the column."""
-        return kinds.as_stored(expression, column.sql)
+        return types.as_stored(expression, column.sql)
 
     def row_hash(self, expressions: Sequence[str]) -> str:
         """Each value with its length before it; null has none."""
@@ -297,7 +316,7 @@ class MySQLTables(SqlTables):
         return isinstance(error, SchemaError) or _is_rejection(error)
 
 
-class TablesDriver(MySQLSessions):
+class LoadSessions(MySQLSessions):
     """Sessions that leave neither locks nor temporary tables behind."""
 
     def connect(self, role: Role) -> Driver:
@@ -335,7 +354,7 @@ class TablesDriver(MySQLSessions):
             # By the normalizer's own words; the value is not among what the server says.
             field = unread[2].replace("''", "'")
             return SchemaError(f"MySQL ({self.connection.target}): {unread[1]} the value.", field=field)
-        checked = re.search(rf"'{kinds.TOO_LARGE} \+ .*`([^`]+)`\)'", explained.what)
+        checked = re.search(rf"'{types.TOO_LARGE} \+ .*`([^`]+)`\)'", explained.what)
         if checked is None:
             return SchemaError(explained.what)
         return SchemaError(
@@ -357,7 +376,7 @@ def _is_rejection(error: BaseException) -> bool:
     return isinstance(error, pymysql.Error) and bool(error.args) and error.args[0] in _REJECTIONS
 
 
-def _stored(session: Session, schema: str, table: str) -> dict[str, kinds.Stored]:
+def _stored(session: Session, schema: str, table: str) -> dict[str, types.Stored]:
     """What the catalogue says of a table's columns."""
     found = session.rows(
         "SELECT column_name, column_type, column_comment FROM information_schema.columns "
@@ -374,7 +393,7 @@ def _stored(session: Session, schema: str, table: str) -> dict[str, kinds.Stored
         )
         checked = {clause.lower() for (clause,) in clauses}
     return {
-        name: kinds.Stored(kind, comment, f"json_valid({_quoted(name)})" in checked, in_stream)
+        name: types.Stored(kind, comment, f"json_valid({_quoted(name)})" in checked, in_stream)
         for name, kind, comment in found
     }
 

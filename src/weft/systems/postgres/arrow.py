@@ -7,11 +7,9 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from psycopg.conninfo import make_conninfo
 
-from weft import settings
-from weft.errors import ConnectionFailedError, WeftError
 from weft.systems.base import require
+from weft.systems.postgres import adbc
 from weft.systems.sql import chunks
 from weft.types import FieldType
 
@@ -57,7 +55,7 @@ def _read(dbapi: Any, store: PostgresStore, sql: str) -> list[pa.RecordBatch]:
         driver = _idle(store)
         fresh = driver is None
         try:
-            driver = driver or connect(dbapi, store)
+            driver = driver or adbc.connect(dbapi, store)
             with closing(driver.cursor()) as cursor:
                 cursor.execute(sql)
                 found = list(cursor.fetch_record_batch())
@@ -67,7 +65,7 @@ def _read(dbapi: Any, store: PostgresStore, sql: str) -> list[pa.RecordBatch]:
             # The server may have been restarted: what else is idle is broken as well.
             _close_idle(store)
             if fresh:
-                raise explain(dbapi, store, error) from None
+                raise adbc.explain(dbapi, store, error) from None
         else:
             store.arrow_idle.append(driver)
             return found
@@ -83,25 +81,6 @@ def _idle(store: PostgresStore) -> Any:
 def _close_idle(store: PostgresStore) -> None:
     while (driver := _idle(store)) is not None:
         driver.close()
-
-
-def connect(dbapi: Any, store: PostgresStore) -> Any:
-    """A connection of the ADBC driver."""
-    driver = dbapi.connect(make_conninfo(**store.parameters()), autocommit=True)
-    try:
-        with closing(driver.cursor()) as cursor:
-            cursor.execute("SET TimeZone = 'UTC'")
-    except BaseException:
-        driver.close()
-        raise
-    return driver
-
-
-def explain(dbapi: Any, store: PostgresStore, error: Exception) -> WeftError:
-    """The ADBC driver's error as one of ours, without secrets."""
-    text = " ".join(settings.redact(str(error), store.connection.secrets()).split())
-    kind = ConnectionFailedError if isinstance(error, dbapi.OperationalError) else WeftError
-    return kind(f"PostgreSQL ({store.connection.target}): {text}")
 
 
 def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from weft.systems.base import SIGN_IN_HINT, Connection, measured, require
 
@@ -18,6 +19,16 @@ class PostgresConnection(Connection):
     kind: ClassVar[str] = "postgres"
 
     url: str = field(metadata={"url": True})
+
+    def stream_table(self, stream: Any) -> str:
+        """A table in a schema."""
+        return ".".join('"' + name.replace('"', '""') + '"' for name in (stream.schema, stream.name))
+
+    def reports_missing(self, error: str) -> Literal["table", "database"] | None:
+        """In the server's words."""
+        if re.search(r"database \S+ does not exist", error, re.IGNORECASE):
+            return "database"
+        return "table" if re.search("does not exist", error, re.IGNORECASE) else None
 
     def check(self) -> dict[str, Any]:
         """Connect and ask for the server's version."""

@@ -12,9 +12,9 @@ import pyarrow.compute as pc
 
 from weft.errors import SchemaError, WeftError
 from weft.systems.base import require
-from weft.systems.postgres import arrow
-from weft.systems.postgres.kinds import ANY_NUMERIC
-from weft.systems.postgres.store import PostgresStore
+from weft.systems.postgres import adbc
+from weft.systems.postgres.sessions import PostgresSessions
+from weft.systems.postgres.types import ANY_NUMERIC
 from weft.systems.sql import decimals
 from weft.systems.sql.ahead import read_ahead
 from weft.systems.sql.queries import subquery
@@ -24,19 +24,19 @@ _BATCH_BYTES = 4 * 1024 * 1024
 
 
 def batches(
-    store: PostgresStore, sql: str, fields: Sequence[pa.Field], snapshot: str | None = None
+    sessions: PostgresSessions, sql: str, fields: Sequence[pa.Field], snapshot: str | None = None
 ) -> Iterator[pa.RecordBatch]:
     """These columns of a query's result. The next batches are read while the last one is used."""
     dbapi = require("adbc_driver_postgresql.dbapi", "postgres")
     schema = pa.schema(fields)
-    wanted = ", ".join(_select(store.quote(field.name), field) for field in fields)
+    wanted = ", ".join(_select(sessions.quote(field.name), field) for field in fields)
     running: list[Any] = []
     # Nothing may be cancelled that is being closed.
     ending = threading.Lock()
 
     def read() -> Iterator[pa.RecordBatch]:
         try:
-            with closing(arrow.connect(dbapi, store)) as driver, closing(driver.cursor()) as cursor:
+            with closing(adbc.connect(dbapi, sessions)) as driver, closing(driver.cursor()) as cursor:
                 if snapshot is not None:
                     cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
                     cursor.execute(f"SET TRANSACTION SNAPSHOT '{snapshot}'")
@@ -57,7 +57,7 @@ def batches(
             if isinstance(error, WeftError):
                 raise
             # What goes wrong in the middle of the rows comes through Arrow, as an OSError.
-            raise arrow.explain(dbapi, store, error) from None
+            raise adbc.explain(dbapi, sessions, error) from None
 
     def cancel() -> None:
         with ending, suppress(dbapi.Error):

@@ -18,25 +18,20 @@ from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
-import psycopg
-from psycopg.conninfo import conninfo_to_dict
-from psycopg.types.string import TextBinaryLoader, TextLoader
 
-from weft import settings
-from weft.errors import BusyError, ConnectionFailedError, DeclarationError, SchemaError, StorageError, WeftError
+from weft.errors import BusyError, SchemaError
 from weft.systems.base import Connection
 from weft.systems.log import EXTRA, PUBLISH_ID, PUBLISHED_AT, ROWID, Appended, Batch
-from weft.systems.postgres.connection import PostgresConnection
+from weft.systems.postgres import sessions
 from weft.systems.postgres.notify import Listener, Notifier
+from weft.systems.postgres.sessions import PostgresSessions
 from weft.systems.sql.log import SqlLog
-from weft.systems.sql.store import Role, Session, SqlStore, readable
+from weft.systems.sql.store import Session, SqlStore
 from weft.types import FieldType, from_sql, round_float32
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# How long a statement waits for somebody's lock before it gives up with an error.
-LOCK_SECONDS = 30
 # ALTER TABLE waits no longer than this at a time: everybody who comes to the table meanwhile waits behind it.
 _ALTER_LOCK = "100ms"
 # The key of the advisory lock around CREATE: "weft" in ASCII. Two-part keys never meet the registry's one-part keys.
@@ -47,23 +42,11 @@ _MAX_STREAM = 2**19 - 1
 # A longer statement is several, in characters of up to four bytes: the server ends a connection that sends a gigabyte.
 _STATEMENT_CHARACTERS = 64 * 1024 * 1024
 _MAX_STATEMENT_BYTES = 1_000_000_000
-# PostgreSQL cuts longer names without an error, and two of them could become one.
-_NAME_BYTES = 63
-
-_DEFAULTS: dict[str, str | int] = {
-    "connect_timeout": 10,
-    "application_name": "weft",
-    "keepalives_idle": 30,
-    "keepalives_interval": 10,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 60_000,
-}
 
 
-class PostgresStore(SqlStore):
+class PostgresStore(PostgresSessions, SqlStore):
     """A PostgreSQL database: the catalogue in schema `weft`, each stream a table in its own schema."""
 
-    dialect: ClassVar[str] = "postgres"
     forbidden: ClassVar[str] = "\x00"
     now_sql: ClassVar[str] = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 
@@ -76,111 +59,6 @@ class PostgresStore(SqlStore):
 
     # ------------------------------------------------------------------------------------------------------ connections
 
-    def parameters(self) -> dict[str, Any]:
-        """What libpq connects with: the URL's parameters, and ours where it says nothing."""
-        assert isinstance(self.connection, PostgresConnection)
-        return {**_DEFAULTS, **conninfo_to_dict(self.connection.url), "client_encoding": "UTF8"}
-
-    def connect(self, role: Role) -> psycopg.Connection[Any]:
-        """A connection with the durability of its role."""
-        return self.connect_as(role, autocommit=role == "read")
-
-    def connect_as(self, role: Role, *, autocommit: bool) -> psycopg.Connection[Any]:
-        """The same, in or out of transactions."""
-        # A server that waits for its replicas keeps doing so: only `off` is made stricter.
-        durability = (
-            "'off'" if role == "keep" else "coalesce(nullif(current_setting('synchronous_commit'), 'off'), 'on')"
-        )
-        try:
-            driver = psycopg.connect(**self.parameters(), autocommit=True)
-            try:
-                # One round trip; as startup options they would replace those of the URL, and poolers refuse them.
-                driver.execute(
-                    f"SELECT set_config('synchronous_commit', {durability}, false), "
-                    "set_config('TimeZone', 'UTC', false), "
-                    "set_config('default_transaction_isolation', 'read committed', false), "
-                    f"set_config('lock_timeout', '{LOCK_SECONDS}s', false)"
-                )
-                driver.autocommit = autocommit
-                # As texts, to be decoded a column at a time.
-                driver.adapters.register_loader("json", TextLoader)
-                driver.adapters.register_loader("json", TextBinaryLoader)
-            except BaseException:
-                driver.close()
-                raise
-        except psycopg.Error as error:
-            # Only a server says FATAL; libpq gives no SQLSTATE here.
-            raise self.connection.unreachable(error, answered="FATAL" in str(error)) from None
-        return driver
-
-    def begin(self, driver: psycopg.Connection[Any], role: Role) -> None:
-        """psycopg begins with the first statement."""
-
-    def commit(self, driver: psycopg.Connection[Any], role: Role) -> None:
-        """Commit, unless each statement did."""
-        if role != "read":
-            driver.commit()
-
-    def rollback(self, driver: psycopg.Connection[Any]) -> None:
-        """Undo what was open."""
-        if driver.closed:
-            raise psycopg.OperationalError("the connection is closed")
-        driver.rollback()
-
-    def execute(
-        self, driver: psycopg.Connection[Any], sql: str, parameters: Sequence[Any] | None
-    ) -> psycopg.Cursor[Any]:
-        """Run a statement; results come in binary, which is faster to read."""
-        # A prepared SELECT * fails once somebody has added a column.
-        prepare = False if sql.startswith("SELECT *") else None
-        return driver.cursor(binary=True).execute(sql, parameters, prepare=prepare)
-
-    def has_input(self, driver: psycopg.Connection[Any]) -> bool:
-        """The end of the connection, or a message."""
-        return driver.closed or readable(driver.fileno())
-
-    def alive(self, driver: psycopg.Connection[Any]) -> bool:
-        """Ask it."""
-        try:
-            driver.execute("SELECT 1")
-            driver.rollback()
-        except psycopg.Error:
-            return False
-        return True
-
-    def is_driver_error(self, error: BaseException) -> bool:
-        """Whether psycopg raised this."""
-        return isinstance(error, psycopg.Error)
-
-    def explain(self, error: BaseException) -> WeftError:
-        """By SQLSTATE; https://www.postgresql.org/docs/current/errcodes-appendix.html lists them."""
-        assert isinstance(error, psycopg.Error)
-        code = error.sqlstate or ""
-        said = " ".join((error.diag.message_primary or str(error)).split())
-        what = f"PostgreSQL ({self.connection.target}): {settings.redact(said, self.connection.secrets())}"
-        outside = isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError))
-        if code.startswith(_LOST) or (outside and not code):
-            return ConnectionFailedError(
-                what, hint="The connection is lost. If this was a publish, its events may or may not be stored."
-            )
-        if code in _BUSY:
-            return BusyError(what, hint="Nothing was stored. Somebody else held a lock for too long; try again.")
-        if code.startswith(_FULL):
-            # A server that cannot write its own log stops at once: it may have been about to confirm a commit.
-            stored = "Nothing was stored."
-            if error.diag.severity_nonlocalized in ("FATAL", "PANIC"):
-                stored = "The server stopped. If this was a publish, its events may or may not be stored."
-            return StorageError(what, hint=f"{stored} Free disk space, or use a server that can be written.")
-        if isinstance(error, psycopg.DataError) or code.startswith("54"):
-            return SchemaError(what)
-        if code == "42501":
-            return WeftError(
-                what,
-                hint="Weft creates its tables at first use. Let the role create schemas, or create the schema weft and "
-                "the stream's own, and grant it CREATE and USAGE on both.",
-            )
-        return WeftError(what)
-
     def close(self) -> None:
         """Close every connection and end the thread that notifies."""
         self._notifier.close()
@@ -190,16 +68,6 @@ class PostgresStore(SqlStore):
         super().close()
 
     # ----------------------------------------------------------------------------------------------------------- tables
-
-    def quote(self, name: str) -> str:
-        """A quoted identifier."""
-        if len(name.encode()) > _NAME_BYTES:
-            raise DeclarationError(f"The name {name!r} is too long for PostgreSQL, which takes {_NAME_BYTES} bytes.")
-        return '"' + name.replace('"', '""') + '"'
-
-    def table(self, schema: str, name: str) -> str:
-        """A table in a schema."""
-        return f"{self.quote(schema)}.{self.quote(name)}"
 
     def sequence(self, number: int) -> str:
         """The sequence that gives out a stream's offsets."""
@@ -268,7 +136,7 @@ class PostgresStore(SqlStore):
 
     def add_column(self, log: SqlLog, name: str, kind: FieldType) -> None:
         """ALTER TABLE in short tries: behind one that waits for a long reader, every publisher would wait too."""
-        deadline = time.monotonic() + LOCK_SECONDS
+        deadline = time.monotonic() + sessions.LOCK_SECONDS
         while True:
             try:
                 with self.session("publish") as session:
@@ -396,14 +264,6 @@ class PostgresStore(SqlStore):
     def unwatch(self) -> None:
         """Stop listening."""
         self._listener.close()
-
-
-# Connection exceptions, authorisation, no such database, too many connections, ended by a timeout or an administrator.
-_LOST = ("08", "28", "3D000", "53300", "25P03", "57P")
-# Serialization failure, deadlock, lock timeout, cancelled (by statement_timeout, most often).
-_BUSY = ("40001", "40P01", "55P03", "57014")
-# Out of disk, memory or other resources; an I/O error; a read-only server.
-_FULL = ("53", "58", "25006")
 
 
 @lru_cache(maxsize=1024)

@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from weft.columns import hint_of, is_binary_json, is_nested, length_of
 from weft.errors import DeclarationError, SchemaError, WeftError, nearest
-from weft.systems.postgres import copy, kinds
-from weft.systems.postgres.store import PostgresStore
+from weft.systems.postgres import copy, types
+from weft.systems.postgres.sessions import PostgresSessions
 from weft.systems.sql.driver import Role, Session
 from weft.systems.sql.queries import subquery
 from weft.systems.sql.tables import ROW, Column, Slice, SqlTables
@@ -31,16 +31,18 @@ class PostgresTables(SqlTables):
     """Tables of a PostgreSQL database."""
 
     dialect: ClassVar[str] = "postgres"
+    clock: ClassVar[str | None] = "clock_timestamp()"
+    row_lock: ClassVar[str] = " FOR UPDATE"
     has_temporary_views: ClassVar[bool] = True
 
     @cached_property
-    def driver(self) -> PostgresStore:
+    def driver(self) -> LoadSessions:
         """The pooled connections of this process."""
         return self.open_driver()
 
-    def open_driver(self) -> PostgresStore:
-        """Connections that write values as text in one way, whatever the server's settings are."""
-        return _Driver(self.connection)
+    def open_driver(self) -> LoadSessions:
+        """Connections of loads."""
+        return LoadSessions(self.connection)
 
     def identity(self) -> str:
         """The server by its cluster and its start, since copies of a cluster keep its number; then the database."""
@@ -72,7 +74,7 @@ class PostgresTables(SqlTables):
                 raise psycopg.errors.error_from_result(result)
         names = [(result.fname(number) or b"").decode() for number in range(result.nfields)]
         return pa.schema(
-            [kinds.field_of(name, result.ftype(number), result.fmod(number)) for number, name in enumerate(names)]
+            [types.field_of(name, result.ftype(number), result.fmod(number)) for number, name in enumerate(names)]
         )
 
     def read(self, part: Slice, schema: pa.Schema, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
@@ -171,7 +173,7 @@ class PostgresTables(SqlTables):
         return [
             Column(
                 name=column,
-                field=kinds.field_of(column, oid, modifier, nullable=not required),
+                field=types.field_of(column, oid, modifier, nullable=not required),
                 sql=sql,
                 required=required and not filled and not generated,
                 generated=generated,
@@ -184,7 +186,7 @@ class PostgresTables(SqlTables):
         """As the catalogue spells it; every type can be indexed but json."""
         if key and (is_nested(field.type) or hint_of(field) == "json"):
             raise DeclarationError(f"The column {field.name!r} is JSON, which PostgreSQL cannot take as a key.")
-        return kinds.sql_type(field)
+        return types.sql_type(field)
 
     def column_type(self, field: pa.Field, *, key: bool = False) -> str:
         """Texts of a length, and jsonb."""
@@ -195,7 +197,7 @@ class PostgresTables(SqlTables):
 
     def fits(self, column: Column, field: pa.Field) -> bool:
         """Where the column's type takes the values by COPY, unchanged."""
-        return kinds.takes(column.sql, field)
+        return types.takes(column.sql, field)
 
     def copy_in(self, session: Session, table: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
         """By binary COPY."""
@@ -308,7 +310,7 @@ class PostgresTables(SqlTables):
 
     def cast(self, expression: str, field: pa.Field, column: Column) -> str:
         """A value that the type would round or cut off is an error."""
-        return kinds.cast(expression, field, column.sql)
+        return types.cast(expression, field, column.sql)
 
     def row_hash(self, expressions: Sequence[str]) -> str:
         """Of the row's text, in which nulls are empty and empty texts quoted."""
@@ -345,8 +347,11 @@ class PostgresTables(SqlTables):
         return False
 
 
-class _Driver(PostgresStore):
+class LoadSessions(PostgresSessions):
+    """Sessions that write values as text in one way, whatever the server's settings are."""
+
     def connect_as(self, role: Role, *, autocommit: bool) -> psycopg.Connection[Any]:
+        """A connection with these settings."""
         connection = super().connect_as(role, autocommit=True)
         try:
             # A hash of a row is one of its text.

@@ -22,7 +22,8 @@ from weft.errors import LoadRefusedError, WeftError
 from weft.systems.load import Counts, Load
 from weft.systems.sql import checks, ledger, quarantine, watermarks
 from weft.systems.sql.driver import Session
-from weft.systems.sql.merge import Move
+from weft.systems.sql.modes import move_for
+from weft.systems.sql.move import Move
 from weft.systems.sql.queries import subquery
 from weft.systems.sql.staging import ATTEMPT
 from weft.systems.sql.tables import Column, SqlTables
@@ -240,12 +241,10 @@ class _Commit:
     def _straight(self, columns: dict[str, Column]) -> Counts:
         tables, load = self.tables, self.load
         target = tables.table(load.schema, load.table)
-        deleted = 0
         rows = self._projected()
         self._is_copying = True
-        if load.mode == "truncate":
-            # Not TRUNCATE: it commits (MySQL), or shows an empty table to whoever began to read before (PostgreSQL).
-            deleted = int(self.session.run(f"DELETE FROM {target}").rowcount)
+        move = move_for(tables, self.session, load, self.schema, columns, STAGE, {})
+        deleted = move.clear().deleted
         if isinstance(rows, Query):
             names = ", ".join(tables.quote(name) for name in self.schema.names)
             values = ", ".join(
@@ -255,7 +254,6 @@ class _Commit:
             if rows is self.rows:
                 cursor = self.session.run(insert)
             else:
-                move = Move(tables, self.session, load, self.schema, columns, STAGE, {})
                 cursor = self._or_named(
                     lambda: self.session.run(insert), lambda: self._unmade() or self._refusal_of(move, rows.sql)
                 )
@@ -312,7 +310,7 @@ class _Commit:
         staged_as = self._stage(bad, columns)
         reached("staged")
         self._check_empty()
-        move = Move(tables, session, load, self.schema, columns, self._stage_name, staged_as)
+        move = move_for(tables, session, load, self.schema, columns, self._stage_name, staged_as)
         keyless, left_out = self._check_keys(move)
         moving = self.rows_read - left_out
         reached("checked")
@@ -380,7 +378,7 @@ class _Commit:
         try:
             self._stage(bad, {})
             self._check_empty()
-            move = Move(tables, session, load, self.schema, {}, STAGE, {})
+            move = move_for(tables, session, load, self.schema, {}, STAGE, {})
             keyless, left_out = self._check_keys(move)
             expected = checks.Checks(tables, session, load, move.stage, self.schema, is_trial=True)
             aside = expected.run(self.rows_read)
@@ -562,14 +560,14 @@ class _Commit:
         def search() -> None:
             is_plain = isinstance(self.rows, Batches) and load.projection is None
             if tables.savepoints and is_plain and self._goes_straight(columns):
-                Move(tables, session, load, self.schema, columns, STAGE, {}).clear()
+                move_for(tables, session, load, self.schema, columns, STAGE, {}).clear()
                 for batch in self._counted():
                     bad.copy(tables.table(load.schema, load.table), self.schema, batch)
             else:
                 staged_as = self._stage(bad, columns)
                 quarantine.keep(tables, session)
                 if not load.keys:
-                    bad.find(Move(tables, session, load, self.schema, columns, STAGE, staged_as), self.rows_read)
+                    bad.find(move_for(tables, session, load, self.schema, columns, STAGE, staged_as), self.rows_read)
             if failed.is_cut_short:
                 raise quarantine.EnoughError
 

@@ -44,10 +44,8 @@ def _time(value: datetime, dialect: str) -> str:
     if dialect == "mysql":
         return f"TIMESTAMP '{text}'"
     if dialect == "sqlite":
-        from weft.systems.sqlite.store import iso_timestamp
-
         # As timestamps are stored there.
-        return f"'{iso_timestamp(value.astimezone(UTC))}'"
+        return f"'{value.astimezone(UTC).isoformat(timespec='microseconds')}'"
     kind = "TIMESTAMP" if dialect == "spark" else "TIMESTAMP WITH TIME ZONE"
     return f"{kind} '{text}+00:00'"
 

@@ -38,6 +38,6 @@ def create_own_table(tables: SqlTables, name: str, fields: pa.Schema, key: Seque
 
 def _create(tables: SqlTables, table: str, definitions: Sequence[str]) -> None:
     with tables.driver.session("publish") as session:
-        if f"{tables.quote('weft')}." in table:
+        if tables.has_schemas:
             tables.create_schema(session, "weft")
         session.run(f"CREATE TABLE IF NOT EXISTS {table} ({', '.join(definitions)})")

@@ -11,7 +11,7 @@ import pyarrow as pa
 from weft.errors import DeclarationError, LoadRefusedError, SchemaError, WeftError
 from weft.systems.load import Counts, Load
 from weft.systems.sql.driver import Session
-from weft.systems.sql.merge import Move
+from weft.systems.sql.move import Move
 from weft.systems.sql.tables import ROW, SqlTables
 
 NUMBERED, _ASIDE = "_weft_numbered", "_weft_aside"

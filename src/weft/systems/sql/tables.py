@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -12,7 +13,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from weft.systems.base import Connection
-from weft.systems.sql.driver import Session, SqlDriver
+from weft.systems.sql.driver import Role, Session, SqlDriver
 
 ROW = "_weft_row"
 """The number of a staged row, where rows are moved piece by piece."""
@@ -61,6 +62,16 @@ class SqlTables(ABC):
     """Whether a part of a transaction can be undone."""
     has_temporary_views: ClassVar[bool] = False
     """Whether a view can be made of a temporary table: then rows need not be stored twice."""
+    clock: ClassVar[str | None] = None
+    """The server's clock at the statement, not at the beginning of its transaction; `None` where SQL has none."""
+    row_lock: ClassVar[str] = ""
+    """What a SELECT ends with that locks its rows; nothing where one connection at a time may write."""
+    has_schemas: ClassVar[bool] = True
+    """Whether Weft's own tables are in a schema `weft`; else their names begin with `weft.`."""
+    widens_columns: ClassVar[bool] = True
+    """Whether the type of a column can be changed to a wider one."""
+    explain: ClassVar[str] = "EXPLAIN"
+    """What stands before a query to ask for its plan."""
     true: ClassVar[str] = "TRUE"
     false: ClassVar[str] = "FALSE"
 
@@ -90,6 +101,13 @@ class SqlTables(ABC):
     @abstractmethod
     def identity(self) -> str:
         """What tells this database from others: two connections with one identity reach the same tables."""
+
+    def assume(self, product: str) -> None:  # noqa: B027 - optional, not forgotten
+        """Take the server for one of this product, and do not ask it: for statements that somebody else will run."""
+
+    def waiting_turn(self, role: Role) -> AbstractContextManager[None]:
+        """Wait for this process's turn at the database, where many short transactions of several would starve one."""
+        return nullcontext()
 
     # ---------------------------------------------------------------------------------------------------------- reading
 
@@ -150,6 +168,20 @@ class SqlTables(ABC):
     def create_schema(self, session: Session, schema: str) -> None:
         """Create a schema where it is missing."""
         session.run(f"CREATE SCHEMA IF NOT EXISTS {self.quote(schema)}")
+
+    def change_type(self, name: str, kind: str, *, nullable: bool) -> str:
+        """What an ALTER TABLE says to give a column another type."""
+        return f"ALTER COLUMN {self.quote(name)} TYPE {kind}"
+
+    def index_clause(self, columns: Sequence[str]) -> str | None:
+        """What a CREATE TABLE says to make an index; `None` where an index is made by a statement, or by nothing."""
+        return None
+
+    def create_index(self, name: str, table: str, columns: Sequence[str]) -> str | None:
+        """The statement that makes an index of one of Weft's own (quoted) tables where it is missing; `None` where
+        `index_clause` made it, or where the database needs none."""
+        listed = ", ".join(map(self.quote, columns))
+        return f"CREATE INDEX IF NOT EXISTS {self.quote(name)} ON {table} ({listed})"
 
     def temporary(self, name: str) -> str:
         """The quoted name of a temporary table of this session."""

@@ -142,20 +142,11 @@ def evolution(tables: SqlTables, load: Load, written: pa.Schema, columns: list[C
             changes.append(f"ALTER TABLE {table} ADD COLUMN {tables.quote(name)} {tables.column_type(field)}")
     for field in declared:
         column = present.get(field.name)
-        if column is not None and tables.dialect in _WIDEN and _is_wider(field, column):
+        if column is not None and tables.widens_columns and _is_wider(field, column):
             kind = tables.column_type(field, key=field.name in load.keys)
-            null = "" if column.field.nullable else " NOT NULL"
-            change = _WIDEN[tables.dialect].format(name=tables.quote(field.name), kind=kind, null=null)
+            change = tables.change_type(field.name, kind, nullable=column.field.nullable)
             changes.append(f"ALTER TABLE {table} {change}")
     return changes
-
-
-# SQLite stores what it is given whatever a column's type is called, and cannot change a type.
-_WIDEN = {
-    "postgres": "ALTER COLUMN {name} TYPE {kind}",
-    "duckdb": "ALTER COLUMN {name} TYPE {kind}",
-    "mysql": "MODIFY COLUMN {name} {kind}{null}",
-}
 
 
 def _is_wider(field: pa.Field, column: Column) -> bool:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from weft.systems.base import measured
-from weft.systems.file import FileConnection
+from weft.systems.file import MEMORY, FileConnection
 
 # How long a check waits for somebody who has locked the file.
 _CHECK_SECONDS = 5.0
+
+
+def quote(name: str) -> str:
+    """A quoted identifier."""
+    return '"' + name.replace('"', '""') + '"'
 
 
 @dataclass(frozen=True)
@@ -24,6 +30,21 @@ class SQLiteConnection(FileConnection):
     kind: ClassVar[str] = "sqlite"
     product: ClassVar[str] = "SQLite"
     example: ClassVar[str] = "events.db"
+
+    @property
+    def is_private_memory(self) -> bool:
+        """Each connection to `:memory:` is a database of its own."""
+        return self.path == MEMORY
+
+    def stream_table(self, stream: Any) -> str:
+        """SQLite has no schemas: the table is called "schema.name"."""
+        return quote(f"{stream.schema}.{stream.name}")
+
+    def reports_missing(self, error: str) -> Literal["table", "database"] | None:
+        """In SQLite's words, and ours for a file."""
+        if re.search("there is no file", error, re.IGNORECASE):
+            return "database"
+        return "table" if re.search("no such table", error, re.IGNORECASE) else None
 
     def check(self) -> dict[str, Any]:
         """Read the file's header. A file that is not there yet is no failure when it can be made at first use."""

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from weft.columns import LOCAL_TIME, UTC_TIME, has_nan, hint_of, is_nested, nested_to_json
 from weft.errors import SchemaError
 from weft.systems.sql import decimals
-from weft.systems.sqlite.kinds import is_loose
+from weft.systems.sqlite.types import is_loose
 
 
 def stored(array: pa.Array, field: pa.Field) -> list[Any]:

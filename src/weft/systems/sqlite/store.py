@@ -8,31 +8,23 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from functools import lru_cache
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 from uuid import UUID
-from weakref import WeakSet
 
-from weft.errors import BusyError, ConnectionFailedError, SchemaError, StorageError, WeftError
 from weft.systems.base import Connection
 from weft.systems.log import EXTRA, PUBLISH_ID, PUBLISHED_AT, ROWID, Batch
 from weft.systems.sql.log import SqlLog
 from weft.systems.sql.store import Role, Session, SqlStore, contiguous, publish_ids
-from weft.systems.sqlite import reading
-from weft.systems.sqlite.connection import SQLiteConnection
+from weft.systems.sqlite.sessions import SqliteSessions
 from weft.types import FieldType, comparable, from_sql
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# How long a writer waits for another process's lock before it gives up with an error.
-LOCK_SECONDS = 30.0
-# SQLite's own busy handler sleeps up to 100 ms between tries, which starves a writer beside a busy one.
-_RETRY_SECONDS = 0.0005
 # Reading `data_version` costs some microseconds: at this pace a waiting process uses 1-3 % of a core and wakes within
 # milliseconds.
 _POLL_SECONDS = 0.003
@@ -40,179 +32,37 @@ _POLL_SECONDS = 0.003
 _LOOK_SECONDS = 0.2
 
 
-class SqliteStore(SqlStore):
-    """A SQLite file in WAL mode. Publishes run under `synchronous=FULL`, bookkeeping under NORMAL."""
+class SqliteStore(SqliteSessions, SqlStore):
+    """Streams in a SQLite file."""
 
-    dialect: ClassVar[str] = "sqlite"
     for_update: ClassVar[str] = ""
     now_sql: ClassVar[str] = "weft_now()"
+    # On the class: another thread may fork before `__init__` has ended.
+    _watcher: sqlite3.Connection | None = None
 
     def __init__(self, connection: Connection, clock: Callable[[], float] = time.time) -> None:
-        super().__init__(connection, clock)
-        assert isinstance(self.connection, SQLiteConnection)
-        self._file = self.connection
-        self.path = self._file.path or ":memory:"
-        self.in_memory = self.path == ":memory:"
-        self._memory: sqlite3.Connection | None = None
-        # One writer of this process at a time: the others wait here without asking SQLite again and again.
-        self._writing = threading.Lock()
-        self._watcher: sqlite3.Connection | None = None
+        super().__init__(connection)
+        self.clock = clock
         self._watchers = 0
         self._watching = threading.Lock()
-        self._in_use = _InUse()
-        if not self.in_memory:
-            _stores.add(self)
 
     # ------------------------------------------------------------------------------------------------------ connections
 
     def connect(self, role: Role) -> sqlite3.Connection:
-        """A connection with the durability of its role. Who only reads changes nothing, not even the journal mode."""
-        if role == "read" and not self.in_memory:
-            reader = reading.connect(self.path, LOCK_SECONDS)
-            self._add_clock(reader)
-            return reader
-        if not self.in_memory:
-            try:
-                os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
-            except OSError as error:
-                raise ConnectionFailedError(
-                    f"The folder of the SQLite database {self.path} cannot be made: {error.strerror}."
-                ) from None
-        driver = sqlite3.connect(
-            self.path, timeout=LOCK_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=256
-        )
-        try:
-            self._add_clock(driver)
-            driver.execute("PRAGMA journal_mode=WAL")
-            driver.execute(f"PRAGMA synchronous={'FULL' if role == 'publish' else 'NORMAL'}")
-            driver.execute("PRAGMA busy_timeout=0")  # `begin` waits by itself
-        except BaseException:
-            driver.close()
-            raise
+        """A connection that knows the clock by which leases are judged."""
+        driver = super().connect(role)
+        driver.create_function("weft_now", 0, lambda: int(self.clock() * 1e6))
         return driver
 
-    def _add_clock(self, driver: sqlite3.Connection) -> None:
-        driver.create_function("weft_now", 0, lambda: int(self.clock() * 1e6))
-
-    @contextmanager
-    def session(self, role: Role) -> Iterator[Session]:
-        """As for every database; an in-memory one has a single connection, which its users take in turn."""
-        if self.in_memory:
-            with self._lock:
-                self.check_open()
-                if self._memory is None:
-                    self._memory = self.connect("publish")
-                self._idle[role] = [(time.monotonic(), self._memory)]
-                with super().session(role) as session:
-                    yield session
-        elif role == "read":
-            with self._in_use, super().session(role) as session:
-                yield session
-        else:
-            with self._in_use, self._writing, super().session(role) as session:
-                yield session
-
     def before_fork(self) -> None:
-        """Have no connection open while the process forks: the next use opens others, on both sides.
-
-        SQLite keeps what it knows of its file locks in memory, and the child would have the memory without the locks:
-        to it the file is in use, to everybody else it is not. So the parent's last close would remove the log that the
-        child goes on writing to, with events that it has acknowledged.
-        """
-        self._in_use.stop()
-        self.drop_idle()
+        """Have no connection open while the process forks, also not that of `changed`."""
+        super().before_fork()
         self._drop_watcher()
 
-    def after_fork(self) -> None:
-        """Go on."""
-        self._in_use.go_on()
-
-    def begin(self, driver: sqlite3.Connection, role: Role) -> None:
-        """Take the write lock at once: a lock taken later could fail in the middle of the work."""
-        if role == "read" or driver.in_transaction:
-            return
-        deadline = time.monotonic() + LOCK_SECONDS
-        while True:
-            try:
-                driver.execute("BEGIN IMMEDIATE")
-                return
-            except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
-                    raise
-            time.sleep(_RETRY_SECONDS)
-
-    def commit(self, driver: sqlite3.Connection, role: Role) -> None:
-        """Commit; in WAL mode nobody can be in the way."""
-        if role != "read":
-            driver.execute("COMMIT")
-        elif isinstance(driver, reading.ReadConnection) and driver.opened_at not in (None, reading.state(self.path)):
-            raise BusyError(
-                f"Somebody wrote to the SQLite database {self.path} while it was read, and what was read may be wrong.",
-                hint="Read it again, or with the right to write to its folder: then readers and writers share it.",
-            )
-
-    def _rest(self, role: Role, driver: sqlite3.Connection) -> None:
-        if isinstance(driver, reading.ReadConnection) and not driver.is_lasting:
-            self._drop(driver)
-        else:
-            super()._rest(role, driver)
-
-    def rollback(self, driver: sqlite3.Connection) -> None:
-        """Undo what was open."""
-        if driver.in_transaction:
-            driver.execute("ROLLBACK")
-
-    def execute(self, driver: sqlite3.Connection, sql: str, parameters: Sequence[Any] | None) -> sqlite3.Cursor:
-        """Run a statement."""
-        return driver.execute(sql, parameters or ())
-
-    def translate_sql(self, sql: str) -> str:
-        """SQLite's placeholder is ours."""
-        return sql
-
-    def is_driver_error(self, error: BaseException) -> bool:
-        """Whether sqlite3 raised this."""
-        return isinstance(error, sqlite3.Error)
-
-    def explain(self, error: BaseException) -> WeftError:
-        """By SQLite's result code."""
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        where = f"SQLite database {self.path}"
-        if str(error).startswith("no such table") and not self.in_memory and not os.path.exists(self.path):
-            return self._file.missing()
-        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-            return BusyError(
-                f"{where} has been locked by another process for {LOCK_SECONDS:.0f} seconds.",
-                hint="Nothing was stored. End the other transaction, then try again.",
-            )
-        if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY):
-            return StorageError(
-                f"{where} cannot be written: {error}.",
-                hint="Nothing was stored. Free disk space or check its permissions.",
-            )
-        if code == sqlite3.SQLITE_IOERR:
-            # The disk may have failed to confirm a commit that it holds nevertheless.
-            return StorageError(
-                f"{where} cannot be read or written: {error}.",
-                hint="If this was a publish, its events may or may not be stored. Check the disk and its free space.",
-            )
-        if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
-            return ConnectionFailedError(
-                f"{where} cannot be opened: {error}.",
-                hint="Is it a SQLite file that you may read and write?"
-                + (f" Try: weft connections check {self.connection.name}" if self.connection.name else ""),
-            )
-        if code in (sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH):
-            return SchemaError(f"{where} refused a value: {error}.")
-        return WeftError(f"{where}: {error}.")
-
     def close(self) -> None:
-        """Close every connection; the one of a database in memory may be in use by another thread."""
+        """Close every connection."""
         with self._lock:
             super().close()
-            if self._memory is not None:
-                self._memory.close()
-            self._memory = None
             with self._watching:
                 self._drop_watcher()
 
@@ -222,14 +72,6 @@ class SqliteStore(SqlStore):
             self._watcher = None
 
     # ----------------------------------------------------------------------------------------------------------- tables
-
-    def quote(self, name: str) -> str:
-        """A quoted identifier."""
-        return '"' + name.replace('"', '""') + '"'
-
-    def table(self, schema: str, name: str) -> str:
-        """SQLite has no schemas: the table is called "schema.name"."""
-        return self.quote(f"{schema}.{name}")
 
     def names(self) -> list[tuple[str, str]]:
         """As for every database; asking does not make the file."""
@@ -286,7 +128,7 @@ class SqliteStore(SqlStore):
         """One executemany for all; the write lock makes the offsets contiguous."""
         types, first = log.types(), batches[0]
         binders = [_BINDERS.get(types[name].base) for name in first.columns]
-        published = iso_timestamp(datetime.fromtimestamp(self.clock(), UTC))
+        published = _iso_timestamp(datetime.fromtimestamp(self.clock(), UTC))
         driver = cast(sqlite3.Connection, session.driver)
         driver.executemany(
             _insert_sql(log.table, first.columns, first.extra is not None),
@@ -371,67 +213,6 @@ class SqliteStore(SqlStore):
             self._drop_watcher()
 
 
-class _InUse:
-    """Counts the threads that use connections; a fork waits for them, and keeps others from beginning."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._stopped = False
-        self._threads = 0
-        self._depth = threading.local()
-
-    def __enter__(self) -> None:
-        depth = getattr(self._depth, "now", 0)
-        if not depth:
-            with self._changed:
-                while self._stopped:
-                    self._changed.wait()
-                self._threads += 1
-        self._depth.now = depth + 1
-
-    def __exit__(self, *_: object) -> None:
-        self._depth.now -= 1
-        if not self._depth.now:
-            with self._changed:
-                self._threads -= 1
-                if self._stopped:
-                    self._changed.notify_all()
-
-    def stop(self) -> None:
-        """Wait until nobody but this thread uses a connection. The lock is kept: a child must not find it taken."""
-        self._changed.acquire()
-        self._stopped = True
-        own = 1 if getattr(self._depth, "now", 0) else 0
-        self._changed.wait_for(lambda: self._threads == own)
-
-    def go_on(self) -> None:
-        """Let everybody go on."""
-        self._stopped = False
-        self._changed.notify_all()
-        self._changed.release()
-
-
-_stores: WeakSet[SqliteStore] = WeakSet()
-_forking: list[SqliteStore] = []
-_one_fork = threading.RLock()
-
-
-def _before_fork() -> None:
-    _one_fork.acquire()
-    _forking.extend(_stores)
-    for store in _forking:
-        store.before_fork()
-
-
-def _after_fork() -> None:
-    while _forking:
-        _forking.pop().after_fork()
-    _one_fork.release()
-
-
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
-
-
 @lru_cache(maxsize=1024)
 def _insert_sql(table: str, columns: tuple[str, ...], with_extra: bool) -> str:
     names = [*columns, *([EXTRA] if with_extra else []), PUBLISHED_AT, PUBLISH_ID]
@@ -439,7 +220,7 @@ def _insert_sql(table: str, columns: tuple[str, ...], with_extra: bool) -> str:
     return f"INSERT INTO {table} ({quoted}) VALUES ({', '.join('?' * len(names))})"
 
 
-def iso_timestamp(value: datetime) -> str:
+def _iso_timestamp(value: datetime) -> str:
     """A timestamp as text that sorts by time and that SQLite's date functions read."""
     return value.isoformat(timespec="microseconds")
 
@@ -447,7 +228,7 @@ def iso_timestamp(value: datetime) -> str:
 _BINDERS: dict[str, Callable[[Any], Any]] = {
     "decimal": str,
     "date": date.isoformat,
-    "timestamp": iso_timestamp,
+    "timestamp": _iso_timestamp,
     "uuid": str,
 }
 

@@ -19,8 +19,8 @@ from weft.errors import ConnectionFailedError, DeclarationError, SchemaError, We
 from weft.systems.sql.driver import Role, Session
 from weft.systems.sql.queries import bare_rows, subquery
 from weft.systems.sql.tables import ROW, Column, Slice, SqlTables
-from weft.systems.sqlite import casts, functions, kinds, rows
-from weft.systems.sqlite.store import SqliteStore, iso_timestamp
+from weft.systems.sqlite import casts, functions, rows, types
+from weft.systems.sqlite.sessions import SqliteSessions
 
 # UPDATE … FROM.
 _OLDEST = (3, 33, 0)
@@ -39,22 +39,27 @@ class SqliteTables(SqlTables):
     dialect: ClassVar[str] = "sqlite"
     one_host: ClassVar[bool] = True
     one_writer: ClassVar[bool] = True
+    clock: ClassVar[str | None] = "strftime('%Y-%m-%dT%H:%M:%f+00:00', 'now')"
+    has_schemas: ClassVar[bool] = False
+    # SQLite stores any value whatever a column's type is called, and cannot change a type.
+    widens_columns: ClassVar[bool] = False
+    explain: ClassVar[str] = "EXPLAIN QUERY PLAN"
     true: ClassVar[str] = "1"
     false: ClassVar[str] = "0"
 
     @cached_property
-    def driver(self) -> SqliteStore:
+    def driver(self) -> LoadSessions:
         """The pooled connections of this process."""
         return self.open_driver()
 
-    def open_driver(self) -> SqliteStore:
+    def open_driver(self) -> LoadSessions:
         """Connections that know our functions."""
         if sqlite3.sqlite_version_info < _OLDEST:
             raise ConnectionFailedError(
                 f"Loads need SQLite {'.'.join(map(str, _OLDEST))}, and this Python has {sqlite3.sqlite_version}.",
                 hint="Use a newer Python, or one that was built with a newer SQLite.",
             )
-        return _Driver(self.connection)
+        return LoadSessions(self.connection)
 
     def identity(self) -> str:
         """The file. A database in memory is only ever itself."""
@@ -71,13 +76,13 @@ class SqliteTables(SqlTables):
                 declared = session.rows("SELECT name, type FROM pragma_table_info(?)", (_QUERY,))
             finally:
                 session.run(f"DROP VIEW IF EXISTS temp.{view}")
-            fields = [kinds.declared_field(name, kind) for name, kind in declared]
-            unclear = [number for number, (_, kind) in enumerate(declared) if kinds.needs_look(kind)]
+            fields = [types.declared_field(name, kind) for name, kind in declared]
+            unclear = [number for number, (_, kind) in enumerate(declared) if types.needs_look(kind)]
             if unclear:
                 seen = self._look(session, sql, [declared[number][0] for number in unclear])
                 for number, found in zip(unclear, seen, strict=True):
                     name, kind = declared[number]
-                    fields[number] = kinds.seen_field(name, kind, found)
+                    fields[number] = types.seen_field(name, kind, found)
         for (name, _), field in zip(declared, fields, strict=True):
             if field is None:
                 raise SchemaError(
@@ -132,7 +137,7 @@ class SqliteTables(SqlTables):
                 continue
             # The one integer key is the row's own number, which SQLite gives.
             numbered = bool(key) and len(keys) == 1 and declared.upper() == "INTEGER"
-            field = kinds.declared_field(column, declared, nullable=not required)
+            field = types.declared_field(column, declared, nullable=not required)
             made.append(
                 Column(
                     name=column,
@@ -164,7 +169,7 @@ class SqliteTables(SqlTables):
 
     def sql_type(self, field: pa.Field, *, key: bool = False) -> str:
         """A declared type that says what the values mean."""
-        return kinds.sql_type(field)
+        return types.sql_type(field)
 
     def column_type(self, field: pa.Field, *, key: bool = False) -> str:
         """Not INTEGER for a key: alone in a primary key it would be SQLite's row number, made up for a null."""
@@ -173,7 +178,7 @@ class SqliteTables(SqlTables):
 
     def fits(self, column: Column, field: pa.Field) -> bool:
         """Where the values are stored alike, or the column takes anything."""
-        if kinds.declared_field(column.name, column.sql) is None:
+        if types.declared_field(column.name, column.sql) is None:
             return True
         if is_nested(field.type):
             return hint_of(column.field) == "json"
@@ -212,6 +217,10 @@ class SqliteTables(SqlTables):
     def create_schema(self, session: Session, schema: str) -> None:
         """There are none."""
 
+    def create_index(self, name: str, table: str, columns: Sequence[str]) -> str | None:
+        """Named like Weft's own tables: indexes of all tables share their names."""
+        return super().create_index(f"weft.{name}", table, columns)
+
     def temporary(self, name: str) -> str:
         """In this connection's own database."""
         return f"temp.{self.quote(name)}"
@@ -236,9 +245,9 @@ class SqliteTables(SqlTables):
 
     def cast(self, expression: str, field: pa.Field, column: Column) -> str:
         """By a function of ours, unless both are stored alike."""
-        if self.fits(column, field) and not kinds.is_loose(field):
+        if self.fits(column, field) and not types.is_loose(field):
             return expression
-        target = column.field if kinds.declared_field(column.name, column.sql) is not None else field
+        target = column.field if types.declared_field(column.name, column.sql) is not None else field
         return f"weft_cast({expression}, '{casts.code(field)}', '{casts.code(target)}')"
 
     def row_hash(self, expressions: Sequence[str]) -> str:
@@ -251,7 +260,7 @@ class SqliteTables(SqlTables):
 
     def moment(self, value: datetime) -> str:
         """A text, as timestamps are stored."""
-        return f"'{iso_timestamp(value.astimezone(UTC))}'"
+        return f"'{value.astimezone(UTC).isoformat(timespec='microseconds')}'"
 
     def add_seconds(self, expression: str, seconds: float) -> str:
         """By a function of ours."""
@@ -298,10 +307,13 @@ def _refused_by_function(error: sqlite3.Error) -> bool:
     return "user-defined function raised exception" in str(error)
 
 
-class _Driver(SqliteStore):
+class LoadSessions(SqliteSessions):
+    """Sessions whose connections know the functions that loads call."""
+
     _refused: str | None = None
 
     def connect(self, role: Role) -> sqlite3.Connection:
+        """A connection with those functions."""
         driver = super().connect(role)
         driver.create_function("weft_cast", 3, self._cast, deterministic=True)
         driver.create_function("weft_hash", -1, casts.row_hash, deterministic=True)
@@ -322,6 +334,7 @@ class _Driver(SqliteStore):
             raise
 
     def explain(self, error: BaseException) -> WeftError:
+        """A value that one of the functions refused, by what the function said."""
         if isinstance(error, sqlite3.Error) and _refused_by_function(error) and self._refused:
             return SchemaError(f"SQLite database {self.path} refused a value: {self._refused}.")
         return super().explain(error)

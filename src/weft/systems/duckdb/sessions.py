@@ -34,7 +34,7 @@ _turns: dict[str, threading.Lock] = {}
 _turns_lock = threading.Lock()
 
 
-class DuckDBDriver(SqlDriver):
+class DuckDBSessions(SqlDriver):
     """One connection a session, closed with it. Readers open the file read-only, so that other readers may too."""
 
     dialect: ClassVar[str] = "duckdb"

@@ -1,0 +1,108 @@
+"""Spark as the engine of a streaming pipeline: one query after the other, under one lock and in one session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+from weft.engine.streaming.batch import Written
+from weft.engine.streaming.checkpoint import Checkpoint
+from weft.engine.streaming.query import Query
+from weft.engine.streaming.progress import Lag
+from weft.errors import ConnectionFailedError, WeftError
+from weft.pipelines.streaming.execution import Report
+from weft.pipelines.streaming.spec import StreamingPipeline
+
+
+class SparkEngine:
+    """Runs a streaming pipeline as a query of Spark's (`weft.pipelines.streaming.execution.StreamingEngine`)."""
+
+    def __init__(self, pipeline: StreamingPipeline) -> None:
+        self.pipeline, self.name = pipeline, pipeline.name
+        self.checkpoint = Checkpoint.of(pipeline)
+        self.lag = Lag((), self.checkpoint)
+        self._query: Query | None = None
+        self._spark: Any = None
+
+    @property
+    def location(self) -> str:
+        """The folder of the checkpoint."""
+        return self.checkpoint.location
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the lock of the checkpoint, also between two queries."""
+        with self.checkpoint.locked():
+            self.lag = Lag(self.pipeline.sources, self.checkpoint)
+            yield
+
+    def start(
+        self,
+        *,
+        once: bool,
+        committed: Callable[[], None],
+        report: Callable[[Report], None] | None,
+        idle: Callable[[], None] | None,
+    ) -> None:
+        """Start a query, in the session of the one before it."""
+
+        def written(batch: Written) -> None:
+            committed()
+            self.lag.moved(query.watched, batch.batch_id)
+            # The first look can be a batch of nothing.
+            if report is not None and (batch.counts or batch.dead_letters):
+                report(self._report(query, batch))
+
+        query = self._query = Query(
+            self.pipeline, once=once, written=written, idle=idle, checkpoint=self.checkpoint, spark=self._spark
+        )
+        query.start()
+
+    def wait(self) -> None:
+        """Wait for the query's end."""
+        assert self._query is not None
+        try:
+            self._query.wait()
+        except Exception as error:
+            if _lost_jvm(error):
+                raise ConnectionFailedError(
+                    f"Spark's JVM ended while {self.name} ran.", hint="What it said last is in .weft/spark.log."
+                ) from error
+            raise
+
+    def stop(self) -> None:
+        """Finish the batch in hand, and end the query."""
+        if (query := self._query) is not None:
+            query.stop()
+
+    def forget(self, error: Exception) -> None:
+        """Release the query that failed; the next one has its session."""
+        if (query := self._query) is not None:
+            self._spark, self._query = query.spark, None
+            query.forget(error)
+
+    def _report(self, query: Query, batch: Written) -> Report:
+        counts = batch.counts.values()
+        consumed = self.lag.consumed(query.watched) if self.pipeline.transform_sql is not None else 0
+        if not consumed:  # without SQL each target was given all there is
+            consumed = sum(each.rows_read for each in counts) // len(self.pipeline.targets)
+        return Report(
+            pipeline=self.name,
+            batch_id=batch.batch_id,
+            consumed=consumed,
+            written=dict(batch.rows),
+            dead=batch.dead_letters,
+            replayed=bool(counts) and all(each.replayed for each in counts),
+            seconds=query.seconds,
+            ended_at=datetime.now(UTC),
+        )
+
+
+def _lost_jvm(error: Exception) -> bool:
+    """Whether a call into the JVM found nobody there."""
+    from py4j.protocol import Py4JNetworkError
+
+    cause = error.__cause__ if type(error) is WeftError else error
+    return isinstance(cause, Py4JNetworkError | ConnectionError) and not isinstance(cause, WeftError)

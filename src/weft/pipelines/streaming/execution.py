@@ -1,0 +1,79 @@
+"""What carries out a streaming pipeline, and what a batch did: the supervisor is handed one, and imports no engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a batch did."""
+
+    pipeline: str
+    batch_id: int
+    consumed: int
+    """Rows before the SQL; with SQL over a stream counted by offsets, so at most so many."""
+    written: dict[str, int]
+    """By target."""
+    dead: int
+    """Rows that went into the dead letters, or were dropped where the pipeline says so."""
+    replayed: bool
+    """Whether all targets had it already: it was done before a crash."""
+    seconds: float
+    ended_at: datetime
+
+
+class Lag(Protocol):
+    """How far the sources of a pipeline are behind."""
+
+    def now(self, *, fresh: bool = False) -> dict[str, int]:
+        """By source; nothing of one that does not answer. Without `fresh` it may be the answer of a second ago."""
+
+    def told(self) -> dict[str, str]:
+        """The same in words, with units."""
+
+
+class StreamingEngine(Protocol):
+    """Runs one streaming pipeline. After it failed it can be started again."""
+
+    @property
+    def name(self) -> str:
+        """The pipeline's."""
+
+    @property
+    def location(self) -> str:
+        """Where its checkpoint is."""
+
+    @property
+    def lag(self) -> Lag:
+        """How far its sources are behind."""
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Keep every other process from running the pipeline during the block."""
+
+    def start(
+        self,
+        *,
+        once: bool,
+        committed: Callable[[], None],
+        report: Callable[[Report], None] | None,
+        idle: Callable[[], None] | None,
+    ) -> None:
+        """Start it: after this, batches are carried out; with `once` until what is there now is done.
+
+        From threads of the engine, `committed` is called after each batch, `report` with what a batch that had rows
+        did, and `idle` whenever there was none.
+        """
+
+    def wait(self) -> None:
+        """Wait until it ended; raises what made it fail."""
+
+    def stop(self) -> None:
+        """Finish the batch in hand, and end."""
+
+    def forget(self, error: Exception) -> None:
+        """Release what the start that failed with this error holds, before the next one."""

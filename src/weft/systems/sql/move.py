@@ -1,0 +1,236 @@
+"""How staged rows come into a target: what all modes share, and the statements of append and truncate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+import pyarrow as pa
+
+from weft.errors import LoadRefusedError
+from weft.systems.load import Counts, Load
+from weft.systems.sql.driver import Session
+from weft.systems.sql.tables import Column, SqlTables
+
+DELTA, LINE, KEPT, CHAIN = "_weft_delta", "_weft_line", "_weft_kept", "_weft_chain"
+_UNIQUE, _PRESENT, _RANK = "_weft_unique", "_weft_present", "_weft_rank"
+
+
+class Move:
+    """The statements that bring a staging table's rows into the target; those of an append."""
+
+    OF_A_PIECE: ClassVar[tuple[str, ...]] = (DELTA, LINE, KEPT, CHAIN)
+    """The temporary tables that moving a piece makes anew."""
+    TEMPORARY: ClassVar[tuple[str, ...]] = (*OF_A_PIECE, _UNIQUE)
+
+    def __init__(
+        self,
+        tables: SqlTables,
+        session: Session,
+        load: Load,
+        schema: pa.Schema,
+        columns: dict[str, Column],
+        stage: str,
+        staged_as: dict[str, str],
+    ) -> None:
+        self.tables, self.session, self.load, self.columns = tables, session, load, columns
+        self.fields = {field.name: field for field in schema}
+        self.names = list(schema.names)
+        self.staged_as = staged_as
+        self.stage = stage
+        self.condition = "1 = 1"
+        """Which of the staged rows to move."""
+        self.target = tables.table(load.schema, load.table)
+        self.present: str | None = None
+        """The table of all keys that the source has, where some rows do not stay in the staging table."""
+
+    @property
+    def source(self) -> str:
+        """The staged rows that are to be moved."""
+        table = self.tables.temporary(self.stage)
+        return table if self.condition == "1 = 1" else f"(SELECT * FROM {table} WHERE {self.condition})"
+
+    def run(self) -> Counts:
+        """Move the rows, and say what became of them."""
+        return self.clear() + self.apply() + self.delete_missing()
+
+    def clear(self) -> Counts:
+        """Remove what the rows replace as a whole."""
+        return Counts()
+
+    def apply(self) -> Counts:
+        """Move the rows without removing any: what may be done piece by piece."""
+        return self.insert()
+
+    def delete_missing(self) -> Counts:
+        """Remove the rows whose key the source no longer has."""
+        return Counts()
+
+    def insert(self) -> Counts:
+        """Insert the staged rows as they are."""
+        values = ", ".join(self._value(name) for name in self.names)
+        cursor = self.session.run(
+            f"INSERT INTO {self.target} ({self._list(self.names)}) SELECT {values} FROM {self.source} AS s"
+        )
+        return Counts(inserted=int(cursor.rowcount))
+
+    # ----------------------------------------------------------------------------------------------------------- pieces
+
+    @property
+    def can_compare(self) -> bool:
+        """Whether no row changes what becomes of another one, so that all may be compared before any is moved."""
+        return False
+
+    def compare(self) -> None:
+        """Find the staged rows that are new or differ, so that pieces of them need only be written."""
+        raise NotImplementedError
+
+    def compare_more(self) -> None:
+        """Add what is new or differs of more rows."""
+        raise NotImplementedError
+
+    def compared_all(self) -> None:
+        """Nothing more is to be compared: make pieces easy to find."""
+        raise NotImplementedError
+
+    @property
+    def of_a_piece(self) -> tuple[str, ...]:
+        """The temporary tables that moving a piece of these rows makes anew."""
+        return ()
+
+    # ------------------------------------------------------------------------------------------------------ expressions
+
+    def _q(self, name: str) -> str:
+        return self.tables.quote(name)
+
+    def _list(self, names: Sequence[str], alias: str = "") -> str:
+        return ", ".join(f"{alias}{self._q(name)}" for name in names)
+
+    def _value(self, name: str) -> str:
+        """A staged value as the type of its column."""
+        column = self.columns[name]
+        expression = f"s.{self._q(name)}"
+        if self.staged_as.get(name) == column.sql:
+            return expression
+        return self.tables.cast(expression, self.fields[name], column)
+
+    def _values(self) -> str:
+        return ", ".join(f"{self._value(name)} AS {self._q(name)}" for name in self.names)
+
+    def _on(self, value: bool = False) -> str:
+        """The condition that joins by keys; `value`: with raw staged values, else with those of a temporary table."""
+        return " AND ".join(
+            f"t.{self._q(key)} = {self._value(key) if value else f's.{self._q(key)}'}" for key in self.load.keys
+        )
+
+    def _same(self, keys: Sequence[str]) -> str:
+        """Keys to group by, so that those are together which the target takes for the same."""
+        return ", ".join(self._as_key(key, self._q(key)) for key in keys)
+
+    def _as_key(self, key: str, expression: str) -> str:
+        column = self.columns.get(key)  # there is none where the target is yet to be made
+        return expression if column is None else self.tables.as_key(expression, column)
+
+    def _count(self, sql: str) -> int:
+        row = self.session.row(sql)
+        return int(row[0] or 0) if row else 0
+
+    # ----------------------------------------------------------------------------------------------------------- checks
+
+    @property
+    def identity(self) -> list[str]:
+        """The columns of which no two staged rows may have the same values."""
+        return list(self.load.keys)
+
+    def check_keys(self, rows: int, put_aside: Callable[[], None] | None = None) -> int:
+        """Refuse null keys and rows that share one, or keep the right one of them; gives how many were left out.
+
+        `put_aside` takes rows without a key from the staging table, where they are not refused."""
+        load, tables = self.load, self.tables
+        if not load.keys:
+            return 0
+        stage = tables.temporary(self.stage)
+        keys = self.identity
+        listed = self._same(keys)
+        if len(keys) == 1 and tables.sorts_fast(self.fields[keys[0]]):
+            distinct = self._count(f"SELECT count(DISTINCT {listed}) FROM {stage}")
+            if distinct == rows:  # a null would not be counted either
+                return 0
+        null = " OR ".join(f"{self._same([key])} IS NULL" for key in load.keys)
+        # One pass finds both; which of them it was is only asked where there is something. A type of its own that
+        # compares texts, as citext, is none that a driver knows.
+        shown = ", ".join(
+            f"CAST({self._same([key])} AS text)" if self._same([key]) != self._q(key) else self._q(key) for key in keys
+        )
+        shared = self.session.rows(
+            f"SELECT {shown}, count(*) FROM {stage} GROUP BY {listed} HAVING count(*) > 1 OR {null} LIMIT 5"
+        )
+        if not shared:
+            return 0
+        if nulls := self._count(f"SELECT count(*) FROM {stage} WHERE {null}"):
+            if put_aside is not None:
+                put_aside()
+                return nulls + self.check_keys(rows - nulls)
+            raise LoadRefusedError(
+                f"{nulls:,} of {rows:,} source rows of {load.name} have no key ({', '.join(load.keys)} is null).",
+                hint="Filter them out in the source, or choose other keys.",
+            )
+        if not load.deduplicate_by:
+            examples = "; ".join(
+                f"{', '.join(f'{key}={value!s}' for key, value in zip(keys, row, strict=False))} ({row[-1]} rows)"
+                for row in shared
+            )
+            raise LoadRefusedError(
+                f"Rows of the source of {load.name} share a key: {examples}{' …' if len(shared) == 5 else ''}.",
+                hint='Say which of them counts: deduplicate_by="updated_at" keeps the greatest.',
+            )
+        return self._keep_greatest(rows)
+
+    def _keep_greatest(self, rows: int) -> int:
+        """Of rows with one key, the greatest by `deduplicate_by`; ties go by all columns, so that a re-run agrees."""
+        load, tables = self.load, self.tables
+        by = [
+            f"{self._q(name)} IS NULL, {tables.ordered(self._q(name), self.fields[name])} DESC"
+            for name in load.deduplicate_by
+        ]
+        rest = [
+            f"{self._q(name)} DESC"
+            for name in self.names
+            if name not in (*load.keys, *load.deduplicate_by) and tables.is_sortable(self.fields[name])
+        ]
+        # All of the staging table, its row numbers too.
+        ranked = (
+            f"SELECT q.*, row_number() OVER (PARTITION BY {self._same(load.keys)} ORDER BY {', '.join([*by, *rest])}) "
+            f"AS {self._q(_RANK)} FROM {tables.temporary(self.stage)} AS q"
+        )
+        tables.drop_temporary(self.session, _UNIQUE)
+        kept = tables.create_temporary_as(
+            self.session,
+            _UNIQUE,
+            f"SELECT * FROM ({ranked}) AS r WHERE {self._q(_RANK)} = 1",
+            keys=tables.stage_keys([self.fields[name] for name in load.keys], self.columns),
+        )
+        tables.filled(self.session, tables.temporary(_UNIQUE))
+        self.stage = _UNIQUE
+        return rows - kept
+
+    def remember_keys(self) -> None:
+        """Keep what the source has, before rows are put aside."""
+        tables, keys = self.tables, self.load.keys
+        tables.drop_temporary(self.session, _PRESENT)
+        tables.create_temporary_as(
+            self.session,
+            _PRESENT,
+            f"SELECT {self._list(keys)} FROM {tables.temporary(self.stage)}",
+            keys=tables.stage_keys([self.fields[name] for name in keys], self.columns),
+        )
+        tables.filled(self.session, tables.temporary(_PRESENT))
+        self.present = _PRESENT
+
+
+class Truncate(Move):
+    """Those of a truncate: the rows replace all that the target has."""
+
+    def clear(self) -> Counts:
+        """Not by TRUNCATE: it commits (MySQL), or shows an empty table to whoever began to read before (PostgreSQL)."""
+        return Counts(deleted=int(self.session.run(f"DELETE FROM {self.target}").rowcount))

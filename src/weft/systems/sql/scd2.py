@@ -1,0 +1,219 @@
+"""The statements of scd2: a key has a row for each version, of which one is current."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from weft.errors import LoadRefusedError
+from weft.systems.load import IS_CURRENT, ROW_HASH, VALID_FROM, VALID_TO, Counts
+from weft.systems.sql.merge import HIT, SINCE, ComparedMove
+from weft.systems.sql.move import CHAIN, DELTA, KEPT, LINE
+
+# Later than every instant that a database holds: the end of what has no end.
+_NEVER = datetime(9999, 12, 31, 23, 59, 59, 999_999, UTC)
+
+
+class Scd2(ComparedMove):
+    """Versions by the moment of the load."""
+
+    since = VALID_FROM
+
+    @property
+    def stored(self) -> str:
+        """The current versions."""
+        wanted = dict.fromkeys((*self.load.keys, *self.load.compared(self.names), VALID_FROM))
+        return (
+            f"(SELECT {self._list(list(wanted))} FROM {self.target} WHERE {self._q(IS_CURRENT)} = {self.tables.true})"
+        )
+
+    def apply(self) -> Counts:
+        """End the versions that differ, and insert the new ones."""
+        load, tables = self.load, self.tables
+        hits, new = self._delta()
+        if not hits and not new:
+            return Counts()
+        delta, now = self._changes, self._now()
+        if self._count(f"SELECT count(*) FROM {delta} AS d WHERE {self._q(SINCE)} >= {now}"):
+            # The clock went back: this load is later than what is stored, whatever the clock says.
+            last = f"(SELECT max({self._q(SINCE)}) FROM {delta} AS d)"
+            (latest,) = self.session.row(f"SELECT {tables.add_seconds(last, 0.000_001)}") or (None,)
+            now = tables.moment(latest if isinstance(latest, datetime) else datetime.fromisoformat(str(latest)))
+        if hits:
+            self.session.run(
+                tables.update_from(
+                    self.target,
+                    delta,
+                    f"{self._on()} AND s.{self._q(HIT)} = 1 AND t.{self._q(IS_CURRENT)} = {tables.true}",
+                    {VALID_TO: now, IS_CURRENT: tables.false},
+                )
+            )
+        names = self._list([*self.names, VALID_FROM, VALID_TO, IS_CURRENT, ROW_HASH])
+        digest = self._hash({name: f"s.{self._q(name)}" for name in load.compared(self.names)})
+        self.session.run(
+            f"INSERT INTO {self.target} ({names}) "
+            f"SELECT {self._list(self.names, 's.')}, {now}, NULL, {tables.true}, {digest} FROM {delta} AS s"
+        )
+        return Counts(inserted=new, updated=hits)
+
+    def delete_missing(self) -> Counts:
+        """Close the versions whose key the source no longer has, and those that are too old."""
+        load, tables = self.load, self.tables
+        deleted = 0
+        if load.handle_deletes is not None:
+            # Against all rows of the source: those that were put aside are bad, not gone.
+            stage = tables.temporary(self.present or self.stage)
+            deleted += self._close(
+                self._later_of(self._now()), f"NOT EXISTS (SELECT 1 FROM {stage} AS s WHERE {self._on(value=True)})"
+            )
+        if load.ttl_seconds is not None:
+            oldest = tables.add_seconds(self._now(), -load.ttl_seconds)
+            ends = tables.add_seconds(f"t.{self._q(VALID_FROM)}", load.ttl_seconds)
+            deleted += self._close(ends, f"t.{self._q(VALID_FROM)} < {oldest}")
+        return Counts(deleted=deleted)
+
+    def _now(self) -> str:
+        return self.tables.moment(self.load.moment)
+
+    def _later_of(self, moment: str) -> str:
+        """No version ends before it began, even if the clock went back or an event is of the future."""
+        since = f"t.{self._q(VALID_FROM)}"
+        return f"CASE WHEN {since} > {moment} THEN {since} ELSE {moment} END"
+
+    def _close(self, valid_to: str, condition: str) -> int:
+        tables = self.tables
+        cursor = self.session.run(
+            tables.update(
+                self.target,
+                {VALID_TO: valid_to, IS_CURRENT: tables.false},
+                f"t.{self._q(IS_CURRENT)} = {tables.true} AND {condition}",
+            )
+        )
+        return int(cursor.rowcount)
+
+    def _hash(self, values: dict[str, str]) -> str:
+        """The hash of a row, by the columns that its values are of."""
+        tables = self.tables
+        return tables.row_hash([tables.as_hashed(value, self.columns[name]) for name, value in values.items()])
+
+
+class Scd2ByEvent(Scd2):
+    """Versions by the time of an event, in whatever order the events come."""
+
+    @property
+    def identity(self) -> list[str]:
+        """Several events of one key are its history. Two at one instant would be a contradiction."""
+        event = self.load.event_timestamp_column
+        return [*self.load.keys, *([event] if event is not None and not self.load.deduplicate_by else [])]
+
+    @property
+    def can_compare(self) -> bool:
+        """An event changes what becomes of others with its key."""
+        return False
+
+    def apply(self) -> Counts:
+        """Put the events into the history of their keys, unless they change nothing."""
+        event = self.load.event_timestamp_column
+        assert event is not None
+        # Of the column's type, whatever the source had.
+        began = self.tables.instant(self._value(event), self.columns[event].field)
+        if nulls := self._count(f"SELECT count(*) FROM {self.source} AS s WHERE {began} IS NULL"):
+            raise LoadRefusedError(
+                f"{nulls:,} source rows of {self.load.name} have no event time ({event} is null).",
+                hint="Filter them out in the source, or load without event_timestamp_column.",
+            )
+        # A row that says what the current version says, and not of an earlier time, changes nothing. (Where a key has
+        # several rows of which one does, all of them are looked at again below.)
+        earlier = f"{began} < t.{self._q(VALID_FROM)}"
+        self._delta(earlier)
+        if not self._count(f"SELECT count(*) FROM {self.tables.temporary(DELTA)}"):
+            return Counts()
+        return self._put_into_history(began)
+
+    def _put_into_history(self, began: str) -> Counts:
+        """Put events into the history of their keys: each begins a version where it changes something, ends the one
+        before it, and is ended by the one after it, whatever order they come in."""
+        tables, load, run = self.tables, self.load, self.session.run
+        for name in (LINE, KEPT, CHAIN):
+            tables.drop_temporary(self.session, name)
+        keys, listed = list(load.keys), self._list(load.keys)
+        ts, until, src, digest = (self._q(name) for name in ("_ts", "_until", "_src", "_hash"))
+        never = tables.moment(_NEVER)
+        distinct = ", ".join(f"{self._same([key])} AS {self._q(key)}" for key in keys)
+        touched = f"(SELECT DISTINCT {distinct} FROM {tables.temporary(DELTA)})"
+        compared = load.compared(self.names)
+        stored_hash = self._hash({name: f"t.{self._q(name)}" for name in compared})
+        staged_hash = self._hash({name: self._value(name) for name in compared})
+        # The stored versions of the keys in question, then what is staged of them.
+        line = tables.temporary(LINE)
+        tables.create_temporary_as(
+            self.session,
+            LINE,
+            f"SELECT {self._list(keys, 't.')}, t.{self._q(VALID_FROM)} AS {ts}, t.{self._q(VALID_TO)} AS {until}, "
+            f"0 AS {src}, {stored_hash} AS {digest} FROM {self.target} AS t JOIN {touched} AS s ON {self._on()}",
+        )
+        raw_keys = ", ".join(self._value(key) for key in keys)
+        same = " AND ".join(f"{self._as_key(key, self._value(key))} = k.{self._q(key)}" for key in keys)
+        known = (
+            f"EXISTS (SELECT 1 FROM {self.target} AS t WHERE {self._on(value=True)} "
+            f"AND t.{self._q(VALID_FROM)} = {began} AND {stored_hash} = {staged_hash})"
+        )
+        run(
+            f"INSERT INTO {line} ({listed}, {ts}, {until}, {src}, {digest}) "
+            f"SELECT {raw_keys}, {began}, NULL, 1, {staged_hash} FROM {self.source} AS s "
+            f"JOIN {touched} AS k ON {same} WHERE NOT {known}"
+        )
+        order = f"PARTITION BY {self._same(keys)} ORDER BY {ts}, {src}, COALESCE({until}, {never})"
+        # Where the version that began last before this row ends: stored versions never overlap.
+        cover = (
+            f"MAX(CASE WHEN {src} = 0 THEN COALESCE({until}, {never}) END) "
+            f"OVER ({order} ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)"
+        )
+        tables.create_temporary_as(
+            self.session,
+            KEPT,
+            f"SELECT * FROM (SELECT l.*, {cover} AS {self._q('_cover')}, LAG({digest}) OVER ({order}) AS "
+            f"{self._q('_before')}, LAG({ts}) OVER ({order}) AS {self._q('_before_ts')}, "
+            f"MIN({src}) OVER (PARTITION BY {self._same(keys)}) AS {self._q('_is_new')} FROM {line} AS l) AS w "
+            f"WHERE {src} = 0 OR {self._q('_before')} IS NULL OR {self._q('_before')} <> {digest} "
+            # The key had gone and is back, with the values it had.
+            f"OR ({self._q('_cover')} <= {ts} AND {self._q('_before_ts')} < {self._q('_cover')})",
+        )
+        own_end = f"CASE WHEN {self._q('_cover')} > {ts} AND {self._q('_cover')} < {never} THEN {self._q('_cover')} END"
+        following = f"LEAD({ts}) OVER ({order})"
+        tables.create_temporary_as(
+            self.session,
+            CHAIN,
+            f"SELECT c.*, CASE WHEN {self._q('_end')} IS NULL THEN {self._q('_next')} "
+            f"WHEN {self._q('_next')} IS NULL OR {self._q('_end')} < {self._q('_next')} THEN {self._q('_end')} "
+            f"ELSE {self._q('_next')} END AS {self._q('_to')} FROM "
+            f"(SELECT k.*, {own_end} AS {self._q('_end')}, {following} AS {self._q('_next')} "
+            f"FROM {tables.temporary(KEPT)} AS k) AS c",
+        )
+        chain = tables.temporary(CHAIN)
+        current = f"CASE WHEN s.{self._q('_to')} IS NULL THEN {tables.true} ELSE {tables.false} END"
+        moved = (
+            f"SELECT * FROM {chain} WHERE {src} = 0 "
+            f"AND COALESCE({self._q('_to')}, {never}) <> COALESCE({until}, {never})"
+        )
+        run(
+            tables.update_from(
+                self.target,
+                f"({moved})",
+                f"{self._on()} AND t.{self._q(VALID_FROM)} = s.{ts} "
+                f"AND COALESCE(t.{self._q(VALID_TO)}, {never}) = COALESCE(s.{until}, {never})",
+                {VALID_TO: f"s.{self._q('_to')}", IS_CURRENT: current},
+            )
+        )
+        names = self._list([*self.names, VALID_FROM, VALID_TO, IS_CURRENT, ROW_HASH])
+        values = ", ".join(self._value(name) for name in self.names)
+        matching = " AND ".join(f"{self._value(key)} = c.{self._q(key)}" for key in keys)
+        to = f"c.{self._q('_to')}"
+        cursor = run(
+            f"INSERT INTO {self.target} ({names}) SELECT {values}, c.{ts}, {to}, "
+            f"CASE WHEN {to} IS NULL THEN {tables.true} ELSE {tables.false} END, c.{digest} "
+            f"FROM {self.source} AS s JOIN {chain} AS c ON {matching} AND {began} = c.{ts} WHERE c.{src} = 1"
+        )
+        added = int(cursor.rowcount)
+        fresh = self._count(f"SELECT count(*) FROM {chain} WHERE {src} = 1 AND {self._q('_is_new')} = 1")
+        return replace(Counts(), inserted=fresh, updated=added - fresh)

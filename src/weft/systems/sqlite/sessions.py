@@ -1,0 +1,259 @@
+"""Sessions on a SQLite file: one writer at a time, any number of readers, and no connection open across a fork."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
+from weakref import WeakSet
+
+from weft.errors import BusyError, ConnectionFailedError, SchemaError, StorageError, WeftError
+from weft.systems.base import Connection
+from weft.systems.file import MEMORY
+from weft.systems.sql.driver import Role, Session, SqlDriver
+from weft.systems.sqlite import reading
+from weft.systems.sqlite.connection import SQLiteConnection, quote
+
+# How long a writer waits for another process's lock before it gives up with an error.
+LOCK_SECONDS = 30.0
+# SQLite's own busy handler sleeps up to 100 ms between tries, which starves a writer beside a busy one.
+_RETRY_SECONDS = 0.0005
+
+
+class SqliteSessions(SqlDriver):
+    """Pooled connections to a SQLite file in WAL mode. Publishes run under `synchronous=FULL`, bookkeeping under
+    NORMAL."""
+
+    dialect: ClassVar[str] = "sqlite"
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection)
+        assert isinstance(self.connection, SQLiteConnection)
+        self._file = self.connection
+        self.path = self._file.path or MEMORY
+        self.in_memory = self.path == MEMORY
+        self._memory: sqlite3.Connection | None = None
+        # One writer of this process at a time: the others wait here without asking SQLite again and again.
+        self._writing = threading.Lock()
+        self._in_use = _InUse()
+        if not self.in_memory:
+            _open_sessions.add(self)
+
+    # ------------------------------------------------------------------------------------------------------ connections
+
+    def connect(self, role: Role) -> sqlite3.Connection:
+        """A connection with the durability of its role. Who only reads changes nothing, not even the journal mode."""
+        if role == "read" and not self.in_memory:
+            return reading.connect(self.path, LOCK_SECONDS)
+        if not self.in_memory:
+            try:
+                os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
+            except OSError as error:
+                raise ConnectionFailedError(
+                    f"The folder of the SQLite database {self.path} cannot be made: {error.strerror}."
+                ) from None
+        driver = sqlite3.connect(
+            self.path, timeout=LOCK_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=256
+        )
+        try:
+            driver.execute("PRAGMA journal_mode=WAL")
+            driver.execute(f"PRAGMA synchronous={'FULL' if role == 'publish' else 'NORMAL'}")
+            driver.execute("PRAGMA busy_timeout=0")  # `begin` waits by itself
+        except BaseException:
+            driver.close()
+            raise
+        return driver
+
+    @contextmanager
+    def session(self, role: Role) -> Iterator[Session]:
+        """As for every database; an in-memory one has a single connection, which its users take in turn."""
+        if self.in_memory:
+            with self._lock:
+                self.check_open()
+                if self._memory is None:
+                    self._memory = self.connect("publish")
+                self._idle[role] = [(time.monotonic(), self._memory)]
+                with super().session(role) as session:
+                    yield session
+        elif role == "read":
+            with self._in_use, super().session(role) as session:
+                yield session
+        else:
+            with self._in_use, self._writing, super().session(role) as session:
+                yield session
+
+    def before_fork(self) -> None:
+        """Have no connection open while the process forks: the next use opens others, on both sides.
+
+        SQLite keeps what it knows of its file locks in memory, and the child would have the memory without the locks:
+        to it the file is in use, to everybody else it is not. So the parent's last close would remove the log that the
+        child goes on writing to, with events that it has acknowledged.
+        """
+        self._in_use.stop()
+        self.drop_idle()
+
+    def after_fork(self) -> None:
+        """Go on."""
+        self._in_use.go_on()
+
+    def begin(self, driver: sqlite3.Connection, role: Role) -> None:
+        """Take the write lock at once: a lock taken later could fail in the middle of the work."""
+        if role == "read" or driver.in_transaction:
+            return
+        deadline = time.monotonic() + LOCK_SECONDS
+        while True:
+            try:
+                driver.execute("BEGIN IMMEDIATE")
+                return
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                    raise
+            time.sleep(_RETRY_SECONDS)
+
+    def commit(self, driver: sqlite3.Connection, role: Role) -> None:
+        """Commit; in WAL mode nobody can be in the way."""
+        if role != "read":
+            driver.execute("COMMIT")
+        elif isinstance(driver, reading.ReadConnection) and driver.opened_at not in (None, reading.state(self.path)):
+            raise BusyError(
+                f"Somebody wrote to the SQLite database {self.path} while it was read, and what was read may be wrong.",
+                hint="Read it again, or with the right to write to its folder: then readers and writers share it.",
+            )
+
+    def _rest(self, role: Role, driver: sqlite3.Connection) -> None:
+        if isinstance(driver, reading.ReadConnection) and not driver.is_lasting:
+            self._drop(driver)
+        else:
+            super()._rest(role, driver)
+
+    def rollback(self, driver: sqlite3.Connection) -> None:
+        """Undo what was open."""
+        if driver.in_transaction:
+            driver.execute("ROLLBACK")
+
+    def execute(self, driver: sqlite3.Connection, sql: str, parameters: Sequence[Any] | None) -> sqlite3.Cursor:
+        """Run a statement."""
+        return driver.execute(sql, parameters or ())
+
+    def translate_sql(self, sql: str) -> str:
+        """SQLite's placeholder is ours."""
+        return sql
+
+    def is_driver_error(self, error: BaseException) -> bool:
+        """Whether sqlite3 raised this."""
+        return isinstance(error, sqlite3.Error)
+
+    def explain(self, error: BaseException) -> WeftError:
+        """By SQLite's result code."""
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        where = f"SQLite database {self.path}"
+        if str(error).startswith("no such table") and not self.in_memory and not os.path.exists(self.path):
+            return self._file.missing()
+        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            return BusyError(
+                f"{where} has been locked by another process for {LOCK_SECONDS:.0f} seconds.",
+                hint="Nothing was stored. End the other transaction, then try again.",
+            )
+        if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY):
+            return StorageError(
+                f"{where} cannot be written: {error}.",
+                hint="Nothing was stored. Free disk space or check its permissions.",
+            )
+        if code == sqlite3.SQLITE_IOERR:
+            # The disk may have failed to confirm a commit that it holds nevertheless.
+            return StorageError(
+                f"{where} cannot be read or written: {error}.",
+                hint="If this was a publish, its events may or may not be stored. Check the disk and its free space.",
+            )
+        if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+            return ConnectionFailedError(
+                f"{where} cannot be opened: {error}.",
+                hint="Is it a SQLite file that you may read and write?"
+                + (f" Try: weft connections check {self.connection.name}" if self.connection.name else ""),
+            )
+        if code in (sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH):
+            return SchemaError(f"{where} refused a value: {error}.")
+        return WeftError(f"{where}: {error}.")
+
+    def close(self) -> None:
+        """Close every connection; the one of a database in memory may be in use by another thread."""
+        with self._lock:
+            super().close()
+            if self._memory is not None:
+                self._memory.close()
+            self._memory = None
+
+    # ------------------------------------------------------------------------------------------------------------ names
+
+    def quote(self, name: str) -> str:
+        """A quoted identifier."""
+        return quote(name)
+
+    def table(self, schema: str, name: str) -> str:
+        """SQLite has no schemas: the table is called "schema.name"."""
+        return self.quote(f"{schema}.{name}")
+
+
+class _InUse:
+    """Counts the threads that use connections; a fork waits for them, and keeps others from beginning."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._stopped = False
+        self._threads = 0
+        self._depth = threading.local()
+
+    def __enter__(self) -> None:
+        depth = getattr(self._depth, "now", 0)
+        if not depth:
+            with self._changed:
+                while self._stopped:
+                    self._changed.wait()
+                self._threads += 1
+        self._depth.now = depth + 1
+
+    def __exit__(self, *_: object) -> None:
+        self._depth.now -= 1
+        if not self._depth.now:
+            with self._changed:
+                self._threads -= 1
+                if self._stopped:
+                    self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Wait until nobody but this thread uses a connection. The lock is kept: a child must not find it taken."""
+        self._changed.acquire()
+        self._stopped = True
+        own = 1 if getattr(self._depth, "now", 0) else 0
+        self._changed.wait_for(lambda: self._threads == own)
+
+    def go_on(self) -> None:
+        """Let everybody go on."""
+        self._stopped = False
+        self._changed.notify_all()
+        self._changed.release()
+
+
+_open_sessions: WeakSet[SqliteSessions] = WeakSet()
+_forking: list[SqliteSessions] = []
+_one_fork = threading.RLock()
+
+
+def _before_fork() -> None:
+    _one_fork.acquire()
+    _forking.extend(_open_sessions)
+    for sessions in _forking:
+        sessions.before_fork()
+
+
+def _after_fork() -> None:
+    while _forking:
+        _forking.pop().after_fork()
+    _one_fork.release()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
