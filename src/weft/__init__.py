@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from weft import hooks
 
 if TYPE_CHECKING:
     import weft as weft
@@ -219,6 +221,15 @@ if not TYPE_CHECKING:
             raise AttributeError(f"module 'weft' has no attribute {name!r}")
         globals()[name] = value
         return value
+
+
+def _open_consumer(client: Any, *streams: Any, **options: Any) -> Any:
+    from weft.consumers.consumer import xconsumer
+
+    return xconsumer(client, *streams, **options)
+
+
+hooks.open_consumer = _open_consumer
 
 
 def __dir__() -> list[str]:

@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any, ClassVar, Self
 from urllib.parse import unquote_plus
 
-from weft import settings
+from weft import hooks, settings
 from weft.errors import (
     ConnectionFailedError,
     DeclarationError,
@@ -157,10 +157,8 @@ class Connection:
 
     def xconsumer(self, *streams: Any, **options: Any) -> Any:
         """A `weft.Consumer` of streams on this connection, or with `group` and `consumer` a `weft.GroupConsumer`."""
-        from weft.consumers.consumer import xconsumer
-
         system_for(self.kind).load_log()  # refuses what holds no streams
-        return xconsumer(self, *streams, **options)
+        return hooks.open_consumer(self, *streams, **options)
 
     def failed(self, error: BaseException, *, hint: str | None = None) -> ConnectionFailedError:
         """The error to raise for a driver's `error` in opening this connection, without its secrets.

@@ -6,7 +6,7 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import redis
 import redis.asyncio
@@ -19,14 +19,18 @@ from redis.retry import Retry
 
 from weft import settings
 from weft.errors import BusyError, ConnectionFailedError, DeclarationError, StorageError, WeftError
-from weft.systems.base import Connection
 from weft.systems.redis import members
-from weft.systems.redis.connection import CONNECT_SECONDS, PORT, SENTINEL_PORT, RedisConnection
+
+if TYPE_CHECKING:
+    from weft.systems.base import Connection
+    from weft.systems.redis.connection import RedisConnection
 
 T = TypeVar("T")
 Client = redis.Redis | redis.RedisCluster
 AsyncClient = redis.asyncio.Redis | redis.asyncio.RedisCluster
 
+PORT, SENTINEL_PORT = 6379, 26379
+CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 60.0
 """A server that does not answer for so long is taken for gone. No command blocks for nearly as long."""
 
@@ -88,9 +92,8 @@ def sentinels(connection: RedisConnection) -> list[tuple[str, int]]:
     return found
 
 
-def open_client(connection: Connection, **more: Any) -> Client:
+def open_client(connection: RedisConnection, **more: Any) -> Client:
     """A client that blocks: of the server, of the cluster, or of whichever server the Sentinels name. Thread-safe."""
-    assert isinstance(connection, RedisConnection)
     # Nothing is tried again unseen: it may have been done before its answer was lost. Who can try again does.
     never = Retry(NoBackoff(), 0)
     options, given = connection.resolved().options(), {**arguments(connection), "retry": never, **more}
@@ -104,9 +107,8 @@ def open_client(connection: Connection, **more: Any) -> Client:
     return redis.Redis(options.get("host", "localhost"), options.get("port", PORT), **given)
 
 
-def open_async_client(connection: Connection, **more: Any) -> AsyncClient:
+def open_async_client(connection: RedisConnection, **more: Any) -> AsyncClient:
     """The same for asyncio."""
-    assert isinstance(connection, RedisConnection)
     never = redis.asyncio.retry.Retry(NoBackoff(), 0)
     options, given = connection.resolved().options(), {**arguments(connection), "retry": never, **more}
     if options.get("cluster"):

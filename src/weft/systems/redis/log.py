@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weft.errors import SettingsError, unknown
 from weft.systems.log import META_TYPES, Group, Leased, Member, Page, Refused, Span
 from weft.systems.redis import ids, values
-from weft.systems.redis.connection import RedisConnection
 from weft.types import FieldType, comparable, dump_json
 
 if TYPE_CHECKING:
@@ -306,7 +305,6 @@ class RedisLog:
         from weft.systems.redis import resp
         from weft.systems.redis.wire import ReplyError, Wire
 
-        assert isinstance(self.store.connection, RedisConnection)
         begin, end, expected = ids.to_id(after + 1), ids.to_id(upto), ""
         # Stopped from the beginning: it waits for no server that is gone.
         with closing(Wire(self.store.connection, self.keys.stream, stopped=lambda: True)) as wire:

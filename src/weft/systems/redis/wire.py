@@ -21,8 +21,8 @@ from redis import exceptions
 
 from weft.errors import WeftError
 from weft.systems.redis import members
-from weft.systems.redis.client import ANSWER_SECONDS, ERRORS, answered, explain, open_client, refuses
-from weft.systems.redis.connection import CONNECT_SECONDS, RedisConnection
+from weft.systems.redis.client import ANSWER_SECONDS, CONNECT_SECONDS, ERRORS, answered, explain, open_client, refuses
+from weft.systems.redis.connection import RedisConnection
 from weft.systems.redis.members import BEGINNING, said_by, text_of
 from weft.systems.redis.resp import Bytes, encode, parse
 
