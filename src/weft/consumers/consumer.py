@@ -12,11 +12,10 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from time import monotonic
 from typing import Any, Self
 
-from weft.consumers.entries import StreamEntry
-from weft.consumers.reader import GroupReader, Membership, Part, Reader
 from weft.errors import LeaseLostError, SettingsError, WeftError, nearest
 from weft.project import current
-from weft.systems.base import Connection
+from weft.systems.base import Connection, System, system_for, systems
+from weft.systems.entries import GroupReader, Membership, Part, Reader, StreamEntry
 
 _log = logging.getLogger("weft.consumers")
 # With the one that is asked for, as many as a request to a database may have.
@@ -46,6 +45,8 @@ class Consumer:
     An async iterator of `(stream, entry)` that ends when there is nothing to read; iterating again goes on. Also an
     async context manager.
     """
+
+    _membership: Membership | None = None
 
     def __init__(
         self,
@@ -134,7 +135,7 @@ class Consumer:
         if identifier is not None:
             self._identifiers[_text(stream)] = identifier
         try:
-            self._reads_logs()
+            self._system_of_entries()  # refuses a stream of another sort
             await self._begin()
         except BaseException:
             self.streams = before
@@ -162,30 +163,32 @@ class Consumer:
         if reader is not None:
             await reader.close()
 
-    def _open(self) -> Reader:
-        if self._reads_logs():
-            from weft.consumers.logs import LogReader
+    def _open(self) -> Any:
+        """Open a `Reader`, or with a membership a `GroupReader`."""
+        system = self._system_of_entries()
+        if system is not None:
+            return system.load_entries().open(self.client, self._membership)
+        from weft.consumers.logs import LogGroupReader, LogReader
 
-            return LogReader(self.client)
-        from weft.consumers.redis_reader import RedisReader
+        return LogReader(self.client) if self._membership is None else LogGroupReader(self.client, self._membership)
 
-        return RedisReader(self.client)
-
-    def _reads_logs(self) -> bool:
-        """Whether the streams are declared ones. Other names, on a connection to Redis, are keys."""
+    def _system_of_entries(self) -> System | None:
+        """Return the system whose own streams these are; `None` for declared ones, which are read through their log."""
         if not isinstance(self.client, Connection):
-            return False
-        if self.client.kind != "redis":
-            return True
+            return _system_of_client(self.client)
+        system = system_for(self.client.kind)
+        if system.entries is None:
+            return None
         names = [_text(stream) for stream in self.streams]
         declared = [name for name in names if name in current().streams]
-        keys = [name for name in names if name not in current().streams]
-        if declared and keys:
+        own = [name for name in names if name not in current().streams]
+        if declared and own:
             raise SettingsError(
-                f"{declared[0]!r} is a declared stream and {keys[0]!r} a key of Redis, which one consumer cannot read.",
+                f"{declared[0]!r} is a declared stream and {own[0]!r} {system.load_entries().noun}, which one consumer "
+                "cannot read.",
                 hint="Make a consumer for each kind.",
             )
-        return bool(declared)
+        return None if declared else system
 
     async def _begin(self, closed: int | None = None) -> None:
         """Begin what has not begun, unless the consumer was closed since it had been so many times."""
@@ -383,15 +386,6 @@ class GroupConsumer(Consumer):
             self._stale_at = math.inf
             await self._forget()
 
-    def _open(self) -> Reader:
-        if self._reads_logs():
-            from weft.consumers.logs import LogGroupReader
-
-            return LogGroupReader(self.client, self._membership)
-        from weft.consumers.redis_group import RedisGroupReader
-
-        return RedisGroupReader(self.client, self._membership)
-
     async def _ready(self) -> bool:
         if self._buffer:
             if monotonic() < self._stale_at:
@@ -461,6 +455,17 @@ def xconsumer(
     if group is None:
         return Consumer(client, named[0], **options)
     return GroupConsumer(client, named[0], group, consumer, **options)
+
+
+def _system_of_client(client: object) -> System:
+    readable = {system: system.load_entries() for system in systems().values() if system.entries is not None}
+    for system, entries in readable.items():
+        if entries.takes(client):
+            return system
+    raise SettingsError(
+        f"A consumer reads through a client or a connection, not a {type(client).__name__}.",
+        hint=f"{', '.join(entries.clients for entries in readable.values())} or weft.connect(url=…)",
+    )
 
 
 def _distinct(streams: Iterable[Any]) -> list[Any]:

@@ -10,13 +10,12 @@ from dataclasses import replace
 from time import monotonic
 from typing import Any
 
-from weft.consumers.entries import StreamEntry
-from weft.consumers.reader import Membership, Part
 from weft.errors import EventsLostError, NotFoundError, SettingsError
 from weft.streams import Stream, ack, consume, groups, nack
 from weft.streams.events import Event, read_after
 from weft.streams.runtime import Opened, find, open_beside
 from weft.systems.base import Connection
+from weft.systems.entries import Membership, Part, StreamEntry
 from weft.systems.log import ROWID, Refused
 
 _LOOK_SECONDS = 1.0

@@ -15,6 +15,7 @@ import pyarrow as pa
 from weft.dataframes.layout import Layout, Rejected
 from weft.dataframes.quarantine import Quarantine, quarantine_of
 from weft.errors import SettingsError, WeftError
+from weft.systems.entries import Membership
 from weft.systems.redis import scripts
 from weft.systems.redis.connection import RedisConnection
 from weft.systems.redis.members import (
@@ -248,12 +249,14 @@ class GroupFeed(_RedisFeed):
         super().__init__(wire, stream, layout)
         self._member = Member(
             stream,
-            group,
-            consumer,
-            start="$" if start in ("$", "+") else _before(start),
-            create=create_group,
-            claim_idle=claim_idle,
-            how_to_create="create_group=True creates it, and starts it at start_id.",
+            Membership(
+                group=group,
+                consumer=consumer,
+                group_start="$" if start in ("$", "+") else _before(start),
+                auto_create=create_group,
+                claim_idle=claim_idle,
+                create_hint="create_group=True creates it, and starts it at start_id.",
+            ),
         )
         self._iterates = iterates
         self._confirms = confirms

@@ -232,6 +232,7 @@ class System:
     schemes: tuple[str, ...] = ()
     log: str | None = None
     tables: str | None = None
+    entries: str | None = None
     extra: str | None = None
     describes: str = ""
 
@@ -254,6 +255,12 @@ class System:
             able = ", ".join(each.kind for each in systems().values() if each.tables)
             raise DeclarationError(f"A {self.kind} connection cannot hold tables.", hint=f"These can: {able}.")
         loaded: type[Any] = self._load(self.tables)
+        return loaded
+
+    def load_entries(self) -> type[Any]:
+        """The class that reads this system's own streams, entry by entry: see `weft.systems.entries`."""
+        assert self.entries is not None
+        loaded: type[Any] = self._load(self.entries)
         return loaded
 
     def _load(self, reference: str) -> Any:
@@ -341,6 +348,7 @@ _BUILT_IN = {
             connection="weft.systems.redis.connection:RedisConnection",
             schemes=("redis", "rediss"),
             log="weft.systems.redis.store:RedisStore",
+            entries="weft.systems.redis.entries:RedisEntries",
             extra="redis",
             describes="Redis: one server, a cluster, or one behind Sentinels",
         ),

@@ -1,7 +1,7 @@
 """A member of a group of one stream, as consumers and frames are: what it asks of Redis, and what the answers mean.
 
-Nothing here speaks to a server. A step is a script to run, and is sent its reply: `weft.consumers` runs steps with
-asyncio, `weft.dataframes` on a wire. Scripts, so that each is one step for the server, whose reply has one shape for
+Nothing here speaks to a server. A step is a script to run, and is sent its reply: readers of entries run steps with
+asyncio, feeds of pages on a wire. Scripts, so that each is one step for the server, whose reply has one shape for
 every client, and that can be run again where the reply was lost. New entries are not asked for here: consumers make
 objects of them, frames columns, and each has its own way to XREADGROUP.
 """
@@ -13,6 +13,7 @@ from collections.abc import Generator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from weft.errors import NotFoundError, SettingsError
+from weft.systems.entries import Membership
 
 T = TypeVar("T")
 
@@ -63,26 +64,15 @@ class _Listed(NamedTuple):
 class Member:
     """What a member knows of its stream and group."""
 
-    def __init__(
-        self,
-        stream: str | bytes,
-        group: str | bytes,
-        consumer: str | bytes,
-        *,
-        start: str,
-        create: bool,
-        claim_idle: int | None,
-        how_to_create: str,
-    ) -> None:
-        if text_of(consumer) == GIVEN_BACK:
+    def __init__(self, stream: str | bytes, membership: Membership) -> None:
+        if text_of(membership.consumer) == GIVEN_BACK:
             raise SettingsError(f"No member can have the name {GIVEN_BACK!r}: it holds what members gave back.")
-        self.stream, self.group, self.consumer = stream, group, consumer
-        self.start = start
+        self._membership = membership
+        self.stream, self.group, self.consumer = stream, membership.group, membership.consumer
+        self.start = membership.group_start
         """Where the group begins, now and whenever it is created again: `$` becomes where the stream ended."""
         self.skipped = 0
         """How many pending entries were passed over because they are deleted."""
-        self._create, self._how_to_create = create, how_to_create
-        self._claim_idle = claim_idle
         self._last = BEGINNING
         self._position = BEGINNING
         """What a request for new entries gives from now on comes after this one, and after whatever is claimed: that
@@ -94,12 +84,13 @@ class Member:
 
     def join(self) -> Steps[bool]:
         """Find the group, or create it if that is allowed; whether it was created."""
-        reply = yield self._script("member_join", self.start, self._last, int(self._create))
+        reply = yield self._script("member_join", self.start, self._last, int(self._membership.auto_create))
         start, last, delivered, created = reply
         self.start, self._last = text_of(start), text_of(last)
         if delivered is None:
             raise NotFoundError(
-                f"The stream {text_of(self.stream)!r} has no group {text_of(self.group)!r}.", hint=self._how_to_create
+                f"The stream {text_of(self.stream)!r} has no group {text_of(self.group)!r}.",
+                hint=self._membership.create_hint,
             )
         self._position = text_of(delivered)
         if created:
@@ -150,12 +141,13 @@ class Member:
         found = yield self._script("member_pending", "-", "+", count, GIVEN_BACK)
         if found:
             return _Listed(0, True, found)
-        if self._claim_idle is None:
+        idle = self._membership.claim_idle
+        if idle is None:
             return None
-        words = ("IDLE", self._claim_idle, f"({self._claimed_up_to}", "+", count)
+        words = ("IDLE", idle, f"({self._claimed_up_to}", "+", count)
         found = yield self._script("member_pending", *words)
         self._claimed_up_to = text_of(found[-1][0]) if found else BEGINNING
-        return _Listed(self._claim_idle, True, found) if found else None
+        return _Listed(idle, True, found) if found else None
 
     def give_back(self, ids: Sequence[Any], *, undelivered: bool) -> Steps[int]:
         """Let any member have the entries that are still this one's; how many. `undelivered`: nobody saw them."""

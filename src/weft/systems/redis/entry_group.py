@@ -14,12 +14,11 @@ from typing import Any, TypeVar
 
 from redis import exceptions
 
-from weft.consumers.entries import StreamEntry
-from weft.consumers.reader import Membership, Part
-from weft.consumers.redis_reader import Key, RedisReader, by_stream, check_identifier, entry_of
 from weft.errors import SettingsError
-from weft.streams.declare import DEAD_LETTER_SUFFIX
+from weft.systems.entries import Membership, Part, StreamEntry
+from weft.systems.log import DEAD_LETTER_SUFFIX
 from weft.systems.redis import scripts
+from weft.systems.redis.entry_reader import Key, RedisReader, by_stream, check_identifier, entry_of
 from weft.systems.redis.members import Given, Member, Script, Steps, text_of
 
 T = TypeVar("T")
@@ -49,19 +48,10 @@ class RedisGroupReader(RedisReader):
     async def begin(self, stream: Key, identifier: Any) -> None:
         """Join the group, or create it."""
         self._same_slot(stream)
-        told = self._member
-        member = Member(
-            stream,
-            told.group,
-            told.consumer,
-            start=told.group_start,
-            create=told.auto_create,
-            claim_idle=told.claim_idle,
-            how_to_create="auto_create=True creates it, at group_start.",
-        )
+        member = Member(stream, self._member)
         if identifier is not None and text_of(identifier) != ">":
             member.begin_with_own(check_identifier(identifier))
-        elif told.start_from_backlog:
+        elif self._member.start_from_backlog:
             member.begin_with_own()
         await self.patiently(lambda: self._run(member.join()), stream)
         self._members[stream] = member

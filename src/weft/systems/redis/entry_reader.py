@@ -8,12 +8,11 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from redis import exceptions
-from redis.asyncio import Redis, RedisCluster
+from redis.asyncio import RedisCluster
 
-from weft.consumers.entries import StreamEntry
-from weft.consumers.reader import Part
 from weft.errors import ConnectionFailedError, SettingsError, WeftError
 from weft.systems.base import Connection
+from weft.systems.entries import Part, StreamEntry
 from weft.systems.redis import members
 from weft.systems.redis.client import AWAY, AsyncClient, open_async_client, refuses
 from weft.systems.redis.members import BEGINNING, LOOK_SECONDS, VANISHED, is_id, order_of, said_by, text_of
@@ -31,11 +30,6 @@ class RedisReader:
     def __init__(self, client: Any) -> None:
         self._owned = isinstance(client, Connection)
         self.client: AsyncClient = open_async_client(client) if self._owned else client
-        if not isinstance(self.client, Redis | RedisCluster):
-            raise SettingsError(
-                f"A consumer reads through a client or a connection, not a {type(client).__name__}.",
-                hint='weft.Redis("localhost"), weft.RedisCluster("localhost", 7000) or weft.connect(url=…)',
-            )
         self.is_cluster = isinstance(self.client, RedisCluster)
         self._longest_wait = _longest_wait(self.client)
         self._answered = False
