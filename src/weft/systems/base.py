@@ -233,6 +233,8 @@ class System:
     log: str | None = None
     tables: str | None = None
     entries: str | None = None
+    pages: str | None = None
+    hashes: str | None = None
     extra: str | None = None
     describes: str = ""
 
@@ -258,9 +260,21 @@ class System:
         return loaded
 
     def load_entries(self) -> type[Any]:
-        """The class that reads this system's own streams, entry by entry: see `weft.systems.entries`."""
+        """The class that reads this system's own streams entry by entry: see `weft.systems.entries`."""
         assert self.entries is not None
         loaded: type[Any] = self._load(self.entries)
+        return loaded
+
+    def load_pages(self) -> type[Any]:
+        """The class that reads this system's own streams as frames: see `weft.systems.pages`."""
+        assert self.pages is not None
+        loaded: type[Any] = self._load(self.pages)
+        return loaded
+
+    def load_hashes(self) -> Callable[..., None]:
+        """The function that writes hashes, `(connection, keys, fields)`, a list of values for each field."""
+        assert self.hashes is not None
+        loaded: Callable[..., None] = self._load(self.hashes)
         return loaded
 
     def _load(self, reference: str) -> Any:
@@ -349,6 +363,8 @@ _BUILT_IN = {
             schemes=("redis", "rediss"),
             log="weft.systems.redis.store:RedisStore",
             entries="weft.systems.redis.entries:RedisEntries",
+            pages="weft.systems.redis.pages:RedisPages",
+            hashes="weft.systems.redis.hashes:write_hashes",
             extra="redis",
             describes="Redis: one server, a cluster, or one behind Sentinels",
         ),

@@ -299,7 +299,7 @@ class RedisLog:
 
     def _pages(
         self, after: int, upto: int, most: float = math.inf, wanted: Sequence[str] | None = None
-    ) -> Iterator[tuple[resp.Bytes, resp.Page]]:
+    ) -> Iterator[tuple[resp.Bytes, resp.EntryPage]]:
         """The entries of a range, at most so many, with these fields or all, and the replies that they are from: one
         is valid until the next."""
         from weft.systems.redis import resp

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from weft.dataframes.layout import Rejected
+from weft.systems.log import QUARANTINE_SUFFIX
+from weft.systems.pages import Rejected
 from weft.systems.redis.members import LARGEST, order_of, text_of
 from weft.systems.redis.wire import Key, ReplyError, Wire, Word
 
-QUARANTINE = "__quarantine"
 ERROR_FIELD = "_weft_error"
 SOURCE_FIELD = "_weft_entry"
 _ENTRIES_A_PAGE = 1000
@@ -16,7 +16,7 @@ _ENTRIES_A_PAGE = 1000
 
 def quarantine_of(stream: Key) -> Key:
     """The key of a stream's quarantine."""
-    return stream + QUARANTINE if isinstance(stream, str) else stream + QUARANTINE.encode()
+    return stream + QUARANTINE_SUFFIX if isinstance(stream, str) else stream + QUARANTINE_SUFFIX.encode()
 
 
 class Quarantine:
