@@ -114,8 +114,8 @@ class LogGroupReader(LogReader):
             )
         if self._member.auto_create and not self._member.start_from_backlog:
             return
-        found = await groups(self._streams[stream], connection=self._connection)
-        group = next((each for each in found if each["consumer"] == self._group), None)
+        known = await groups(self._streams[stream], connection=self._connection)
+        group = next((each for each in known if each["consumer"] == self._group), None)
         if group is None and not self._member.auto_create:
             raise NotFoundError(
                 f"The stream {stream!r} has no group {self._group!r}.", hint="auto_create=True creates it."
@@ -208,10 +208,10 @@ def check_offset(identifier: Any) -> int:
 
 
 def _by_stream(entries: Sequence[StreamEntry]) -> dict[str, list[Any]]:
-    found: dict[str, list[Any]] = defaultdict(list)
+    events: dict[str, list[Any]] = defaultdict(list)
     for entry in entries:
-        found[entry.stream].append(entry.field_values)
-    return found
+        events[entry.stream].append(entry.field_values)
+    return events
 
 
 def _text(name: Any) -> str:

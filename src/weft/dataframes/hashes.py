@@ -18,7 +18,7 @@ def write_hashes(url: str | Connection, frame: Any, key_column: str = "key", *, 
     The other columns are the fields, as texts. A null removes its field; fields that the frame does not have stay.
     """
     connection = find_connection(url)
-    write = partial(system_with("hashes", connection, "write_hashes").load_hashes(), connection)
+    write = partial(system_with("hashes", connection, "write_hashes").load("hashes"), connection)
     if not isinstance(key_prefix, str):
         raise SettingsError(f"key_prefix is a text, not {key_prefix!r}.")
     table = _table_of(frame)

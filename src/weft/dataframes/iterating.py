@@ -68,7 +68,7 @@ class StreamBatches:
 
     def ask_to_stop(self) -> None:
         """Let the call that waits, in whatever thread, be the last one."""
-        self._stop.told = True
+        self._stop.requested = True
         self._stop.restore()
 
     def __iter__(self) -> Self:
@@ -228,7 +228,7 @@ class _Stop:
     """Whether somebody said to stop. Signals are caught until `restore`."""
 
     def __init__(self, stop: Stop | None) -> None:
-        self.told = False
+        self.requested = False
         self._asked: Callable[[], bool] = lambda: False
         self._signals: list[signal.Signals] = []
         if stop is None:
@@ -249,7 +249,7 @@ class _Stop:
             )
 
     def is_set(self) -> bool:
-        return self.told or self._asked()
+        return self.requested or self._asked()
 
     def restore(self) -> None:
         signals, self._signals = self._signals, []
@@ -295,7 +295,7 @@ class _Caught:
     def _catch(self, number: int, frame: FrameType | None) -> None:
         waiting = list(self._waiting[number])
         for stop in waiting:
-            stop.told = True
+            stop.requested = True
         if not waiting:
             signal.signal(number, self._before[number])
             signal.raise_signal(number)

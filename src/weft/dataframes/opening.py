@@ -31,7 +31,7 @@ def system_with(capability: Literal["pages", "hashes"], connection: Connection, 
 
 def open_pages(connection: Connection, what: str) -> Pages:
     """Return what reads the system's own streams."""
-    pages: Pages = system_with("pages", connection, what).load_pages()(connection)
+    pages: Pages = system_with("pages", connection, what).load("pages")(connection)
     return pages
 
 

@@ -157,7 +157,9 @@ class Connection:
 
     def xconsumer(self, *streams: Any, **options: Any) -> Any:
         """A `weft.Consumer` of streams on this connection, or with `group` and `consumer` a `weft.GroupConsumer`."""
-        system_for(self.kind).load_log()  # refuses what holds no streams
+        system = system_for(self.kind)
+        if system.entries is None:
+            system.load_log()  # refuses what holds no streams
         return hooks.open_consumer(self, *streams, **options)
 
     def failed(self, error: BaseException, *, hint: str | None = None) -> ConnectionFailedError:
@@ -233,8 +235,11 @@ class System:
     log: str | None = None
     tables: str | None = None
     entries: str | None = None
+    """Reads the system's own streams for consumers: see `weft.systems.entries`."""
     pages: str | None = None
+    """Reads the system's own streams as frames: see `weft.systems.pages`."""
     hashes: str | None = None
+    """Writes hashes: `(connection, keys, fields)`, with a list of values for each field."""
     extra: str | None = None
     describes: str = ""
 
@@ -259,23 +264,9 @@ class System:
         loaded: type[Any] = self._load(self.tables)
         return loaded
 
-    def load_entries(self) -> type[Any]:
-        """The class that reads this system's own streams entry by entry: see `weft.systems.entries`."""
-        assert self.entries is not None
-        loaded: type[Any] = self._load(self.entries)
-        return loaded
-
-    def load_pages(self) -> type[Any]:
-        """The class that reads this system's own streams as frames: see `weft.systems.pages`."""
-        assert self.pages is not None
-        loaded: type[Any] = self._load(self.pages)
-        return loaded
-
-    def load_hashes(self) -> Callable[..., None]:
-        """The function that writes hashes, `(connection, keys, fields)`, a list of values for each field."""
-        assert self.hashes is not None
-        loaded: Callable[..., None] = self._load(self.hashes)
-        return loaded
+    def load(self, capability: typing.Literal["entries", "pages", "hashes"]) -> Any:
+        """Return the class or function that this system names for a capability which it has."""
+        return self._load(getattr(self, capability))
 
     def _load(self, reference: str) -> Any:
         module, _, name = reference.partition(":")

@@ -60,10 +60,10 @@ class RedisReader:
 
     async def read(self, part: Part, count: int, wait: float) -> list[StreamEntry]:
         """One request, and another where a stream was found to have begun anew."""
-        found = await self.patiently(lambda: self._read(part, count, wait), *part)
-        if not found and self.looks(part) and await self.patiently(lambda: self._begun_anew(part), *part):
-            found = await self.patiently(lambda: self._read(part, count, 0), *part)
-        return found
+        entries = await self.patiently(lambda: self._read(part, count, wait), *part)
+        if not entries and self.looks(part) and await self.patiently(lambda: self._begun_anew(part), *part):
+            entries = await self.patiently(lambda: self._read(part, count, 0), *part)
+        return entries
 
     async def close(self) -> None:
         """Close the client, if it is the reader's own."""
@@ -77,13 +77,13 @@ class RedisReader:
     async def _read(self, part: Part, count: int, wait: float) -> list[StreamEntry]:
         positions = [self._positions[stream] for stream in part]
         reply = await self.once(part[0], "XREAD", *self.block(wait), "COUNT", count, "STREAMS", *part, *positions)
-        found = []
+        new = []
         for stream, entries in by_stream(reply):
             read = [entry_of(stream, each[0], each[1]) for each in entries]
             if read:
                 self._positions[self.name(stream)] = text_of(read[-1].identifier)
-                found += read
-        return found
+                new += read
+        return new
 
     async def _begun_anew(self, part: Part) -> bool:
         """Whether a stream was removed and made again, with identifiers below those of the entries that were read."""

@@ -20,8 +20,8 @@ from weft.systems.redis.members import (
     LARGEST,
     LOOK_SECONDS,
     VANISHED,
-    Given,
     Member,
+    Redelivered,
     Script,
     Steps,
     is_id,
@@ -131,6 +131,8 @@ class RangeFeed(_RedisFeed):
         self._reached: str | None = None
         """The last id that the stream is known to have had."""
         self._look_at = 0.0
+        self.reply: Bytes
+        """What the last page was made of. It is valid until the next fetch."""
 
     def begin(self) -> None:
         """Fix where `$` is: after what is there now."""
@@ -138,7 +140,7 @@ class RangeFeed(_RedisFeed):
             self._reached = self.wire.last_id(self.stream)
             self._start = f"({self._reached}"
 
-    def fetch(self, limit: int, wait_seconds: float | None, more: bool = True) -> Page | None:
+    def fetch(self, limit: int, wait_seconds: float | None, more: bool = True) -> EntryPage | None:
         """Return the next page. `more` says that the one after it will be wanted too."""
         self.begin()
         if self._reached == f"{LARGEST}-{LARGEST}":
@@ -181,6 +183,7 @@ class RangeFeed(_RedisFeed):
         except ReplyError as error:
             raise self.wire.explained(error) from None
         assert self._expected is not None
+        self.reply = reply
         self.drained = count_of(reply) < self._expected[1]
         self._expected = None
         # Redis works on the next page while this one is taken apart.
@@ -267,13 +270,13 @@ class GroupFeed(_RedisFeed):
         self._member.received(page.ids[-1].as_py())
         return self._remember(page)
 
-    def _delivered_again(self, limit: int) -> list[Given]:
+    def _delivered_again(self, limit: int) -> list[Redelivered]:
         look = time.monotonic() >= self._look_at
-        given = self._run(self._member.delivered_again(limit, look=look))
-        if look and not given:
+        again = self._run(self._member.delivered_again(limit, look=look))
+        if look and not again:
             # A read looks once: after that it would be given what it has itself.
             self._look_at = time.monotonic() + LOOK_SECONDS if self._iterates else math.inf
-        return given
+        return again
 
     def _new(self, limit: int, wait_seconds: float | None) -> Bytes:
         block: tuple[Word, ...] = ()

@@ -45,7 +45,7 @@ class Script(NamedTuple):
 Steps = Generator[Script, Any, T]
 
 
-class Given(NamedTuple):
+class Redelivered(NamedTuple):
     """An entry that was delivered before: its id, names and values in turns, and how often it was delivered."""
 
     id: Any
@@ -111,7 +111,7 @@ class Member:
         """Begin with what this member was given before and has not acknowledged."""
         self._own_after, self._own_counts = after, True
 
-    def delivered_again(self, count: int, *, look: bool) -> Steps[list[Given]]:
+    def delivered_again(self, count: int, *, look: bool) -> Steps[list[Redelivered]]:
         """The next entries that were delivered before: of this member, where it begins with them or a reply was lost;
         then, if it is to look there, what was given back, and what any member has held for too long. Each of those is
         gone through once before nothing is given."""
@@ -122,42 +122,42 @@ class Member:
                 return []
             idle, counts, entries = self._listed
             listed = [word for entry in entries for word in (entry[0], entry[1], entry[3])]
-            taken, deleted = yield self._script("member_take", self.consumer, idle, int(counts), *listed)
+            delivered, deleted = yield self._script("member_take", self.consumer, idle, int(counts), *listed)
             # Not before there is a reply: it is asked for again, and what others took meanwhile is left out.
             self._listed = None
             self.skipped += deleted
-            if taken:
-                self._position = max(self._position, text_of(taken[-1][0]), key=order_of)
-                return [Given(*each) for each in taken]
+            if delivered:
+                self._position = max(self._position, text_of(delivered[-1][0]), key=order_of)
+                return [Redelivered(*each) for each in delivered]
 
     def _list(self, count: int, look: bool) -> Steps[_Listed | None]:
         if self._own_after is not None:
-            found = yield self._script("member_pending", f"({self._own_after}", "+", count, self.consumer)
-            self._own_after = text_of(found[-1][0]) if found else None
-            if found:
-                return _Listed(0, self._own_counts, found)
+            pending = yield self._script("member_pending", f"({self._own_after}", "+", count, self.consumer)
+            self._own_after = text_of(pending[-1][0]) if pending else None
+            if pending:
+                return _Listed(0, self._own_counts, pending)
         if not look:
             return None
-        found = yield self._script("member_pending", "-", "+", count, GIVEN_BACK)
-        if found:
-            return _Listed(0, True, found)
+        pending = yield self._script("member_pending", "-", "+", count, GIVEN_BACK)
+        if pending:
+            return _Listed(0, True, pending)
         idle = self._membership.claim_idle
         if idle is None:
             return None
         words = ("IDLE", idle, f"({self._claimed_up_to}", "+", count)
-        found = yield self._script("member_pending", *words)
-        self._claimed_up_to = text_of(found[-1][0]) if found else BEGINNING
-        return _Listed(idle, True, found) if found else None
+        pending = yield self._script("member_pending", *words)
+        self._claimed_up_to = text_of(pending[-1][0]) if pending else BEGINNING
+        return _Listed(idle, True, pending) if pending else None
 
     def give_back(self, ids: Sequence[Any], *, undelivered: bool) -> Steps[int]:
         """Let any member have the entries that are still this one's; how many. `undelivered`: nobody saw them."""
-        given = 0
+        returned = 0
         for begin in range(0, len(ids), _MOST_AT_ONCE):
             some = ids[begin : begin + _MOST_AT_ONCE]
-            given += yield self._script("member_give_back", self.consumer, int(undelivered), *some)
-        return given
+            returned += yield self._script("member_give_back", self.consumer, int(undelivered), *some)
+        return returned
 
-    def bury(self, entry: Given, place: str | bytes) -> Steps[None]:
+    def bury(self, entry: Redelivered, place: str | bytes) -> Steps[None]:
         """Move an entry to the dead letters."""
         words = (self.group, self.consumer, entry.id, entry.deliveries - 1)
         yield Script("member_bury", (self.stream, place), words)
@@ -168,8 +168,8 @@ class Member:
 
 def is_id(text: str) -> bool:
     """Whether Redis takes this for the id of an entry."""
-    found = _ID.fullmatch(text)
-    return found is not None and all(int(part or 0) <= LARGEST for part in found.groups())
+    match = _ID.fullmatch(text)
+    return match is not None and all(int(part or 0) <= LARGEST for part in match.groups())
 
 
 def order_of(identifier: str) -> tuple[int, int]:
@@ -178,9 +178,9 @@ def order_of(identifier: str) -> tuple[int, int]:
     return int(milliseconds), int(sequence or 0)
 
 
-def text_of(given: Any) -> str:
+def text_of(word: Any) -> str:
     """What a reply says in bytes, or in a text where the client decodes."""
-    return given.decode(errors="backslashreplace") if isinstance(given, bytes) else str(given)
+    return word.decode(errors="backslashreplace") if isinstance(word, bytes) else str(word)
 
 
 def said_by(error: BaseException) -> str:
