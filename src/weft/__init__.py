@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from weft import hooks
 
 if TYPE_CHECKING:
     import weft as weft
@@ -23,8 +25,6 @@ if TYPE_CHECKING:
     from weft import testing as testing
     from weft import transforms as transforms
     from weft import types as types
-    from weft.consumers.clients import Redis as Redis
-    from weft.consumers.clients import RedisCluster as RedisCluster
     from weft.consumers.consumer import Consumer as Consumer
     from weft.consumers.consumer import GroupConsumer as GroupConsumer
     from weft.dataframes.hashes import write_hashes as write_hashes
@@ -94,6 +94,8 @@ if TYPE_CHECKING:
     from weft.systems.objects.connection import ObjectStoreS3Connection as ObjectStoreS3Connection
     from weft.systems.objects.formats import format_from_path as format_from_path
     from weft.systems.postgres.connection import PostgresConnection as PostgresConnection
+    from weft.systems.redis.asyncio_clients import Redis as Redis
+    from weft.systems.redis.asyncio_clients import RedisCluster as RedisCluster
     from weft.systems.redis.connection import RedisConnection as RedisConnection
     from weft.systems.sqlite.connection import SQLiteConnection as SQLiteConnection
     from weft.udfs import udaf as udaf
@@ -102,7 +104,6 @@ if TYPE_CHECKING:
     __version__: str
 
 _NAMES_OF_MODULES = {
-    "weft.consumers.clients": ("Redis", "RedisCluster"),
     "weft.consumers.consumer": ("Consumer", "GroupConsumer"),
     "weft.dataframes.hashes": ("write_hashes",),
     "weft.dataframes.iterating": ("iter_stream", "iter_stream_async"),
@@ -157,6 +158,7 @@ _NAMES_OF_MODULES = {
     "weft.systems.objects.connection": ("ObjectStoreLocalConnection", "ObjectStoreS3Connection"),
     "weft.systems.objects.formats": ("format_from_path",),
     "weft.systems.postgres.connection": ("PostgresConnection",),
+    "weft.systems.redis.asyncio_clients": ("Redis", "RedisCluster"),
     "weft.systems.redis.connection": ("RedisConnection",),
     "weft.systems.sqlite.connection": ("SQLiteConnection",),
     "weft.udfs": ("udaf", "udf"),
@@ -219,6 +221,15 @@ if not TYPE_CHECKING:
             raise AttributeError(f"module 'weft' has no attribute {name!r}")
         globals()[name] = value
         return value
+
+
+def _open_consumer(client: Any, *streams: Any, **options: Any) -> Any:
+    from weft.consumers.consumer import xconsumer
+
+    return xconsumer(client, *streams, **options)
+
+
+hooks.open_consumer = _open_consumer
 
 
 def __dir__() -> list[str]:

@@ -8,8 +8,8 @@ import pytest
 
 import weft
 from consumers.numbered import drained, fill, numbers, until_idle
-from weft.consumers.reader import Membership
-from weft.consumers.redis_group import RedisGroupReader
+from weft.systems.entries import Membership
+from weft.systems.redis.entry_group import RedisGroupReader
 
 
 def member(client: Any, name: str, **options: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,7 @@ import pytest
 
 import weft
 from consumers.rights import rights_of
-from weft.dataframes.opening import find_redis
-from weft.dataframes.redis_feed import Window, ranges
-from weft.systems.redis.wire import Wire
+from weft.systems.redis.pages import RedisPages
 
 GUIDE = Path(__file__).parents[2] / "docs" / "dataframes.md"
 KINDS = ("all", "groups", "quarantine", "spark", "many", "hashes")
@@ -47,8 +44,7 @@ def test_what_each_kind_of_frame_needs(user: Callable[..., str], add: Callable[.
     url = user("all", "many")
     assert set(weft.read_streams(url, "events*")["_stream"]) == {"events"}
     url = user("all", "spark")
-    with closing(Wire(find_redis(url, "this"), "events")) as wire:
-        assert len(ranges(wire, "events", "-", "+", 2, Window())) > 0
+    assert len(RedisPages(weft.connect(url)).partition("events", "-", "+", 2, [])) > 0  # type: ignore[arg-type]
     url = user("all", "hashes")
     frame = pl.DataFrame({"key": ["1", "2"], "a": ["x", None], "b": ["y", "z"]})
     assert weft.write_hashes(url, frame, key_prefix="events:") == 2

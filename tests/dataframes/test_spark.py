@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import weft
-from weft.dataframes.redis_feed import Window, ranges
 from weft.errors import SettingsError
+from weft.systems.redis.ranges import partition
 from weft.systems.redis.wire import Wire
 
 Add = Callable[..., list[str]]
@@ -79,7 +79,7 @@ def test_ranges_hold_every_entry_once(
     url: str, client: Any, events: list[str], wanted: int, bounds: tuple[str, str]
 ) -> None:
     wire = Wire(weft.connect(url=url), "events")  # type: ignore[arg-type]
-    found = ranges(wire, "events", *bounds, wanted, Window())
+    found = partition(wire, "events", *bounds, wanted)
     wire.close()
     assert len(found) <= wanted
     held = [each.decode() for part in found for each, _ in client.xrange("events", *part)]

@@ -84,9 +84,9 @@ class _LazyGroup(click.Group):
 
 def _show_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
     if asked:
-        import weft
+        from importlib.metadata import version
 
-        click.echo(f"weft {weft.__version__}")
+        click.echo(f"weft {version('weft')}")
         ctx.exit()
 
 

@@ -5,6 +5,7 @@ Where it comes from is the reader's matter."""
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import math
 from collections import deque
@@ -12,27 +13,14 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from time import monotonic
 from typing import Any, Self
 
-from weft.consumers.entries import StreamEntry
-from weft.consumers.reader import GroupReader, Membership, Part, Reader
 from weft.errors import LeaseLostError, SettingsError, WeftError, nearest
 from weft.project import current
-from weft.systems.base import Connection
+from weft.systems.base import Connection, System, system_for, systems
+from weft.systems.entries import GroupReader, Membership, Part, Reader, StreamEntry
 
 _log = logging.getLogger("weft.consumers")
 # With the one that is asked for, as many as a request to a database may have.
 _MAX_BUFFER = 99_999
-_OPTIONS = ("buffer_size", "timeout")
-_GROUP_OPTIONS = (
-    "group",
-    "consumer",
-    "auto_create",
-    "auto_acknowledge",
-    "start_from_backlog",
-    "group_start",
-    "claim_idle",
-    "max_deliveries",
-    "dead_letter",
-)
 
 
 class Consumer:
@@ -46,6 +34,8 @@ class Consumer:
     An async iterator of `(stream, entry)` that ends when there is nothing to read; iterating again goes on. Also an
     async context manager.
     """
+
+    _membership: Membership | None = None
 
     def __init__(
         self,
@@ -74,21 +64,22 @@ class Consumer:
         self._closed = 0
         """How many times. Who waits meanwhile is told that there is nothing, and begins nothing anew."""
 
-    def _check_parameters(self, given: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    def _check_parameters(self, stream_parameters: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         names = [_text(stream) for stream in self.streams]
-        for name, parameters in given.items():
+        for name, parameters in stream_parameters.items():
             if name in names:
                 if isinstance(parameters, Mapping) and set(parameters) == {"identifier"}:
                     continue
                 raise SettingsError(
                     f"The parameters of stream {name!r} must be {{'identifier': …}}, not {parameters!r}."
                 )
-            if name in _GROUP_OPTIONS:
+            options = [*inspect.signature(GroupConsumer).parameters][:-1]
+            if name in options:
                 raise SettingsError(f"{name} is an option of a member of a group.", hint="Give group and consumer too.")
-            close = nearest(name, [*_OPTIONS, *_GROUP_OPTIONS, *names])
+            close = nearest(name, [*options, *names])
             hint = f"Did you mean {close!r}?" if close else f"Its streams: {', '.join(names)}."
             raise SettingsError(f"A consumer has neither an option nor a stream named {name!r}.", hint=hint)
-        return {name: parameters["identifier"] for name, parameters in given.items()}
+        return {name: parameters["identifier"] for name, parameters in stream_parameters.items()}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(streams={[_text(stream) for stream in self.streams]!r})"
@@ -134,7 +125,7 @@ class Consumer:
         if identifier is not None:
             self._identifiers[_text(stream)] = identifier
         try:
-            self._reads_logs()
+            self._system_of_entries()  # refuses a stream of another sort
             await self._begin()
         except BaseException:
             self.streams = before
@@ -162,30 +153,32 @@ class Consumer:
         if reader is not None:
             await reader.close()
 
-    def _open(self) -> Reader:
-        if self._reads_logs():
-            from weft.consumers.logs import LogReader
+    def _open(self) -> Any:
+        """Open a `Reader`, or with a membership a `GroupReader`."""
+        system = self._system_of_entries()
+        if system is not None:
+            return system.load("entries").open(self.client, self._membership)
+        from weft.consumers.logs import LogGroupReader, LogReader
 
-            return LogReader(self.client)
-        from weft.consumers.redis_reader import RedisReader
+        return LogReader(self.client) if self._membership is None else LogGroupReader(self.client, self._membership)
 
-        return RedisReader(self.client)
-
-    def _reads_logs(self) -> bool:
-        """Whether the streams are declared ones. Other names, on a connection to Redis, are keys."""
+    def _system_of_entries(self) -> System | None:
+        """Return the system whose own streams these are; `None` for declared ones, which are read through their log."""
         if not isinstance(self.client, Connection):
-            return False
-        if self.client.kind != "redis":
-            return True
+            return _system_of_client(self.client)
+        system = system_for(self.client.kind)
+        if system.entries is None:
+            return None
         names = [_text(stream) for stream in self.streams]
         declared = [name for name in names if name in current().streams]
-        keys = [name for name in names if name not in current().streams]
-        if declared and keys:
+        own = [name for name in names if name not in current().streams]
+        if declared and own:
+            noun = system.load("entries").noun
             raise SettingsError(
-                f"{declared[0]!r} is a declared stream and {keys[0]!r} a key of Redis, which one consumer cannot read.",
+                f"{declared[0]!r} is a declared stream and {own[0]!r} {noun}, which one consumer cannot read.",
                 hint="Make a consumer for each kind.",
             )
-        return bool(declared)
+        return None if declared else system
 
     async def _begin(self, closed: int | None = None) -> None:
         """Begin what has not begun, unless the consumer was closed since it had been so many times."""
@@ -241,16 +234,16 @@ class Consumer:
 
     async def _read(self, part: Part, wait: float) -> tuple[float, list[StreamEntry]]:
         assert self._reader is not None
-        found = await self._reader.read(part, self._buffer_size + 1, wait)
-        return monotonic(), found
+        entries = await self._reader.read(part, self._buffer_size + 1, wait)
+        return monotonic(), entries
 
     def _collect(self) -> set[Part]:
         """Put what requests have given into the buffer; the parts that were asked."""
         done = {part for part, read in self._reads.items() if read.done()}
         for part in done:
-            fetched_at, found = self._reads.pop(part).result()
-            if found:
-                self._buffer.extend(found)
+            fetched_at, entries = self._reads.pop(part).result()
+            if entries:
+                self._buffer.extend(entries)
                 self._fetched(fetched_at)
         return done
 
@@ -355,15 +348,15 @@ class GroupConsumer(Consumer):
             if closed:
                 await self.aclose()
 
-    def _settled(self, given: Any) -> list[StreamEntry]:
+    def _settled(self, entries: Any) -> list[StreamEntry]:
         """The entries, of which nothing is left to acknowledge by itself: one that was given back is another's."""
-        found = _entries(given)
+        listed = _entries(entries)
         if self._handed_out:
-            settled = {(_text(entry.stream), entry.identifier) for entry in found}
+            settled = {(_text(entry.stream), entry.identifier) for entry in listed}
             self._handed_out = [
                 entry for entry in self._handed_out if (_text(entry.stream), entry.identifier) not in settled
             ]
-        return found
+        return listed
 
     async def _leave(self) -> None:
         if self._reads:
@@ -382,15 +375,6 @@ class GroupConsumer(Consumer):
             self._handed_out.clear()
             self._stale_at = math.inf
             await self._forget()
-
-    def _open(self) -> Reader:
-        if self._reads_logs():
-            from weft.consumers.logs import LogGroupReader
-
-            return LogGroupReader(self.client, self._membership)
-        from weft.consumers.redis_group import RedisGroupReader
-
-        return RedisGroupReader(self.client, self._membership)
 
     async def _ready(self) -> bool:
         if self._buffer:
@@ -442,7 +426,7 @@ class GroupConsumer(Consumer):
 
 def xconsumer(
     client: Any,
-    *given: Any,
+    *names: Any,
     streams: Iterable[Any] | None = None,
     group: Any = None,
     consumer: Any = None,
@@ -451,7 +435,7 @@ def xconsumer(
     """A consumer of these streams; with `group` and `consumer` a member of that group. `options` are those of
     `Consumer` and `GroupConsumer`."""
     # Some name the client again, as where the classes are made directly.
-    named = [each for each in given if each is not client]
+    named = [each for each in names if each is not client]
     if streams is not None:
         named.append(streams)
     if len(named) != 1:
@@ -463,13 +447,24 @@ def xconsumer(
     return GroupConsumer(client, named[0], group, consumer, **options)
 
 
+def _system_of_client(client: object) -> System:
+    readable = {system: system.load("entries") for system in systems().values() if system.entries is not None}
+    for system, entries in readable.items():
+        if entries.takes(client):
+            return system
+    raise SettingsError(
+        f"A consumer reads through a client or a connection, not a {type(client).__name__}.",
+        hint=f"{', '.join(entries.clients for entries in readable.values())} or weft.connect(url=…)",
+    )
+
+
 def _distinct(streams: Iterable[Any]) -> list[Any]:
     if isinstance(streams, str | bytes) or not isinstance(streams, Iterable):
         raise SettingsError(f"streams must be a list of streams, not {streams!r}.", hint='streams=["one", "two"]')
-    found = list({_text(stream): stream for stream in streams}.values())
-    if not found:
+    distinct = list({_text(stream): stream for stream in streams}.values())
+    if not distinct:
         raise SettingsError("A consumer needs at least one stream.")
-    return found
+    return distinct
 
 
 def _text(stream: Any) -> str:
@@ -481,20 +476,20 @@ def _text(stream: Any) -> str:
     return name
 
 
-def _entries(given: Any) -> list[StreamEntry]:
-    if isinstance(given, StreamEntry) or (_is_pair(given) and not isinstance(given[0], tuple)):
-        given = [given]
-    if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping):
-        raise SettingsError(f"Entries that a consumer gave are needed, not {given!r}.")
-    found = [item[1] if _is_pair(item) else item for item in given]
-    for entry in found:
+def _entries(entries: Any) -> list[StreamEntry]:
+    if isinstance(entries, StreamEntry) or (_is_pair(entries) and not isinstance(entries[0], tuple)):
+        entries = [entries]
+    if not isinstance(entries, Iterable) or isinstance(entries, str | bytes | Mapping):
+        raise SettingsError(f"Entries that a consumer gave are needed, not {entries!r}.")
+    listed = [item[1] if _is_pair(item) else item for item in entries]
+    for entry in listed:
         if not isinstance(entry, StreamEntry) or entry.stream is None:
             raise SettingsError(f"Entries that a consumer gave are needed, not {entry!r}.")
-    return found
+    return listed
 
 
-def _is_pair(given: Any) -> bool:
-    return type(given) is tuple and len(given) == 2 and isinstance(given[1], StreamEntry)
+def _is_pair(item: Any) -> bool:
+    return type(item) is tuple and len(item) == 2 and isinstance(item[1], StreamEntry)
 
 
 def _check_number(what: str, value: object, least: int, most: int | None = None) -> None:

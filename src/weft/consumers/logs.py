@@ -10,13 +10,12 @@ from dataclasses import replace
 from time import monotonic
 from typing import Any
 
-from weft.consumers.entries import StreamEntry
-from weft.consumers.reader import Membership, Part
 from weft.errors import EventsLostError, NotFoundError, SettingsError
 from weft.streams import Stream, ack, consume, groups, nack
 from weft.streams.events import Event, read_after
 from weft.streams.runtime import Opened, find, open_beside
 from weft.systems.base import Connection
+from weft.systems.entries import Membership, Part, StreamEntry
 from weft.systems.log import ROWID, Refused
 
 _LOOK_SECONDS = 1.0
@@ -115,8 +114,8 @@ class LogGroupReader(LogReader):
             )
         if self._member.auto_create and not self._member.start_from_backlog:
             return
-        found = await groups(self._streams[stream], connection=self._connection)
-        group = next((each for each in found if each["consumer"] == self._group), None)
+        known = await groups(self._streams[stream], connection=self._connection)
+        group = next((each for each in known if each["consumer"] == self._group), None)
         if group is None and not self._member.auto_create:
             raise NotFoundError(
                 f"The stream {stream!r} has no group {self._group!r}.", hint="auto_create=True creates it."
@@ -209,10 +208,10 @@ def check_offset(identifier: Any) -> int:
 
 
 def _by_stream(entries: Sequence[StreamEntry]) -> dict[str, list[Any]]:
-    found: dict[str, list[Any]] = defaultdict(list)
+    events: dict[str, list[Any]] = defaultdict(list)
     for entry in entries:
-        found[entry.stream].append(entry.field_values)
-    return found
+        events[entry.stream].append(entry.field_values)
+    return events
 
 
 def _text(name: Any) -> str:

@@ -6,8 +6,8 @@ from typing import Any, Literal, get_args
 
 import pyarrow as pa
 
-from weft.dataframes.kinds import is_polars_type
 from weft.dataframes.layout import Layout
+from weft.dataframes.types import is_polars_type
 from weft.errors import MissingExtraError, SettingsError, nearest
 
 To = Literal["polars", "arrow", "pandas", "spark"]
@@ -35,7 +35,7 @@ def frame_of(table: pa.Table, to: str, layout: Layout) -> Any:
         return session.spark().createDataFrame(table)
     pl = polars()
     frame = pl.from_arrow(table, rechunk=False)
-    exact = {name: kind for name, kind in layout.given.items() if name in frame.columns and is_polars_type(kind)}
+    exact = {name: kind for name, kind in layout.schema_types.items() if name in frame.columns and is_polars_type(kind)}
     return frame.cast(exact) if exact else frame
 
 

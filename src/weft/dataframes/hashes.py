@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
-from weft.dataframes.opening import find_redis
+from weft.dataframes.opening import find_connection, system_with
 from weft.errors import DeclarationError, SchemaError, SettingsError, unknown
 from weft.systems.base import Connection
-
-_ROWS_AT_ONCE = 1_000
 
 
 def write_hashes(url: str | Connection, frame: Any, key_column: str = "key", *, key_prefix: str = "") -> int:
@@ -18,9 +17,8 @@ def write_hashes(url: str | Connection, frame: Any, key_column: str = "key", *, 
 
     The other columns are the fields, as texts. A null removes its field; fields that the frame does not have stay.
     """
-    connection = find_redis(url, "write_hashes")
-    from weft.systems.redis.client import Client, persistently
-
+    connection = find_connection(url)
+    write = partial(system_with("hashes", connection, "write_hashes").load("hashes"), connection)
     if not isinstance(key_prefix, str):
         raise SettingsError(f"key_prefix is a text, not {key_prefix!r}.")
     table = _table_of(frame)
@@ -38,34 +36,8 @@ def write_hashes(url: str | Connection, frame: Any, key_column: str = "key", *, 
     if not fields:
         raise SettingsError(f"The frame has no column but {key_column!r}: a hash needs a field.")
     prefix = key_prefix.encode()
-
-    def write(client: Client) -> None:
-        for begin in range(0, len(keys), _ROWS_AT_ONCE):
-            pipeline = client.pipeline(transaction=False)
-            asked = []
-            for row in range(begin, min(begin + _ROWS_AT_ONCE, len(keys))):
-                key = prefix + _bytes(keys[row])
-                values = {name: texts[row] for name, texts in fields.items()}
-                present = {name: value for name, value in values.items() if value is not None}
-                if present:
-                    pipeline.hset(key, mapping=present)
-                    asked.append(key)
-                if len(present) < len(values):
-                    pipeline.hdel(key, *(name for name, value in values.items() if value is None))
-                    asked.append(key)
-            for key, reply in zip(asked, pipeline.execute(raise_on_error=False), strict=True):
-                if isinstance(reply, Exception):
-                    # Without the command, which redis-py quotes with all of its values.
-                    said = str(reply).rpartition(" of pipeline caused error: ")[2]
-                    raise type(reply)(f"{said} (about {key.decode(errors='backslashreplace')!r})")
-
-    persistently(connection, write)
+    write([prefix + (key.encode() if isinstance(key, str) else key) for key in keys], fields)
     return len(keys)
-
-
-def _bytes(text: str | bytes | None) -> bytes:
-    assert text is not None
-    return text.encode() if isinstance(text, str) else text
 
 
 def _texts(table: pa.Table, name: str) -> list[Any]:

@@ -7,20 +7,22 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import FrameType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, Unpack
 
 import pyarrow as pa
 
-from weft.dataframes.feed import Feed
-from weft.dataframes.frames import To, check_to, frame_of
-from weft.dataframes.layout import Layout, OnError, join
-from weft.dataframes.opening import layout_of, open_feed, wait_of, whole_number
+from weft.dataframes.frames import frame_of
+from weft.dataframes.layout import join
+from weft.dataframes.opening import open_feed
+from weft.dataframes.options import Options, ReadOptions, refuse_unknown, wait_of, whole_number
+from weft.dataframes.reading import fetch
 from weft.errors import ConnectionFailedError, SettingsError, WeftError
 from weft.streams.declare import Stream
 from weft.systems.base import Connection
+from weft.systems.pages import PageFeed
 
 _log = logging.getLogger("weft.dataframes")
 # How soon a request to stop is noticed while nothing comes.
@@ -40,20 +42,17 @@ class StreamBatches:
 
     def __init__(
         self,
-        open_it: Callable[[Callable[[], bool]], Feed],
-        layout: Layout,
+        open_it: Callable[[Callable[[], bool]], PageFeed],
+        options: Options,
         *,
-        to: str,
         batch_size: int,
         wait_seconds: float | None,
-        auto_ack: bool,
-        count: int | None,
         yield_on_idle: bool,
         stop: Stop | None,
     ) -> None:
-        self._layout, self._to = layout, to
+        self._options, self._layout = options, options.layout
         self._batch_size, self._wait_seconds = batch_size, wait_seconds
-        self._auto_ack, self._left, self._yield_on_idle = auto_ack, count, yield_on_idle
+        self._left, self._yield_on_idle = options.count, yield_on_idle
         self._closed = self._began = self._in_hand = False
         self._stop = _Stop(stop)
         try:
@@ -69,7 +68,7 @@ class StreamBatches:
 
     def ask_to_stop(self) -> None:
         """Let the call that waits, in whatever thread, be the last one."""
-        self._stop.told = True
+        self._stop.requested = True
         self._stop.restore()
 
     def __iter__(self) -> Self:
@@ -100,7 +99,8 @@ class StreamBatches:
         while not self.stopped():
             left = _LOOK_SECONDS if deadline is None else max(0.0, deadline - time.monotonic())
             try:
-                batch = self._feed.fetch(limit, min(left, _LOOK_SECONDS), self._left is None or self._left > limit)
+                more = self._left is None or self._left > limit
+                batch = fetch(self._feed, self._layout, limit, min(left, _LOOK_SECONDS), more)
             except ConnectionFailedError:
                 if self.stopped():
                     break
@@ -120,9 +120,9 @@ class StreamBatches:
     def hand_over(self, table: pa.Table) -> Any:
         """The rows as a frame, acknowledged where they are to be."""
         self._in_hand = False
-        frame = frame_of(table, self._to, self._layout)
+        frame = frame_of(table, self._options.to, self._layout)
         # Not before there is a frame: what cannot be made into one must be delivered again.
-        if self._auto_ack:
+        if self._options.auto_ack:
             self._feed.confirm()
         return frame
 
@@ -228,7 +228,7 @@ class _Stop:
     """Whether somebody said to stop. Signals are caught until `restore`."""
 
     def __init__(self, stop: Stop | None) -> None:
-        self.told = False
+        self.requested = False
         self._asked: Callable[[], bool] = lambda: False
         self._signals: list[signal.Signals] = []
         if stop is None:
@@ -249,7 +249,7 @@ class _Stop:
             )
 
     def is_set(self) -> bool:
-        return self.told or self._asked()
+        return self.requested or self._asked()
 
     def restore(self) -> None:
         signals, self._signals = self._signals, []
@@ -295,7 +295,7 @@ class _Caught:
     def _catch(self, number: int, frame: FrameType | None) -> None:
         waiting = list(self._waiting[number])
         for stop in waiting:
-            stop.told = True
+            stop.requested = True
         if not waiting:
             signal.signal(number, self._before[number])
             signal.raise_signal(number)
@@ -317,26 +317,9 @@ def iter_stream(
     *,
     batch_size: int = 100,
     block_ms: int = 1000,
-    schema: Mapping[str, Any] | None = None,
-    start_id: str = "-",
-    end_id: str = "+",
-    count: int | None = None,
-    group: str | None = None,
-    consumer: str | None = None,
-    auto_ack: bool = False,
-    create_group: bool = True,
-    include_id: bool = True,
-    id_column: str = "_id",
-    include_timestamp: bool = True,
-    timestamp_column: str = "_ts",
-    include_sequence: bool = False,
-    sequence_column: str = "_seq",
-    to: To = "polars",
-    on_error: OnError = "null",
-    claim_idle: int | None = None,
-    include_delivery: bool = False,
     stop: Stop | None = None,
     yield_on_idle: bool = False,
+    **options: Unpack[ReadOptions],
 ) -> StreamBatches:
     """The entries of a stream as frames of up to `batch_size` rows, then those that come, until it is told to stop.
 
@@ -345,42 +328,14 @@ def iter_stream(
     `yield_on_idle` yields a frame without rows. The other parameters are those of `read_stream`; with `auto_ack` a
     batch is acknowledged when it is handed over. A connection that is lost is opened again, and no entry is missed.
     """
-    check_to(to)
-    if count is not None:
-        whole_number("count", count)
-    layout = layout_of(
-        schema,
-        include_id=include_id,
-        id_column=id_column,
-        include_timestamp=include_timestamp,
-        timestamp_column=timestamp_column,
-        include_sequence=include_sequence,
-        sequence_column=sequence_column,
-        include_delivery=include_delivery,
-        on_error=on_error,
-    )
+    refuse_unknown(iter_stream, ReadOptions, options)
+    asked = Options(**options)
     return StreamBatches(
-        lambda stopped: open_feed(
-            url,
-            stream,
-            layout,
-            start_id=start_id,
-            end_id=end_id,
-            group=group,
-            consumer=consumer,
-            auto_ack=auto_ack,
-            create_group=create_group,
-            claim_idle=claim_idle,
-            iterates=True,
-            stopped=stopped,
-        ),
-        layout,
-        to=to,
+        lambda stopped: open_feed(url, stream, asked, iterates=True, stopped=stopped),
+        asked,
         batch_size=whole_number("batch_size", batch_size, 1),
         # Not for no time at all: it would ask without a pause.
         wait_seconds=wait_of(whole_number("block_ms", block_ms)),
-        auto_ack=auto_ack,
-        count=count,
         yield_on_idle=yield_on_idle,
         stop=stop,
     )
@@ -393,8 +348,20 @@ def iter_stream_async(
     batch_size: int = 100,
     block_ms: int = 1000,
     batch_timeout_ms: int | None = None,
-    **options: Any,
+    stop: Stop | None = None,
+    yield_on_idle: bool = False,
+    **options: Unpack[ReadOptions],
 ) -> AsyncStreamBatches:
     """`iter_stream` for asyncio, with the same parameters. `batch_timeout_ms` is another name of `block_ms`."""
-    block_ms = block_ms if batch_timeout_ms is None else batch_timeout_ms
-    return AsyncStreamBatches(iter_stream(url, stream, batch_size=batch_size, block_ms=block_ms, **options))
+    refuse_unknown(iter_stream_async, ReadOptions, options)
+    return AsyncStreamBatches(
+        iter_stream(
+            url,
+            stream,
+            batch_size=batch_size,
+            block_ms=block_ms if batch_timeout_ms is None else batch_timeout_ms,
+            stop=stop,
+            yield_on_idle=yield_on_idle,
+            **options,
+        )
+    )

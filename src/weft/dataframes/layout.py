@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, TypeGuard, get_args
+from typing import Any, Literal, TypeGuard, get_args
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from weft.dataframes.kinds import arrow_types
+from weft.dataframes.types import arrow_types
 from weft.errors import DeclarationError, SchemaError, SettingsError, nearest
-from weft.systems.redis.resp import Page, id_parts, name_columns
+from weft.systems.pages import FieldNames, Page, Rejected, name_columns
 
 OnError = Literal["null", "raise", "quarantine"]
 _log = logging.getLogger("weft.dataframes")
 _SHOWN_CHARACTERS = 60
-
-
-class Rejected(NamedTuple):
-    """An entry that does not fit the schema, and why."""
-
-    id: str
-    why: str
 
 
 @dataclass(frozen=True)
@@ -41,8 +34,8 @@ class Layout:
     on_error: OnError = "null"
     columns: frozenset[str] | None = None
     """The columns to make, if not all."""
-    given: dict[str, Any] = field(init=False, default_factory=dict)
-    """The types of the schema as they were given, under the names of the columns."""
+    schema_types: dict[str, Any] = field(init=False, default_factory=dict)
+    """The types of the schema as it has them, under the names of the columns."""
     types: dict[str, pa.DataType] | None = field(init=False, default=None)
     """The same as Arrow's."""
 
@@ -54,19 +47,19 @@ class Layout:
                 hint=f"Did you mean {close!r}?" if close else None,
             )
         names = (self.stream_column, self.id_column, self.timestamp_column, self.sequence_column, self.delivery_column)
-        given = [name for name in names if name is not None]
-        for name in given:
+        own = [name for name in names if name is not None]
+        for name in own:
             if not isinstance(name, str) or not name:
                 raise DeclarationError(f"The name of a column is a text, not {name!r}.")
-            if given.count(name) > 1:
+            if own.count(name) > 1:
                 raise DeclarationError(f"Two columns would have the name {name!r}.", hint="Give one another name.")
         if self.schema is not None:
             types = arrow_types(self.schema)
-            columns = name_columns([name.encode() for name in types], self.taken)
+            columns = name_columns([name.encode() for name in types], self.reserved)
             named = zip(columns, types.values(), strict=True)
             object.__setattr__(self, "types", {name: kind for name, kind in named if self._has(name)})
-            object.__setattr__(self, "given", dict(zip(columns, self.schema.values(), strict=True)))
-            if not columns and not given:
+            object.__setattr__(self, "schema_types", dict(zip(columns, self.schema.values(), strict=True)))
+            if not columns and not own:
                 raise SettingsError("A frame without any column has no rows.", hint="Name a field, or include the id.")
 
     @property
@@ -80,7 +73,7 @@ class Layout:
         }
 
     @cached_property
-    def taken(self) -> frozenset[str]:
+    def reserved(self) -> frozenset[str]:
         """The names that fields of entries cannot have."""
         return frozenset(name for name in self._own if name is not None)
 
@@ -97,16 +90,14 @@ class Layout:
         return pa.schema([*self.own_schema, *(pa.field(name, kind) for name, kind in self.types.items())])
 
     @property
-    def fields(self) -> Container[str] | None:
-        """The fields to read; `None` is all."""
-        return self.types if self.types is not None else self.columns
+    def field_names(self) -> FieldNames:
+        """Which fields of an entry become columns."""
+        return FieldNames(self.reserved, self.types if self.types is not None else self.columns)
 
     def _has(self, name: str | None) -> TypeGuard[str]:
         return name is not None and (self.columns is None or name in self.columns)
 
-    def convert(
-        self, page: Page, stream: str, deliveries: list[int] | None = None
-    ) -> tuple[pa.RecordBatch, list[Rejected]]:
+    def convert(self, page: Page, stream: str) -> tuple[pa.RecordBatch, list[Rejected]]:
         """The columns of a page, and the entries that are in no row because they do not fit."""
         faults: list[tuple[int, str, str]] = []
         arrays: dict[str, pa.Array] = {}
@@ -115,19 +106,18 @@ class Layout:
         if self._has(self.id_column):
             arrays[self.id_column] = page.ids
         if self._has(self.timestamp_column) or self._has(self.sequence_column):
-            parts = page.parts or id_parts(page.ids)
-            for name, numbers in zip((self.timestamp_column, self.sequence_column), parts, strict=True):
+            for name, numbers in zip((self.timestamp_column, self.sequence_column), page.times(), strict=True):
                 if self._has(name):
                     arrays[name] = _cast(numbers, pa.int64(), name, faults)
         if self._has(self.delivery_column):
-            arrays[self.delivery_column] = pa.array(deliveries or [1] * len(page), pa.int64())
+            arrays[self.delivery_column] = pa.array(page.deliveries or [1] * len(page), pa.int64())
         if self.types is None:
             for name, values in page.fields.items():
                 arrays[name] = _text_or_bytes(values)
         else:
             for name, kind in self.types.items():
-                found = page.fields.get(name)
-                arrays[name] = pa.nulls(len(page), kind) if found is None else _parse(found, kind, name, faults)
+                values = page.fields.get(name)
+                arrays[name] = pa.nulls(len(page), kind) if values is None else _parse(values, kind, name, faults)
         batch = pa.RecordBatch.from_arrays(list(arrays.values()), list(arrays))
         if not faults:
             return batch, []
@@ -219,13 +209,13 @@ def join(batches: list[pa.RecordBatch], layout: Layout) -> pa.Table:
     is binary."""
     if layout.arrow_schema is not None:
         return pa.Table.from_batches(batches, layout.arrow_schema)
-    schema = pa.schema(list(kinds_of((batch.schema for batch in batches), layout).items()))
+    schema = pa.schema(list(types_of((batch.schema for batch in batches), layout).items()))
     if all(batch.schema.equals(schema) for batch in batches):
         return pa.Table.from_batches(batches, schema)
     return pa.Table.from_batches([_widened(batch, schema) for batch in batches], schema)
 
 
-def kinds_of(schemas: Iterable[pa.Schema], layout: Layout) -> dict[str, pa.DataType]:
+def types_of(schemas: Iterable[pa.Schema], layout: Layout) -> dict[str, pa.DataType]:
     """All columns of any of these, each in a type that holds them all."""
     kinds: dict[str, pa.DataType] = {each.name: each.type for each in layout.own_schema}
     for schema in schemas:

@@ -1,10 +1,10 @@
-"""Declared streams, on whatever system holds them, read as batches of Arrow. An entry's id is its `_weft_rowid`."""
+"""Declared streams, on whatever system holds them, read page by page. An entry's id is its `_weft_rowid`."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -16,8 +16,9 @@ from weft.streams import ack_sync, consume_sync
 from weft.streams.declare import Stream
 from weft.streams.runtime import Opened, open_stream
 from weft.systems.base import Connection
+from weft.systems.entries import Membership
 from weft.systems.log import EXTRA, META_TYPES, PUBLISHED_AT, ROWID
-from weft.systems.redis.resp import Page, name_columns
+from weft.systems.pages import Page, PageFeed, name_columns
 from weft.types import FieldType, to_json
 
 _EVENTS_A_PAGE = 50_000
@@ -25,9 +26,20 @@ _EVENTS_A_LEASE = 100_000
 _LEASE_SECONDS = 60.0
 
 
-class _LogFeed:
-    drained = finished = False
+class EventPage(Page):
+    """A page of events of a log."""
 
+    def __init__(self, rowids: pa.Array, published: pa.Array, fields: dict[str, pa.Array]) -> None:
+        super().__init__(rowids.cast(pa.string()), fields)
+        self._published = published
+
+    def times(self) -> tuple[pa.Array, pa.Array]:
+        """Return when the events were published. Their ids have the order within a millisecond."""
+        milliseconds = pc.divide(self._published.cast(pa.int64()), 1000)
+        return milliseconds, pa.repeat(pa.scalar(0), len(self))
+
+
+class _LogFeed(PageFeed):
     def __init__(self, connection: Connection, stream: str | Stream, layout: Layout) -> None:
         if layout.on_error == "quarantine":
             raise SettingsError(
@@ -39,38 +51,19 @@ class _LogFeed:
 
     @property
     def name(self) -> str:
+        """The stream's name."""
         return self.opened.stream.name
 
-    def begin(self) -> None:
-        """Nothing: a stream is there once it is opened."""
-
-    def confirm(self) -> None:
-        """Nothing: without a group there is nothing to acknowledge."""
-
-    def settle(self) -> None:
-        """Nothing: acknowledgements are waited for."""
-
-    def give_back(self) -> None:
-        """Nothing: its member gets it again, and others when its lease is over."""
-
-    def close(self) -> None:
-        """Nothing: the process keeps its connections."""
-
-    def _convert(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _page(self, batch: pa.RecordBatch) -> Page:
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         rowids, published, extra = (columns.pop(name, None) for name in (ROWID, PUBLISHED_AT, EXTRA))
         fields = {name: array for name, array in columns.items() if name not in META_TYPES}
-        for name, texts in _of_extra(extra, self.layout).items():
+        reserved, wanted = self.layout.field_names
+        for name, texts in _of_extra(extra, wanted).items():
             # A value that fits no column is there too, under a name that has one.
             fields[name] = _either(fields[name], texts) if name in fields else texts
-        names = name_columns([name.encode() for name in fields], self.layout.taken)
-        milliseconds = pc.divide(published.cast(pa.int64()), 1000)
-        page = Page(
-            rowids.cast(pa.string()),
-            dict(zip(names, fields.values(), strict=True)),
-            (milliseconds, pa.repeat(pa.scalar(0), len(batch))),
-        )
-        return self.layout.convert(page, self.name)[0]
+        names = name_columns([name.encode() for name in fields], reserved)
+        return EventPage(rowids, published, dict(zip(names, fields.values(), strict=True)))
 
 
 def _either(values: pa.Array, texts: pa.Array) -> pa.Array:
@@ -78,13 +71,13 @@ def _either(values: pa.Array, texts: pa.Array) -> pa.Array:
     return pc.coalesce(values.cast(kind), texts.cast(kind))
 
 
-def _of_extra(extra: pa.Array | None, layout: Layout) -> dict[str, pa.Array]:
+def _of_extra(extra: pa.Array | None, wanted: Container[str] | None) -> dict[str, pa.Array]:
     """The fields that have no column of their own, as texts."""
     columns: dict[str, list[str | None]] = {}
     if extra is not None and extra.null_count < len(extra):
         for row, text in enumerate(extra.to_pylist()):
             for name, value in (json.loads(text) if text else {}).items():
-                if layout.fields is None or name in layout.fields:
+                if wanted is None or name in wanted:
                     column = columns.setdefault(name, [None] * len(extra))
                     column[row] = value if isinstance(value, str) or value is None else json.dumps(value)
     return {name: pa.array(values, pa.string()) for name, values in columns.items()}
@@ -107,8 +100,8 @@ class LogRangeFeed(_LogFeed):
         if self._after is None:
             self._after = self.opened.log.head()
 
-    def fetch(self, limit: int, wait_seconds: float | None, more: bool = True) -> pa.RecordBatch | None:
-        """The next rows."""
+    def fetch(self, limit: int, wait_seconds: float | None, more: bool = True) -> Page | None:
+        """Return the next events."""
         self.begin()
         watch = self.opened.hub.watch
         version = watch.version
@@ -124,27 +117,26 @@ class LogRangeFeed(_LogFeed):
             batch = self._next()
         if batch is None:
             return None
-        taken, rest = batch[:limit], batch[limit:]
-        converted = self._convert(taken)
+        rows, rest = batch[:limit], batch[limit:]
         self._rest = rest if len(rest) > 0 else None
-        self._after = taken[ROWID][-1].as_py()
-        return converted
+        self._after = rows[ROWID][-1].as_py()
+        return self._page(rows)
 
     def _next(self) -> pa.RecordBatch | None:
         if self._rest is not None:
             return self._rest
-        found = next(self._batches, None)
-        if found is None:
+        batch = next(self._batches, None)
+        if batch is None:
             log, after = self.opened.log, self._after or 0
             upto = log.head() if self._upto is None else min(self._upto, log.head())
             if upto > after:
                 self._batches = log.read_arrow(after, upto, self._columns())
-                found = next(self._batches, None)
-        return found
+                batch = next(self._batches, None)
+        return batch
 
     def _columns(self) -> list[str]:
-        stored, wanted = self.opened.log.fields(fresh=True), self.layout.fields
-        fields = [name for name in stored if wanted is None or name in wanted or name in self.layout.taken]
+        stored, (reserved, wanted) = self.opened.log.fields(fresh=True), self.layout.field_names
+        fields = [name for name in stored if wanted is None or name in wanted or name in reserved]
         return [*fields, ROWID, PUBLISHED_AT, EXTRA]
 
 
@@ -176,24 +168,22 @@ class LogGroupFeed(_LogFeed):
     # To ask again before an ack would bring the same events again.
     drained = True
 
-    def __init__(
-        self,
-        connection: Connection,
-        stream: str | Stream,
-        layout: Layout,
-        group: str,
-        consumer: str,
-        claim_idle: int | None,
-    ) -> None:
+    def __init__(self, connection: Connection, stream: str | Stream, layout: Layout, membership: Membership) -> None:
+        if membership.group_start != "-" or not membership.auto_create:
+            raise SettingsError(
+                "start_id and create_group are for groups of Redis: one of a declared stream is there when it is used.",
+                hint="weft.reset_sync(stream, group, …) moves it.",
+            )
         if layout.delivery_column is not None:
             raise SettingsError("include_delivery is for keys of Redis: declared streams count deliveries by range.")
         super().__init__(connection, stream, layout)
-        self._group, self._consumer = group, consumer
-        self._lease = _LEASE_SECONDS if claim_idle is None else max(claim_idle / 1000, 0.001)
+        self._group, self._consumer = membership.group, membership.consumer
+        idle = membership.claim_idle
+        self._lease = _LEASE_SECONDS if idle is None else max(idle / 1000, 0.001)
         self._unconfirmed: list[dict[str, Any]] = []
 
-    def fetch(self, limit: int, wait_seconds: float | None, more: bool = True) -> pa.RecordBatch | None:
-        """The next rows."""
+    def fetch(self, limit: int, wait_seconds: float | None, more: bool = True) -> Page | None:
+        """Return the next events."""
         events = self._consume(limit, _LEASE_SECONDS if wait_seconds is None else wait_seconds)
         while not events and wait_seconds is None:
             events = self._consume(limit, _LEASE_SECONDS)
@@ -202,9 +192,8 @@ class LogGroupFeed(_LogFeed):
         types = {**self.opened.log.fields(), **META_TYPES}
         names = dict.fromkeys(name for event in events for name in event)
         columns = {name: _array([event.get(name) for event in events], types.get(name)) for name in names}
-        batch = self._convert(pa.RecordBatch.from_arrays(list(columns.values()), list(columns)))
         self._unconfirmed = events
-        return batch
+        return self._page(pa.RecordBatch.from_arrays(list(columns.values()), list(columns)))
 
     def _consume(self, limit: int, wait_seconds: float) -> list[dict[str, Any]]:
         return consume_sync(

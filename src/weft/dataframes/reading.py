@@ -2,53 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import closing
-from typing import Any
+from typing import Any, Unpack
 
 import pyarrow as pa
 
-from weft.dataframes.feed import Feed
-from weft.dataframes.frames import To, check_to, frame_of
-from weft.dataframes.layout import OnError, join
-from weft.dataframes.opening import (
-    find_connection,
-    find_redis,
-    is_declared,
-    layout_of,
-    open_feed,
-    stream_key,
-    wait_of,
-    whole_number,
-)
+from weft.dataframes.frames import frame_of
+from weft.dataframes.layout import Layout, join
+from weft.dataframes.opening import find_connection, is_declared, open_feed, open_pages
+from weft.dataframes.options import Options, ReadOptions, refuse_unknown, wait_of
 from weft.errors import SettingsError
 from weft.streams.declare import Stream
 from weft.systems.base import Connection
+from weft.systems.pages import PageFeed
 
 
 def read_stream(
     url: str | Connection,
     stream: str | bytes | Stream,
     *,
-    schema: Mapping[str, Any] | None = None,
-    start_id: str = "-",
-    end_id: str = "+",
-    count: int | None = None,
     block_ms: int | None = None,
-    group: str | None = None,
-    consumer: str | None = None,
-    auto_ack: bool = False,
-    create_group: bool = True,
-    include_id: bool = True,
-    id_column: str = "_id",
-    include_timestamp: bool = True,
-    timestamp_column: str = "_ts",
-    include_sequence: bool = False,
-    sequence_column: str = "_seq",
-    to: To = "polars",
-    on_error: OnError = "null",
-    claim_idle: int | None = None,
-    include_delivery: bool = False,
+    **options: Unpack[ReadOptions],
 ) -> Any:
     """The entries of a stream as a frame: those between two ids, or with a group those that a consumer is given.
 
@@ -56,54 +31,37 @@ def read_stream(
     has every field of any entry, as texts, or as bytes where one is no UTF-8. `on_error` says what becomes of a value
     that does not fit: it is null, or an error, or its entry goes to the stream `<stream>__quarantine`.
 
-    With `block_ms` the call waits so long for the first entry (0 is for ever). With `auto_ack` entries are acknowledged
-    once the frame is made. `claim_idle` takes over entries that a member of the group has had for so many milliseconds
-    without acknowledging them, before new ones; `include_delivery` adds how often each was delivered. A group that is
-    not there is created, so that `start_id` is the first it is given.
+    With `block_ms` the call waits so long for the first entry (0 is indefinitely). With `auto_ack` entries are
+    acknowledged once the frame is made. `claim_idle` takes over entries that a member of the group has had for so many
+    milliseconds without acknowledging them, before new ones; `include_delivery` adds how often each was delivered. A
+    group that is not there is created, so that `start_id` is the first it is given.
     """
-    check_to(to)
-    if count is not None:
-        whole_number("count", count)
-    layout = layout_of(
-        schema,
-        include_id=include_id,
-        id_column=id_column,
-        include_timestamp=include_timestamp,
-        timestamp_column=timestamp_column,
-        include_sequence=include_sequence,
-        sequence_column=sequence_column,
-        include_delivery=include_delivery,
-        on_error=on_error,
-    )
-    wait_seconds = wait_of(block_ms)
-    feed = open_feed(
-        url,
-        stream,
-        layout,
-        start_id=start_id,
-        end_id=end_id,
-        group=group,
-        consumer=consumer,
-        auto_ack=auto_ack,
-        create_group=create_group,
-        claim_idle=claim_idle,
-    )
-    with closing(feed):
-        frame = frame_of(join(list(batches_of(feed, count, wait_seconds)), layout), to, layout)
+    refuse_unknown(read_stream, ReadOptions, options)
+    asked, wait_seconds = Options(**options), wait_of(block_ms)
+    with closing(open_feed(url, stream, asked)) as feed:
+        frame = read_frame(feed, asked, wait_seconds)
         # Not before: what cannot be made into a frame must be delivered again.
-        if auto_ack:
+        if asked.auto_ack:
             feed.confirm()
             feed.settle()
     return frame
 
 
-def batches_of(feed: Feed, count: int | None = None, wait_seconds: float | None = 0) -> Iterator[pa.RecordBatch]:
+def read_frame(feed: PageFeed, options: Options, wait_seconds: float | None = 0) -> Any:
+    """Read what is there into one frame."""
+    layout = options.layout
+    return frame_of(join(list(batches_of(feed, layout, options.count, wait_seconds)), layout), options.to, layout)
+
+
+def batches_of(
+    feed: PageFeed, layout: Layout, count: int | None = None, wait_seconds: float | None = 0
+) -> Iterator[pa.RecordBatch]:
     """What is there, up to so many rows."""
     left = count
     feed.begin()
     while left is None or left > 0:
         limit = feed.page_size if left is None else min(feed.page_size, left)
-        batch = feed.fetch(limit, wait_seconds, left is None or left > limit)
+        batch = fetch(feed, layout, limit, wait_seconds, left is None or left > limit)
         if batch is None:
             return
         left = None if left is None else left - len(batch)
@@ -111,6 +69,17 @@ def batches_of(feed: Feed, count: int | None = None, wait_seconds: float | None 
         yield batch
         if feed.drained:
             return
+
+
+def fetch(feed: PageFeed, layout: Layout, limit: int, wait_seconds: float | None, more: bool) -> pa.RecordBatch | None:
+    """Fetch the next rows. Entries that do not fit the layout go to the quarantine."""
+    page = feed.fetch(limit, wait_seconds, more)
+    if page is None:
+        return None
+    batch, rejected = layout.convert(page, feed.name)
+    if rejected:
+        feed.reject(rejected)
+    return batch
 
 
 def ack_entries(
@@ -126,6 +95,4 @@ def ack_entries(
         from weft.dataframes import log_feed
 
         return log_feed.acknowledge(connection, stream, group, ids)
-    from weft.dataframes import redis_feed
-
-    return redis_feed.acknowledge(find_redis(connection, "ack_entries"), stream_key(stream), group, ids)
+    return open_pages(connection, "ack_entries").acknowledge(stream, group, ids)

@@ -12,7 +12,7 @@ from weft.dataframes.layout import Layout
 from weft.dataframes.log_feed import offsets
 from weft.streams.declare import Stream
 from weft.systems.base import Connection
-from weft.systems.redis.resp import name_columns
+from weft.systems.pages import name_columns
 
 
 def scan_log(connection: Connection, stream: str | Stream, layout: Layout, start: str, end: str) -> Any:
@@ -41,7 +41,7 @@ def scan_log(connection: Connection, stream: str | Stream, layout: Layout, start
     columns = {name: column for name, column in own.items() if name is not None}
     stored = [name for name in reader.schema.names if name not in META_TYPES]
     if layout.types is None:
-        fields = dict(zip(name_columns([name.encode() for name in stored], layout.taken), stored, strict=True))
+        fields = dict(zip(name_columns([name.encode() for name in stored], layout.reserved), stored, strict=True))
         columns |= {name: frame[_quoted(field)] for name, field in fields.items()}
         columns[EXTRA] = frame[EXTRA]
     else:

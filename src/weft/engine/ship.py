@@ -6,8 +6,6 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import weft
-
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
@@ -16,7 +14,7 @@ _LEFT_OUT = {"__pycache__"}
 
 def write_package(folder: Path) -> Path:
     """A zip of the package that this process runs. Workers import from it, before one that is installed there."""
-    source = Path(weft.__file__).parent
+    source = Path(__file__).parents[1]
     path = folder / "weft.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for file in sorted(source.rglob("*")):

@@ -13,13 +13,11 @@ from weft.errors import DeclarationError, nearest
 from weft.project import current
 from weft.settings import redact_url
 from weft.systems.base import Connection
-from weft.systems.log import RESERVED_PREFIX
+from weft.systems.log import DEAD_LETTER_SUFFIX, QUARANTINE_SUFFIX, RESERVED_PREFIX
 from weft.types import FieldType, comparable
 
 Drift = Literal["evolve", "reject", "quarantine"]
 
-QUARANTINE_SUFFIX = "__quarantine"
-DEAD_LETTER_SUFFIX = "__dead_letter"
 CATALOGUE_SCHEMA = "weft"
 # PostgreSQL cuts names at 63 bytes; the longest suffix and a sequence's name must still fit.
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,46}")

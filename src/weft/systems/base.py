@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any, ClassVar, Literal, Self
 from urllib.parse import unquote_plus
 
-from weft import settings
+from weft import hooks, settings
 from weft.errors import (
     ConnectionFailedError,
     DeclarationError,
@@ -181,13 +181,6 @@ class Connection:
     def configure(self, spark: Any) -> None:
         """Tell a Spark session how to reach this system, where its connector cannot be told by options."""
 
-    def is_missing(self) -> bool:
-        """Whether it leads to a file that is not there: the first load into it makes it."""
-        return False
-
-    def refuse_missing(self) -> None:
-        """Raise where there is nothing to be read."""
-
     def with_options(self, options: Mapping[str, Any]) -> Self:
         """Return this connection with options that a source or target declares, where it has any."""
         return self
@@ -198,10 +191,10 @@ class Connection:
 
     def xconsumer(self, *streams: Any, **options: Any) -> Any:
         """A `weft.Consumer` of streams on this connection, or with `group` and `consumer` a `weft.GroupConsumer`."""
-        from weft.consumers.consumer import xconsumer
-
-        system_for(self.kind).load_log()  # refuses what holds no streams
-        return xconsumer(self, *streams, **options)
+        system = system_for(self.kind)
+        if system.entries is None:
+            system.load_log()  # refuses what holds no streams
+        return hooks.open_consumer(self, *streams, **options)
 
     def failed(self, error: BaseException, *, hint: str | None = None) -> ConnectionFailedError:
         """The error to raise for a driver's `error` in opening this connection, without its secrets.
@@ -289,6 +282,12 @@ class System:
     """Keeps rejected rows: `weft.systems.dead_letter_store.DeadLetterStore`."""
     jars: tuple[str, ...] = ()
     """The locked sets of jars that Spark needs for it: see `weft.engine.jars`."""
+    entries: str | None = None
+    """Reads the system's own streams for consumers: see `weft.systems.entries`."""
+    pages: str | None = None
+    """Reads the system's own streams as frames: see `weft.systems.pages`."""
+    hashes: str | None = None
+    """Writes hashes: `(connection, keys, fields)`, with a list of values for each field."""
     extra: str | None = None
     describes: str = ""
 
@@ -339,6 +338,10 @@ class System:
             raise DeclarationError(f"A {self.kind} connection cannot keep dead letters.", hint=f"These can: {able}.")
         loaded: type[Any] = self._load(reference)
         return loaded
+
+    def load(self, capability: typing.Literal["entries", "pages", "hashes"]) -> Any:
+        """Return the class or function that this system names for a capability which it has."""
+        return self._load(getattr(self, capability))
 
     def _load(self, reference: str) -> Any:
         module, _, name = reference.partition(":")
@@ -425,6 +428,9 @@ _BUILT_IN = {
             connection="weft.systems.redis.connection:RedisConnection",
             schemes=("redis", "rediss"),
             log="weft.systems.redis.store:RedisStore",
+            entries="weft.systems.redis.entries:RedisEntries",
+            pages="weft.systems.redis.pages:RedisPages",
+            hashes="weft.systems.redis.hashes:write_hashes",
             extra="redis",
             describes="Redis: one server, a cluster, or one behind Sentinels",
         ),

@@ -31,6 +31,8 @@ META_TYPES = {
     EXTRA: FieldType("json"),
 }
 RESERVED_PREFIX = "_weft_"
+# What follows a stream's name in the names of the streams next to it.
+QUARANTINE_SUFFIX, DEAD_LETTER_SUFFIX = "__quarantine", "__dead_letter"
 
 
 @dataclass(slots=True)

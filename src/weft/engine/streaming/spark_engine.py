@@ -9,8 +9,8 @@ from typing import Any
 
 from weft.engine.streaming.batch import Written
 from weft.engine.streaming.checkpoint import Checkpoint
-from weft.engine.streaming.query import Query
 from weft.engine.streaming.progress import Lag
+from weft.engine.streaming.query import Query
 from weft.errors import ConnectionFailedError, WeftError
 from weft.pipelines.streaming.execution import Report
 from weft.pipelines.streaming.spec import StreamingPipeline

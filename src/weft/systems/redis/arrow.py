@@ -19,7 +19,7 @@ from weft.types import FieldType
 _CAST = ("string", "bool", "int32", "int64", "float32", "float64", "decimal", "date", "timestamp", "bytes")
 
 
-def batch_of(page: resp.Page, fields: Mapping[str, FieldType], schema: pa.Schema) -> pa.RecordBatch | None:
+def batch_of(page: resp.EntryPage, fields: Mapping[str, FieldType], schema: pa.Schema) -> pa.RecordBatch | None:
     """The columns of a schema; `None` where that is not for this module."""
     by = page.fields.get(PUBLISH_ID)
     if by is None or by.null_count or any(name not in fields for name in page.fields.keys() - {PUBLISH_ID}):
@@ -42,8 +42,8 @@ def _read(raw: pa.Array, kind: FieldType | None) -> pa.Array:
     return raw.cast(kind.arrow) if kind.base == "bytes" else raw.cast(pa.string()).cast(kind.arrow)
 
 
-def _places(page: resp.Page) -> dict[str, pa.Array]:
-    ms, seq = (part.to_numpy() for part in page.parts or resp.id_parts(page.ids))
+def _places(page: resp.EntryPage) -> dict[str, pa.Array]:
+    ms, seq = (part.to_numpy() for part in page.times())
     ids.to_offset(f"{ms.max()}-{seq.max()}", "")  # all have one if this has
     ms, seq = ms.astype(np.int64), seq.astype(np.int64)
     moments = pa.array(ms * 1000).cast(META_TYPES[PUBLISHED_AT].arrow)

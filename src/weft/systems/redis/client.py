@@ -6,7 +6,7 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import redis
 import redis.asyncio
@@ -19,14 +19,18 @@ from redis.retry import Retry
 
 from weft import settings
 from weft.errors import BusyError, ConnectionFailedError, DeclarationError, StorageError, WeftError
-from weft.systems.base import Connection
 from weft.systems.redis import members
-from weft.systems.redis.connection import CONNECT_SECONDS, PORT, SENTINEL_PORT, RedisConnection
+
+if TYPE_CHECKING:
+    from weft.systems.base import Connection
+    from weft.systems.redis.connection import RedisConnection
 
 T = TypeVar("T")
 Client = redis.Redis | redis.RedisCluster
 AsyncClient = redis.asyncio.Redis | redis.asyncio.RedisCluster
 
+PORT, SENTINEL_PORT = 6379, 26379
+CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 60.0
 """A server that does not answer for so long is taken for gone. No command blocks for nearly as long."""
 
@@ -52,7 +56,7 @@ NO_SUCH_NODE = "'NoneType' object has no attribute 'redis_connection'"
 def arguments(connection: RedisConnection) -> dict[str, Any]:
     """What redis-py's clients of this connection are made with, beside where the server is."""
     options = connection.resolved().options()
-    found: dict[str, Any] = {
+    keywords: dict[str, Any] = {
         "username": options.get("username"),
         "password": options.get("password"),
         "socket_connect_timeout": options.get("connect_timeout", CONNECT_SECONDS),
@@ -63,7 +67,7 @@ def arguments(connection: RedisConnection) -> dict[str, Any]:
     }
     if options.get("tls") or options.get("tls_ca") or options.get("tls_cert"):
         verify = options.get("tls_verify", True)
-        found |= {
+        keywords |= {
             "ssl": True,
             "ssl_ca_certs": options.get("tls_ca"),
             "ssl_certfile": options.get("tls_cert"),
@@ -71,12 +75,12 @@ def arguments(connection: RedisConnection) -> dict[str, Any]:
             "ssl_cert_reqs": "required" if verify else "none",
             "ssl_check_hostname": verify,
         }
-    return found
+    return keywords
 
 
 def sentinels(connection: RedisConnection) -> list[tuple[str, int]]:
     """Where the Sentinels are."""
-    found = []
+    hosts = []
     for each in filter(None, connection.resolved().options()["sentinels"].replace(" ", "").split(",")):
         host, _, port = each.rpartition(":") if ":" in each else (each, "", str(SENTINEL_PORT))
         if not host or not port.isdigit():
@@ -84,39 +88,34 @@ def sentinels(connection: RedisConnection) -> list[tuple[str, int]]:
                 f"The sentinels of {connection.label} have {each!r} among them, which is no host:port.",
                 hint='sentinels="a:26379,b:26379"',
             )
-        found.append((host, int(port)))
-    return found
+        hosts.append((host, int(port)))
+    return hosts
 
 
-def open_client(connection: Connection, **more: Any) -> Client:
+def open_client(connection: RedisConnection, **more: Any) -> Client:
     """A client that blocks: of the server, of the cluster, or of whichever server the Sentinels name. Thread-safe."""
-    assert isinstance(connection, RedisConnection)
-    # Nothing is tried again unseen: it may have been done before its answer was lost. Who can try again does.
-    never = Retry(NoBackoff(), 0)
-    options, given = connection.resolved().options(), {**arguments(connection), "retry": never, **more}
-    if options.get("cluster"):
-        return redis.RedisCluster(options.get("host", "localhost"), options.get("port", PORT), **given)
-    given["db"] = options.get("database", 0)
-    if options.get("sentinels"):
-        watchers = redis.sentinel.Sentinel(sentinels(connection), sentinel_kwargs=_of_sentinels(given))
-        found: redis.Redis = watchers.master_for(options["service"], **given)
-        return found
-    return redis.Redis(options.get("host", "localhost"), options.get("port", PORT), **given)
+    client: Client = _open(connection, redis, redis.sentinel.Sentinel, Retry(NoBackoff(), 0), more)
+    return client
 
 
-def open_async_client(connection: Connection, **more: Any) -> AsyncClient:
+def open_async_client(connection: RedisConnection, **more: Any) -> AsyncClient:
     """The same for asyncio."""
-    assert isinstance(connection, RedisConnection)
     never = redis.asyncio.retry.Retry(NoBackoff(), 0)
-    options, given = connection.resolved().options(), {**arguments(connection), "retry": never, **more}
+    client: AsyncClient = _open(connection, redis.asyncio, redis.asyncio.sentinel.Sentinel, never, more)
+    return client
+
+
+def _open(connection: RedisConnection, package: Any, sentinel: Any, never: object, more: dict[str, Any]) -> Any:
+    # Nothing is tried again unseen: it may have been done before its answer was lost. Who can try again does.
+    options, keywords = connection.resolved().options(), {**arguments(connection), "retry": never, **more}
+    server = {"host": options.get("host", "localhost"), "port": options.get("port", PORT)}
     if options.get("cluster"):
-        return redis.asyncio.RedisCluster(options.get("host", "localhost"), options.get("port", PORT), **given)
-    given["db"] = options.get("database", 0)
+        return package.RedisCluster(**server, **keywords)
+    keywords["db"] = options.get("database", 0)
     if options.get("sentinels"):
-        watchers = redis.asyncio.sentinel.Sentinel(sentinels(connection), sentinel_kwargs=_of_sentinels(given))
-        found: redis.asyncio.Redis = watchers.master_for(options["service"], **given)
-        return found
-    return redis.asyncio.Redis(host=options.get("host", "localhost"), port=options.get("port", PORT), **given)
+        watchers = sentinel(sentinels(connection), sentinel_kwargs=_of_sentinels(keywords))
+        return watchers.master_for(options["service"], **keywords)
+    return package.Redis(**server, **keywords)
 
 
 def shut(opened: Client) -> None:
@@ -136,19 +135,19 @@ def shut(opened: Client) -> None:
         pool.disconnect(inuse_connections=False)
 
 
-def _of_sentinels(given: dict[str, Any]) -> dict[str, Any]:
+def _of_sentinels(keywords: dict[str, Any]) -> dict[str, Any]:
     """Sentinels have passwords of their own, or none: the server's would be refused. They answer at once, or never."""
-    found = {name: value for name, value in given.items() if name.startswith(("socket_", "ssl", "retry"))}
-    return {**found, "socket_timeout": given["socket_connect_timeout"]}
+    kept = {name: value for name, value in keywords.items() if name.startswith(("socket_", "ssl", "retry"))}
+    return {**kept, "socket_timeout": keywords["socket_connect_timeout"]}
 
 
 def info(client: Client, section: str) -> dict[str, Any]:
     """A section of INFO; of one node where there are several, as they run the same."""
     if isinstance(client, redis.RedisCluster):
-        found = client.execute_command("INFO", section, target_nodes=client.get_random_primary_node())
+        reply = client.execute_command("INFO", section, target_nodes=client.get_random_primary_node())
     else:
-        found = client.execute_command("INFO", section)
-    return dict(found)
+        reply = client.execute_command("INFO", section)
+    return dict(reply)
 
 
 def persistently(connection: RedisConnection, work: Callable[[Client], T]) -> T:

@@ -11,10 +11,6 @@ from weft import settings
 from weft.errors import DeclarationError, SettingsError
 from weft.systems.base import Connection, measured, require, url_parameters
 
-PORT = 6379
-SENTINEL_PORT = 26379
-CONNECT_SECONDS = 10.0
-
 
 def _flag(text: str) -> bool:
     if text.lower() not in ("true", "1", "yes", "false", "0", "no"):
@@ -137,7 +133,7 @@ class RedisConnection(Connection):
         report: dict[str, Any] = {}
         options = self.resolved().options()
         try:
-            opened = client.open_client(self, socket_timeout=options.get("connect_timeout", CONNECT_SECONDS))
+            opened = client.open_client(self, socket_timeout=options.get("connect_timeout", client.CONNECT_SECONDS))
             try:
                 with measured(report):
                     opened.ping()

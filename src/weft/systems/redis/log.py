@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weft.errors import SettingsError, unknown
 from weft.systems.log import META_TYPES, Group, Leased, Member, Page, Refused, Span
+from weft.systems.pages import FieldNames
 from weft.systems.redis import ids, values
-from weft.systems.redis.connection import RedisConnection
+from weft.systems.redis.members import GIVEN_BACK
 from weft.types import FieldType, comparable, dump_json
 
 if TYPE_CHECKING:
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("weft.streams")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-# Holds what was given back until somebody takes it, as the scripts have it.
-_NOBODY = "weft:given-back"
 # Retention tells consumers of so many events a step, so that nobody waits for long behind it.
 _TRIM_STEP = 1000
 # Entries of one step of a walk, as the scripts have it.
@@ -300,38 +299,24 @@ class RedisLog:
 
     def _pages(
         self, after: int, upto: int, most: float = math.inf, wanted: Sequence[str] | None = None
-    ) -> Iterator[tuple[resp.Bytes, resp.Page]]:
+    ) -> Iterator[tuple[resp.Bytes, resp.EntryPage]]:
         """The entries of a range, at most so many, with these fields or all, and the replies that they are from: one
         is valid until the next."""
-        from weft.systems.redis import resp
-        from weft.systems.redis.wire import ReplyError, Wire
+        from weft.systems.redis.feed import RangeFeed
+        from weft.systems.redis.wire import Wire
 
-        assert isinstance(self.store.connection, RedisConnection)
-        begin, end, expected = ids.to_id(after + 1), ids.to_id(upto), ""
         # Stopped from the beginning: it waits for no server that is gone.
-        with closing(Wire(self.store.connection, self.keys.stream, stopped=lambda: True)) as wire:
-            while after < upto and most > 0:
+        wire = Wire(self.store.connection, self.keys.stream, stopped=lambda: True)
+        names = FieldNames((), wanted)
+        with closing(RangeFeed(wire, self.keys.stream, names, ids.to_id(after + 1), ids.to_id(upto))) as feed:
+            while after < upto and most > 0 and not feed.drained:
                 self.store.check_open()
                 limit = int(min(_PAGE, most))
-                if begin != expected:
-                    wire.send("XRANGE", self.keys.stream, begin, end, "COUNT", limit)
-                expected = ""
-                try:
-                    reply = wire.receive()
-                except ReplyError as error:
-                    raise wire.explained(error) from None
-                count = resp.count_of(reply)
-                most -= count
-                if count == limit and most > 0 and (guess := resp.guess_last_id(reply)) is not None:
-                    # Redis works on the next page while this one is taken apart.
-                    expected = f"({guess}"
-                    wire.send("XRANGE", self.keys.stream, expected, end, "COUNT", int(min(_PAGE, most)))
-                if count:
-                    page = resp.page_of(reply, (), wanted)
-                    begin = f"({page.ids[-1]}"
-                    yield reply, page
-                if count < limit:
+                page = feed.fetch(limit, 0, most >= 2 * limit)
+                if page is None:
                     return
+                most -= len(page)
+                yield feed.reply, page
 
     def _batch(self, entries: list[values.Entry], wanted: dict[str, FieldType], schema: pa.Schema) -> pa.RecordBatch:
         import pyarrow as pa
@@ -353,8 +338,8 @@ class RedisLog:
         self, consumer: str, member: str, limit: int, seconds: float, *, max_deliveries: int | None = None
     ) -> Leased:
         """Lease events to a member of a consumer."""
-        if member == _NOBODY:
-            raise SettingsError(f"A member cannot be {_NOBODY!r}: what was given back is in that name.")
+        if member == GIVEN_BACK:
+            raise SettingsError(f"A member cannot be {GIVEN_BACK!r}: what was given back is in that name.")
         token = secrets.token_hex(8)
         lost, epoch, spans, exhausted = self.store.script(
             "lease",

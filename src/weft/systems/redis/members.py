@@ -1,7 +1,7 @@
 """A member of a group of one stream, as consumers and frames are: what it asks of Redis, and what the answers mean.
 
-Nothing here speaks to a server. A step is a script to run, and is sent its reply: `weft.consumers` runs steps with
-asyncio, `weft.dataframes` on a wire. Scripts, so that each is one step for the server, whose reply has one shape for
+Nothing here speaks to a server. A step is a script to run, and is sent its reply: readers of entries run steps with
+asyncio, feeds of pages on a wire. Scripts, so that each is one step for the server, whose reply has one shape for
 every client, and that can be run again where the reply was lost. New entries are not asked for here: consumers make
 objects of them, frames columns, and each has its own way to XREADGROUP.
 """
@@ -13,6 +13,7 @@ from collections.abc import Generator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from weft.errors import NotFoundError, SettingsError
+from weft.systems.entries import Membership
 
 T = TypeVar("T")
 
@@ -44,7 +45,7 @@ class Script(NamedTuple):
 Steps = Generator[Script, Any, T]
 
 
-class Given(NamedTuple):
+class Redelivered(NamedTuple):
     """An entry that was delivered before: its id, names and values in turns, and how often it was delivered."""
 
     id: Any
@@ -63,26 +64,15 @@ class _Listed(NamedTuple):
 class Member:
     """What a member knows of its stream and group."""
 
-    def __init__(
-        self,
-        stream: str | bytes,
-        group: str | bytes,
-        consumer: str | bytes,
-        *,
-        start: str,
-        create: bool,
-        claim_idle: int | None,
-        how_to_create: str,
-    ) -> None:
-        if text_of(consumer) == GIVEN_BACK:
+    def __init__(self, stream: str | bytes, membership: Membership) -> None:
+        if text_of(membership.consumer) == GIVEN_BACK:
             raise SettingsError(f"No member can have the name {GIVEN_BACK!r}: it holds what members gave back.")
-        self.stream, self.group, self.consumer = stream, group, consumer
-        self.start = start
+        self._membership = membership
+        self.stream, self.group, self.consumer = stream, membership.group, membership.consumer
+        self.start = membership.group_start
         """Where the group begins, now and whenever it is created again: `$` becomes where the stream ended."""
         self.skipped = 0
         """How many pending entries were passed over because they are deleted."""
-        self._create, self._how_to_create = create, how_to_create
-        self._claim_idle = claim_idle
         self._last = BEGINNING
         self._position = BEGINNING
         """What a request for new entries gives from now on comes after this one, and after whatever is claimed: that
@@ -94,12 +84,13 @@ class Member:
 
     def join(self) -> Steps[bool]:
         """Find the group, or create it if that is allowed; whether it was created."""
-        reply = yield self._script("member_join", self.start, self._last, int(self._create))
+        reply = yield self._script("member_join", self.start, self._last, int(self._membership.auto_create))
         start, last, delivered, created = reply
         self.start, self._last = text_of(start), text_of(last)
         if delivered is None:
             raise NotFoundError(
-                f"The stream {text_of(self.stream)!r} has no group {text_of(self.group)!r}.", hint=self._how_to_create
+                f"The stream {text_of(self.stream)!r} has no group {text_of(self.group)!r}.",
+                hint=self._membership.create_hint,
             )
         self._position = text_of(delivered)
         if created:
@@ -120,7 +111,7 @@ class Member:
         """Begin with what this member was given before and has not acknowledged."""
         self._own_after, self._own_counts = after, True
 
-    def delivered_again(self, count: int, *, look: bool) -> Steps[list[Given]]:
+    def delivered_again(self, count: int, *, look: bool) -> Steps[list[Redelivered]]:
         """The next entries that were delivered before: of this member, where it begins with them or a reply was lost;
         then, if it is to look there, what was given back, and what any member has held for too long. Each of those is
         gone through once before nothing is given."""
@@ -131,41 +122,42 @@ class Member:
                 return []
             idle, counts, entries = self._listed
             listed = [word for entry in entries for word in (entry[0], entry[1], entry[3])]
-            taken, deleted = yield self._script("member_take", self.consumer, idle, int(counts), *listed)
+            delivered, deleted = yield self._script("member_take", self.consumer, idle, int(counts), *listed)
             # Not before there is a reply: it is asked for again, and what others took meanwhile is left out.
             self._listed = None
             self.skipped += deleted
-            if taken:
-                self._position = max(self._position, text_of(taken[-1][0]), key=order_of)
-                return [Given(*each) for each in taken]
+            if delivered:
+                self._position = max(self._position, text_of(delivered[-1][0]), key=order_of)
+                return [Redelivered(*each) for each in delivered]
 
     def _list(self, count: int, look: bool) -> Steps[_Listed | None]:
         if self._own_after is not None:
-            found = yield self._script("member_pending", f"({self._own_after}", "+", count, self.consumer)
-            self._own_after = text_of(found[-1][0]) if found else None
-            if found:
-                return _Listed(0, self._own_counts, found)
+            pending = yield self._script("member_pending", f"({self._own_after}", "+", count, self.consumer)
+            self._own_after = text_of(pending[-1][0]) if pending else None
+            if pending:
+                return _Listed(0, self._own_counts, pending)
         if not look:
             return None
-        found = yield self._script("member_pending", "-", "+", count, GIVEN_BACK)
-        if found:
-            return _Listed(0, True, found)
-        if self._claim_idle is None:
+        pending = yield self._script("member_pending", "-", "+", count, GIVEN_BACK)
+        if pending:
+            return _Listed(0, True, pending)
+        idle = self._membership.claim_idle
+        if idle is None:
             return None
-        words = ("IDLE", self._claim_idle, f"({self._claimed_up_to}", "+", count)
-        found = yield self._script("member_pending", *words)
-        self._claimed_up_to = text_of(found[-1][0]) if found else BEGINNING
-        return _Listed(self._claim_idle, True, found) if found else None
+        words = ("IDLE", idle, f"({self._claimed_up_to}", "+", count)
+        pending = yield self._script("member_pending", *words)
+        self._claimed_up_to = text_of(pending[-1][0]) if pending else BEGINNING
+        return _Listed(idle, True, pending) if pending else None
 
     def give_back(self, ids: Sequence[Any], *, undelivered: bool) -> Steps[int]:
         """Let any member have the entries that are still this one's; how many. `undelivered`: nobody saw them."""
-        given = 0
+        returned = 0
         for begin in range(0, len(ids), _MOST_AT_ONCE):
             some = ids[begin : begin + _MOST_AT_ONCE]
-            given += yield self._script("member_give_back", self.consumer, int(undelivered), *some)
-        return given
+            returned += yield self._script("member_give_back", self.consumer, int(undelivered), *some)
+        return returned
 
-    def bury(self, entry: Given, place: str | bytes) -> Steps[None]:
+    def bury(self, entry: Redelivered, place: str | bytes) -> Steps[None]:
         """Move an entry to the dead letters."""
         words = (self.group, self.consumer, entry.id, entry.deliveries - 1)
         yield Script("member_bury", (self.stream, place), words)
@@ -176,8 +168,8 @@ class Member:
 
 def is_id(text: str) -> bool:
     """Whether Redis takes this for the id of an entry."""
-    found = _ID.fullmatch(text)
-    return found is not None and all(int(part or 0) <= LARGEST for part in found.groups())
+    match = _ID.fullmatch(text)
+    return match is not None and all(int(part or 0) <= LARGEST for part in match.groups())
 
 
 def order_of(identifier: str) -> tuple[int, int]:
@@ -186,9 +178,9 @@ def order_of(identifier: str) -> tuple[int, int]:
     return int(milliseconds), int(sequence or 0)
 
 
-def text_of(given: Any) -> str:
+def text_of(word: Any) -> str:
     """What a reply says in bytes, or in a text where the client decodes."""
-    return given.decode(errors="backslashreplace") if isinstance(given, bytes) else str(given)
+    return word.decode(errors="backslashreplace") if isinstance(word, bytes) else str(word)
 
 
 def said_by(error: BaseException) -> str:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Sequence
-from dataclasses import dataclass, field
-from itertools import count
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from weft.systems.pages import Page, name_columns
 
 Bytes = npt.NDArray[np.uint8]
 Numbers = npt.NDArray[np.signedinteger[Any]]
@@ -29,17 +29,12 @@ _TAIL_BYTES = 65_536
 _LAST_ENTRY = re.compile(rb".*\r\n\*2\r\n\$\d+\r\n(\d+-\d+)\r\n\*", re.DOTALL)
 
 
-@dataclass(slots=True)
-class Page:
-    """Entries as columns: their ids as strings, the values of each field, null where an entry has none."""
+class EntryPage(Page):
+    """A page whose ids say when its entries were added: `milliseconds-sequence`."""
 
-    ids: pa.Array
-    fields: dict[str, pa.Array] = field(default_factory=dict)
-    parts: tuple[pa.Array, pa.Array] | None = None
-    """Milliseconds and sequence numbers, where the ids do not say them."""
-
-    def __len__(self) -> int:
-        return len(self.ids)
+    def times(self) -> tuple[pa.Array, pa.Array]:
+        """Return the milliseconds and the sequence numbers, unsigned."""
+        return id_parts(self.ids)
 
 
 def encode(*words: str | bytes | int) -> bytes:
@@ -63,23 +58,12 @@ def parse(reply: Bytes) -> Any:
     return reader.gets()
 
 
-def name_columns(names: Sequence[bytes], taken: Container[str]) -> list[str]:
-    """A column for each field of an entry. A second one of a name is `name#2`, so that none hides another."""
-    found: list[str] = []
-    for name in names:
-        text = name.decode(errors="backslashreplace")
-        numbered = (text if number == 1 else f"{text}#{number}" for number in count(1))
-        found.append(next(each for each in numbered if each not in taken and each not in found))
-    return found
+def page_of(reply: Bytes, reserved: Container[str], wanted: Container[str] | None) -> EntryPage:
+    """The page in a reply that is one array of entries: see `weft.systems.pages.FieldNames`."""
+    return _by_lines(reply, reserved, wanted) or page_of_entries(parse(reply), reserved, wanted)
 
 
-def page_of(reply: Bytes, taken: Container[str], wanted: Container[str] | None = None) -> Page:
-    """The page in a reply that is one array of entries. `taken` are names of columns that fields cannot have; `wanted`
-    are the fields to read, if not all."""
-    return _by_lines(reply, taken, wanted) or page_of_entries(parse(reply), taken, wanted)
-
-
-def page_of_entries(entries: Sequence[Any], taken: Container[str], wanted: Container[str] | None = None) -> Page:
+def page_of_entries(entries: Sequence[Any], reserved: Container[str], wanted: Container[str] | None) -> EntryPage:
     """The page of parsed entries. One that was deleted meanwhile has no fields at all, and is left out."""
     entries = [entry for entry in entries if entry is not None and entry[1] is not None]
     columns: dict[str, list[bytes | None]] = {}
@@ -90,13 +74,13 @@ def page_of_entries(entries: Sequence[Any], taken: Container[str], wanted: Conta
         if into is None:
             into = shapes[names] = [
                 columns.setdefault(name, [None] * len(entries)) if wanted is None or name in wanted else None
-                for name in name_columns(names, taken)
+                for name in name_columns(names, reserved)
             ]
         for column, value in zip(into, flat[1::2], strict=True):
             if column is not None:
                 column[row] = value
     ids = pa.array([entry[0] for entry in entries], pa.binary()).cast(pa.string())
-    return Page(ids, {name: _binary(values) for name, values in columns.items()})
+    return EntryPage(ids, {name: _binary(values) for name, values in columns.items()})
 
 
 def _binary(values: list[bytes | None]) -> pa.Array:
@@ -121,14 +105,14 @@ def guess_last_id(reply: Bytes) -> str | None:
     return None if found is None else found[1].decode()
 
 
-def _by_lines(reply: Bytes, taken: Container[str], wanted: Container[str] | None) -> Page | None:
+def _by_lines(reply: Bytes, reserved: Container[str], wanted: Container[str] | None) -> EntryPage | None:
     """The page, if every entry has the fields of the first one and no value holds a line's end."""
     if len(reply) > _MAX_OFFSET:
         return None
     head = _head(reply)
     rows = int(head[1:])
     if rows <= 0:
-        return Page(pa.array([], pa.string()))
+        return EntryPage(pa.array([], pa.string()))
     body = reply[len(head) + 2 :]
     names = _first_names(body)
     if names is None:
@@ -142,7 +126,7 @@ def _by_lines(reply: Bytes, taken: Container[str], wanted: Container[str] | None
     lines = ends.astype(np.int32).reshape(rows, lines_a_row).T
     ids_begin, ids_end = lines[1] + 1, lines[2] - 1
     columns, end, between = {}, ids_end, b"\r\n*%d" % (2 * len(names))
-    for number, (name, column) in enumerate(zip(names, name_columns(names, taken), strict=True)):
+    for number, (name, column) in enumerate(zip(names, name_columns(names, reserved), strict=True)):
         between += b"\r\n$%d\r\n%b\r\n$" % (len(name), name)
         if not _all_at(body, end, between):
             return None
@@ -155,7 +139,7 @@ def _by_lines(reply: Bytes, taken: Container[str], wanted: Container[str] | None
             columns[column] = _slices(body, begin, end)
     if not _all_at(body, end[:-1], b"\r\n*2\r\n$"):
         return None
-    return Page(_slices(body, ids_begin, ids_end, pa.string()), columns)
+    return EntryPage(_slices(body, ids_begin, ids_end, pa.string()), columns)
 
 
 def _first_names(body: Bytes) -> list[bytes] | None:

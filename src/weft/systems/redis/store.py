@@ -14,10 +14,10 @@ import msgspec
 import redis
 
 from weft.errors import ConnectionFailedError, DeclarationError, SchemaError, WeftError
-from weft.systems.base import Connection
 from weft.systems.declare import declare
 from weft.systems.log import EXTRA, Appended, Batch
 from weft.systems.redis import client, durability, ids, scripts, values
+from weft.systems.redis.connection import RedisConnection
 from weft.systems.redis.log import RedisLog
 from weft.types import FieldType
 
@@ -37,7 +37,7 @@ _POLL_SECONDS = 0.02
 class RedisStore:
     """A Redis server, or a cluster, as one process sees it. See `weft.systems.log.Store`."""
 
-    def __init__(self, connection: Connection, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, connection: RedisConnection, clock: Callable[[], float] = time.time) -> None:
         self.connection = connection.resolved()
         self._lock = threading.RLock()
         self._logs: dict[tuple[str, str], RedisLog] = {}

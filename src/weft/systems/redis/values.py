@@ -18,6 +18,7 @@ from uuid import UUID
 import msgspec
 
 from weft.systems.log import EXTRA, PUBLISH_ID, PUBLISHED_AT, RESERVED_PREFIX, ROWID, Page
+from weft.systems.pages import name_columns
 from weft.systems.redis import ids
 from weft.types import FieldType, check_value
 
@@ -132,8 +133,6 @@ def _columns(names: Sequence[bytes]) -> list[str]:
     texts = [name.decode(errors="backslashreplace") for name in names]
     if len(set(texts)) == len(texts):
         return texts
-    from weft.systems.redis.resp import name_columns  # brings pyarrow, which most who publish and consume do without
-
     return name_columns(names, ())
 
 

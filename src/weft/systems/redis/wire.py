@@ -21,8 +21,8 @@ from redis import exceptions
 
 from weft.errors import WeftError
 from weft.systems.redis import members
-from weft.systems.redis.client import ANSWER_SECONDS, ERRORS, answered, explain, open_client, refuses
-from weft.systems.redis.connection import CONNECT_SECONDS, RedisConnection
+from weft.systems.redis.client import ANSWER_SECONDS, CONNECT_SECONDS, ERRORS, answered, explain, open_client, refuses
+from weft.systems.redis.connection import RedisConnection
 from weft.systems.redis.members import BEGINNING, said_by, text_of
 from weft.systems.redis.resp import Bytes, encode, parse
 
@@ -222,11 +222,11 @@ class Wire:
         else:
             host, _, port = place.rpartition(":")
             pool = self._pool()
-            given = {**pool.connection_kwargs, "port": int(port)}
+            keywords = {**pool.connection_kwargs, "port": int(port)}
             # An empty host is that of the server which said so.
-            given["host"] = host or given["host"]
+            keywords["host"] = host or keywords["host"]
             self._link.disconnect()
-            self._link = pool.connection_class(**given)
+            self._link = pool.connection_class(**keywords)
         self._link.connect()
         self._asking = encode("ASKING") if asking else b""
         self.connected += 1
@@ -236,8 +236,8 @@ class Wire:
 
     def _socket(self) -> socket.socket:
         """The one of redis-py's connection, which has no public name for it; this one since version 6."""
-        found: socket.socket = self._link._sock
-        return found
+        link: socket.socket = self._link._sock
+        return link
 
     def _pool(self) -> Any:
         if isinstance(self._client, redis.RedisCluster):

@@ -8,12 +8,11 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from redis import exceptions
-from redis.asyncio import Redis, RedisCluster
+from redis.asyncio import RedisCluster
 
-from weft.consumers.entries import StreamEntry
-from weft.consumers.reader import Part
 from weft.errors import ConnectionFailedError, SettingsError, WeftError
 from weft.systems.base import Connection
+from weft.systems.entries import Part, StreamEntry
 from weft.systems.redis import members
 from weft.systems.redis.client import AWAY, AsyncClient, open_async_client, refuses
 from weft.systems.redis.members import BEGINNING, LOOK_SECONDS, VANISHED, is_id, order_of, said_by, text_of
@@ -31,11 +30,6 @@ class RedisReader:
     def __init__(self, client: Any) -> None:
         self._owned = isinstance(client, Connection)
         self.client: AsyncClient = open_async_client(client) if self._owned else client
-        if not isinstance(self.client, Redis | RedisCluster):
-            raise SettingsError(
-                f"A consumer reads through a client or a connection, not a {type(client).__name__}.",
-                hint='weft.Redis("localhost"), weft.RedisCluster("localhost", 7000) or weft.connect(url=…)',
-            )
         self.is_cluster = isinstance(self.client, RedisCluster)
         self._longest_wait = _longest_wait(self.client)
         self._answered = False
@@ -66,10 +60,10 @@ class RedisReader:
 
     async def read(self, part: Part, count: int, wait: float) -> list[StreamEntry]:
         """One request, and another where a stream was found to have begun anew."""
-        found = await self.patiently(lambda: self._read(part, count, wait), *part)
-        if not found and self.looks(part) and await self.patiently(lambda: self._begun_anew(part), *part):
-            found = await self.patiently(lambda: self._read(part, count, 0), *part)
-        return found
+        entries = await self.patiently(lambda: self._read(part, count, wait), *part)
+        if not entries and self.looks(part) and await self.patiently(lambda: self._begun_anew(part), *part):
+            entries = await self.patiently(lambda: self._read(part, count, 0), *part)
+        return entries
 
     async def close(self) -> None:
         """Close the client, if it is the reader's own."""
@@ -83,13 +77,13 @@ class RedisReader:
     async def _read(self, part: Part, count: int, wait: float) -> list[StreamEntry]:
         positions = [self._positions[stream] for stream in part]
         reply = await self.once(part[0], "XREAD", *self.block(wait), "COUNT", count, "STREAMS", *part, *positions)
-        found = []
+        new = []
         for stream, entries in by_stream(reply):
             read = [entry_of(stream, each[0], each[1]) for each in entries]
             if read:
                 self._positions[self.name(stream)] = text_of(read[-1].identifier)
-                found += read
-        return found
+                new += read
+        return new
 
     async def _begun_anew(self, part: Part) -> bool:
         """Whether a stream was removed and made again, with identifiers below those of the entries that were read."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
-from weft.consumers.consumer import Consumer, GroupConsumer, xconsumer
-from weft.consumers.entries import StreamEntry, StreamPending
+from weft import hooks
 from weft.systems.base import require
+from weft.systems.entries import StreamEntry
+
+if TYPE_CHECKING:
+    from weft.consumers.consumer import Consumer, GroupConsumer
 
 require("redis.asyncio", "redis")
 
@@ -19,33 +22,46 @@ _TRIES = 10
 _ENTRY_COMMANDS = ("XRANGE", "XREVRANGE", "XREAD", "XREADGROUP", "XCLAIM", "XAUTOCLAIM")
 
 
+class StreamPending(NamedTuple):
+    """What the members of a group were given and have not acknowledged: how many, the first and the last, and how many
+    by the name of each member."""
+
+    pending: int
+    minimum_identifier: Any
+    maximum_identifier: Any
+    consumers: dict[Any, int]
+
+
 class _Streams:
     """What both clients add to redis-py's."""
 
     @overload
     def xconsumer(
-        self, *given: Any, streams: Iterable[Any] | None = None, group: Any, consumer: Any, **options: Any
+        self, *names: Any, streams: Iterable[Any] | None = None, group: Any, consumer: Any, **options: Any
     ) -> GroupConsumer: ...
     @overload
-    def xconsumer(self, *given: Any, streams: Iterable[Any] | None = None, **options: Any) -> Consumer: ...
+    def xconsumer(self, *names: Any, streams: Iterable[Any] | None = None, **options: Any) -> Consumer: ...
     def xconsumer(
-        self, *given: Any, streams: Iterable[Any] | None = None, group: Any = None, consumer: Any = None, **options: Any
+        self, *names: Any, streams: Iterable[Any] | None = None, group: Any = None, consumer: Any = None, **options: Any
     ) -> Consumer | GroupConsumer:
         """A `weft.Consumer` of these streams, or with `group` and `consumer` a `weft.GroupConsumer`."""
-        return xconsumer(self, *given, streams=streams, group=group, consumer=consumer, **options)
+        opened: Consumer | GroupConsumer = hooks.open_consumer(
+            self, *names, streams=streams, group=group, consumer=consumer, **options
+        )
+        return opened
 
     async def xack(self, name: Any, groupname: Any, *identifiers: Any) -> int:
         """Acknowledge entries or their identifiers, as a list or one by one; how many were pending."""
         one = (str, bytes, int, StreamEntry)
-        listed = [each for given in identifiers for each in ([given] if isinstance(given, one) else given)]
+        listed = [each for item in identifiers for each in ([item] if isinstance(item, one) else item)]
         ids = [each.identifier if isinstance(each, StreamEntry) else each for each in listed]
         return int(await super().xack(name, groupname, *ids)) if ids else 0  # type: ignore[misc]
 
     async def xpending(self, name: Any, groupname: Any) -> StreamPending:
         """What the group's members have not acknowledged."""
-        found = await super().xpending(name, groupname)  # type: ignore[misc]
-        consumers = {each["name"]: each["pending"] for each in found["consumers"]}
-        return StreamPending(found["pending"], found["min"], found["max"], consumers)
+        reply = await super().xpending(name, groupname)  # type: ignore[misc]
+        consumers = {each["name"]: each["pending"] for each in reply["consumers"]}
+        return StreamPending(reply["pending"], reply["min"], reply["max"], consumers)
 
     def _name_entries(self) -> None:
         client: Any = self

@@ -25,24 +25,24 @@ def _arrow_type(name: str, kind: Any) -> pa.DataType:
     if not isinstance(name, str):
         raise DeclarationError(f"The name of a field is a text, not a {type(name).__name__}.")
     if isinstance(kind, str):
-        found = FieldType.parse(kind, field=name).arrow
+        arrow = FieldType.parse(kind, field=name).arrow
     elif isinstance(kind, pa.DataType):
-        found = kind
+        arrow = kind
     else:
-        found = _from_polars(kind) or _from_spark(kind)
-        if found is None:
+        arrow = _from_polars(kind) or _from_spark(kind)
+        if arrow is None:
             raise DeclarationError(
                 f"The type of field {name!r} is {kind!r}, which is no type of a column.",
                 hint="Name it ('int64'), or give a polars, pyarrow or Spark type.",
             )
     try:
-        pa.array([], pa.string()).cast(found)
+        pa.array([], pa.string()).cast(arrow)
     except pa.ArrowNotImplementedError:
         raise DeclarationError(
-            f"The type of field {name!r} is {found}, which cannot be read from a text.",
+            f"The type of field {name!r} is {arrow}, which cannot be read from a text.",
             hint="Read it as 'string', and parse it then.",
         ) from None
-    return found
+    return arrow
 
 
 def is_polars_type(kind: object) -> bool:
@@ -58,14 +58,14 @@ def _from_polars(kind: Any) -> pa.DataType | None:
     if kind == pl.Object:  # the addresses of Python's objects
         return None
     try:
-        found = pl.Series("", [], pl.String if kind in (pl.Categorical, pl.Enum) else kind).to_arrow().type
+        arrow = pl.Series("", [], pl.String if kind in (pl.Categorical, pl.Enum) else kind).to_arrow().type
     except pa.ArrowInvalid:  # it has no such type
         return None
-    if pa.types.is_large_string(found) or pa.types.is_string_view(found):
+    if pa.types.is_large_string(arrow) or pa.types.is_string_view(arrow):
         return pa.string()
-    if pa.types.is_large_binary(found) or pa.types.is_binary_view(found):
+    if pa.types.is_large_binary(arrow) or pa.types.is_binary_view(arrow):
         return pa.binary()
-    return found
+    return arrow
 
 
 def _from_spark(kind: Any) -> pa.DataType | None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from weft.dataframes.layout import Rejected
+from weft.systems.log import QUARANTINE_SUFFIX
+from weft.systems.pages import Rejected
 from weft.systems.redis.members import LARGEST, order_of, text_of
 from weft.systems.redis.wire import Key, ReplyError, Wire, Word
 
-QUARANTINE = "__quarantine"
 ERROR_FIELD = "_weft_error"
 SOURCE_FIELD = "_weft_entry"
 _ENTRIES_A_PAGE = 1000
@@ -16,7 +16,7 @@ _ENTRIES_A_PAGE = 1000
 
 def quarantine_of(stream: Key) -> Key:
     """The key of a stream's quarantine."""
-    return stream + QUARANTINE if isinstance(stream, str) else stream + QUARANTINE.encode()
+    return stream + QUARANTINE_SUFFIX if isinstance(stream, str) else stream + QUARANTINE_SUFFIX.encode()
 
 
 class Quarantine:
@@ -32,9 +32,9 @@ class Quarantine:
     def put(self, rejected: Sequence[Rejected]) -> None:
         """Store entries, under their own ids where nothing newer is there."""
         for each in rejected:
-            found = _run(self._source, "XRANGE", self._stream, each.id, each.id)
-            if found:  # else it was deleted meanwhile
-                self._add(each.id, [*found[0][1], ERROR_FIELD, each.why, SOURCE_FIELD, each.id])
+            entries = _run(self._source, "XRANGE", self._stream, each.id, each.id)
+            if entries:  # else it was deleted meanwhile
+                self._add(each.id, [*entries[0][1], ERROR_FIELD, each.why, SOURCE_FIELD, each.id])
 
     def _add(self, source: str, fields: list[Word]) -> None:
         place = source
@@ -55,11 +55,11 @@ class Quarantine:
         """Whether an entry is there, under whatever id: what was added since the last look is read."""
         while True:
             words = (self._wire.key, self._read_up_to, "+", "COUNT", _ENTRIES_A_PAGE)
-            found = _run(self._wire, "XRANGE", *words)
-            for identifier, fields in found:
+            entries = _run(self._wire, "XRANGE", *words)
+            for identifier, fields in entries:
                 self._held.add(text_of(fields[-1]))
                 self._read_up_to = f"({text_of(identifier)}"
-            if len(found) < _ENTRIES_A_PAGE:
+            if len(entries) < _ENTRIES_A_PAGE:
                 return source in self._held
 
     def close(self) -> None:
@@ -69,7 +69,7 @@ class Quarantine:
 
 def _run(wire: Wire, *words: Word) -> list[list[list[bytes]]]:
     try:
-        found: list[list[list[bytes]]] = wire.run(*words)
+        entries: list[list[list[bytes]]] = wire.run(*words)
     except ReplyError as error:
         raise wire.explained(error) from None
-    return found
+    return entries

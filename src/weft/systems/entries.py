@@ -1,15 +1,32 @@
-"""What consumers ask of the place where their streams are. A reader belongs to one consumer, and knows where in each
-stream it is."""
+"""The entries protocol: what a system does to have its own streams read entry by entry, those that nobody declared.
+
+`weft.Consumer` and `weft.GroupConsumer` are written once over it. A `System` names its `Entries`. A `Reader` belongs to
+one consumer, and knows where in each stream it is. Declared streams do not need it: on every system they are read
+through their log.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-from weft.consumers.entries import StreamEntry
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 Part = tuple[Any, ...]
+"""Streams that one request can read."""
+
+
+class _Pair(NamedTuple):
+    identifier: Any
+    field_values: dict[Any, Any]
+
+
+class StreamEntry(_Pair):
+    """An entry of a stream: the pair of its `identifier` and its `field_values`.
+
+    One that a consumer gave also knows its `stream`, and one of a group on Redis how often it was delivered."""
+
+    stream: Any = None
+    deliveries: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +41,8 @@ class Membership:
     claim_idle: int | None = None
     max_deliveries: int | None = None
     dead_letter: Any = None
+    create_hint: str = "auto_create=True creates it, at group_start."
+    """What an error says where there is no such group."""
 
 
 class Reader(Protocol):
@@ -63,3 +82,20 @@ class GroupReader(Reader, Protocol):
     async def give_back(self, entries: Sequence[StreamEntry], *, undelivered: bool) -> int:
         """Let any member have the entries at once; how many. `undelivered`: nobody saw them, so that this delivery
         does not count."""
+
+
+class Entries(Protocol):
+    """The streams of a system that nobody declared."""
+
+    noun: ClassVar[str]
+    """How errors call such a stream: "a key of Redis"."""
+    clients: ClassVar[str]
+    """Calls that make clients of the system, for hints."""
+
+    @staticmethod
+    def takes(client: object) -> bool:
+        """Return whether this is a client of the system, as its driver makes them."""
+
+    @staticmethod
+    def open(client: Any, membership: Membership | None) -> Reader:
+        """Open a reader on a client or a connection; with a membership it is a `GroupReader`."""

@@ -14,13 +14,12 @@ from typing import Any, TypeVar
 
 from redis import exceptions
 
-from weft.consumers.entries import StreamEntry
-from weft.consumers.reader import Membership, Part
-from weft.consumers.redis_reader import Key, RedisReader, by_stream, check_identifier, entry_of
 from weft.errors import SettingsError
-from weft.streams.declare import DEAD_LETTER_SUFFIX
+from weft.systems.entries import Membership, Part, StreamEntry
+from weft.systems.log import DEAD_LETTER_SUFFIX
 from weft.systems.redis import scripts
-from weft.systems.redis.members import Given, Member, Script, Steps, text_of
+from weft.systems.redis.entry_reader import Key, RedisReader, by_stream, check_identifier, entry_of
+from weft.systems.redis.members import Member, Redelivered, Script, Steps, text_of
 
 T = TypeVar("T")
 _log = logging.getLogger("weft.consumers")
@@ -39,7 +38,7 @@ class RedisGroupReader(RedisReader):
         self.held_for: float | None = membership.claim_idle
         self.recovered = 0
         # What was delivered again stays here until it is handed on: a request that fails after it must not hide it.
-        self._given: defaultdict[Key, list[Given]] = defaultdict(list)
+        self._redelivered: defaultdict[Key, list[Redelivered]] = defaultdict(list)
 
     @property
     def skipped(self) -> int:
@@ -49,19 +48,10 @@ class RedisGroupReader(RedisReader):
     async def begin(self, stream: Key, identifier: Any) -> None:
         """Join the group, or create it."""
         self._same_slot(stream)
-        told = self._member
-        member = Member(
-            stream,
-            told.group,
-            told.consumer,
-            start=told.group_start,
-            create=told.auto_create,
-            claim_idle=told.claim_idle,
-            how_to_create="auto_create=True creates it, at group_start.",
-        )
+        member = Member(stream, self._member)
         if identifier is not None and text_of(identifier) != ">":
             member.begin_with_own(check_identifier(identifier))
-        elif told.start_from_backlog:
+        elif self._member.start_from_backlog:
             member.begin_with_own()
         await self.patiently(lambda: self._run(member.join()), stream)
         self._members[stream] = member
@@ -91,10 +81,10 @@ class RedisGroupReader(RedisReader):
 
     async def _read(self, part: Part, count: int, wait: float) -> list[StreamEntry]:
         looked = self.looks(part)
-        found = await self._delivered_again(part, count, look=looked) or await self._new(part, count, wait)
-        if not found and not looked:
-            found = await self._delivered_again(part, count, look=True)
-        return found
+        entries = await self._delivered_again(part, count, look=looked) or await self._new(part, count, wait)
+        if not entries and not looked:
+            entries = await self._delivered_again(part, count, look=True)
+        return entries
 
     async def _new(self, part: Part, count: int, wait: float) -> list[StreamEntry]:
         who = ("GROUP", self._member.group, self._member.consumer)
@@ -105,27 +95,29 @@ class RedisGroupReader(RedisReader):
             for stream in part:
                 self._members[stream].lost_a_reply()
             raise
-        found = []
+        new = []
         for stream, entries in by_stream(reply):
             self._members[self.name(stream)].received(entries[-1][0])
-            found += [entry_of(stream, each[0], each[1], 1) for each in entries]
-        return found
+            new += [entry_of(stream, each[0], each[1], 1) for each in entries]
+        return new
 
     async def _delivered_again(self, part: Part, count: int, *, look: bool) -> list[StreamEntry]:
-        found: list[StreamEntry] = []
-        while not found:
+        entries: list[StreamEntry] = []
+        while not entries:
             for stream in part:
-                self._given[stream] += await self._run(self._members[stream].delivered_again(count, look=look))
-            if not any(self._given[stream] for stream in part):
+                self._redelivered[stream] += await self._run(self._members[stream].delivered_again(count, look=look))
+            if not any(self._redelivered[stream] for stream in part):
                 break
             for stream in part:
                 await self._bury_the_dead(stream)
             for stream in part:
                 name = self._as_given(stream)
-                found += [entry_of(name, each.id, each.fields, each.deliveries) for each in self._given.pop(stream)]
-        if found and look:
+                entries += [
+                    entry_of(name, each.id, each.fields, each.deliveries) for each in self._redelivered.pop(stream)
+                ]
+        if entries and look:
             self.look_soon()  # there may be more
-        return found
+        return entries
 
     async def _run(self, steps: Steps[T]) -> T:
         try:
@@ -151,10 +143,10 @@ class RedisGroupReader(RedisReader):
     # ----------------------------------------------------------------------------------------------------- dead letters
 
     async def _bury_the_dead(self, stream: Key) -> None:
-        most, given = self._member.max_deliveries, self._given[stream]
-        for entry in [each for each in given if most is not None and each.deliveries > most]:
+        most, redelivered = self._member.max_deliveries, self._redelivered[stream]
+        for entry in [each for each in redelivered if most is not None and each.deliveries > most]:
             await self._run(self._members[stream].bury(entry, self._dead_letter_of(stream)))
-            given.remove(entry)
+            redelivered.remove(entry)
 
     def _dead_letter_of(self, stream: Key) -> Key:
         if self._member.dead_letter is not None:
@@ -187,7 +179,7 @@ class RedisGroupReader(RedisReader):
 
     async def give_back(self, entries: Sequence[StreamEntry], *, undelivered: bool) -> int:
         """Put entries that are still this member's where all members look."""
-        given = 0
+        returned = 0
         for stream, ids in _by_stream(entries).items():
             member = self._members[self.name(stream)]
 
@@ -195,13 +187,13 @@ class RedisGroupReader(RedisReader):
                 return await self._run(member.give_back(ids, undelivered=undelivered))
 
             with suppress(exceptions.ResponseError):  # the group is gone: nothing is pending, nor to be given back
-                given += await self.patiently(return_them, stream)
+                returned += await self.patiently(return_them, stream)
         self.look_soon()
-        return given
+        return returned
 
 
 def _by_stream(entries: Sequence[StreamEntry]) -> dict[Any, list[Any]]:
-    found: dict[Any, list[Any]] = defaultdict(list)
+    ids: dict[Any, list[Any]] = defaultdict(list)
     for entry in entries:
-        found[entry.stream].append(entry.identifier)
-    return found
+        ids[entry.stream].append(entry.identifier)
+    return ids
