@@ -24,6 +24,8 @@ from weft.systems.objects.folder import LocalFolder
 from weft.systems.process import name_of
 from workers import declare, drain, next_millisecond, rowids
 
+pytestmark = pytest.mark.spark
+
 pytest.importorskip("pyspark")
 
 

@@ -22,7 +22,7 @@ from weft.systems.objects.folder import BucketFolder, LocalFolder
 from workers import declare
 
 pytest.importorskip("pyspark")
-pytestmark = pytest.mark.usefixtures("local")
+pytestmark = [pytest.mark.usefixtures("local"), pytest.mark.spark]
 
 
 def rows() -> list[int]:

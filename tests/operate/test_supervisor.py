@@ -31,6 +31,8 @@ from weft.pipelines.streaming.declare import make
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.project import Project, use
 
+pytestmark = pytest.mark.spark
+
 pytest.importorskip("pyspark")
 
 PATIENCE = 120

@@ -28,6 +28,8 @@ from weft.pipelines.streaming.declare import make
 from weft.project import current
 from weft.systems.objects.folder import LocalFolder
 
+pytestmark = pytest.mark.spark
+
 Where = Callable[[], dict[str, Any]]
 
 
