@@ -24,6 +24,8 @@ from weft.spark_support.folder import LocalFolder
 from weft.systems.process import name_of
 from workers import declare, drain, next_millisecond, rowids
 
+pytestmark = pytest.mark.spark
+
 pytest.importorskip("pyspark")
 
 

@@ -22,7 +22,7 @@ from weft.spark_support.location import Location
 from workers import declare
 
 pytest.importorskip("pyspark")
-pytestmark = pytest.mark.usefixtures("local")
+pytestmark = [pytest.mark.usefixtures("local"), pytest.mark.spark]
 
 
 def rows() -> list[int]:

@@ -25,6 +25,8 @@ pytest.importorskip("pyspark")
 FLOWS = """
 import weft
 
+pytestmark = pytest.mark.spark
+
 
 @weft.stream(fields={"n": "int64", "text": "string"})
 def events():

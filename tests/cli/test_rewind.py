@@ -20,7 +20,7 @@ from weft.project import Project
 # Each starts Spark several times.
 
 pytest.importorskip("pyspark")
-pytestmark = pytest.mark.usefixtures("local")
+pytestmark = [pytest.mark.usefixtures("local"), pytest.mark.spark]
 
 
 def rows(table: str = "copies") -> list[int]:

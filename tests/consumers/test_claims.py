@@ -21,6 +21,12 @@ async def hold(client: Any, name: str) -> None:
     await client.xreadgroup("g", name, {"s": ">"})
 
 
+async def idle_for_hours(client: Any, name: str) -> None:
+    """Have the server believe that a consumer got its entries two hours ago."""
+    held = [each["message_id"] for each in await client.xpending_range("s", "g", "-", "+", 1000)]
+    await client.xclaim("s", "g", name, 0, held, idle=7_200_000, justid=True)
+
+
 async def test_nobody_claims_by_itself(client: Any) -> None:
     await fill(client, 3)
     await client.xgroup_create("s", "g", "0")
@@ -34,9 +40,9 @@ async def test_idle_entries_are_claimed(client: Any) -> None:
     await fill(client, 25)
     await client.xgroup_create("s", "g", "0")
     await hold(client, "dead")
+    await idle_for_hours(client, "dead")
     await fill(client, 2)
-    await until_idle(client, "s", 50)
-    async with member(client, "b", claim_idle=50, buffer_size=3) as consumer:
+    async with member(client, "b", claim_idle=3_600_000, buffer_size=3) as consumer:
         found = []
         while batch := await consumer.get_batch():
             found += batch

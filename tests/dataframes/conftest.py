@@ -12,6 +12,7 @@ import pytest
 
 import servers
 from consumers.cutter import Cutter
+from servers import wait_until
 
 
 @pytest.fixture
@@ -52,16 +53,22 @@ def cluster(shared_server: Callable[[str], servers.Server]) -> Iterator[str]:
 
 @pytest.fixture
 def later(client: Any) -> Iterator[Callable[..., None]]:
-    """`later(function, …)` calls it in a moment, in another thread, for which the client is there until it is done."""
-    timers: list[threading.Timer] = []
+    """`later(function, …)` calls it in a moment, in another thread, for which the client is there until it is done.
+    `later(function, …, when_blocked=True)` waits until a client waits for entries."""
+    threads: list[threading.Thread] = []
 
-    def call(function: Callable[..., Any], *arguments: Any) -> None:
-        timers.append(threading.Timer(0.2, function, arguments))
-        timers[-1].start()
+    def call(function: Callable[..., Any], *arguments: Any, when_blocked: bool = False) -> None:
+        def run() -> None:
+            if when_blocked:
+                wait_until(lambda: client.info("clients")["blocked_clients"] > 0, "a client that waits for entries")
+            function(*arguments)
+
+        threads.append(threading.Thread(target=run) if when_blocked else threading.Timer(0.2, run))
+        threads[-1].start()
 
     yield call
-    for timer in timers:
-        timer.join()
+    for thread in threads:
+        thread.join()
 
 
 @pytest.fixture

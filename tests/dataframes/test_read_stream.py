@@ -269,7 +269,7 @@ def test_the_nearest_choice_is_named(url: str) -> None:
 def test_waiting_for_the_first_entry(url: str, add: Add, later: Callable[..., None]) -> None:
     add("events", {"n": 1})
     assert len(weft.read_stream(url, "events", start_id="$", block_ms=20)) == 0
-    later(add, "events", {"n": 2})
+    later(add, "events", {"n": 2}, when_blocked=True)
     frame = weft.read_stream(url, "events", start_id="$", block_ms=60_000, count=100)
     assert frame["n"].to_list() == ["2"]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from servers import wait_until
 from tests.engine.conftest import Python, finish
 
 
@@ -134,21 +135,19 @@ def test_nothing_of_spark_is_on_the_terminal(python: Python, project: Path) -> N
 
 
 @pytest.mark.timing
-def test_an_interrupt_cancels_and_does_not_end_spark(python: Python) -> None:
+def test_an_interrupt_cancels_and_does_not_end_spark(python: Python, project: Path) -> None:
     process = python("""
         def slow(_):
+            open("begun", "x").close()
             time.sleep(600)
         context = weft.spark().sparkContext
-        print("ready", flush=True)
         try:
             context.parallelize([1], 1).map(slow).collect()
         except KeyboardInterrupt:
             print("interrupted")
         print(weft.spark().range(3).count())
     """)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    time.sleep(2)
+    wait_until((project / "begun").exists, "the task to begin")
     process.send_signal(signal.SIGINT)
     assert finish(process) == ["interrupted", "3"]
 

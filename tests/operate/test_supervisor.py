@@ -38,6 +38,8 @@ from weft.pipelines.streaming.declare import make
 from weft.pipelines.streaming.execution import Lag, Report
 from weft.project import Project, use
 
+pytestmark = pytest.mark.spark
+
 pytest.importorskip("pyspark")
 
 PATIENCE = 120

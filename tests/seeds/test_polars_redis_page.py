@@ -11,6 +11,7 @@ import polars as pl
 import pytest
 
 import servers
+from servers import wait_until
 
 IMPORTS = "import polars as pl\nimport weft as redis\n"
 
@@ -214,7 +215,11 @@ df2 = redis.read_stream(
 def test_blocking_reads(run: Run, events: list[str], client: Any) -> None:
     import threading
 
-    added = threading.Timer(0.3, client.xadd, ("events", {"user_id": "new"}))
+    def add() -> None:
+        wait_until(lambda: client.info("clients")["blocked_clients"] > 0, "the reader to wait")
+        client.xadd("events", {"user_id": "new"})
+
+    added = threading.Thread(target=add)
     added.start()
     df = run("""
 # Wait up to 5 seconds for new entries

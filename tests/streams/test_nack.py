@@ -66,7 +66,7 @@ def test_one_event_and_rowids_alone(orders: Any) -> None:
 def test_delay(orders: Any) -> None:
     events = take()
     weft.nack_sync("orders", "worker", events[:2], delay=3600)
-    weft.nack_sync("orders", "worker", events[2:4], delay=0.3)
+    weft.nack_sync("orders", "worker", events[2:4], delay=1.5)
     weft.nack_sync("orders", "worker", events[4:])
     assert numbers(take("b")) == [4, 5]
     found: list[int] = []

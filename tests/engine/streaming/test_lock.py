@@ -22,7 +22,7 @@ from weft.pipelines.streaming.declare import make
 from weft.spark_support.folder import LocalFolder
 from weft.systems import lease as leases
 
-pytestmark = pytest.mark.usefixtures("here")
+pytestmark = [pytest.mark.usefixtures("here"), pytest.mark.spark]
 
 # A process that runs a pipeline from a folder of its own, as if it were on a machine of its own.
 PROCESS = """

@@ -28,6 +28,8 @@ from weft.project import current
 from weft.spark_support.folder import LocalFolder
 from weft.systems.dead_letter_store import DeadLetter
 
+pytestmark = pytest.mark.spark
+
 Where = Callable[[], dict[str, Any]]
 
 
