@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 SPARK_FIXTURES = {"spark", "plain_spark"}
+_HAD_SPARK = pytest.StashKey[bool]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -71,11 +72,20 @@ def _group(item: pytest.Item) -> str:
     return "spark" if item.get_closest_marker("spark") is not None else item.nodeid.partition("::")[0]
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    item.stash[_HAD_SPARK] = _has_spark()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
-    """Fail a test that starts Spark without the mark: it would start a second session in another process."""
+    """Fail a test that starts Spark without the mark: it would be a second session, in another process."""
     yield
-    engine = sys.modules.get("weft.engine.session")
-    if engine is not None and engine.running() is not None and item.get_closest_marker("spark") is None:
-        engine.stop()
+    if item.get_closest_marker("spark") is None and _has_spark() and not item.stash[_HAD_SPARK]:
+        sys.modules["weft.engine.session"].stop()
         pytest.fail("It starts Spark in this process: mark it with pytest.mark.spark.", pytrace=False)
+
+
+def _has_spark() -> bool:
+    engine = sys.modules.get("weft.engine.session")
+    return engine is not None and engine.running() is not None
