@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from weft.errors import DeclarationError, nearest
@@ -13,6 +14,15 @@ from weft.settings import redact_url
 from weft.systems.base import Connection
 
 # -------------------------------------------------------------------------------------------------------------- options
+
+
+@contextmanager
+def errors_at(where: str) -> Iterator[None]:
+    """Begin the declaration errors of a block with where they are."""
+    try:
+        yield
+    except DeclarationError as error:
+        raise DeclarationError(f"{where}: {error.what}", hint=error.hint) from None
 
 
 def refuse_unknown(given: Mapping[str, Any], known: Sequence[str], where: str) -> None:

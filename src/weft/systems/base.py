@@ -198,6 +198,13 @@ class Connection:
         return value
 
 
+class Settings(dict[str, Any]):
+    """A dict that may be a field of a frozen, hashable connection."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(tuple(sorted(self.items())))
+
+
 @contextmanager
 def measured(report: dict[str, Any]) -> Iterator[None]:
     """Put the time that the block took into `report` as `latency_ms`."""
@@ -234,6 +241,7 @@ class System:
     schemes: tuple[str, ...] = ()
     log: str | None = None
     tables: str | None = None
+    endpoint: str = "weft.systems.endpoint:StoreEndpoint"
     extra: str | None = None
     describes: str = ""
 
@@ -257,6 +265,10 @@ class System:
             raise DeclarationError(f"A {self.kind} connection cannot hold tables.", hint=f"These can: {able}.")
         loaded: type[Any] = self._load(self.tables)
         return loaded
+
+    def load_endpoint(self) -> Any:
+        """Return what streaming pipelines can read and write on this system: a `weft.systems.endpoint.Endpoint`."""
+        return self._load(self.endpoint)(self)
 
     def _load(self, reference: str) -> Any:
         module, _, name = reference.partition(":")
@@ -341,6 +353,7 @@ _BUILT_IN = {
         System(
             kind="redis",
             connection="weft.systems.redis.connection:RedisConnection",
+            endpoint="weft.systems.redis.endpoint:RedisEndpoint",
             schemes=("redis", "rediss"),
             log="weft.systems.redis.store:RedisStore",
             extra="redis",
@@ -349,12 +362,14 @@ _BUILT_IN = {
         System(
             kind="kafka",
             connection="weft.systems.kafka.connection:KafkaConnection",
+            endpoint="weft.systems.kafka.endpoint:KafkaEndpoint",
             extra="kafka",
             describes="Kafka: topics of JSON messages or of bytes",
         ),
         System(
             kind="object_store_local",
             connection="weft.systems.objects.connection:ObjectStoreLocalConnection",
+            endpoint="weft.systems.objects.endpoint:FileEndpoint",
             schemes=(),
             extra="spark",
             describes="Parquet, CSV, JSON lines or ORC files in a folder",
@@ -362,6 +377,7 @@ _BUILT_IN = {
         System(
             kind="object_store_s3",
             connection="weft.systems.objects.connection:ObjectStoreS3Connection",
+            endpoint="weft.systems.objects.endpoint:FileEndpoint",
             schemes=(),
             extra="spark",
             describes="Parquet, CSV, JSON lines or ORC files in a bucket",
@@ -369,6 +385,7 @@ _BUILT_IN = {
         System(
             kind="delta_local",
             connection="weft.systems.delta.connection:DeltaLocalConnection",
+            endpoint="weft.systems.delta.endpoint:DeltaEndpoint",
             schemes=(),
             extra="spark",
             describes="Delta tables in a folder",
@@ -376,6 +393,7 @@ _BUILT_IN = {
         System(
             kind="delta_s3",
             connection="weft.systems.delta.connection:DeltaS3Connection",
+            endpoint="weft.systems.delta.endpoint:DeltaEndpoint",
             schemes=(),
             extra="spark",
             describes="Delta tables in a bucket",

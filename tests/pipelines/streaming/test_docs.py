@@ -10,9 +10,10 @@ import pytest
 from documents import ROOT, blocks_of
 from weft.pipelines.streaming.declare import LATER, OPTIONS
 from weft.pipelines.streaming.keys import TABLES
-from weft.pipelines.streaming.spec import FILE_OPTIONS, LOAD_OPTIONS, Lookup, Source
+from weft.pipelines.streaming.spec import LOAD_OPTIONS, Lookup, Source
 from weft.pipelines.streaming.toml import parse
 from weft.systems.base import LATER_KINDS
+from weft.systems.endpoint import endpoint_options
 
 DOCUMENT = ROOT / "docs" / "streaming.md"
 GUIDE = DOCUMENT.read_text(encoding="utf-8")
@@ -36,7 +37,7 @@ def test_every_option_in_its_order() -> None:
     [
         ("Sources", {each.name for each in fields(Source)} - {"options"}),
         ("Targets", {"connection", "table", "prefix", "stream", "mode", "primary_key", *LOAD_OPTIONS}),
-        ("Files", set(FILE_OPTIONS)),
+        ("Files", set(endpoint_options())),
         ("SQL, lookups, UDFs", {each.name for each in fields(Lookup)}),
         ("The TOML file", {key for table in TABLES.values() for key in table} - {"connection", "kind"}),
         ("What comes later", {*LATER, *LATER_KINDS}),

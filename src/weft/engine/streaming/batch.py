@@ -28,8 +28,8 @@ from weft.engine.streaming.publish import published
 from weft.engine.streaming.sources import SMALL, Origin, Taken
 from weft.engine.streaming.whence import PLACE, WHENCE
 from weft.errors import ConnectionFailedError, DeclarationError, LoadRefusedError, WeftError
+from weft.pipelines.streaming.endpoints import check_targets
 from weft.pipelines.streaming.spec import StreamingPipeline, Target
-from weft.pipelines.streaming.spots import check_places
 from weft.project import current
 from weft.systems.base import Connection, system_for
 from weft.systems.file import FileConnection
@@ -73,7 +73,7 @@ class Batches:
         columns: Columns,
         box: dead.DeadLetterBox | None = None,
     ) -> None:
-        check_places(pipeline, f"Streaming pipeline {pipeline.name!r}")
+        check_targets(pipeline, f"Streaming pipeline {pipeline.name!r}")
         self.pipeline, self.origins, self._columns = pipeline, origins, columns
         self._lookups: Lookups | None = None
         self._seen: tuple[list[tuple[str, str]], int] | None = None
@@ -387,12 +387,8 @@ class Batches:
         return all(self.has(each, checkpoint, batch_id) for each in targets)
 
     def _planned(self, target: Target, checkpoint: str, batch_id: int) -> tuple[Connection, Load]:
-        connection: Any = current().connection(target.connection)
-        options = dict(target.options)
-        if connection.kind.startswith("object_store"):
-            # How the files are written is said of the target, and kept by a connection.
-            connection = dataclasses.replace(connection, **vars(target.files(connection)))
-            options = {}
+        connection = target.connection_with_options(current().connection(target.connection))
+        options: dict[str, Any] = dict(target.load_options)
         if self.pipeline.dead_letters is not None and system_for(connection.kind).tables is not None:
             options["on_bad_rows"] = "quarantine"
         planned = Load.declare(

@@ -188,11 +188,8 @@ class FileOrigin:
     def __init__(self, source: Source, connection: Any) -> None:
         self._source = source
         self.name = source.name
-        self.connection = connection
-        if source.options:
-            # How the files are read is said of the source, and kept by a connection. One that says nothing has no
-            # format either: then the names of the files do.
-            self.connection = dataclasses.replace(connection, **vars(source.files(connection)))
+        # One that says nothing of its files has no format either: then the names of the files do.
+        self.connection = source.connection_with_options(connection)
 
     def stream(self, spark: Any, start: str) -> Any:
         """The files that are there, each once."""

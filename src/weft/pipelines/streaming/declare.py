@@ -14,6 +14,7 @@ from typing import Any, get_args
 from weft.errors import DeclarationError, NotFoundError, WeftError, unknown
 from weft.pipelines.options import (
     connection_option,
+    errors_at,
     is_second,
     look_like,
     one_of,
@@ -21,6 +22,7 @@ from weft.pipelines.options import (
     refuse_unknown,
     text_option,
 )
+from weft.pipelines.streaming.endpoints import address, addresses, check_targets, identity, located
 from weft.pipelines.streaming.spec import (
     LOAD_OPTIONS,
     DeadLetters,
@@ -35,14 +37,13 @@ from weft.pipelines.streaming.spec import (
     check_mode,
     column_names,
     count,
-    places_of,
     table_name,
 )
-from weft.pipelines.streaming.spots import check_places, identity, located, spot, spots, told_by
 from weft.pipelines.table import table_of
 from weft.project import Project, build_connection, current
 from weft.streams.declare import Stream
 from weft.systems.base import Connection, system_for
+from weft.systems.endpoint import endpoint_of
 from weft.systems.load import refuse_own
 
 OPTIONS = (
@@ -230,7 +231,7 @@ def _sources(given: Mapping[str, Any], inline: Mapping[str, Any], where: str) ->
             f"{where}: two sources are called {repeated[0]!r}.",
             hint="Metrics, errors and dead letters tell them by their names.",
         )
-    with told_by(where):
+    with errors_at(where):
         return tuple(each if (at := located(each.connection)) is None else each.at(at) for each in made)
 
 
@@ -247,7 +248,7 @@ def _source(given: Any, query: str | None, where: str) -> Source:
         if isinstance(given, str) and given in current().streams:
             hint = f"There is a stream {given!r}: pass the stream itself, not its name."
         raise DeclarationError(f"{where}: its source is a connection, so it needs source_query.", hint=hint)
-    with told_by(where):
+    with errors_at(where):
         return Source(connection=connection, query=query)
 
 
@@ -276,7 +277,7 @@ def _targets(given: Mapping[str, Any], where: str, word: Callable[[str], str]) -
     made = []
     for each in listed:
         own = each if isinstance(each, Target) else _target(each, given, where)
-        with told_by(where):
+        with errors_at(where):
             made.append(_complete(own, mode, keys, order))
     if keys and not any(each.mode == "merge" or each.place == "stream" for each in made):
         raise DeclarationError(f"{where}: the mode 'append' takes no keys.", hint='mode="merge" does.')
@@ -293,8 +294,8 @@ def _targets(given: Mapping[str, Any], where: str, word: Callable[[str], str]) -
                 raise DeclarationError(
                     f"{where}, target {each.name}: {option} is an option of the mode 'merge', not of {each.mode!r}."
                 )
-    spots = [spot(each) for each in made]
-    if repeated := [each.name for each in made if spots.count(spot(each)) > 1]:
+    written = [address(each) for each in made]
+    if repeated := [each.name for each in made if written.count(address(each)) > 1]:
         raise DeclarationError(f"{where}: the target {repeated[0]} is listed twice.")
     return tuple(made)
 
@@ -306,12 +307,12 @@ def _target(given: Any, options: Mapping[str, Any], where: str) -> Target:
         if table is not None:
             raise DeclarationError(f"{where}: target_table is that of a connection; this target has a name.")
         place = {"stream": given} if isinstance(given, Stream) else {"table": given}
-        with told_by(where):
+        with errors_at(where):
             return Target(**place, primary_key=key)
     if isinstance(given, type):
         raise DeclarationError(f"{where}: the class {given.__name__} is no table.", hint="Put @weft.table above it.")
     connection = connection_option(given, "target", where)
-    with told_by(where):
+    with errors_at(where):
         return Target(connection=connection, table=table, primary_key=key)
 
 
@@ -379,7 +380,7 @@ def _lookups(given: Any, where: str) -> Mapping[str, Lookup]:
 
 
 def _check_lookup(name: str, lookup: Lookup, connection: Connection, where: str) -> None:
-    if places_of(connection.kind) == ("stream",):
+    if endpoint_of(connection).places == ("stream",):
         raise DeclarationError(f"{where}: the lookup {name!r} is on {connection.any_such}, which holds no tables.")
     if lookup.query is not None and system_for(connection.kind).tables is None:
         raise DeclarationError(
@@ -469,11 +470,9 @@ def _dead_letters(given: Mapping[str, Any], made: StreamingPipeline, where: str)
 
 def _check_dead_letters(letters: DeadLetters, place: str, made: StreamingPipeline, where: str) -> None:
     found = located(letters.connection)
-    if found is not None and (place != "path" or letters.connection is not None):
-        is_kafka, held = found.kind == "kafka", places_of(found.kind)
-        fits = {"topic": is_kafka, "stream": "stream" in held and not is_kafka, "path": "prefix" in held}
-        if not fits.get(place, "table" in held):
-            raise DeclarationError(f"{where}: {found.any_such} holds no dead_letter_{place}.")
+    is_here = place == "path" and letters.connection is None
+    if found is not None and not is_here and place not in endpoint_of(found).dead_letters:
+        raise DeclarationError(f"{where}: {found.any_such} holds no dead_letter_{place}.")
     if place == "path":
         return
     if letters.table is not None and found is not None and system_for(found.kind).tables is not None:
@@ -481,7 +480,7 @@ def _check_dead_letters(letters: DeadLetters, place: str, made: StreamingPipelin
     target = Target(table=letters.table, stream=letters.topic or letters.stream, connection=letters.connection)
     parts: tuple[Source | Target, ...] = (*made.sources, *made.targets)
     for part in parts:
-        if spot(target) in spots(part):
+        if address(target) in addresses(part):
             doing = "writes" if isinstance(part, Target) else "reads"
             raise DeclarationError(f"{where}: dead letters cannot go to {target.name}, which it {doing}.")
 
@@ -491,7 +490,7 @@ def _kafka_of(made: StreamingPipeline, where: str) -> str | Connection | None:
     found = {
         identity(each.connection): each.connection
         for each in made.sources
-        if (connection := located(each.connection)) is None or connection.kind == "kafka"
+        if (connection := located(each.connection)) is None or "topic" in endpoint_of(connection).dead_letters
     }
     if len(found) == 1:
         return next(iter(found.values()))
@@ -531,7 +530,7 @@ def _check(made: StreamingPipeline, given: Mapping[str, Any], where: str, word: 
                     hint="Leave delivery out: then tables and files get every row once, streams and topics at least "
                     "once.",
                 )
-    check_places(made, where)
+    check_targets(made, where)
 
 
 def _register(made: StreamingPipeline, function: Callable[..., Any]) -> None:

@@ -12,9 +12,9 @@ import typing
 from collections.abc import Iterable
 from typing import Any
 
-from weft.pipelines.streaming.keys import TABLES, Key, connection_hints, file_hints
-from weft.pipelines.streaming.spec import can_be_source, places_of
+from weft.pipelines.streaming.keys import TABLES, Key, connection_hints
 from weft.systems.base import system_for, systems
+from weft.systems.endpoint import endpoint_options
 
 _TYPES: dict[Any, dict[str, Any]] = {
     str: {"type": "string"},
@@ -39,7 +39,7 @@ def schema() -> dict[str, Any]:
         "title": "A streaming pipeline of Weft",
         **pipeline,
         "allOf": [{"oneOf": each} for each in either],
-        "$defs": {**tables, **of_kinds, "file_options": {"properties": _fields(file_hints())}},
+        "$defs": {**tables, **of_kinds, "file_options": {"properties": _fields(endpoint_options())}},
     }
 
 
@@ -53,7 +53,7 @@ def _table(name: str, kinds: list[str]) -> dict[str, Any]:
         return {**found, "additionalProperties": False}
     usable = [kind for kind in kinds if _can_be(name, kind)]
     properties["kind"] = {**properties["kind"], "enum": usable}
-    found["allOf"] = [_when_kind(kind) for kind in usable]
+    found["allOf"] = [_when_kind(kind, has_options=name in ("source", "target")) for kind in usable]
     if "connection" in keys:
         found["not"] = {"required": ["kind", "connection"]}
     if name in ("source", "target"):
@@ -63,17 +63,22 @@ def _table(name: str, kinds: list[str]) -> dict[str, Any]:
 
 
 def _can_be(table: str, kind: str) -> bool:
+    endpoint = system_for(kind).load_endpoint()
     if table == "source":
-        return can_be_source(kind)
-    return table != "target" or bool(places_of(kind))
+        return bool(endpoint.is_source)
+    return table != "target" or bool(endpoint.places)
 
 
-def _when_kind(kind: str) -> dict[str, Any]:
-    cls = system_for(kind).load_connection()
-    needed = [each.name for each in dataclasses.fields(cls) if _has_no_default(each)]
+def _when_kind(kind: str, *, has_options: bool) -> dict[str, Any]:
+    system = system_for(kind)
+    own = dataclasses.fields(system.load_connection())
+    needed = [each.name for each in own if _has_no_default(each)]
     then: dict[str, Any] = {"$ref": f"#/$defs/{kind}_connection"}
     if needed:
         then["required"] = needed
+    options = {name: hint for name, hint in system.load_endpoint().options.items() if has_options}
+    if more := _fields({name: hint for name, hint in options.items() if name not in {each.name for each in own}}):
+        then["properties"] = more
     return {"if": {"properties": {"kind": {"const": kind}}, "required": ["kind"]}, "then": then}
 
 

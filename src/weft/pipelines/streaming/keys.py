@@ -7,9 +7,8 @@ import typing
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from weft.pipelines.streaming.spec import FILE_OPTIONS, MODES, Delivery, Drift, OnError, Profile
+from weft.pipelines.streaming.spec import MODES, Delivery, Drift, OnError, Profile
 from weft.systems.base import system_for
-from weft.systems.objects.connection import FileFields
 
 Kind = typing.Literal["text", "count", "texts", "table", "tables", "named", "object"]
 _NOUNS = {
@@ -150,9 +149,3 @@ def connection_hints(kind: str) -> dict[str, Any]:
     cls = system_for(kind).load_connection()
     hints = typing.get_type_hints(cls)
     return {each.name: hints[each.name] for each in dataclasses.fields(cls)}
-
-
-def file_hints() -> dict[str, Any]:
-    """How files of a connection that is named are written and read: the fields that one of them would have."""
-    hints = typing.get_type_hints(FileFields)
-    return {name: hints[name] for name in FILE_OPTIONS}

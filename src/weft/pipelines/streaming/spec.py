@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from weft.errors import DeclarationError
-from weft.pipelines.options import connection_option, one_of, refuse_unknown, text_option
+from weft.pipelines.options import connection_option, errors_at, one_of, refuse_unknown, text_option
 from weft.pipelines.table import Table, table_of
 from weft.streams.declare import Stream
-from weft.systems.base import Connection, system_for
+from weft.systems.base import Connection, Settings, system_for
+from weft.systems.endpoint import endpoint_of, endpoint_options, is_start
 from weft.systems.load import refuse_own
-from weft.systems.objects.connection import FileFields
-from weft.systems.objects.options import FileOptions, Settings
-from weft.systems.redis.ids import to_offset
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,12 +24,8 @@ Profile = Literal["throughput", "low_latency"]
 Mode = Literal["append", "merge"]
 MODES: tuple[str, ...] = get_args(Mode)
 
-FILE_OPTIONS = tuple(each.name for each in fields(FileOptions))
-"""How files are written and read: `format`, `parquet_compression`, `csv_delimiter` …"""
 LOAD_OPTIONS = ("update_columns", "compare_columns", "deduplicate_by")
 """What a batch's load into a table takes. The others of `weft.load` are about rows that a batch does not have."""
-_DELTA = ("delta_local", "delta_s3")
-_START = r"earliest|latest|\d+(-\d+)?|\d+:\d+(,\d+:\d+)*"
 
 
 @dataclass(frozen=True, kw_only=True, init=False)
@@ -68,14 +61,14 @@ class Source:
         **more: Any,
     ) -> None:
         where = f"Source {query.name if isinstance(query, Stream) else query!r}"
-        refuse_unknown(more, (*FILE_OPTIONS, *_parameters(Source)), where)
+        refuse_unknown(more, (*endpoint_options(), *_parameters(Source)), where)
         if isinstance(query, Stream):
             connection = query.connection if connection is None else connection
         elif not isinstance(query, str) or not query:
             raise DeclarationError(
                 f"{where}: query is a topic, a prefix, a table, a stream's name or a declared stream.",
             )
-        if not re.fullmatch(_START, str(start)) or isinstance(start, bool):
+        if isinstance(start, bool) or not is_start(str(start)):
             raise DeclarationError(
                 f"{where}: start is {start!r}.",
                 hint="It can be 'earliest', 'latest', an offset of a stream or topic ('0:120,1:95' for its "
@@ -88,7 +81,7 @@ class Source:
             start=str(start),
             max_rows=None if max_rows is None else count(max_rows, "max_rows", where),
             max_files=None if max_files is None else count(max_files, "max_files", where),
-            options=_said(options, more, FILE_OPTIONS, where),
+            options=_said(options, more, tuple(endpoint_options()), where),
         )
         if isinstance(self.connection, Connection):
             self._settle(self.connection)
@@ -105,38 +98,27 @@ class Source:
     def _settle(self, connection: Connection) -> None:
         """Refuse what cannot be read from a connection, or not so."""
         where = f"Source {self.name!r}"
-        if isinstance(connection, FileFields):
-            _set(self, options=_checked_files(connection, self.options, where))
-        elif self.options:
-            raise _files_only(where, next(iter(self.options)), connection)
-        if not can_be_source(connection.kind):
+        endpoint = endpoint_of(connection)
+        with errors_at(where):
+            _set(self, options=endpoint.check_options(connection, self.options))
+        if not endpoint.is_source:
             raise DeclarationError(
                 f"{where}: {connection.any_such} cannot be the source of a streaming pipeline.",
                 hint="Sources are streams, topics, files in folders and buckets, and Delta tables.",
             )
-        is_files = "stream" not in places_of(connection.kind)
-        if isinstance(self.query, Stream) and is_files:
+        if isinstance(self.query, Stream) and "stream" not in endpoint.places:
             raise DeclarationError(f"{where}: {connection.any_such} holds no streams.")
-        limit, other = ("max_rows", "max_files") if is_files else ("max_files", "max_rows")
-        if getattr(self, limit) is not None:
-            raise DeclarationError(f"{where}: {limit} is no limit of {connection.kind}.", hint=f"Use {other}.")
-        if isinstance(connection, FileFields) and self.start != "earliest":
-            if self.start == "latest":
-                raise DeclarationError(f"{where}: files are read from the first on: leave start='latest' out.")
-            raise DeclarationError(f"{where}: start={self.start!r} is an offset, and {connection.kind} has none.")
-        if "-" in self.start:
-            if connection.kind != "redis":
+        for limit in {"max_rows", "max_files"} - {endpoint.limit}:
+            if getattr(self, limit) is not None:
                 raise DeclarationError(
-                    f"{where}: start={self.start!r} is an id of Redis, and this is {connection.any_such}.",
-                    hint="One number is an offset, or a version of Delta.",
+                    f"{where}: {limit} is no limit of {connection.kind}.", hint=f"Use {endpoint.limit}."
                 )
-            _set(self, start=str(to_offset(self.start, self.name)))
-        if ":" in self.start and connection.kind != "kafka":
-            raise DeclarationError(f"{where}: start={self.start!r} is offsets of partitions, which Kafka has.")
+        with errors_at(where):
+            _set(self, start=endpoint.parse_start(self.start, connection, self.name))
 
-    def files(self, connection: FileFields) -> FileOptions:
-        """How files of a connection are read."""
-        return file_options(connection, self.options)
+    def connection_with_options(self, connection: Connection) -> Any:
+        """Return the connection with the options of this source in the place of its own."""
+        return endpoint_of(connection).with_options(connection, self.options) if self.options else connection
 
 
 @dataclass(frozen=True, kw_only=True, init=False)
@@ -178,7 +160,7 @@ class Target:
         **more: Any,
     ) -> None:
         where = "Target"
-        refuse_unknown(more, (*FILE_OPTIONS, *LOAD_OPTIONS, *_parameters(Target)), where)
+        refuse_unknown(more, (*endpoint_options(), *LOAD_OPTIONS, *_parameters(Target)), where)
         found = table_of(table)
         if found is not None:
             declared, table = found, (found.schema, found.name)
@@ -198,7 +180,7 @@ class Target:
             stream=stream,
             mode=check_mode("append" if mode is None else mode, where),
             primary_key=column_names(primary_key, "primary_key", where),
-            options=_said(options, more, (*FILE_OPTIONS, *LOAD_OPTIONS), where),
+            options=_said(options, more, (*endpoint_options(), *LOAD_OPTIONS), where),
             declared=declared,
             has_mode=mode is not None if has_mode is None else has_mode,
         )
@@ -228,16 +210,17 @@ class Target:
 
     def _settle(self, connection: Connection) -> None:
         """Refuse what a connection cannot hold. A prefix of Delta is the table of that path."""
-        if connection.kind in _DELTA and self.prefix is not None:
+        endpoint = endpoint_of(connection)
+        if endpoint.prefix_is_table and self.prefix is not None:
             _set(self, table=(None, self.prefix), prefix=None)
         where = f"Target {self.name}" if self.name else "Target"
-        held = places_of(connection.kind)
-        if self.place not in held:
+        if self.place not in endpoint.places:
             named = f"names a {self.place}" if self.place else "names no place"
-            written = f"is written by {' or '.join(held)}" if held else "cannot be written by a streaming pipeline"
+            ways = " or ".join(endpoint.places)
+            written = f"is written by {ways}" if ways else "cannot be written by a streaming pipeline"
             raise DeclarationError(
                 f"{where} {named}, and {connection.any_such} {written}.",
-                hint=" Or ".join(_EXAMPLES[each] for each in held) or None,
+                hint=" Or ".join(_EXAMPLES[each] for each in endpoint.places) or None,
             )
         if self.table is not None and system_for(connection.kind).tables is not None:
             refuse_own(*self.table, where="Target: ")
@@ -246,17 +229,25 @@ class Target:
                 f"{where}: the mode 'merge' is for tables; a {self.place} is only added to.",
                 hint="A Delta table (delta_local, delta_s3) takes merge." if self.place == "prefix" else None,
             )
-        for name in self.options:
-            if name in FILE_OPTIONS and not isinstance(connection, FileFields):
-                raise _files_only(where, name, connection)
-            if name in LOAD_OPTIONS and self.place != "table":
-                raise DeclarationError(f"{where}: {name} is an option of tables, and this is a {self.place}.")
-        if isinstance(connection, FileFields):
-            _set(self, options=_checked_files(connection, self.options, where))
+        if self.load_options and self.place != "table":
+            name = next(iter(self.load_options))
+            raise DeclarationError(f"{where}: {name} is an option of tables, and this is a {self.place}.")
+        with errors_at(where):
+            own = endpoint.check_options(connection, self._endpoint_options)
+        _set(self, options=Settings({**self.load_options, **own}))
 
-    def files(self, connection: FileFields) -> FileOptions:
-        """How files of a connection are written and read."""
-        return file_options(connection, self.options)
+    @property
+    def load_options(self) -> dict[str, Any]:
+        """The options of the load of a batch into a table."""
+        return {name: value for name, value in self.options.items() if name in LOAD_OPTIONS}
+
+    @property
+    def _endpoint_options(self) -> dict[str, Any]:
+        return {name: value for name, value in self.options.items() if name not in LOAD_OPTIONS}
+
+    def connection_with_options(self, connection: Connection) -> Any:
+        """Return the connection with the options of this target in the place of its own."""
+        return endpoint_of(connection).with_options(connection, self._endpoint_options)
 
 
 _EXAMPLES = {
@@ -336,42 +327,6 @@ class StreamingPipeline:
     def delivery_to(self, target: Target) -> Delivery:
         """How often a row may reach a target: streams and topics keep no ledger that tells what they have."""
         return "at_least_once" if target.place == "stream" else self.delivery
-
-
-def places_of(kind: str) -> tuple[str, ...]:
-    """By which of table, prefix and stream a connection of this kind is written."""
-    system = system_for(kind)
-    if issubclass(system.load_connection(), FileFields):
-        return ("prefix",)
-    has_tables = kind in _DELTA or system.tables is not None
-    has_streams = kind == "kafka" or system.log is not None
-    return ("table",) * has_tables + ("stream",) * has_streams
-
-
-def can_be_source(kind: str) -> bool:
-    """Whether streaming pipelines read from connections of this kind."""
-    return kind in _DELTA or not {"prefix", "stream"}.isdisjoint(places_of(kind))
-
-
-def file_options(connection: FileFields, given: Mapping[str, Any]) -> FileOptions:
-    """How files of a connection are written and read where a source or a target says more of it."""
-    own = {name: getattr(connection, name) for name in FILE_OPTIONS}
-    if given.get("format") not in (None, own["format"] or "parquet"):
-        own = {}  # What is an option of one format means nothing to another.
-    return FileOptions.declare(**{**own, **given})
-
-
-def _checked_files(connection: FileFields, given: Mapping[str, Any], where: str) -> Settings:
-    """The options that were given, as `FileOptions` has them."""
-    try:
-        checked = file_options(connection, given)
-    except DeclarationError as error:
-        raise DeclarationError(f"{where}: {error.what}", hint=error.hint) from None
-    return Settings({name: getattr(checked, name) for name in given})
-
-
-def _files_only(where: str, option: str, connection: Connection) -> DeclarationError:
-    return DeclarationError(f"{where}: {option} is an option of files, and this is {connection.any_such}.")
 
 
 def table_name(given: Any, option: str, where: str) -> tuple[str | None, str]:

@@ -5,21 +5,21 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from weft.errors import DeclarationError, NotFoundError, SettingsError, nearest
+from weft.pipelines.options import errors_at
 from weft.pipelines.streaming.declare import DEAD_LETTERS, LATER_HINT, assemble, connection_fields
+from weft.pipelines.streaming.endpoints import located
 from weft.pipelines.streaming.keys import LATER, TABLES
-from weft.pipelines.streaming.spec import FILE_OPTIONS, LOAD_OPTIONS, Lookup, Source, StreamingPipeline, Target
-from weft.pipelines.streaming.spots import located, told_by
+from weft.pipelines.streaming.spec import LOAD_OPTIONS, Lookup, Source, StreamingPipeline, Target
 from weft.pipelines.streaming.toml_text import to_toml as to_toml
 from weft.project import build_connection, short_path
 from weft.settings import parse_toml
-from weft.systems.base import Connection, systems
-from weft.systems.objects.connection import FileFields
-from weft.systems.objects.options import FileOptions
+from weft.systems.base import Connection, system_for, systems
+from weft.systems.endpoint import endpoint_options, owner_of
 
 # How the file calls what the decorator calls otherwise.
 _WORDS = {
@@ -29,7 +29,6 @@ _WORDS = {
     "lookups": "[lookups]",
     "target_primary_key": "[target.table] primary_key",
 }
-_READ_OPTIONS = {"csv": ("csv_read_options", "csv"), "json": ("json_read_options", "json_lines")}
 _SAME = (
     "description",
     "mode",
@@ -110,16 +109,16 @@ class _Table:
         """What an error about it begins with."""
         return f"{self.file}: {self.label}" if self.label else self.file
 
-    def check(self, fields: tuple[str, ...] = ()) -> None:
+    def check(self, more: tuple[str, ...] = ()) -> None:
         """Raise for a key that there is not, a value that does not fit, and a key that is missing."""
         known = TABLES[self.kind]
         for name, value in self.given.items():
             if name in LATER.get(self.kind, ()):
                 raise DeclarationError(f"{self.file}: [{self._path(name)}] comes later.", hint=LATER_HINT)
-            if name in fields:
+            if name in more:
                 continue
             if name not in known:
-                raise DeclarationError(f"{self.where}: unknown key {name!r}.", hint=self._meant(name, fields))
+                raise DeclarationError(f"{self.where}: unknown key {name!r}.", hint=self._meant(name, more))
             key = known[name]
             if not key.fits(value):
                 # Its type alone: what stands in the wrong place may be a URL with a password.
@@ -136,8 +135,8 @@ class _Table:
             if key.needed and name not in self.given:
                 raise DeclarationError(f"{self.where}: {name} is missing.", hint=key.says)
 
-    def _meant(self, name: str, fields: tuple[str, ...]) -> str:
-        known = (*TABLES[self.kind], *fields)
+    def _meant(self, name: str, more: tuple[str, ...]) -> str:
+        known = (*TABLES[self.kind], *more)
         if close := nearest(name, known):
             return f"Did you mean {close!r}?"
         if "kind" in known and "kind" not in self.given:
@@ -204,8 +203,8 @@ def _source(table: _Table, file: _Table) -> Source:
             f"{table.where}: query is missing.",
             hint='The topic, prefix, table or stream that is read: query = "orders".',
         )
-    options = {**table.only("start", "max_rows", "max_files"), **_file_options(table, connection)}
-    with told_by(table.where):
+    options = {**table.only("start", "max_rows", "max_files"), **_endpoint_options(table, connection)}
+    with errors_at(table.where):
         made = Source(connection=connection, query=query, **options)
         return made if (found := located(connection)) is None else made.at(found)
 
@@ -213,7 +212,7 @@ def _source(table: _Table, file: _Table) -> Source:
 def _targets(table: _Table) -> Iterator[Target]:
     """One target, or one for each of `[[target.table]]`."""
     connection = _connection(table)
-    options = {**table.only("stream", "mode", *LOAD_OPTIONS), **_file_options(table, connection)}
+    options = {**table.only("stream", "mode", *LOAD_OPTIONS), **_endpoint_options(table, connection)}
     if not _is_of_connection("prefix", table):
         options |= table.only("prefix")
     places: list[_Table | None] = [None]
@@ -230,14 +229,14 @@ def _targets(table: _Table) -> Iterator[Target]:
                 raise DeclarationError(f"{place.where}: primary_key is said here and in the table above.")
             key = place.given.get("primary_key", key)
             options["table"] = (place.given.get("schema"), place.given["name"])
-        with told_by(table.where):
+        with errors_at(table.where):
             made = Target(connection=connection, primary_key=key, **options)
             yield made if (found := located(connection)) is None else made.at(found)
 
 
 def _lookup(table: _Table) -> Lookup:
     connection = _connection(table)
-    with told_by(table.where):
+    with errors_at(table.where):
         return Lookup(connection=connection, **table.only("table", "schema", "query", "refresh_interval_ms"))
 
 
@@ -262,10 +261,11 @@ def _connection(table: _Table) -> str | Connection | None:
     """The connection that a table names or describes."""
     kind = table.given.get("kind")
     if kind is None:
-        table.check(FILE_OPTIONS if table.kind in ("source", "target") else ())
+        table.check(tuple(endpoint_options()) if table.kind in ("source", "target") else ())
         connection: str | None = table.given.get("connection")
         return connection
-    table.check(connection_fields(kind, table.where))
+    own = connection_fields(kind, table.where)
+    table.check((*own, *system_for(kind).load_endpoint().options))
     if "connection" in table.given:
         raise DeclarationError(
             f"{table.where}: connection names one that is known, kind describes one.", hint="Leave one of them out."
@@ -283,20 +283,18 @@ def _is_of_connection(name: str, table: _Table) -> bool:
     return name != "prefix" or table.kind != "target" or "table" in table.given
 
 
-def _file_options(table: _Table, connection: str | Connection | None) -> dict[str, Any]:
-    """How files are read and written, as far as the connection does not say it."""
-    options = {} if isinstance(connection, Connection) else table.only(*FILE_OPTIONS)
+def _endpoint_options(table: _Table, connection: str | Connection | None) -> dict[str, Any]:
+    """Return what a source or target says by name beside its own options, as far as its connection does not say it."""
+    of_connection = {each.name for each in fields(connection)} if isinstance(connection, Connection) else set()
+    options = table.only(*(name for name in endpoint_options() if name not in of_connection))
     reading = table.inside("read_options")
     reading.check()
-    for name, given in reading.given.items():
-        option, format = _READ_OPTIONS[name]
+    for name, value in reading.given.items():
+        option = f"{name}_read_options"
         if option in table.given:
             raise DeclarationError(f"{table.where}: {option} and [….read_options.{name}] say the same.")
-        found = located(connection)
-        files = table.given.get("format") or (found.format or "parquet" if isinstance(found, FileFields) else format)
-        with told_by(reading.where):
-            checked = FileOptions.declare(format, **{option: given})
-        # What is said of CSV files is no mistake where the files are of another format: it counts once they are not.
-        if files == format:
-            options[option] = getattr(checked, option)
+        with errors_at(reading.where):
+            checked = owner_of(option).nested_option(option, value, located(connection), table.given)
+        if checked is not None:
+            options[option] = checked
     return options

@@ -6,23 +6,22 @@ import dataclasses
 import json
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from weft.errors import DeclarationError
 from weft.pipelines.streaming.spec import (
-    FILE_OPTIONS,
     LOAD_OPTIONS,
     DeadLetters,
     Lookup,
     Source,
     StreamingPipeline,
     Target,
-    file_options,
 )
 from weft.settings import is_secret_name, redact_url
 from weft.streams.declare import Stream
 from weft.systems.base import Connection
-from weft.systems.objects.connection import FileFields
+from weft.systems.endpoint import endpoint_of
 
 _DEFAULT_SCHEMA = next(each.default for each in dataclasses.fields(Stream) if each.name == "schema")
 _OWN = ("description", "on_drift", "checkpoint", "delivery", "profile")
@@ -88,9 +87,9 @@ def _target(target: Target, where: str) -> dict[str, Any]:
             f"{where}: a TOML file has one prefix, and here the connection has one too.",
             hint="Give the connection none, or register it and name it.",
         )
-    files = {name: target.options[name] for name in FILE_OPTIONS if name in target.options}
+    options = {name: value for name, value in target.options.items() if name not in LOAD_OPTIONS}
     found = {
-        **_connection(target.connection, where, files),
+        **_connection(target.connection, where, options),
         "mode": None if target.mode == "append" else target.mode,
         **{name: list(target.options[name]) for name in LOAD_OPTIONS if name in target.options},
     }
@@ -139,23 +138,19 @@ def _stream(named: str | Stream | None, where: str) -> str | None:
 
 
 def _connection(
-    connection: str | Connection | None, where: str, files: Mapping[str, Any] | None = None
+    connection: str | Connection | None, where: str, options: Mapping[str, Any] = MappingProxyType({})
 ) -> dict[str, Any]:
-    """The keys of a connection, those that say how its files are written and read among them."""
+    """Return the keys of a connection, and the options of its source or target that are no fields of it."""
     if not isinstance(connection, Connection):
-        return {**({} if connection is None else {"connection": connection}), **(files or {})}
-    found: dict[str, Any] = {"kind": connection.kind}
-    for each in dataclasses.fields(connection):
-        value = getattr(connection, each.name)
+        return {**({} if connection is None else {"connection": connection}), **options}
+    described = endpoint_of(connection).with_options(connection, options) if options else connection
+    keys: dict[str, Any] = {"kind": connection.kind}
+    for each in dataclasses.fields(described):
+        value = getattr(described, each.name)
         if value is not None and value != each.default:
             _refuse_secret(each, value, connection, where)
-            found[each.name] = value
-    if files and isinstance(connection, FileFields):
-        merged = file_options(connection, files)
-        of_files = {name: getattr(merged, name) for name in FILE_OPTIONS}
-        found = {**found, **{name: value for name, value in of_files.items() if value is not None}}
-        found = {name: value for name, value in found.items() if of_files.get(name, value) is not None}
-    return found
+            keys[each.name] = value
+    return {**{name: value for name, value in options.items() if not hasattr(connection, name)}, **keys}
 
 
 def _prefix_of(connection: Connection) -> str | None:

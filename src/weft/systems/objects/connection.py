@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from weft.errors import DeclarationError
-from weft.systems.base import Connection
+from weft.systems.base import Connection, Settings
 from weft.systems.objects.formats import format_from_path
 from weft.systems.objects.local import FolderConnection
-from weft.systems.objects.options import FileOptions, Settings
+from weft.systems.objects.options import FileOptions
 from weft.systems.objects.s3 import S3Connection
 
 
