@@ -24,7 +24,7 @@ ROWS = [
     {"systems"},
     {"types"},
     {"column_types"},
-    {"columns", "settings"},
+    {"columns", "options", "settings"},
     {"errors"},
 ]
 RANKS = {name: number for number, row in enumerate(ROWS) for name in row}

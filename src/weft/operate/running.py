@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from weft.errors import SettingsError
-from weft.pipelines.options import refuse_unknown
+from weft.options import refuse_unknown
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,16 +10,9 @@ from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from weft.errors import DeclarationError, NotFoundError, nearest, unknown
+from weft.options import flag, one_of, refuse_unknown, text_option
 from weft.pipelines import graph
-from weft.pipelines.options import (
-    connection_option,
-    is_second,
-    look_like,
-    one_of,
-    place_of,
-    refuse_unknown,
-    text_option,
-)
+from weft.pipelines.options import connection_option, is_second, look_like, place_of
 from weft.pipelines.retry import Retry
 from weft.pipelines.schedule import Schedule
 from weft.pipelines.table import Table, table_of
@@ -273,12 +266,12 @@ def _make(function: Callable[..., Any], given: Mapping[str, Any]) -> Pipeline:
         transforms_post=_after(given.get("transforms_post", ()), where),
         incremental_column=text_option(given.get("incremental_column"), "incremental_column", where),
         lookback=given.get("lookback"),
-        count_late=_flag(given.get("count_late", True), "count_late", where),
+        count_late=flag(given.get("count_late", True), "count_late", where),
         depends_on=_depends_on(given.get("depends_on", ()), where),
         upstream_freshness_secs=_seconds(given.get("upstream_freshness_secs"), "upstream_freshness_secs", where),
         retry=retry,
         freshness_sla=_seconds(given.get("freshness_sla"), "freshness_sla", where),
-        continue_on_failure=_flag(given.get("continue_on_failure", False), "continue_on_failure", where),
+        continue_on_failure=flag(given.get("continue_on_failure", False), "continue_on_failure", where),
         engine=None if given.get("engine") is None else one_of(given["engine"], _ENGINES, "engine", where),
         description=text_option(given.get("description"), "description", where) or inspect.getdoc(function),
         tags=_texts(given.get("tags", ()), "tags", where),
@@ -471,12 +464,6 @@ def _texts(given: object, option: str, where: str) -> tuple[str, ...]:
     if not isinstance(listed, list | tuple | set | frozenset) or not all(isinstance(each, str) for each in listed):
         raise DeclarationError(f"{where}: {option} must be a list of texts.")
     return tuple(listed)
-
-
-def _flag(given: object, option: str, where: str) -> bool:
-    if not isinstance(given, bool):
-        raise DeclarationError(f"{where}: {option} must be True or False, not {given!r}.")
-    return given
 
 
 def _seconds(given: object, option: str, where: str) -> float | None:

@@ -3,42 +3,17 @@
 from __future__ import annotations
 
 import inspect
-import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
-from datetime import timedelta
 from types import MappingProxyType
-from typing import Any, get_args
+from typing import Any, Unpack, overload
 
 from weft.errors import DeclarationError, NotFoundError, WeftError, unknown
-from weft.pipelines.options import (
-    connection_option,
-    errors_at,
-    is_second,
-    look_like,
-    one_of,
-    place_of,
-    refuse_unknown,
-    text_option,
-)
+from weft.options import errors_at, refuse_unknown, text_option
+from weft.pipelines.options import connection_option, is_second, look_like, place_of
 from weft.pipelines.streaming.endpoints import address, addresses, check_targets, identity, located
-from weft.pipelines.streaming.spec import (
-    LOAD_OPTIONS,
-    DeadLetters,
-    Delivery,
-    Drift,
-    Lookup,
-    OnError,
-    Profile,
-    Source,
-    StreamingPipeline,
-    Target,
-    check_mode,
-    column_names,
-    count,
-    table_name,
-)
+from weft.pipelines.streaming.options import KEPT, LATER, OPTIONS, StreamingOptions
+from weft.pipelines.streaming.spec import LOAD_OPTIONS, DeadLetters, Source, StreamingPipeline, Target
 from weft.pipelines.table import table_of
 from weft.project import Project, build_connection, current
 from weft.streams.declare import Stream
@@ -46,47 +21,16 @@ from weft.systems.base import Connection, system_for
 from weft.systems.endpoint import endpoint_of
 from weft.systems.load import refuse_own
 
-OPTIONS = (
-    "name",
-    "source",
-    "sources",
-    "source_query",
-    "source_kind",
-    "target",
-    "target_table",
-    "target_primary_key",
-    "targets",
-    "mode",
-    "keys",
-    "deduplicate_by",
-    "transform_sql",
-    "transform_on_error",
-    "lookups",
-    "udfs",
-    "aggregate_udfs",
-    "dead_letter_topic",
-    "dead_letter_stream",
-    "dead_letter_table",
-    "dead_letter_path",
-    "dead_letter_connection",
-    "on_drift",
-    "every",
-    "idle_pause_ms",
-    "checkpoint",
-    "delivery",
-    "profile",
-    "description",
-)
-LATER = ("window", "join", "cdc", "watermark", "state_store")
-"""Words that are known, and refused until what they stand for is there."""
 LATER_HINT = "This version has SQL, lookups and UDFs over each batch."
-RESERVED_TABLE = "source"
-"""What `transform_sql` calls the rows of a batch."""
 DEAD_LETTERS = ("topic", "stream", "table", "path")
-# What a statement begins with that gives rows: behind parentheses and comments.
-_QUERY = re.compile(r"(?:\s|\(|--[^\n]*\n|/\*.*?\*/)*(?:select|with|from|values|table)\b", re.IGNORECASE | re.DOTALL)
-_LONGEST_SECONDS = timedelta(days=365).total_seconds()
-_MILLISECONDS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
+Declare = Callable[[Callable[..., Any]], StreamingPipeline]
+
+
+@overload
+def streaming_pipeline(**options: Unpack[StreamingOptions]) -> Declare: ...
+@overload
+def streaming_pipeline(*, source_kind: str, **options: Any) -> Declare:
+    """The fields of a connection stand next to the options."""
 
 
 def streaming_pipeline(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
@@ -107,66 +51,55 @@ def streaming_pipeline(function: Callable[..., Any] | None = None, /, **options:
     def declare(function: Callable[..., Any]) -> StreamingPipeline:
         if not callable(function):
             raise DeclarationError(f"@streaming_pipeline decorates a function, not a {type(function).__name__}.")
-        made = make(**{"name": getattr(function, "__name__", ""), **options})
-        made = replace(
-            made,
-            description=made.description or inspect.getdoc(function),
+        pipeline = make(**{"name": getattr(function, "__name__", ""), **options})
+        pipeline = replace(
+            pipeline,
+            description=pipeline.description or inspect.getdoc(function),
             place=place_of(function),
-            origin=f"{function.__module__}.{getattr(function, '__qualname__', made.name)}",
+            origin=f"{function.__module__}.{getattr(function, '__qualname__', pipeline.name)}",
         )
-        look_like(made, function)
-        _register(made, function)
-        return made
+        look_like(pipeline, function)
+        _register(pipeline, function)
+        return pipeline
 
     return declare
 
 
-def make(beside: Sequence[str] = (), /, **given: Any) -> StreamingPipeline:
-    """A streaming pipeline from loose options, each checked; nothing is registered. Whoever calls this may take other
-    options `beside` these, which an error about a name knows too."""
-    return assemble(given, f"Streaming pipeline {given.get('name', '')!r}", beside=beside)
+def make(other_options: Sequence[str] = (), /, **options: Any) -> StreamingPipeline:
+    """Return a streaming pipeline of loose options, each checked; nothing is registered.
+
+    An error about an unknown option knows the caller's `other_options` too.
+    """
+    return assemble(options, f"Streaming pipeline {options.get('name', '')!r}", other_options=other_options)
 
 
 def assemble(
-    given: Mapping[str, Any],
+    options: Mapping[str, Any],
     where: str,
     words: Mapping[str, str] = MappingProxyType({}),
     *,
-    beside: Sequence[str] = (),
+    other_options: Sequence[str] = (),
 ) -> StreamingPipeline:
-    """A streaming pipeline from options. An error begins with `where`, and calls an option as `words` has it."""
+    """Return a streaming pipeline of options. An error begins with `where`, and calls an option as `words` has it."""
 
     def word(option: str) -> str:
         return words.get(option, option)
 
-    refuse_later(given, where)
-    given = {name: value for name, value in given.items() if name not in LATER}
-    of_kind = () if given.get("source_kind") is None else connection_fields(given["source_kind"], where)
-    refuse_unknown(given, (*OPTIONS, *of_kind, *beside), where)
-    inline = {name: value for name, value in given.items() if name not in OPTIONS}
-    given = {name: value for name, value in given.items() if value is not None}
-    made = StreamingPipeline(
-        name=_name(given.get("name"), where, word("name")),
-        sources=_sources(given, inline, where),
-        targets=_targets(given, where, word),
-        transform_sql=_sql(given.get("transform_sql"), word("transform_sql"), where),
-        transform_on_error=one_of(
-            given.get("transform_on_error", "fail"), get_args(OnError), word("transform_on_error"), where
-        ),
-        lookups=_lookups(given.get("lookups", {}), where),
-        udfs=_functions(given.get("udfs", ()), "udfs", where),
-        aggregate_udfs=_functions(given.get("aggregate_udfs", ()), "aggregate_udfs", where),
-        on_drift=one_of(given.get("on_drift", "evolve"), get_args(Drift), "on_drift", where),
-        every_seconds=interval(given.get("every"), where),
-        idle_pause_seconds=_pause(given.get("idle_pause_ms", 100), where),
-        checkpoint=_path(given.get("checkpoint"), "checkpoint", where),
-        delivery=one_of(given.get("delivery", "exactly_once"), get_args(Delivery), "delivery", where),
-        profile=None if "profile" not in given else one_of(given["profile"], get_args(Profile), "profile", where),
-        description=text_option(given.get("description"), "description", where),
-    )
-    made = replace(made, dead_letters=_dead_letters(given, made, where))
-    _check(made, given, where, word)
-    return made
+    refuse_later(options, where)
+    options = {name: value for name, value in options.items() if name not in LATER}
+    of_kind = () if options.get("source_kind") is None else connection_fields(options["source_kind"], where)
+    refuse_unknown(options, (*OPTIONS, *of_kind, *other_options), where)
+    inline = {name: value for name, value in options.items() if name not in OPTIONS}
+    said = {name: value for name, value in options.items() if value is not None}
+    values: dict[str, Any] = {"name": OPTIONS["name"].checked(said.pop("name", None), where, word("name"))}
+    parts: dict[str, Any] = {"sources": _sources(said, inline, where), "targets": _targets(said, where, word)}
+    for name, value in said.items():
+        if name in KEPT:
+            values[KEPT[name].field] = KEPT[name].checked(value, where, word(name))
+    pipeline = StreamingPipeline(**values, **parts)
+    pipeline = replace(pipeline, dead_letters=_dead_letters(said, pipeline, where))
+    _check(pipeline, said, where, word)
+    return pipeline
 
 
 def find(name: str, project: Project | None = None) -> StreamingPipeline:
@@ -182,10 +115,10 @@ def find(name: str, project: Project | None = None) -> StreamingPipeline:
     return known[name]
 
 
-def refuse_later(given: Mapping[str, Any], where: str) -> None:
+def refuse_later(options: Mapping[str, Any], where: str) -> None:
     """Raise for what a later version will take."""
     for word in LATER:
-        if given.get(word) is not None:
+        if options.get(word) is not None:
             raise DeclarationError(f"{where}: {word} comes later.", hint=LATER_HINT)
 
 
@@ -269,11 +202,11 @@ def _targets(given: Mapping[str, Any], where: str, word: Callable[[str], str]) -
             raise DeclarationError(
                 f"{where}: {option} goes with a connection in target.", hint=f"Say it in weft.Target({option[7:]}=…)."
             )
-    mode = check_mode(given.get("mode", "append"), where)
-    keys = column_names(given.get("keys", ()), "keys", where)
+    mode = OPTIONS["mode"].checked(given.get("mode", "append"), where)
+    keys = OPTIONS["keys"].checked(given.get("keys", ()), where)
     if keys and given.get("target_primary_key"):
         raise DeclarationError(f"{where}: keys and target_primary_key say the same.", hint="Leave one of them out.")
-    order = column_names(given.get("deduplicate_by", ()), "deduplicate_by", where)
+    order = OPTIONS["deduplicate_by"].checked(given.get("deduplicate_by", ()), where)
     made = []
     for each in listed:
         own = each if isinstance(each, Target) else _target(each, given, where)
@@ -330,111 +263,12 @@ def _complete(target: Target, mode: str, keys: tuple[str, ...], order: tuple[str
     return made if connection is None else made.at(connection)
 
 
-# ------------------------------------------------------------------------------------------------------- single options
-
-
-def _name(given: Any, where: str, word: str) -> str:
-    if not isinstance(given, str) or not given or len(given) > 200 or not given.isprintable():
-        raise DeclarationError(f"{where}: {word} has 1 to 200 printable characters.")
-    if re.search(r"[/\\]", given) or given.startswith("."):
-        raise DeclarationError(
-            f"{where}: {word} cannot hold a slash or begin with a dot.",
-            hint="The folder of its checkpoint is called so.",
-        )
-    return given
-
-
-def _sql(given: Any, option: str, where: str) -> str | None:
-    found = text_option(given, option, where)
-    if found is not None and not found.strip():
-        raise DeclarationError(f"{where}: {option} is empty.")
-    if found is not None and _QUERY.match(found) is None:
-        # Spark would carry out any other statement at once, and give no rows.
-        raise DeclarationError(f"{where}: {option} is no SELECT.", hint="It begins with SELECT or WITH.")
-    return found
-
-
-def _lookups(given: Any, where: str) -> Mapping[str, Lookup]:
-    if not isinstance(given, Mapping):
-        raise DeclarationError(f"{where}: lookups must be a dict of names to weft.Lookup(…).")
-    seen: set[str] = set()
-    for name, each in given.items():
-        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            raise DeclarationError(f"{where}: a lookup cannot be called {name!r}: it is the name of a table in SQL.")
-        if name.lower() == RESERVED_TABLE:
-            raise DeclarationError(
-                f"{where}: a lookup cannot be called {name!r}: so SQL calls the rows of the source.",
-                hint="Give it another name.",
-            )
-        if name.lower() in seen:
-            raise DeclarationError(f"{where}: two lookups are called {name!r}; to SQL upper and lower case are one.")
-        seen.add(name.lower())
-        if not isinstance(each, Lookup):
-            raise DeclarationError(
-                f"{where}: the lookup {name!r} is a {type(each).__name__}.",
-                hint=f'lookups={{"{name}": weft.Lookup(connection=…, table="{name}")}}',
-            )
-        if (connection := located(each.connection)) is not None:
-            _check_lookup(name, each, connection, where)
-    return dict(given)
-
-
-def _check_lookup(name: str, lookup: Lookup, connection: Connection, where: str) -> None:
-    if endpoint_of(connection).places == ("stream",):
-        raise DeclarationError(f"{where}: the lookup {name!r} is on {connection.any_such}, which holds no tables.")
-    if lookup.query is not None and system_for(connection.kind).tables is None:
-        raise DeclarationError(
-            f"{where}: the lookup {name!r} has a query, and {connection.any_such} has no SQL of its own.",
-            hint="Name its table, and let transform_sql choose what it needs of it.",
-        )
-
-
-def _functions(given: Any, option: str, where: str) -> tuple[Any, ...]:
-    listed = given if isinstance(given, list | tuple) else [given]
-    for each in listed:
-        if not callable(each):
-            raise DeclarationError(f"{where}: {option} takes functions, not {each!r}.")
-    return tuple(listed)
-
-
 def sql_name(function: Any) -> str:
-    """What SQL calls a function."""
+    """Return what SQL calls a function."""
     return str(getattr(function, "sql_name", None) or getattr(function, "__name__", type(function).__name__))
 
 
-def interval(given: Any, where: str) -> float | None:
-    """The seconds of `every`."""
-    if given is None:
-        return None
-    if isinstance(given, timedelta):
-        seconds = given.total_seconds()
-    else:
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)", given) if isinstance(given, str) else None
-        seconds = float(found[1]) * _MILLISECONDS[found[2]] / 1000 if found else 0.0
-    if not 0.001 <= seconds <= _LONGEST_SECONDS:
-        raise DeclarationError(
-            f"{where}: every is {given!r}.", hint='It is a time such as "500ms", "10s", "1m" or "1h", or a timedelta.'
-        )
-    return seconds
-
-
-def _pause(given: Any, where: str) -> float:
-    return count(given, "idle_pause_ms", where) / 1000
-
-
-def _path(given: Any, option: str, where: str) -> str | None:
-    return text_option(os.fspath(given) if isinstance(given, os.PathLike) else given, option, where)
-
-
-def _folder(given: Any, option: str, where: str) -> str | None:
-    found = _path(given, option, where)
-    if found is not None and "://" in found:
-        raise DeclarationError(
-            f"{where}: {option} is a folder of this machine, not a URL.",
-            hint="For a bucket, name the folder in it, and the bucket by dead_letter_connection. Other places are "
-            "dead_letter_stream, dead_letter_table and dead_letter_topic.",
-        )
-    return found
+# --------------------------------------------------------------------------------------------------------- dead letters
 
 
 def _dead_letters(given: Mapping[str, Any], made: StreamingPipeline, where: str) -> DeadLetters | None:
@@ -450,22 +284,22 @@ def _dead_letters(given: Mapping[str, Any], made: StreamingPipeline, where: str)
         raise DeclarationError(
             f"{where}: dead letters go to one place: {' or '.join(f'dead_letter_{e}' for e in chosen)}."
         )
-    place, option = chosen[0], f"dead_letter_{chosen[0]}"
-    value = given[option]
-    if place == "topic":
-        letters = DeadLetters(topic=text_option(value, option, where), connection=connection or _kafka_of(made, where))
-    elif place == "table":
-        holder = next((each for each in made.targets if each.place == "table"), None)
-        default = holder.connection if holder else None
-        letters = DeadLetters(table=table_name(value, option, where), connection=connection or default)
-    elif place == "path":
-        letters = DeadLetters(path=_folder(value, option, where), connection=connection)
-    elif isinstance(value, Stream):
-        letters = DeadLetters(stream=value, connection=value.connection if connection is None else connection)
-    else:
-        letters = DeadLetters(stream=text_option(value, option, where), connection=connection)
+    place = chosen[0]
+    value = OPTIONS[f"dead_letter_{place}"].checked(given[f"dead_letter_{place}"], where)
+    if connection is None:
+        connection = _letter_connection(place, value, made, where)
+    letters = DeadLetters(connection=connection, **{place: value})
     _check_dead_letters(letters, place, made, where)
     return letters
+
+
+def _letter_connection(place: str, value: Any, made: StreamingPipeline, where: str) -> str | Connection | None:
+    """Return the connection of dead letters where none is named."""
+    if place == "topic":
+        return _kafka_of(made, where)
+    if place == "table":
+        return next((each.connection for each in made.targets if each.place == "table"), None)
+    return value.connection if isinstance(value, Stream) else None
 
 
 def _check_dead_letters(letters: DeadLetters, place: str, made: StreamingPipeline, where: str) -> None:

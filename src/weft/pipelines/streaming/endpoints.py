@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from weft.errors import DeclarationError, WeftError
-from weft.pipelines.options import errors_at
+from weft.options import errors_at
 from weft.pipelines.streaming.spec import Source, StreamingPipeline, Target
 from weft.project import current
 from weft.systems.base import Connection

@@ -1,7 +1,4 @@
-"""A JSON Schema of a pipeline's TOML file, for editors: made of the keys that the parser takes.
-
-`python -m weft.pipelines.streaming.json_schema` prints it.
-"""
+"""A JSON Schema of a pipeline's TOML file, for editors: made of the tables that the parser takes."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ import typing
 from collections.abc import Iterable
 from typing import Any
 
-from weft.pipelines.streaming.keys import TABLES, Key, connection_hints
+from weft.pipelines.streaming.toml_tables import TABLES, Key, connection_hints
 from weft.systems.base import system_for, systems
 from weft.systems.endpoint import endpoint_options
 
@@ -133,7 +130,3 @@ def _any_of(found: Iterable[dict[str, Any]]) -> dict[str, Any]:
 def text() -> str:
     """The schema as it is kept in docs/streaming.schema.json."""
     return json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"
-
-
-if __name__ == "__main__":
-    print(text(), end="")

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack, get_args
 
 from weft.errors import DeclarationError
-from weft.pipelines.options import connection_option, errors_at, one_of, refuse_unknown, text_option
+from weft.options import Option, column_names, count, errors_at, one_of, options_of, refuse_unknown, text_option
+from weft.pipelines.options import AnyConnection, connection_option
 from weft.pipelines.table import Table, table_of
 from weft.streams.declare import Stream
 from weft.systems.base import Connection, Settings, system_for
 from weft.systems.endpoint import endpoint_of, endpoint_options, is_start
-from weft.systems.load import refuse_own
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from weft.systems.file_options import FileKeywords
+from weft.systems.load import Columns, MergeOptions, refuse_own
 
 OnError = Literal["fail", "drop", "dlq"]
 Drift = Literal["evolve", "ignore", "fail"]
@@ -23,9 +22,19 @@ Delivery = Literal["exactly_once", "at_least_once"]
 Profile = Literal["throughput", "low_latency"]
 Mode = Literal["append", "merge"]
 MODES: tuple[str, ...] = get_args(Mode)
+AnyTable = str | tuple[str | None, str] | list[str] | type[Any] | Table
+"""A table by its name, or a class under `@weft.table`."""
 
-LOAD_OPTIONS = ("update_columns", "compare_columns", "deduplicate_by")
-"""What a batch's load into a table takes. The others of `weft.load` are about rows that a batch does not have."""
+LOAD_OPTIONS = options_of(MergeOptions)
+"""What the load of a batch into a table takes. The others of `weft.load` are about rows that a batch does not have."""
+
+
+class SourceKeywords(FileKeywords, total=False):
+    """What a source takes by name beside its own options. Systems of other packages take theirs in `options`."""
+
+
+class TargetKeywords(FileKeywords, MergeOptions, total=False):
+    """What a target takes by name beside its own options. Systems of other packages take theirs in `options`."""
 
 
 @dataclass(frozen=True, kw_only=True, init=False)
@@ -38,30 +47,40 @@ class Source:
 
     connection: str | Connection | None = None
     query: str | Stream
-    """A topic of Kafka, a prefix of an object store, a table of Delta, a stream's name, or a declared stream."""
     start: str = "earliest"
-    """Where a new checkpoint begins: `earliest`, `latest`, an offset of a stream or topic (`0:120,1:95` for its
-    partitions), on Redis also an entry's id, or a version of Delta."""
     max_rows: int | None = None
-    """Of one batch, for streams and topics."""
     max_files: int | None = None
-    """Of one batch, for files."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """How files are read: csv_read_options, json_read_options, format."""
 
     def __init__(
         self,
         *,
-        query: str | Stream,
-        connection: str | Connection | None = None,
-        start: str | int = "earliest",
-        max_rows: int | None = None,
-        max_files: int | None = None,
+        connection: Annotated[
+            AnyConnection | None, Option("A connection or its name.", default="that of the stream, or `default`")
+        ] = None,
+        query: Annotated[
+            str | Stream,
+            Option("What is read: a topic, a prefix, a table of Delta, a stream, declared or by its name."),
+        ],
+        start: Annotated[
+            str | int,
+            Option(
+                "Where a new checkpoint begins: `earliest`, `latest` (not of files), an offset of a stream or a topic "
+                '(`"0:120,1:95"` for the partitions of one), on Redis also the id of an entry (`"1526919030474-55"`), '
+                "a version of Delta."
+            ),
+        ] = "earliest",
+        max_rows: Annotated[
+            int | None, Option("The rows of one batch, for streams and topics.", default="the engine's")
+        ] = None,
+        max_files: Annotated[
+            int | None, Option("The files of one batch, for files and Delta.", default="the engine's")
+        ] = None,
         options: Mapping[str, Any] | None = None,
-        **more: Any,
+        **more: Unpack[SourceKeywords],
     ) -> None:
         where = f"Source {query.name if isinstance(query, Stream) else query!r}"
-        refuse_unknown(more, (*endpoint_options(), *_parameters(Source)), where)
+        refuse_unknown(more, (*endpoint_options(), *SOURCE_OPTIONS, "options"), where)
         if isinstance(query, Stream):
             connection = query.connection if connection is None else connection
         elif not isinstance(query, str) or not query:
@@ -132,14 +151,12 @@ class Target:
 
     connection: str | Connection | None = None
     table: tuple[str | None, str] | None = None
-    """Of a database or Delta; `prefix` for files; `stream` for a topic, a Redis stream or one of ours."""
     prefix: str | None = None
     stream: str | Stream | None = None
     mode: str = "append"
     primary_key: tuple[str, ...] = ()
-    """The keys of a merge, or of messages."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """What `weft.load` takes beside these; for files how they are written, such as `parquet_compression`."""
+    """What the load of a batch takes beside these; for files how they are written, such as `parquet_compression`."""
     declared: Table | None = None
     """The class under `@weft.table`, where `table` was one."""
     has_mode: bool = field(default=True, repr=False, compare=False)
@@ -148,19 +165,41 @@ class Target:
     def __init__(
         self,
         *,
-        connection: str | Connection | None = None,
-        table: Any = None,
-        prefix: str | None = None,
-        stream: str | Stream | None = None,
-        mode: str | None = None,
-        primary_key: str | Sequence[str] = (),
+        connection: Annotated[
+            AnyConnection | None,
+            Option("A connection or its name.", default="that of the table or stream, or `default`"),
+        ] = None,
+        table: Annotated[
+            AnyTable | None,
+            Option(
+                'The table, of a database or Delta: `("schema", "table")`, `"schema.table"`, a class under '
+                "`@weft.table`.",
+                kinds=("text", "table", "tables"),
+                inside="table",
+            ),
+        ] = None,
+        prefix: Annotated[
+            str | None, Option("The folder of the files in an object store; with Delta the table of that path.")
+        ] = None,
+        stream: Annotated[
+            str | Stream | None, Option("A topic, a stream of Redis, or one of ours: declared or by its name.")
+        ] = None,
+        mode: Annotated[
+            Mode | None, Option("How rows meet those of the target; `merge` is for tables.", default="the pipeline's")
+        ] = None,
+        primary_key: Annotated[
+            Columns,
+            Option(
+                "The keys of a merge, or of messages.", default="the pipeline's `keys`, those of the declared table"
+            ),
+        ] = (),
         options: Mapping[str, Any] | None = None,
         declared: Table | None = None,
         has_mode: bool | None = None,
-        **more: Any,
+        **more: Unpack[TargetKeywords],
     ) -> None:
         where = "Target"
-        refuse_unknown(more, (*endpoint_options(), *LOAD_OPTIONS, *_parameters(Target)), where)
+        refuse_unknown(more, (*endpoint_options(), *LOAD_OPTIONS, *TARGET_OPTIONS, "options"), where)
         found = table_of(table)
         if found is not None:
             declared, table = found, (found.schema, found.name)
@@ -178,7 +217,7 @@ class Target:
             table=None if table is None else table_name(table, "table", where),
             prefix=_prefix(prefix, where),
             stream=stream,
-            mode=check_mode("append" if mode is None else mode, where),
+            mode=check_mode("append" if mode is None else mode, "mode", where),
             primary_key=column_names(primary_key, "primary_key", where),
             options=_said(options, more, (*endpoint_options(), *LOAD_OPTIONS), where),
             declared=declared,
@@ -257,7 +296,7 @@ _EXAMPLES = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False)
 class Lookup:
     """A table that `transform_sql` can join, read when the pipeline starts and again after each interval."""
 
@@ -265,25 +304,50 @@ class Lookup:
     table: str | None = None
     schema: str | None = None
     query: str | None = None
-    """SQL in the place of a table."""
     refresh_interval_ms: int | None = None
 
-    def __new__(cls, *_: object, **given: object) -> Lookup:
-        # Before __init__, which would answer an unknown name with a bare TypeError.
-        refuse_unknown(given, _parameters(Lookup), "Lookup")
-        return super().__new__(cls)
+    if not TYPE_CHECKING:
 
-    def __post_init__(self) -> None:
-        where = f"Lookup {self.table}" if isinstance(self.table, str) else "Lookup"
-        connection_option(self.connection, "connection", where)
-        for option in ("table", "schema", "query"):
-            text_option(getattr(self, option), option, where)
+        def __new__(cls, *_: object, **options: object) -> Lookup:
+            # Before __init__, which would answer an unknown name with a bare TypeError.
+            refuse_unknown(options, tuple(LOOKUP_OPTIONS), "Lookup")
+            return super().__new__(cls)
+
+    def __init__(
+        self,
+        *,
+        connection: Annotated[
+            AnyConnection | None, Option("A connection or its name.", default="`default`", check=connection_option)
+        ] = None,
+        table: Annotated[str | None, Option("The table.")] = None,
+        schema: Annotated[str | None, Option("The table's schema.")] = None,
+        query: Annotated[str | None, Option("SQL in the place of a table.")] = None,
+        refresh_interval_ms: Annotated[
+            int | None,
+            Option(
+                "After how long it is read again, next to the batches; a batch that comes after a rest of that time "
+                "waits for it.",
+                default="once",
+            ),
+        ] = None,
+    ) -> None:
+        where = f"Lookup {table}" if isinstance(table, str) else "Lookup"
+        values = {
+            "connection": connection,
+            "table": table,
+            "schema": schema,
+            "query": query,
+            "refresh_interval_ms": refresh_interval_ms,
+        }
+        for name, value in values.items():
+            _set(self, **{name: None if value is None else LOOKUP_OPTIONS[name].checked(value, where)})
         if (self.table is None) == (self.query is None):
             raise DeclarationError(f"{where} needs a table or a query, not {'both' if self.table else 'neither'}.")
         if self.schema is not None and self.table is None:
             raise DeclarationError(f"{where}: schema is that of a table, and there is a query.")
-        if self.refresh_interval_ms is not None:
-            count(self.refresh_interval_ms, "refresh_interval_ms", where)
+
+
+SOURCE_OPTIONS, TARGET_OPTIONS, LOOKUP_OPTIONS = map(options_of, (Source, Target, Lookup))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -341,31 +405,15 @@ def table_name(given: Any, option: str, where: str) -> tuple[str | None, str]:
     raise DeclarationError(f'{where}: {option} is ("schema", "table") or "schema.table", not {given!r}.')
 
 
-def column_names(given: Any, option: str, where: str) -> tuple[str, ...]:
-    """Names of columns, each once."""
-    names = (given,) if isinstance(given, str) else given
-    if not isinstance(names, list | tuple) or not all(isinstance(each, str) and each for each in names):
-        raise DeclarationError(
-            f"{where}: {option} must be a list of column names.", hint=f'For example {option}=["id"].'
-        )
-    if len(set(names)) != len(names):
-        raise DeclarationError(f"{where}: {option} names a column twice.")
-    return tuple(names)
-
-
-def check_mode(mode: Any, where: str) -> str:
+def check_mode(mode: Any, option: str, where: str) -> str:
     """A mode of streaming pipelines."""
     if mode not in MODES and isinstance(mode, str):
         raise DeclarationError(
             f"{where}: a streaming pipeline has no mode {mode!r}.",
             hint="'append' adds every row, 'merge' matches rows by their keys (scd1 in other words).",
         )
-    checked: str = one_of(mode, MODES, "mode", where)
+    checked: str = one_of(mode, MODES, option, where)
     return checked
-
-
-def _parameters(cls: type) -> tuple[str, ...]:
-    return tuple(each.name for each in fields(cls))
 
 
 def _prefix(given: Any, where: str) -> str | None:
@@ -388,13 +436,6 @@ def _said(options: Mapping[str, Any] | None, more: Mapping[str, Any], known: tup
             # A copy: whoever gave it may change it later.
             found[name] = Settings(value)
     return found
-
-
-def count(given: Any, option: str, where: str) -> int:
-    """A number that Spark takes."""
-    if type(given) is not int or not 1 <= given < 1 << 31:
-        raise DeclarationError(f"{where}: {option} must be a whole number from 1 to 2,147,483,647, not {given!r}.")
-    return given
 
 
 def _set(made: object, **values: Any) -> None:

@@ -10,37 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import DeclarationError, NotFoundError, SettingsError, nearest
-from weft.pipelines.options import errors_at
+from weft.options import errors_at, options_of
 from weft.pipelines.streaming.declare import DEAD_LETTERS, LATER_HINT, assemble, connection_fields
 from weft.pipelines.streaming.endpoints import located
-from weft.pipelines.streaming.keys import LATER, TABLES
-from weft.pipelines.streaming.spec import LOAD_OPTIONS, Lookup, Source, StreamingPipeline, Target
+from weft.pipelines.streaming.options import LATER, OPTIONS
+from weft.pipelines.streaming.spec import LOAD_OPTIONS, SOURCE_OPTIONS, Source, StreamingPipeline, Target
+from weft.pipelines.streaming.toml_tables import TABLES, WORDS, structure_of
 from weft.pipelines.streaming.toml_text import to_toml as to_toml
 from weft.project import build_connection, short_path
 from weft.settings import parse_toml
 from weft.systems.base import Connection, system_for, systems
 from weft.systems.endpoint import endpoint_options, owner_of
-
-# How the file calls what the decorator calls otherwise.
-_WORDS = {
-    "name": "pipeline_name",
-    "transform_sql": "[transform] sql",
-    "transform_on_error": "[transform] on_error",
-    "lookups": "[lookups]",
-    "target_primary_key": "[target.table] primary_key",
-}
-_SAME = (
-    "description",
-    "mode",
-    "keys",
-    "deduplicate_by",
-    "on_drift",
-    "every",
-    "idle_pause_ms",
-    "checkpoint",
-    "delivery",
-    "profile",
-)
 
 
 def read(path: str | os.PathLike[str]) -> StreamingPipeline:
@@ -63,25 +43,57 @@ def parse(text: str, shown: str = "pipeline.toml") -> StreamingPipeline:
     """The pipeline that a text declares; errors call the file as it is `shown`."""
     file = _Table(_parsed(text, shown), "pipeline", shown)
     file.check()
-    transform = file.inside("transform")
-    transform.check()
     sources = file.one_or_several("source")
     targets = file.one_or_several("target")
-    made = assemble(
+    pipeline = assemble(
         {
-            **file.only(*_SAME),
-            "name": file.given["pipeline_name"],
+            **_options(file),
             "sources": [_source(each, file) for each in sources],
             "targets": [target for each in targets for target in _targets(each)],
-            "transform_sql": transform.given.get("sql"),
-            "transform_on_error": transform.given.get("on_error"),
-            "lookups": {name: _lookup(each) for name, each in file.named("lookups")},
             **_dead_letters(file, sources),
         },
         shown,
-        _WORDS,
+        WORDS,
     )
-    return replace(made, place=shown)
+    return replace(pipeline, place=shown)
+
+
+def _options(file: _Table) -> dict[str, Any]:
+    """Return the options but for those of sources, targets and dead letters."""
+    options: dict[str, Any] = {}
+    for name, option in OPTIONS.items():
+        if option.key is None or option.key.startswith(("source", "target", "dead_letter")):
+            continue
+        section, _, key = option.key.rpartition(".")
+        table = file.inside(section) if section else file
+        if section:
+            table.check()
+        if key in table.given:
+            structure = structure_of(option.type)
+            options[name] = table.given[key] if structure is None else _structures(*structure, table, key)
+    return options
+
+
+def _structures(kind: str, cls: type, table: _Table, key: str) -> Any:
+    """Return what a table, the tables of an array or tables with names declare."""
+    if kind == "named":
+        return {name: _structure(cls, each) for name, each in table.named(key)}
+    if kind == "tables":
+        return [_structure(cls, each) for each in table.several(key)]
+    return _structure(cls, table.inside(key))
+
+
+def _structure(cls: type, table: _Table) -> Any:
+    options = options_of(cls)
+    values: dict[str, Any] = {"connection": _connection(table)} if "connection" in options else {}
+    if not values:
+        table.check()
+    for name, option in options.items():
+        if name in table.given and name != "connection":
+            structure = structure_of(option.type)
+            values[name] = table.given[name] if structure is None else _structures(*structure, table, name)
+    with errors_at(table.where):
+        return cls(**values)
 
 
 def _parsed(text: str, shown: str) -> dict[str, Any]:
@@ -113,7 +125,7 @@ class _Table:
         """Raise for a key that there is not, a value that does not fit, and a key that is missing."""
         known = TABLES[self.kind]
         for name, value in self.given.items():
-            if name in LATER.get(self.kind, ()):
+            if self._path(name) in LATER.values():
                 raise DeclarationError(f"{self.file}: [{self._path(name)}] comes later.", hint=LATER_HINT)
             if name in more:
                 continue
@@ -203,7 +215,8 @@ def _source(table: _Table, file: _Table) -> Source:
             f"{table.where}: query is missing.",
             hint='The topic, prefix, table or stream that is read: query = "orders".',
         )
-    options = {**table.only("start", "max_rows", "max_files"), **_endpoint_options(table, connection)}
+    own = [name for name in SOURCE_OPTIONS if name not in ("connection", "query")]
+    options = {**table.only(*own), **_endpoint_options(table, connection)}
     with errors_at(table.where):
         made = Source(connection=connection, query=query, **options)
         return made if (found := located(connection)) is None else made.at(found)
@@ -232,12 +245,6 @@ def _targets(table: _Table) -> Iterator[Target]:
         with errors_at(table.where):
             made = Target(connection=connection, primary_key=key, **options)
             yield made if (found := located(connection)) is None else made.at(found)
-
-
-def _lookup(table: _Table) -> Lookup:
-    connection = _connection(table)
-    with errors_at(table.where):
-        return Lookup(connection=connection, **table.only("table", "schema", "query", "refresh_interval_ms"))
 
 
 def _dead_letters(file: _Table, sources: list[_Table]) -> dict[str, Any]:

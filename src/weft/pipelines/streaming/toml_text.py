@@ -10,10 +10,10 @@ from types import MappingProxyType
 from typing import Any
 
 from weft.errors import DeclarationError
+from weft.pipelines.streaming.options import KEPT
 from weft.pipelines.streaming.spec import (
     LOAD_OPTIONS,
     DeadLetters,
-    Lookup,
     Source,
     StreamingPipeline,
     Target,
@@ -24,7 +24,6 @@ from weft.systems.base import Connection
 from weft.systems.endpoint import endpoint_of
 
 _DEFAULT_SCHEMA = next(each.default for each in dataclasses.fields(Stream) if each.name == "schema")
-_OWN = ("description", "on_drift", "checkpoint", "delivery", "profile")
 
 
 def to_toml(pipeline: StreamingPipeline) -> str:
@@ -35,25 +34,33 @@ def to_toml(pipeline: StreamingPipeline) -> str:
     where = f"Streaming pipeline {pipeline.name!r}"
     if pipeline.udfs or pipeline.aggregate_udfs:
         raise DeclarationError(f"{where} has UDFs, which a TOML file cannot hold.", hint="Keep it in its module.")
-    defaults = {each.name: each.default for each in dataclasses.fields(pipeline)}
-    own = {name: getattr(pipeline, name) for name in _OWN if getattr(pipeline, name) != defaults[name]}
-    if pipeline.every_seconds is not None:
-        own["every"] = f"{pipeline.every_seconds:.6f}".rstrip("0").rstrip(".") + "s"
-    if pipeline.idle_pause_seconds != defaults["idle_pause_seconds"]:
-        own["idle_pause_ms"] = round(pipeline.idle_pause_seconds * 1000)
-    transform = {"sql": pipeline.transform_sql}
-    if pipeline.transform_on_error != defaults["transform_on_error"]:
-        transform["on_error"] = pipeline.transform_on_error
-    file = {
-        "pipeline_name": pipeline.name,
-        **own,
+    file: dict[str, Any] = {
         **_dead_letters(pipeline.dead_letters, pipeline, where),
         **_one_or_several("source", [_source(each, where) for each in pipeline.sources]),
         **_one_or_several("target", [_target(each, where) for each in pipeline.targets]),
-        "transform": transform if pipeline.transform_sql else None,
-        "lookups": {name: _lookup(each, where) for name, each in pipeline.lookups.items()},
     }
-    return "\n".join(_lines(file, ())).strip("\n") + "\n"
+    defaults = {each.name: each.default for each in dataclasses.fields(pipeline)}
+    for option in KEPT.values():
+        value = getattr(pipeline, option.field)
+        if option.key is None or value is None or value == defaults[option.field]:
+            continue
+        section, _, key = option.key.rpartition(".")
+        table = file.setdefault(section, {}) if section else file
+        table[key] = _structures(option.show(value), f"{where}, {option.name}")
+    return "\n".join(_lines({"pipeline_name": pipeline.name, **file}, ())).strip("\n") + "\n"
+
+
+def _structures(value: Any, where: str) -> Any:
+    """Return a value, with tables in the place of the structures in it."""
+    if isinstance(value, Mapping):
+        return {name: _structures(each, where) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_structures(each, where) for each in value]
+    if not dataclasses.is_dataclass(value):
+        return value
+    own = {each.name: getattr(value, each.name) for each in dataclasses.fields(value) if each.name != "connection"}
+    tables = {name: _structures(each, where) for name, each in own.items()}
+    return {**_connection(value.connection, where), **tables} if hasattr(value, "connection") else tables
 
 
 def _one_or_several(key: str, tables: list[dict[str, Any]]) -> dict[str, Any]:
@@ -98,11 +105,6 @@ def _target(target: Target, where: str) -> dict[str, Any]:
         return {**found, "table": {"schema": schema, "name": name, "primary_key": list(target.primary_key)}}
     place = {"prefix": target.prefix} if target.prefix else {"stream": _stream(target.stream, where)}
     return {**found, **place, "primary_key": list(target.primary_key)}
-
-
-def _lookup(lookup: Lookup, where: str) -> dict[str, Any]:
-    own = {name: getattr(lookup, name) for name in ("schema", "table", "query", "refresh_interval_ms")}
-    return {**_connection(lookup.connection, f"{where}, a lookup"), **own}
 
 
 def _dead_letters(letters: DeadLetters | None, pipeline: StreamingPipeline, where: str) -> dict[str, Any]:
