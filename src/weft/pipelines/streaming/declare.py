@@ -103,7 +103,7 @@ def assemble(
 
 
 def find(name: str, project: Project | None = None) -> StreamingPipeline:
-    """A declared streaming pipeline by its name."""
+    """Return a declared streaming pipeline by its name."""
     project = project or current()
     known = project.streaming_pipelines
     if name not in known:
@@ -123,7 +123,7 @@ def refuse_later(options: Mapping[str, Any], where: str) -> None:
 
 
 def connection_fields(kind: Any, where: str) -> tuple[str, ...]:
-    """The fields of a connection of this kind."""
+    """Return the names of the fields of a connection of this kind."""
     if not isinstance(kind, str):
         raise DeclarationError(f"{where}: a kind is a text, not {kind!r}.")
     try:
@@ -135,88 +135,88 @@ def connection_fields(kind: Any, where: str) -> tuple[str, ...]:
 # -------------------------------------------------------------------------------------------------- sources and targets
 
 
-def _sources(given: Mapping[str, Any], inline: Mapping[str, Any], where: str) -> tuple[Source, ...]:
-    ways = [each for each in ("source", "sources", "source_kind") if each in given]
+def _sources(options: Mapping[str, Any], inline: Mapping[str, Any], where: str) -> tuple[Source, ...]:
+    ways = [each for each in ("source", "sources", "source_kind") if each in options]
     if len(ways) != 1:
         raise DeclarationError(
             f"{where} needs source, sources or source_kind, not {' and '.join(ways) or 'none of them'}.",
             hint='source=orders for a declared stream, or source=kafka_prod, source_query="orders".',
         )
-    query = text_option(given.get("source_query"), "source_query", where)
-    if "source_kind" in given:
-        listed: list[Any] = [build_connection(None, {"kind": given["source_kind"], **inline}, where)]
+    query = text_option(options.get("source_query"), "source_query", where)
+    if "source_kind" in options:
+        listed: list[Any] = [build_connection(None, {"kind": options["source_kind"], **inline}, where)]
     else:
-        option = given[ways[0]]
+        option = options[ways[0]]
         listed = list(option) if isinstance(option, list | tuple) else [option]
         if ways[0] == "sources" and not isinstance(option, list | tuple):
             raise DeclarationError(f"{where}: sources must be a list.", hint='sources=[weft.Source(query="orders"), …]')
-    made = tuple(_source(each, query, where) for each in listed)
-    if not made:
+    sources = tuple(_source(each, query, where) for each in listed)
+    if not sources:
         raise DeclarationError(f"{where}: {ways[0]} is empty.")
     if query is not None and not any(isinstance(each, str | Connection) for each in listed):
         raise DeclarationError(
             f"{where}: source_query is that of a connection, and what is given is a source of its own.",
             hint="Leave source_query out.",
         )
-    names = [each.name for each in made]
+    names = [each.name for each in sources]
     if repeated := [name for name in names if names.count(name) > 1]:
         raise DeclarationError(
             f"{where}: two sources are called {repeated[0]!r}.",
             hint="Metrics, errors and dead letters tell them by their names.",
         )
     with errors_at(where):
-        return tuple(each if (at := located(each.connection)) is None else each.at(at) for each in made)
+        return tuple(each if (at := located(each.connection)) is None else each.at(at) for each in sources)
 
 
-def _source(given: Any, query: str | None, where: str) -> Source:
-    if isinstance(given, Source):
-        return given
-    if isinstance(given, Stream):
-        return Source(query=given)
-    connection = connection_option(given, "source", where)
+def _source(part: Any, query: str | None, where: str) -> Source:
+    if isinstance(part, Source):
+        return part
+    if isinstance(part, Stream):
+        return Source(query=part)
+    connection = connection_option(part, "source", where)
     if connection is None:
         raise DeclarationError(f"{where}: a source is None.")
     if query is None:
         hint = 'The topic, prefix, table or stream to read: source_query="orders".'
-        if isinstance(given, str) and given in current().streams:
-            hint = f"There is a stream {given!r}: pass the stream itself, not its name."
+        if isinstance(part, str) and part in current().streams:
+            hint = f"There is a stream {part!r}: pass the stream itself, not its name."
         raise DeclarationError(f"{where}: its source is a connection, so it needs source_query.", hint=hint)
     with errors_at(where):
         return Source(connection=connection, query=query)
 
 
-def _targets(given: Mapping[str, Any], where: str, word: Callable[[str], str]) -> tuple[Target, ...]:
-    if ("target" in given) == ("targets" in given):
+def _targets(options: Mapping[str, Any], where: str, word: Callable[[str], str]) -> tuple[Target, ...]:
+    if ("target" in options) == ("targets" in options):
         raise DeclarationError(
-            f"{where} needs target or targets, not {'both' if 'target' in given else 'neither'}.",
+            f"{where} needs target or targets, not {'both' if 'target' in options else 'neither'}.",
             hint='target=warehouse, target_table=("public", "events"), or targets=[weft.Target(…), weft.Target(…)].',
         )
-    if "target" in given:
-        listed = [given["target"]]
-    elif isinstance(given["targets"], list | tuple) and given["targets"]:
-        listed = list(given["targets"])
+    if "target" in options:
+        listed = [options["target"]]
+    elif isinstance(options["targets"], list | tuple) and options["targets"]:
+        listed = list(options["targets"])
     else:
         raise DeclarationError(f"{where}: targets must be a list of at least one target.")
     for option in ("target_table", "target_primary_key"):
-        if option in given and ("targets" in given or isinstance(listed[0], Target)):
+        if option in options and ("targets" in options or isinstance(listed[0], Target)):
             raise DeclarationError(
                 f"{where}: {option} goes with a connection in target.", hint=f"Say it in weft.Target({option[7:]}=…)."
             )
-    mode = OPTIONS["mode"].checked(given.get("mode", "append"), where)
-    keys = OPTIONS["keys"].checked(given.get("keys", ()), where)
-    if keys and given.get("target_primary_key"):
+    mode = OPTIONS["mode"].checked(options.get("mode", "append"), where)
+    keys = OPTIONS["keys"].checked(options.get("keys", ()), where)
+    if keys and options.get("target_primary_key"):
         raise DeclarationError(f"{where}: keys and target_primary_key say the same.", hint="Leave one of them out.")
-    order = OPTIONS["deduplicate_by"].checked(given.get("deduplicate_by", ()), where)
-    made = []
+    order = OPTIONS["deduplicate_by"].checked(options.get("deduplicate_by", ()), where)
+    targets = []
     for each in listed:
-        own = each if isinstance(each, Target) else _target(each, given, where)
+        own = each if isinstance(each, Target) else _target(each, options, where)
         with errors_at(where):
-            made.append(_complete(own, mode, keys, order))
-    if keys and not any(each.mode == "merge" or each.place == "stream" for each in made):
+            targets.append(_complete(own, mode, keys, order))
+    if keys and not any(each.mode == "merge" or each.place == "stream" for each in targets):
         raise DeclarationError(f"{where}: the mode 'append' takes no keys.", hint='mode="merge" does.')
-    if order and not any(each.mode == "merge" for each in made):
+    if order and not any(each.mode == "merge" for each in targets):
         raise DeclarationError(f"{where}: the mode 'append' takes no deduplicate_by.", hint='mode="merge" does.')
-    for each in made:
+    for each in targets:
         if each.mode == "merge" and not each.primary_key:
             raise DeclarationError(
                 f"{where}, target {each.name}: the mode 'merge' needs keys.",
@@ -227,30 +227,30 @@ def _targets(given: Mapping[str, Any], where: str, word: Callable[[str], str]) -
                 raise DeclarationError(
                     f"{where}, target {each.name}: {option} is an option of the mode 'merge', not of {each.mode!r}."
                 )
-    written = [address(each) for each in made]
-    if repeated := [each.name for each in made if written.count(address(each)) > 1]:
+    written = [address(each) for each in targets]
+    if repeated := [each.name for each in targets if written.count(address(each)) > 1]:
         raise DeclarationError(f"{where}: the target {repeated[0]} is listed twice.")
-    return tuple(made)
+    return tuple(targets)
 
 
-def _target(given: Any, options: Mapping[str, Any], where: str) -> Target:
-    """What stands in the place of a `Target`: a connection or its name, a declared table or a declared stream."""
+def _target(part: Any, options: Mapping[str, Any], where: str) -> Target:
+    """Return the target that a connection or its name, a declared table or a declared stream stands for."""
     table, key = options.get("target_table"), options.get("target_primary_key", ())
-    if isinstance(given, Stream) or table_of(given) is not None:
+    if isinstance(part, Stream) or table_of(part) is not None:
         if table is not None:
             raise DeclarationError(f"{where}: target_table is that of a connection; this target has a name.")
-        place = {"stream": given} if isinstance(given, Stream) else {"table": given}
+        place = {"stream": part} if isinstance(part, Stream) else {"table": part}
         with errors_at(where):
             return Target(**place, primary_key=key)
-    if isinstance(given, type):
-        raise DeclarationError(f"{where}: the class {given.__name__} is no table.", hint="Put @weft.table above it.")
-    connection = connection_option(given, "target", where)
+    if isinstance(part, type):
+        raise DeclarationError(f"{where}: the class {part.__name__} is no table.", hint="Put @weft.table above it.")
+    connection = connection_option(part, "target", where)
     with errors_at(where):
         return Target(connection=connection, table=table, primary_key=key)
 
 
 def _complete(target: Target, mode: str, keys: tuple[str, ...], order: tuple[str, ...]) -> Target:
-    """A target with what the pipeline says of all of them, checked against its connection where that is known."""
+    """Return a target with what the pipeline says of all of them, checked against its connection where it is known."""
     mode = target.mode if target.has_mode else mode
     declared = target.declared
     if mode == "merge" or target.place == "stream":
@@ -258,9 +258,9 @@ def _complete(target: Target, mode: str, keys: tuple[str, ...], order: tuple[str
     else:
         own = target.primary_key or (declared.primary_key if declared else ())
     options = {"deduplicate_by": order, **target.options} if mode == "merge" and order else target.options
-    made = replace(target, mode=mode, has_mode=True, primary_key=own, options=options)
-    connection = located(made.connection)
-    return made if connection is None else made.at(connection)
+    completed = replace(target, mode=mode, has_mode=True, primary_key=own, options=options)
+    connection = located(completed.connection)
+    return completed if connection is None else completed.at(connection)
 
 
 def sql_name(function: Any) -> str:
@@ -271,9 +271,9 @@ def sql_name(function: Any) -> str:
 # --------------------------------------------------------------------------------------------------------- dead letters
 
 
-def _dead_letters(given: Mapping[str, Any], made: StreamingPipeline, where: str) -> DeadLetters | None:
-    chosen = [each for each in DEAD_LETTERS if f"dead_letter_{each}" in given]
-    connection = connection_option(given.get("dead_letter_connection"), "dead_letter_connection", where)
+def _dead_letters(options: Mapping[str, Any], pipeline: StreamingPipeline, where: str) -> DeadLetters | None:
+    chosen = [each for each in DEAD_LETTERS if f"dead_letter_{each}" in options]
+    connection = connection_option(options.get("dead_letter_connection"), "dead_letter_connection", where)
     if not chosen:
         if connection is not None:
             raise DeclarationError(
@@ -285,102 +285,104 @@ def _dead_letters(given: Mapping[str, Any], made: StreamingPipeline, where: str)
             f"{where}: dead letters go to one place: {' or '.join(f'dead_letter_{e}' for e in chosen)}."
         )
     place = chosen[0]
-    value = OPTIONS[f"dead_letter_{place}"].checked(given[f"dead_letter_{place}"], where)
+    value = OPTIONS[f"dead_letter_{place}"].checked(options[f"dead_letter_{place}"], where)
     if connection is None:
-        connection = _letter_connection(place, value, made, where)
+        connection = _letter_connection(place, value, pipeline, where)
     letters = DeadLetters(connection=connection, **{place: value})
-    _check_dead_letters(letters, place, made, where)
+    _check_dead_letters(letters, place, pipeline, where)
     return letters
 
 
-def _letter_connection(place: str, value: Any, made: StreamingPipeline, where: str) -> str | Connection | None:
+def _letter_connection(place: str, value: Any, pipeline: StreamingPipeline, where: str) -> str | Connection | None:
     """Return the connection of dead letters where none is named."""
     if place == "topic":
-        return _kafka_of(made, where)
+        return _kafka_of(pipeline, where)
     if place == "table":
-        return next((each.connection for each in made.targets if each.place == "table"), None)
+        return next((each.connection for each in pipeline.targets if each.place == "table"), None)
     return value.connection if isinstance(value, Stream) else None
 
 
-def _check_dead_letters(letters: DeadLetters, place: str, made: StreamingPipeline, where: str) -> None:
-    found = located(letters.connection)
+def _check_dead_letters(letters: DeadLetters, place: str, pipeline: StreamingPipeline, where: str) -> None:
+    connection = located(letters.connection)
     is_here = place == "path" and letters.connection is None
-    if found is not None and not is_here and place not in endpoint_of(found).dead_letters:
-        raise DeclarationError(f"{where}: {found.any_such} holds no dead_letter_{place}.")
+    if connection is not None and not is_here and place not in endpoint_of(connection).dead_letters:
+        raise DeclarationError(f"{where}: {connection.any_such} holds no dead_letter_{place}.")
     if place == "path":
         return
-    if letters.table is not None and found is not None and system_for(found.kind).tables is not None:
+    if letters.table is not None and connection is not None and system_for(connection.kind).tables is not None:
         refuse_own(*letters.table, where=f"{where}: dead_letter_table: ")
     target = Target(table=letters.table, stream=letters.topic or letters.stream, connection=letters.connection)
-    parts: tuple[Source | Target, ...] = (*made.sources, *made.targets)
+    parts: tuple[Source | Target, ...] = (*pipeline.sources, *pipeline.targets)
     for part in parts:
         if address(target) in addresses(part):
             doing = "writes" if isinstance(part, Target) else "reads"
             raise DeclarationError(f"{where}: dead letters cannot go to {target.name}, which it {doing}.")
 
 
-def _kafka_of(made: StreamingPipeline, where: str) -> str | Connection | None:
-    """The one Kafka among the sources: a topic is there where no connection is named."""
-    found = {
+def _kafka_of(pipeline: StreamingPipeline, where: str) -> str | Connection | None:
+    """Return the one connection of the sources that has topics: a topic is there where no connection is named."""
+    brokers = {
         identity(each.connection): each.connection
-        for each in made.sources
+        for each in pipeline.sources
         if (connection := located(each.connection)) is None or "topic" in endpoint_of(connection).dead_letters
     }
-    if len(found) == 1:
-        return next(iter(found.values()))
+    if len(brokers) == 1:
+        return next(iter(brokers.values()))
     raise DeclarationError(
         f"{where}: dead_letter_topic is a topic of the source's Kafka, and "
-        + ("the sources have several." if found else "no source is Kafka."),
+        + ("the sources have several." if brokers else "no source is Kafka."),
         hint="Name one by dead_letter_connection, or use dead_letter_stream, dead_letter_table or dead_letter_path.",
     )
 
 
-def _check(made: StreamingPipeline, given: Mapping[str, Any], where: str, word: Callable[[str], str]) -> None:
-    """What options must be to each other."""
-    if made.transform_sql is None:
+def _check(pipeline: StreamingPipeline, options: Mapping[str, Any], where: str, word: Callable[[str], str]) -> None:
+    """Check options against each other."""
+    if pipeline.transform_sql is None:
         for option in ("lookups", "udfs", "aggregate_udfs", "transform_on_error"):
-            if given.get(option):
+            if options.get(option):
                 raise DeclarationError(f"{where}: {word(option)} is for {word('transform_sql')}, and there is none.")
-    if made.transform_on_error == "dlq" and made.dead_letters is None:
+    if pipeline.transform_on_error == "dlq" and pipeline.dead_letters is None:
         raise DeclarationError(
             f"{where}: {word('transform_on_error')} is 'dlq', and there is no place for dead letters.",
             hint='For example dead_letter_stream="events_failed" (or dead_letter_topic, dead_letter_table, '
             "dead_letter_path).",
         )
     seen: set[str] = set()
-    for each in (*made.udfs, *made.aggregate_udfs):
+    for each in (*pipeline.udfs, *pipeline.aggregate_udfs):
         if (name := sql_name(each).lower()) in seen:
             raise DeclarationError(
                 f"{where}: two UDFs are called {sql_name(each)!r} in SQL.",
                 hint='Give one another name: @udf(name="…").',
             )
         seen.add(name)
-    if given.get("delivery") == "exactly_once":
-        for target in made.targets:
-            if made.delivery_to(target) != "exactly_once":
+    if options.get("delivery") == "exactly_once":
+        for target in pipeline.targets:
+            if pipeline.delivery_to(target) != "exactly_once":
                 raise DeclarationError(
                     f"{where}: what is sent to the stream or topic {target.name} may come twice, "
                     "so delivery cannot be 'exactly_once'.",
                     hint="Leave delivery out: then tables and files get every row once, streams and topics at least "
                     "once.",
                 )
-    check_targets(made, where)
+    check_targets(pipeline, where)
 
 
-def _register(made: StreamingPipeline, function: Callable[..., Any]) -> None:
+def _register(pipeline: StreamingPipeline, function: Callable[..., Any]) -> None:
     known = current().streaming_pipelines
-    present = known.get(made.name)
-    if present is not None and (present.origin != made.origin or is_second(function, made.place, present.place)):
+    present = known.get(pipeline.name)
+    if present is not None and (
+        present.origin != pipeline.origin or is_second(function, pipeline.place, present.place)
+    ):
         raise DeclarationError(
-            f"Streaming pipeline {made.name!r} is declared twice: {present.place} and {made.place}.",
+            f"Streaming pipeline {pipeline.name!r} is declared twice: {present.place} and {pipeline.place}.",
             hint="Give one of them another name.",
         )
     for other in known.values():
-        if made.checkpoint is not None and other.name != made.name and other.checkpoint == made.checkpoint:
+        if pipeline.checkpoint is not None and other.name != pipeline.name and other.checkpoint == pipeline.checkpoint:
             raise DeclarationError(
-                f"Streaming pipelines {other.name!r} and {made.name!r} have one checkpoint, {made.checkpoint}: "
-                f"{other.place} and {made.place}.",
+                f"Streaming pipelines {other.name!r} and {pipeline.name!r} have one checkpoint, {pipeline.checkpoint}: "
+                f"{other.place} and {pipeline.place}.",
                 hint="Give each its own: what one has read, the other would pass over.",
             )
-    known[made.name] = made
+    known[pipeline.name] = pipeline
     current().declarations += 1

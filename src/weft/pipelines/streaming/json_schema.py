@@ -43,20 +43,20 @@ def schema() -> dict[str, Any]:
 def _table(name: str, kinds: list[str]) -> dict[str, Any]:
     keys = TABLES[name]
     properties = {key: _key(each) for key, each in keys.items()}
-    found: dict[str, Any] = {"type": "object", "properties": properties}
+    table: dict[str, Any] = {"type": "object", "properties": properties}
     if needed := [key for key, each in keys.items() if each.needed]:
-        found["required"] = needed
+        table["required"] = needed
     if "kind" not in keys:
-        return {**found, "additionalProperties": False}
+        return {**table, "additionalProperties": False}
     usable = [kind for kind in kinds if _can_be(name, kind)]
     properties["kind"] = {**properties["kind"], "enum": usable}
-    found["allOf"] = [_when_kind(kind, has_options=name in ("source", "target")) for kind in usable]
+    table["allOf"] = [_when_kind(kind, has_options=name in ("source", "target")) for kind in usable]
     if "connection" in keys:
-        found["not"] = {"required": ["kind", "connection"]}
+        table["not"] = {"required": ["kind", "connection"]}
     if name in ("source", "target"):
         without = {"if": {"not": {"required": ["kind"]}}, "then": {"$ref": "#/$defs/file_options"}}
-        found["allOf"].append(without)
-    return {**found, "unevaluatedProperties": False}
+        table["allOf"].append(without)
+    return {**table, "unevaluatedProperties": False}
 
 
 def _can_be(table: str, kind: str) -> bool:
@@ -84,10 +84,10 @@ def _has_no_default(each: dataclasses.Field[Any]) -> bool:
 
 
 def _key(key: Key) -> dict[str, Any]:
-    found: list[dict[str, Any]] = []
+    types_of_key: list[dict[str, Any]] = []
     for kind in key.kinds:
         inside = {"$ref": f"#/$defs/{key.inside}"}
-        found.append(
+        types_of_key.append(
             {
                 "text": {"enum": list(key.choices)} if key.choices else {"type": "string", "minLength": 1},
                 "count": {"type": "integer", "minimum": 1},
@@ -98,7 +98,7 @@ def _key(key: Key) -> dict[str, Any]:
                 "object": {"type": "object"},
             }[kind]
         )
-    return {"description": key.says, **(found[0] if len(found) == 1 else {"anyOf": found})}
+    return {"description": key.says, **(types_of_key[0] if len(types_of_key) == 1 else {"anyOf": types_of_key})}
 
 
 def _fields(hints: dict[str, Any]) -> dict[str, Any]:
@@ -122,8 +122,8 @@ def _type(hint: Any) -> dict[str, Any]:
     return {}
 
 
-def _any_of(found: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    listed = list(found)
+def _any_of(schemas: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    listed = list(schemas)
     return listed[0] if len(listed) == 1 else {"anyOf": listed}
 
 

@@ -68,9 +68,9 @@ def _options(file: _Table) -> dict[str, Any]:
         table = file.inside(section) if section else file
         if section:
             table.check()
-        if key in table.given:
+        if key in table.values:
             structure = structure_of(option.type)
-            options[name] = table.given[key] if structure is None else _structures(*structure, table, key)
+            options[name] = table.values[key] if structure is None else _structures(*structure, table, key)
     return options
 
 
@@ -89,9 +89,9 @@ def _structure(cls: type, table: _Table) -> Any:
     if not values:
         table.check()
     for name, option in options.items():
-        if name in table.given and name != "connection":
+        if name in table.values and name != "connection":
             structure = structure_of(option.type)
-            values[name] = table.given[name] if structure is None else _structures(*structure, table, name)
+            values[name] = table.values[name] if structure is None else _structures(*structure, table, name)
     with errors_at(table.where):
         return cls(**values)
 
@@ -108,7 +108,7 @@ def _parsed(text: str, shown: str) -> dict[str, Any]:
 class _Table:
     """A table of the file: what it holds, which keys it may have, and how errors call it."""
 
-    given: Mapping[str, Any]
+    values: Mapping[str, Any]
     kind: str
     """Its name in `TABLES`."""
     file: str
@@ -124,7 +124,7 @@ class _Table:
     def check(self, more: tuple[str, ...] = ()) -> None:
         """Raise for a key that there is not, a value that does not fit, and a key that is missing."""
         known = TABLES[self.kind]
-        for name, value in self.given.items():
+        for name, value in self.values.items():
             if self._path(name) in LATER.values():
                 raise DeclarationError(f"{self.file}: [{self._path(name)}] comes later.", hint=LATER_HINT)
             if name in more:
@@ -144,31 +144,31 @@ class _Table:
                     hint=f"{hint}It can be {', '.join(map(repr, key.choices))}.",
                 )
         for name, key in known.items():
-            if key.needed and name not in self.given:
+            if key.needed and name not in self.values:
                 raise DeclarationError(f"{self.where}: {name} is missing.", hint=key.says)
 
     def _meant(self, name: str, more: tuple[str, ...]) -> str:
         known = (*TABLES[self.kind], *more)
         if close := nearest(name, known):
             return f"Did you mean {close!r}?"
-        if "kind" in known and "kind" not in self.given:
+        if "kind" in known and "kind" not in self.values:
             owners = [kind for kind in systems() if name in connection_fields(kind, self.where)]
             if owners:
                 return f"It is a field of a connection, whose kind is said too: kind = {owners[0]!r}."
         return f"Keys: {', '.join(known)}."
 
     def only(self, *names: str) -> dict[str, Any]:
-        """What is given under these keys."""
-        return {name: self.given[name] for name in names if name in self.given}
+        """Return the values under these keys."""
+        return {name: self.values[name] for name in names if name in self.values}
 
     def inside(self, key: str) -> _Table:
         """The table under a key; an empty one where there is none."""
         path = self._path(key)
-        return _Table(self.given.get(key, {}), TABLES[self.kind][key].inside or key, self.file, path, f"[{path}]")
+        return _Table(self.values.get(key, {}), TABLES[self.kind][key].inside or key, self.file, path, f"[{path}]")
 
     def several(self, key: str) -> list[_Table]:
         """The tables of the array under a key."""
-        path, listed = self._path(key), self.given[key]
+        path, listed = self._path(key), self.values[key]
         numbers = [f" no. {number}" if len(listed) > 1 else "" for number in range(1, len(listed) + 1)]
         return [
             _Table(each, TABLES[self.kind][key].inside or key, self.file, path, f"[[{path}]]{number}")
@@ -178,14 +178,14 @@ class _Table:
     def one_or_several(self, key: str) -> list[_Table]:
         """The table under a key, or those of the array that is called by its plural."""
         plural = f"{key}s"
-        if (key in self.given) == (plural in self.given):
-            said = "both" if key in self.given else "neither"
+        if (key in self.values) == (plural in self.values):
+            said = "both" if key in self.values else "neither"
             raise DeclarationError(f"{self.where}: [{key}] or [[{plural}]] is needed, and there is {said}.")
-        return [self.inside(key)] if key in self.given else self.several(plural)
+        return [self.inside(key)] if key in self.values else self.several(plural)
 
     def named(self, key: str) -> Iterator[tuple[str, _Table]]:
         """The tables under a key, by their names."""
-        for name, each in self.given.get(key, {}).items():
+        for name, each in self.values.get(key, {}).items():
             path = f"{self._path(key)}.{name}"
             yield name, _Table(each, TABLES[self.kind][key].inside or key, self.file, path, f"[{path}]")
 
@@ -204,12 +204,12 @@ _TYPES: Mapping[type, str] = defaultdict(
 
 def _source(table: _Table, file: _Table) -> Source:
     connection = _connection(table)
-    query = file.given.get("source_query")
-    if query is not None and ("sources" in file.given or "query" in table.given):
+    query = file.values.get("source_query")
+    if query is not None and ("sources" in file.values or "query" in table.values):
         raise DeclarationError(
             f"{file.where}: source_query is for [source] without a query.", hint="Leave source_query out."
         )
-    query = table.given.get("query", query)
+    query = table.values.get("query", query)
     if query is None:
         raise DeclarationError(
             f"{table.where}: query is missing.",
@@ -229,19 +229,19 @@ def _targets(table: _Table) -> Iterator[Target]:
     if not _is_of_connection("prefix", table):
         options |= table.only("prefix")
     places: list[_Table | None] = [None]
-    if isinstance(table.given.get("table"), str):
+    if isinstance(table.values.get("table"), str):
         options |= table.only("table")
-    elif "table" in table.given:
-        is_array = isinstance(table.given["table"], list)
+    elif "table" in table.values:
+        is_array = isinstance(table.values["table"], list)
         places = [*table.several("table")] if is_array else [table.inside("table")]
     for place in places:
-        key = table.given.get("primary_key", ())
+        key = table.values.get("primary_key", ())
         if place is not None:
             place.check()
-            if "primary_key" in place.given and "primary_key" in table.given:
+            if "primary_key" in place.values and "primary_key" in table.values:
                 raise DeclarationError(f"{place.where}: primary_key is said here and in the table above.")
-            key = place.given.get("primary_key", key)
-            options["table"] = (place.given.get("schema"), place.given["name"])
+            key = place.values.get("primary_key", key)
+            options["table"] = (place.values.get("schema"), place.values["name"])
         with errors_at(table.where):
             made = Target(connection=connection, primary_key=key, **options)
             yield made if (found := located(connection)) is None else made.at(found)
@@ -249,45 +249,45 @@ def _targets(table: _Table) -> Iterator[Target]:
 
 def _dead_letters(file: _Table, sources: list[_Table]) -> dict[str, Any]:
     options = tuple(f"dead_letter_{each}" for each in DEAD_LETTERS)
-    given = file.only(*options)
-    topics = {each.given["dead_letter_topic"] for each in (file, *sources) if "dead_letter_topic" in each.given}
+    values = file.only(*options)
+    topics = {each.values["dead_letter_topic"] for each in (file, *sources) if "dead_letter_topic" in each.values}
     if len(topics) > 1:
         raise DeclarationError(f"{file.where}: dead_letter_topic is said more than once, and differently.")
-    given |= {"dead_letter_topic": topics.pop()} if topics else {}
-    if isinstance(given.get("dead_letter_table"), dict):
+    values |= {"dead_letter_topic": topics.pop()} if topics else {}
+    if isinstance(values.get("dead_letter_table"), dict):
         table = file.inside("dead_letter_table")
         table.check()
-        given["dead_letter_table"] = (table.given.get("schema"), table.given["name"])
-    connection = file.given.get("dead_letter_connection")
+        values["dead_letter_table"] = (table.values.get("schema"), table.values["name"])
+    connection = file.values.get("dead_letter_connection")
     if isinstance(connection, dict):
         connection = _connection(file.inside("dead_letter_connection"))
-    return {**given, "dead_letter_connection": connection}
+    return {**values, "dead_letter_connection": connection}
 
 
 def _connection(table: _Table) -> str | Connection | None:
     """The connection that a table names or describes."""
-    kind = table.given.get("kind")
+    kind = table.values.get("kind")
     if kind is None:
         table.check(tuple(endpoint_options()) if table.kind in ("source", "target") else ())
-        connection: str | None = table.given.get("connection")
+        connection: str | None = table.values.get("connection")
         return connection
     own = connection_fields(kind, table.where)
     table.check((*own, *system_for(kind).load_endpoint().options))
-    if "connection" in table.given:
+    if "connection" in table.values:
         raise DeclarationError(
             f"{table.where}: connection names one that is known, kind describes one.", hint="Leave one of them out."
         )
-    given = {name: value for name, value in table.given.items() if _is_of_connection(name, table)}
-    return build_connection(given.pop("name", None), {"kind": kind, **given}, table.where)
+    values = {name: value for name, value in table.values.items() if _is_of_connection(name, table)}
+    return build_connection(values.pop("name", None), {"kind": kind, **values}, table.where)
 
 
 def _is_of_connection(name: str, table: _Table) -> bool:
     """Whether a key is a field of the connection that the table describes."""
-    kind = table.given.get("kind")
+    kind = table.values.get("kind")
     if kind is None or name not in connection_fields(kind, table.where):
         return False
     # The prefix of a connection is the folder of its tables; without a table it is where the rows go.
-    return name != "prefix" or table.kind != "target" or "table" in table.given
+    return name != "prefix" or table.kind != "target" or "table" in table.values
 
 
 def _endpoint_options(table: _Table, connection: str | Connection | None) -> dict[str, Any]:
@@ -296,12 +296,12 @@ def _endpoint_options(table: _Table, connection: str | Connection | None) -> dic
     options = table.only(*(name for name in endpoint_options() if name not in of_connection))
     reading = table.inside("read_options")
     reading.check()
-    for name, value in reading.given.items():
+    for name, value in reading.values.items():
         option = f"{name}_read_options"
-        if option in table.given:
+        if option in table.values:
             raise DeclarationError(f"{table.where}: {option} and [….read_options.{name}] say the same.")
         with errors_at(reading.where):
-            checked = owner_of(option).nested_option(option, value, located(connection), table.given)
+            checked = owner_of(option).nested_option(option, value, located(connection), table.values)
         if checked is not None:
             options[option] = checked
     return options
