@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 Mode = Literal["append", "truncate", "merge", "scd2"]
 MODES: tuple[str, ...] = get_args(Mode)
+AnyMode = Mode | Literal["scd1"]
 _ALIASES = {"scd1": "merge"}
 
 UNNAMED = "once:"

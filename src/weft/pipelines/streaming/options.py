@@ -18,7 +18,6 @@ from weft.options import Option, column_names, count, options_of, text_option
 from weft.pipelines.options import AnyConnection, connection_option
 from weft.pipelines.streaming.endpoints import located
 from weft.pipelines.streaming.spec import (
-    AnyTable,
     Delivery,
     Drift,
     Lookup,
@@ -31,6 +30,7 @@ from weft.pipelines.streaming.spec import (
     check_mode,
     table_name,
 )
+from weft.pipelines.table import AnyTable
 from weft.streams.declare import Stream
 from weft.systems.base import Connection, system_for
 from weft.systems.endpoint import endpoint_of

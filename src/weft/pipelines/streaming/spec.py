@@ -1,4 +1,4 @@
-"""The one specification behind `@weft.streaming_pipeline`, `run_streaming_pipeline` and a TOML file."""
+"""What a streaming pipeline is: its sources, targets and lookups, the same from Python and from a TOML file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack, get_args
 from weft.errors import DeclarationError
 from weft.options import Option, column_names, count, errors_at, one_of, options_of, refuse_unknown, text_option
 from weft.pipelines.options import AnyConnection, connection_option
-from weft.pipelines.table import Table, table_of
+from weft.pipelines.table import AnyTable, Table, table_of
 from weft.streams.declare import Stream
 from weft.systems.base import Connection, Settings, system_for
 from weft.systems.endpoint import endpoint_of, endpoint_options, is_start
@@ -22,8 +22,6 @@ Delivery = Literal["exactly_once", "at_least_once"]
 Profile = Literal["throughput", "low_latency"]
 Mode = Literal["append", "merge"]
 MODES: tuple[str, ...] = get_args(Mode)
-AnyTable = str | tuple[str | None, str] | list[str] | type[Any] | Table
-"""A table by its name, or a class under `@weft.table`."""
 
 LOAD_OPTIONS = options_of(MergeOptions)
 """What the load of a batch into a table takes. The others of `weft.load` are about rows that a batch does not have."""
@@ -100,7 +98,7 @@ class Source:
             start=str(start),
             max_rows=None if max_rows is None else count(max_rows, "max_rows", where),
             max_files=None if max_files is None else count(max_files, "max_files", where),
-            options=_said(options, more, tuple(endpoint_options()), where),
+            options=_kept(options, more, tuple(endpoint_options()), where),
         )
         if isinstance(self.connection, Connection):
             self._settle(self.connection)
@@ -200,9 +198,9 @@ class Target:
     ) -> None:
         where = "Target"
         refuse_unknown(more, (*endpoint_options(), *LOAD_OPTIONS, *TARGET_OPTIONS, "options"), where)
-        found = table_of(table)
-        if found is not None:
-            declared, table = found, (found.schema, found.name)
+        specification = table_of(table)
+        if specification is not None:
+            declared, table = specification, (specification.schema, specification.name)
         if declared is not None and connection is None:
             connection = declared.connection
         if isinstance(stream, Stream) and connection is None:
@@ -219,7 +217,7 @@ class Target:
             stream=stream,
             mode=check_mode("append" if mode is None else mode, "mode", where),
             primary_key=column_names(primary_key, "primary_key", where),
-            options=_said(options, more, (*endpoint_options(), *LOAD_OPTIONS), where),
+            options=_kept(options, more, (*endpoint_options(), *LOAD_OPTIONS), where),
             declared=declared,
             has_mode=mode is not None if has_mode is None else has_mode,
         )
@@ -393,16 +391,16 @@ class StreamingPipeline:
         return "at_least_once" if target.place == "stream" else self.delivery
 
 
-def table_name(given: Any, option: str, where: str) -> tuple[str | None, str]:
+def table_name(value: Any, option: str, where: str) -> tuple[str | None, str]:
     """A table as `("schema", "table")`, of what a user wrote."""
-    if isinstance(given, str):
-        schema, dot, table = given.partition(".")
-        given = (schema, table) if dot else (None, given)
-    if isinstance(given, tuple | list) and len(given) == 2:
-        schema, table = given
+    if isinstance(value, str):
+        schema, dot, table = value.partition(".")
+        value = (schema, table) if dot else (None, value)
+    if isinstance(value, tuple | list) and len(value) == 2:
+        schema, table = value
         if isinstance(table, str) and table and (schema is None or (isinstance(schema, str) and schema)):
             return schema, table
-    raise DeclarationError(f'{where}: {option} is ("schema", "table") or "schema.table", not {given!r}.')
+    raise DeclarationError(f'{where}: {option} is ("schema", "table") or "schema.table", not {value!r}.')
 
 
 def check_mode(mode: Any, option: str, where: str) -> str:
@@ -416,28 +414,28 @@ def check_mode(mode: Any, option: str, where: str) -> str:
     return checked
 
 
-def _prefix(given: Any, where: str) -> str | None:
-    found = text_option(given, "prefix", where)
-    if found is not None and not found.strip("/"):
+def _prefix(value: Any, where: str) -> str | None:
+    prefix = text_option(value, "prefix", where)
+    if prefix is not None and not prefix.strip("/"):
         raise DeclarationError(f"{where}: prefix must name a folder.", hint='prefix="events/raw"')
-    return found and found.strip("/")
+    return prefix and prefix.strip("/")
 
 
-def _said(options: Mapping[str, Any] | None, more: Mapping[str, Any], known: tuple[str, ...], where: str) -> Settings:
-    """Options that were given in a dict or by name."""
+def _kept(options: Mapping[str, Any] | None, more: Mapping[str, Any], known: tuple[str, ...], where: str) -> Settings:
+    """Return options said in a dict or by name, checked as far as the connection does not matter."""
     if options is not None and not isinstance(options, Mapping):
         raise DeclarationError(f"{where}: options must be a dict, not {type(options).__name__}.")
     refuse_unknown(options or {}, known, where)
-    found = Settings({name: each for name, each in {**(options or {}), **more}.items() if each is not None})
-    for name, value in found.items():
+    kept = Settings({name: each for name, each in {**(options or {}), **more}.items() if each is not None})
+    for name, value in kept.items():
         if name in LOAD_OPTIONS:
-            found[name] = column_names(value, name, where)
+            kept[name] = column_names(value, name, where)
         elif isinstance(value, Mapping):
-            # A copy: whoever gave it may change it later.
-            found[name] = Settings(value)
-    return found
+            # A copy: the caller may change its own later.
+            kept[name] = Settings(value)
+    return kept
 
 
-def _set(made: object, **values: Any) -> None:
+def _set(part: object, **values: Any) -> None:
     for name, value in values.items():
-        object.__setattr__(made, name, value)
+        object.__setattr__(part, name, value)
