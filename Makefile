@@ -6,7 +6,7 @@ PYTHON ?= python3
 ARGS ?=
 export PYTHON
 
-.PHONY: help demo test bench faults flaky coverage soak lint lock clean
+.PHONY: help demo test bench faults flaky coverage soak lint docs lock clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -52,6 +52,10 @@ lint: ## ruff and mypy
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
+
+docs: ## write the tables of options and the JSON Schema in docs/ again
+	@tools/setup-venv dev
+	.venv/bin/python -m tools.docs_tables
 
 # The dev lock is compiled under the other one, so that both name the same versions and share one .venv.
 COMPILE = .venv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \

@@ -26,7 +26,7 @@ ROWS = [
     {"spark_support"},
     {"types"},
     {"column_types"},
-    {"columns", "settings"},
+    {"columns", "options", "settings"},
     {"errors", "hooks"},
 ]
 RANKS = {name: number for number, row in enumerate(ROWS) for name in row}

@@ -4,6 +4,7 @@ from weft.project import connect, connection, get_connection, register_connectio
 from weft.systems.base import Connection
 from weft.systems.delta.connection import DeltaLocalConnection, DeltaS3Connection
 from weft.systems.duckdb.connection import DuckDBConnection
+from weft.systems.kafka.connection import KafkaConnection
 from weft.systems.mysql.connection import MySQLConnection
 from weft.systems.objects.connection import ObjectStoreLocalConnection, ObjectStoreS3Connection
 from weft.systems.objects.formats import format_from_path
@@ -16,6 +17,7 @@ __all__ = [
     "DeltaLocalConnection",
     "DeltaS3Connection",
     "DuckDBConnection",
+    "KafkaConnection",
     "MySQLConnection",
     "ObjectStoreLocalConnection",
     "ObjectStoreS3Connection",

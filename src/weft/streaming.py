@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack, overload
 
+from weft.operate.running import OPTIONS, RunKeywords, Running
 from weft.pipelines.streaming.declare import make, streaming_pipeline
+from weft.pipelines.streaming.options import StreamingOptions
 from weft.pipelines.streaming.spec import Lookup, Source, StreamingPipeline, Target
-
-if TYPE_CHECKING:
-    from weft.operate.running import Running
 
 __all__ = [
     "Lookup",
@@ -22,28 +21,36 @@ __all__ = [
 ]
 
 
+class RunOptions(StreamingOptions, RunKeywords, total=False):
+    """What `run_streaming_pipeline` takes."""
+
+
+@overload
+def run_streaming_pipeline(**options: Unpack[RunOptions]) -> None: ...
+@overload
+def run_streaming_pipeline(*, source_kind: str, **options: Any) -> None:
+    """The fields of a connection stand next to the options."""
+
+
 def run_streaming_pipeline(**options: Any) -> None:
     """Declare a streaming pipeline and run it until it is stopped.
 
         weft.run_streaming_pipeline(name="copies", source=orders, target="warehouse", target_table="orders", once=True)
 
-    `options` are those of `@weft.streaming_pipeline` and, beside them, those of `weft consume`: `once`, `metrics_port`,
+    `options` are those of `@weft.streaming_pipeline` and those of `weft consume`: `once`, `metrics_port`,
     `metrics_host`, `restart_on_error`, `min_backoff_ms`, `max_backoff_ms`, `max_restarts`. SIGTERM and Ctrl-C finish
     the batch in hand; then it returns, or raises `KeyboardInterrupt`.
     """
-    from weft.operate.running import OPTIONS, Running
-
     running = Running(**{name: options.pop(name) for name in OPTIONS if name in options})
     _supervise(make(OPTIONS, **options), running)
 
 
-def run_pipeline(config: str | os.PathLike[str], **options: Any) -> None:
+def run_pipeline(config: str | os.PathLike[str], **options: Unpack[RunKeywords]) -> None:
     """Run the streaming pipeline of a TOML file until it is stopped, as `weft consume pipeline.toml` does.
 
     `options` are those of the command: `once`, `metrics_port`, `metrics_host`, `restart_on_error`, `min_backoff_ms`,
     `max_backoff_ms`, `max_restarts`.
     """
-    from weft.operate.running import Running
     from weft.pipelines.streaming.toml import read
 
     running = Running.of(options, "run_pipeline")

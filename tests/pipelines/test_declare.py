@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 import weft
+from documents import ROOT
 from weft import CycleError, DeclarationError, NotFoundError
 from weft.pipelines import graph
+from weft.pipelines.declare import OPTIONS
 from weft.project import Project
 
 pytestmark = pytest.mark.usefixtures("local")
@@ -16,6 +18,11 @@ pytestmark = pytest.mark.usefixtures("local")
 
 def sql() -> str:
     return "SELECT 1 AS id"
+
+
+def test_the_docs_name_every_option() -> None:
+    guide = (ROOT / "docs" / "pipelines.md").read_text(encoding="utf-8")
+    assert [name for name in OPTIONS if f"`{name}`" not in guide] == []
 
 
 @pytest.mark.parametrize(

@@ -92,9 +92,9 @@ def consume(what: str, every: str | None, modules: tuple[str, ...], output: str,
         raise click.UsageError("--once takes what is there now, so there is no --every.")
     pipeline = find_pipeline(what, modules)
     if every is not None:
-        from weft.pipelines.streaming.declare import interval
+        from weft.pipelines.streaming.options import interval
 
-        pipeline = dataclasses.replace(pipeline, every_seconds=interval(every, "--every"))
+        pipeline = dataclasses.replace(pipeline, every_seconds=interval(every, "every", "--every"))
     told: _Json | _Line = _Json() if output == "json" else _Line(pipeline.name)
     try:
         with told.shown(), kept_apart(output):

@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, Unpack
 
 import pyarrow as pa
 
@@ -24,7 +24,7 @@ from weft.errors import DeclarationError
 from weft.project import current
 from weft.spark_support import outcome
 from weft.systems.base import Connection, system_for
-from weft.systems.load import Counts, Load, refuse_own
+from weft.systems.load import AnyMode, Columns, Counts, Load, LoadOptions, refuse_own
 from weft.systems.sql import commit as sql_commit
 from weft.systems.sql import ledger, staging
 from weft.systems.sql.commit import Batches, Query, Staged
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from weft.engine import tasks
 
 Engine = Literal["spark", "pushdown"]
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Fit(Protocol):
@@ -70,12 +72,12 @@ def load(
     target: str | tuple[str | None, str],
     connection: str | Connection | None = None,
     source: str | Connection | None = None,
-    mode: str = "append",
-    keys: list[str] | tuple[str, ...] | str = (),
+    mode: AnyMode = "append",
+    keys: Columns = (),
     commit_key: str | None = None,
     engine: Engine | None = None,
     transform_sql: str | None = None,
-    **options: Any,
+    **options: Unpack[LoadOptions],
 ) -> LoadResult:
     """Load rows into a table, all of them or none.
 
@@ -93,9 +95,18 @@ def load(
     return LoadResult(**asdict(counts), seconds=time.perf_counter() - started, engine=used)
 
 
-async def load_async(data: object, **arguments: Any) -> LoadResult:
-    """The same from a coroutine."""
-    return await asyncio.to_thread(functools.partial(load, data, **arguments))
+def _in_thread(function: Callable[P, R]) -> Callable[P, Coroutine[Any, Any, R]]:
+    """Return the same function for coroutines."""
+
+    @functools.wraps(function)
+    async def run(*arguments: P.args, **options: P.kwargs) -> R:
+        return await asyncio.to_thread(function, *arguments, **options)
+
+    run.__name__ = run.__qualname__ = f"{function.__name__}_async"
+    return run
+
+
+load_async = _in_thread(load)
 
 
 class Job:

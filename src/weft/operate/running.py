@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Self
+from typing import Any, Self, TypedDict
 
 from weft.errors import SettingsError
-from weft.pipelines.options import refuse_unknown
+from weft.options import refuse_unknown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +58,18 @@ class Running(Restarts):
         port = self.metrics_port
         if port is not None and (type(port) is not int or not 0 <= port <= 65535):
             raise SettingsError(f"metrics_port must be a port, a number from 0 to 65535, not {port!r}.")
+
+
+class RunKeywords(TypedDict, total=False):
+    """The fields of `Running` as keywords of functions, for editors and type checkers."""
+
+    min_backoff_ms: int
+    max_backoff_ms: int
+    max_restarts: int | None
+    once: bool
+    metrics_port: int | None
+    metrics_host: str
+    restart_on_error: bool
 
 
 OPTIONS = tuple(each.name for each in fields(Running))

@@ -7,46 +7,78 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Unpack, get_args
 
 from weft.errors import DeclarationError, NotFoundError, nearest, unknown
+from weft.options import flag, one_of, refuse_unknown, text_option
 from weft.pipelines import graph
-from weft.pipelines.options import (
-    connection_option,
-    is_second,
-    look_like,
-    one_of,
-    place_of,
-    refuse_unknown,
-    text_option,
-)
+from weft.pipelines.options import AnyConnection, connection_option, is_second, look_like, place_of
 from weft.pipelines.retry import Retry
 from weft.pipelines.schedule import Schedule
-from weft.pipelines.table import Table, table_of
+from weft.pipelines.table import AnyTable, Table, table_of
 from weft.pipelines.transforms import Deduplicate, Limit, Sample, Transform
 from weft.project import Project, current
 from weft.systems.base import Connection
 from weft.systems.expectation import REACTIONS, Expectation, Reaction
-from weft.systems.load import Load
+from weft.systems.load import AnyMode, Columns, Load, TableOptions
 
 Drift = Literal["error", "warn", "evolve", "ignore"]
 DRIFTS: tuple[str, ...] = get_args(Drift)
 _ENGINES = ("spark", "pushdown")
-# What a load is told by a target; the pipeline's own are the defaults of its targets.
-_LOAD_OPTIONS = (
-    "mode",
-    "keys",
-    "update_columns",
-    "compare_columns",
-    "event_timestamp_column",
-    "handle_deletes",
-    "ttl_seconds",
-    "deduplicate_by",
-    "allow_empty",
-    "on_bad_rows",
-)
 _ALIASES = {"ttl": "ttl_seconds"}
-_OF_A_MODE = (*_LOAD_OPTIONS[:7], *_ALIASES)
+
+
+class TargetLoadOptions(TableOptions, total=False):
+    """How rows meet those of a target table."""
+
+    mode: AnyMode | None
+    keys: Columns | None
+    ttl: float | timedelta | None
+    """Another name of `ttl_seconds`."""
+
+
+class TargetOptions(TargetLoadOptions, total=False):
+    """What a pipeline says of its target, or of all targets that do not say it themselves."""
+
+    column_map: Mapping[str, str] | None
+    on_drift: Drift | None
+    expectations: Sequence[Expectation] | None
+    on_quality_failure: Reaction | None
+
+
+class PipelineOptions(TargetOptions, total=False):
+    """What `@weft.pipeline` takes; docs/pipelines.md says what each means."""
+
+    target: AnyTable | Target | None
+    targets: Sequence[AnyTable | Target] | None
+    name: str
+    schedule: str | None
+    timezone: str
+    source_connection: AnyConnection | None
+    target_connection: AnyConnection | None
+    source_table: str | None
+    transforms_pre: Transform | Sequence[Transform]
+    transforms_post: str | Callable[..., Any] | Sequence[str | Callable[..., Any]]
+    incremental_column: str | None
+    lookback: float | timedelta | None
+    count_late: bool
+    depends_on: str | Pipeline | Sequence[str | Pipeline]
+    upstream_freshness_secs: float | timedelta | None
+    retry: Mapping[str, Any] | Retry | None
+    freshness_sla: float | timedelta | None
+    continue_on_failure: bool
+    engine: Literal["spark", "pushdown"] | None
+    description: str | None
+    tags: str | Sequence[str]
+    owner: str | None
+
+
+_LOAD_OPTIONS = tuple(name for name in TargetLoadOptions.__annotations__ if name not in _ALIASES)
+"""What a load is told by a target; the pipeline's own are the defaults of its targets."""
+_TARGET_OPTIONS = tuple(TargetOptions.__annotations__)
+OPTIONS = tuple(PipelineOptions.__annotations__)
+_OF_ANY_MODE = ("deduplicate_by", "allow_empty", "on_bad_rows")
+_OF_A_MODE = tuple(name for name in TargetLoadOptions.__annotations__ if name not in _OF_ANY_MODE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,33 +149,21 @@ class Pipeline:
 
 
 def target(
-    table: Any,
+    table: AnyTable,
     *,
-    connection: str | Connection | None = None,
-    column_map: Mapping[str, str] | None = None,
-    on_drift: Drift | None = None,
-    expectations: Sequence[Expectation] | None = None,
-    on_quality_failure: Reaction | None = None,
-    **options: Any,
+    connection: AnyConnection | None = None,
+    **options: Unpack[TargetOptions],
 ) -> Target:
     """One of a pipeline's targets: `targets=[weft.target(Events, mode="append"), weft.target(Archive)]`.
 
     What is left out is as the pipeline says it. Takes the options of `weft.load` (`mode`, `keys`, …).
     """
-    given = {
-        "connection": connection,
-        "column_map": column_map,
-        "on_drift": on_drift,
-        "expectations": expectations,
-        "on_quality_failure": on_quality_failure,
-        **options,
-    }
+    given = {"connection": connection, **options}
     return _make_target(table, {name: value for name, value in given.items() if value is not None}, "target")
 
 
 def _make_target(table: Any, given: Mapping[str, Any], where: str) -> Target:
-    known = ("connection", "column_map", "on_drift", "expectations", "on_quality_failure", *_LOAD_OPTIONS, *_ALIASES)
-    refuse_unknown(given, known, where)
+    refuse_unknown(given, ("connection", *_TARGET_OPTIONS), where)
     found = _table(table, where)
     options = {
         _ALIASES.get(name, name): value for name, value in given.items() if _ALIASES.get(name, name) in _LOAD_OPTIONS
@@ -186,7 +206,7 @@ def _make_target(table: Any, given: Mapping[str, Any], where: str) -> Target:
     return made
 
 
-def pipeline(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+def pipeline(function: None = None, /, **options: Unpack[PipelineOptions]) -> Callable[[Callable[..., Any]], Pipeline]:
     """Declare a pipeline. Its function gives what is loaded: SQL, a frame, rows, a path, a stream.
 
         @weft.pipeline(target=Events, schedule="*/5 * * * *", mode="append")
@@ -196,7 +216,8 @@ def pipeline(function: Callable[..., Any] | None = None, /, **options: Any) -> A
     The function takes nothing, the source's connection, or those of source and target, and may be a coroutine. It may
     give `None` where `source_table` names the table to load. docs/pipelines.md lists the options.
     """
-    if function is not None and not options:
+    decorated: Any = function  # what `@weft.pipeline` without options hands over
+    if decorated is not None and not options:
         raise DeclarationError("@pipeline needs a target.", hint="@weft.pipeline(target=Events)")
 
     def declare(function: Callable[..., Any]) -> Pipeline:
@@ -208,34 +229,6 @@ def pipeline(function: Callable[..., Any] | None = None, /, **options: Any) -> A
         return made
 
     return declare
-
-
-_OWN_OPTIONS = (
-    "target",
-    "targets",
-    "name",
-    "schedule",
-    "timezone",
-    "source_connection",
-    "target_connection",
-    "source_table",
-    "transforms_pre",
-    "transforms_post",
-    "incremental_column",
-    "lookback",
-    "count_late",
-    "depends_on",
-    "upstream_freshness_secs",
-    "retry",
-    "freshness_sla",
-    "continue_on_failure",
-    "engine",
-    "description",
-    "tags",
-    "owner",
-)
-_TARGET_OPTIONS = ("column_map", "on_drift", "expectations", "on_quality_failure", *_LOAD_OPTIONS, *_ALIASES)
-OPTIONS = (*_OWN_OPTIONS, *_TARGET_OPTIONS)
 
 
 def _make(function: Callable[..., Any], given: Mapping[str, Any]) -> Pipeline:
@@ -273,12 +266,12 @@ def _make(function: Callable[..., Any], given: Mapping[str, Any]) -> Pipeline:
         transforms_post=_after(given.get("transforms_post", ()), where),
         incremental_column=text_option(given.get("incremental_column"), "incremental_column", where),
         lookback=given.get("lookback"),
-        count_late=_flag(given.get("count_late", True), "count_late", where),
+        count_late=flag(given.get("count_late", True), "count_late", where),
         depends_on=_depends_on(given.get("depends_on", ()), where),
         upstream_freshness_secs=_seconds(given.get("upstream_freshness_secs"), "upstream_freshness_secs", where),
         retry=retry,
         freshness_sla=_seconds(given.get("freshness_sla"), "freshness_sla", where),
-        continue_on_failure=_flag(given.get("continue_on_failure", False), "continue_on_failure", where),
+        continue_on_failure=flag(given.get("continue_on_failure", False), "continue_on_failure", where),
         engine=None if given.get("engine") is None else one_of(given["engine"], _ENGINES, "engine", where),
         description=text_option(given.get("description"), "description", where) or inspect.getdoc(function),
         tags=_texts(given.get("tags", ()), "tags", where),
@@ -471,12 +464,6 @@ def _texts(given: object, option: str, where: str) -> tuple[str, ...]:
     if not isinstance(listed, list | tuple | set | frozenset) or not all(isinstance(each, str) for each in listed):
         raise DeclarationError(f"{where}: {option} must be a list of texts.")
     return tuple(listed)
-
-
-def _flag(given: object, option: str, where: str) -> bool:
-    if not isinstance(given, bool):
-        raise DeclarationError(f"{where}: {option} must be True or False, not {given!r}.")
-    return given
 
 
 def _seconds(given: object, option: str, where: str) -> float | None:

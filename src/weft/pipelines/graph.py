@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import graphlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -13,27 +14,19 @@ if TYPE_CHECKING:
 
 def refuse_rings(pipelines: Mapping[str, Pipeline]) -> None:
     """Raise where pipelines wait for each other in a ring, naming it."""
-    done: set[str] = set()
-    for start in pipelines:
-        path: list[str] = []
-        # A stack of what is still to look at, not recursion: a chain may be longer than Python's stack.
-        waiting = [iter((start,))]
-        while waiting:
-            name = next(waiting[-1], None)
-            if name is None:
-                waiting.pop()
-                if path:
-                    done.add(path.pop())
-            elif name in path:
-                ring = [*path[path.index(name) :], name]
-                raise CycleError(
-                    f"Pipelines wait for each other in a ring: {' → '.join(ring)}.",
-                    ring=tuple(ring),
-                    hint="Remove one of these from depends_on.",
-                )
-            elif name not in done and name in pipelines:
-                path.append(name)
-                waiting.append(iter(pipelines[name].depends_on))
+    try:
+        graphlib.TopologicalSorter({name: each.depends_on for name, each in pipelines.items()}).prepare()
+    except graphlib.CycleError as error:
+        # Each of these waits for the next one, and the last for the first.
+        names = error.args[1][:0:-1]
+        first = min(names, key=list(pipelines).index)
+        start = names.index(first)
+        ring = (*names[start:], *names[:start], first)
+        raise CycleError(
+            f"Pipelines wait for each other in a ring: {' → '.join(ring)}.",
+            ring=ring,
+            hint="Remove one of these from depends_on.",
+        ) from None
 
 
 def refuse_unknown(pipelines: Mapping[str, Pipeline]) -> None:

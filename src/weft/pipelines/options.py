@@ -1,79 +1,52 @@
-"""What declarations of pipelines have in common: options that are checked, and functions that lend their name."""
+"""What declarations of pipelines have in common: connections as options, and functions that lend their name."""
 
 from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from weft.errors import DeclarationError, nearest
+from weft.errors import DeclarationError
 from weft.project import short_path
 from weft.settings import redact_url
 from weft.systems.base import Connection
 
-# -------------------------------------------------------------------------------------------------------------- options
+AnyConnection = str | Connection | type[Any]
+"""A connection or its name. A type checker takes what `@weft.connection` decorates for a class."""
 
 
-def refuse_unknown(given: Mapping[str, Any], known: Sequence[str], where: str) -> None:
-    """Raise for an option that there is not, with the nearest one."""
-    for name in given:
-        if name not in known:
-            close = nearest(name, known)
-            hint = f"Did you mean {close!r}?" if close else f"Options: {', '.join(known)}."
-            raise DeclarationError(f"{where} has no option {name!r}.", hint=hint)
-
-
-def connection_option(given: object, option: str, where: str) -> str | Connection | None:
-    """A connection or its name, or nothing."""
-    if given is None or isinstance(given, Connection):
-        return given
-    if not isinstance(given, str) or not given:
-        raise DeclarationError(f"{where}: {option} must be a connection or its name, not {type(given).__name__}.")
-    if "://" in given:
+def connection_option(value: object, option: str, where: str) -> str | Connection | None:
+    """Return a connection or its name, or nothing."""
+    if value is None or isinstance(value, Connection):
+        return value
+    if not isinstance(value, str) or not value:
+        raise DeclarationError(f"{where}: {option} must be a connection or its name, not {type(value).__name__}.")
+    if "://" in value:
         raise DeclarationError(
-            f"{where}: {option} is the URL {redact_url(given)!r}, where a name is needed.",
+            f"{where}: {option} is the URL {redact_url(value)!r}, where a name is needed.",
             hint="Pass weft.connect(url=…) instead.",
         )
-    return given
-
-
-def text_option(given: object, option: str, where: str) -> str | None:
-    """A text that is not empty, or nothing."""
-    if given is not None and (not isinstance(given, str) or not given):
-        raise DeclarationError(f"{where}: {option} must be a text, not {given!r}.")
-    return given
-
-
-def one_of(given: Any, allowed: Sequence[str], option: str, where: str) -> Any:
-    """One of a few words."""
-    if given not in allowed:
-        close = nearest(str(given), allowed)
-        hint = f"Did you mean {close!r}? " if close else ""
-        raise DeclarationError(
-            f"{where}: {option} is {given!r}.", hint=f"{hint}It can be {', '.join(map(repr, allowed))}."
-        )
-    return given
-
-
-# ------------------------------------------------------------------------------------------------------------ functions
+    return value
 
 
 def place_of(function: Callable[..., Any]) -> str:
-    """The file and line of a function, for errors."""
+    """Return the file and line of a function, for errors."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return function.__module__ if code is None else f"{short_path(code.co_filename)}, line {code.co_firstlineno}"
 
 
-def look_like(made: object, function: Callable[..., Any]) -> None:
-    """Give what was made of a function its name and its docstring."""
+def look_like(declared: object, function: Callable[..., Any]) -> None:
+    """Give a declaration the name and the docstring of its function."""
     for attribute in ("__module__", "__name__", "__qualname__", "__doc__"):
-        object.__setattr__(made, attribute, getattr(function, attribute, None))
+        object.__setattr__(declared, attribute, getattr(function, attribute, None))
 
 
 def is_second(function: Callable[..., Any], place: str, present: str) -> bool:
-    """Whether a module that has a declaration of this name at `present` has another one at `place`: it is no reload of
-    the module then, and no cell that is run again."""
+    """Return whether a module that has a declaration of this name at `present` has another one at `place`.
+
+    It is no reload of the module then, and no cell that is run again.
+    """
     module = sys.modules.get(getattr(function, "__module__", ""))
     is_importing = getattr(getattr(module, "__spec__", None), "_initializing", False)
     return bool(is_importing) and present != place

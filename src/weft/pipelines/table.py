@@ -15,7 +15,7 @@ import typing
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, overload
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, overload
 
 from weft.errors import DeclarationError, nearest
 from weft.systems.base import Connection
@@ -109,8 +109,13 @@ class Table:
         return [column.name for column in self.columns]
 
 
+AnyTable = str | tuple[str | None, str] | list[str] | type[Any] | Table
+"""A table by its name, or a class under `@weft.table`."""
+Class = TypeVar("Class", bound=type)
+
+
 @overload
-def table(cls: type, /) -> type: ...
+def table(cls: Class, /) -> Class: ...
 @overload
 def table(
     *,
@@ -118,7 +123,7 @@ def table(
     name: str | None = None,
     connection: str | Connection | None = None,
     load_columns: bool = False,
-) -> Callable[[type], type]: ...
+) -> Callable[[Class], Class]: ...
 def table(
     cls: type | None = None,
     /,

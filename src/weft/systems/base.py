@@ -181,10 +181,6 @@ class Connection:
     def configure(self, spark: Any) -> None:
         """Tell a Spark session how to reach this system, where its connector cannot be told by options."""
 
-    def with_options(self, options: Mapping[str, Any]) -> Self:
-        """Return this connection with options that a source or target declares, where it has any."""
-        return self
-
     def has_path(self, name: str, path: str) -> bool:
         """Whether a path is among the files of a source or target here."""
         return False
@@ -230,6 +226,13 @@ class Connection:
             is_reference = isinstance(value, str) and re.fullmatch(r"\$\{[^}]*\}", value)
             return value if is_reference and not self._is_resolved else settings.HIDDEN
         return value
+
+
+class Settings(dict[str, Any]):
+    """A dict that may be a field of a frozen, hashable connection."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(tuple(sorted(self.items())))
 
 
 @contextmanager
@@ -288,6 +291,7 @@ class System:
     """Reads the system's own streams as frames: see `weft.systems.pages`."""
     hashes: str | None = None
     """Writes hashes: `(connection, keys, fields)`, with a list of values for each field."""
+    endpoint: str = "weft.systems.endpoint:StoreEndpoint"
     extra: str | None = None
     describes: str = ""
 
@@ -342,6 +346,10 @@ class System:
     def load(self, capability: typing.Literal["entries", "pages", "hashes"]) -> Any:
         """Return the class or function that this system names for a capability which it has."""
         return self._load(getattr(self, capability))
+
+    def load_endpoint(self) -> Any:
+        """Return what streaming pipelines can read and write on this system: a `weft.systems.endpoint.Endpoint`."""
+        return self._load(self.endpoint)(self)
 
     def _load(self, reference: str) -> Any:
         module, _, name = reference.partition(":")
@@ -426,6 +434,7 @@ _BUILT_IN = {
         System(
             kind="redis",
             connection="weft.systems.redis.connection:RedisConnection",
+            endpoint="weft.systems.redis.endpoint:RedisEndpoint",
             schemes=("redis", "rediss"),
             log="weft.systems.redis.store:RedisStore",
             entries="weft.systems.redis.entries:RedisEntries",
@@ -441,6 +450,7 @@ _BUILT_IN = {
             target="weft.systems.kafka.target:TopicTarget",
             dead_letter_store="weft.systems.kafka.dead_letters:TopicLetters",
             jars=("kafka",),
+            endpoint="weft.systems.kafka.endpoint:KafkaEndpoint",
             extra="kafka",
             describes="Kafka: topics of JSON messages or of bytes",
         ),
@@ -450,6 +460,7 @@ _BUILT_IN = {
             stream_source="weft.systems.objects.stream_source:FileSource",
             target="weft.systems.objects.target:FileTarget",
             dead_letter_store="weft.systems.objects.dead_letters:FolderLetters",
+            endpoint="weft.systems.objects.endpoint:FileEndpoint",
             extra="spark",
             describes="Parquet, CSV, JSON lines or ORC files in a folder",
         ),
@@ -460,6 +471,7 @@ _BUILT_IN = {
             target="weft.systems.objects.target:FileTarget",
             dead_letter_store="weft.systems.objects.dead_letters:BucketLetters",
             jars=("s3",),
+            endpoint="weft.systems.objects.endpoint:FileEndpoint",
             extra="spark",
             describes="Parquet, CSV, JSON lines or ORC files in a bucket",
         ),
@@ -470,6 +482,7 @@ _BUILT_IN = {
             target="weft.systems.delta.target:DeltaTarget",
             dead_letter_store="weft.systems.delta.dead_letters:DeltaLetters",
             jars=("delta",),
+            endpoint="weft.systems.delta.endpoint:DeltaEndpoint",
             extra="spark",
             describes="Delta tables in a folder",
         ),
@@ -480,6 +493,7 @@ _BUILT_IN = {
             target="weft.systems.delta.target:DeltaTarget",
             dead_letter_store="weft.systems.delta.dead_letters:DeltaLetters",
             jars=("delta", "s3"),
+            endpoint="weft.systems.delta.endpoint:DeltaEndpoint",
             extra="spark",
             describes="Delta tables in a bucket",
         ),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypedDict, get_args
 from uuid import uuid4
 
 from weft.errors import DeclarationError, nearest
+from weft.options import Option, column_names
 from weft.systems.expectation import Expectation
 from weft.systems.watermark import Watermark
 
@@ -16,24 +18,11 @@ if TYPE_CHECKING:
 
 Mode = Literal["append", "truncate", "merge", "scd2"]
 MODES: tuple[str, ...] = get_args(Mode)
+AnyMode = Mode | Literal["scd1"]
 _ALIASES = {"scd1": "merge"}
 
 UNNAMED = "once:"
 """What the name of a load begins with that nobody named."""
-# What `declare` takes or makes under another name.
-_NOT_OPTIONS = (
-    "schema",
-    "table",
-    "mode",
-    "keys",
-    "checkpoint_id",
-    "moment",
-    "is_recorded",
-    "declared",
-    "projection",
-    "checks",
-    "watermark",
-)
 MOST_ASIDE = 100_000
 """So many rows are put aside: they pass through this process. A load of which more rows are bad is better looked at."""
 KEY_LENGTH = 200
@@ -45,6 +34,44 @@ LOAD_COLUMNS = (LOADED_AT, BATCH_ID)
 VALID_FROM, VALID_TO, IS_CURRENT, ROW_HASH = "valid_from", "valid_to", "is_current", "row_hash"
 SCD2_COLUMNS = (VALID_FROM, VALID_TO, IS_CURRENT, ROW_HASH)
 """What an scd2 table has beside the source's columns: timestamp, timestamp or null, boolean, text."""
+
+
+Columns = str | Sequence[str]
+"""One column or several, by name."""
+
+
+class MergeOptions(TypedDict, total=False):
+    """What a merge into a table takes beside its keys, of rows or of batches."""
+
+    update_columns: Annotated[
+        Columns | None,
+        Option("What a merge writes to a row that is there.", default="all but the keys", check=column_names),
+    ]
+    compare_columns: Annotated[
+        Columns | None,
+        Option("What must differ for a row to count as changed.", default="what is written", check=column_names),
+    ]
+    deduplicate_by: Annotated[
+        Columns | None,
+        Option("Of rows with one key, the greatest in these columns stays.", check=column_names),
+    ]
+
+
+class TableOptions(MergeOptions, total=False):
+    """What any load into a table takes beside its mode and keys."""
+
+    event_timestamp_column: str | None
+    handle_deletes: Literal["hard", "soft"] | None
+    ttl_seconds: float | None
+    allow_empty: bool
+    on_bad_rows: Literal["fail", "quarantine"]
+
+
+class LoadOptions(TableOptions, total=False):
+    """What `weft.load` takes beside its own arguments."""
+
+    pipeline: str | None
+    batch_id: int
 
 
 @dataclass(frozen=True)
@@ -116,7 +143,7 @@ class Load:
         **options: Any,
     ) -> Self:
         """A load from what a user wrote, or `DeclarationError` for what cannot be, before anything runs."""
-        known = [each.name for each in fields(cls) if each.name not in _NOT_OPTIONS]
+        known = list(LoadOptions.__annotations__)
         for name in options:
             if name not in known:
                 close = nearest(name, known)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -44,7 +44,6 @@ class SourceSettings:
     """Where a new checkpoint begins."""
     max_rows: int | None = None
     max_files: int | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
     wait_seconds: float = 0.0
     """How long a source that waits for rows by itself waits before it reports that there are none."""
 

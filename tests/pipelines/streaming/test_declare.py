@@ -26,7 +26,8 @@ from weft import (
     Target,
     pk,
 )
-from weft.pipelines.streaming.declare import LATER, OPTIONS, find, make
+from weft.pipelines.streaming.declare import find, make
+from weft.pipelines.streaming.options import LATER, OPTIONS
 from weft.pipelines.streaming.spec import DeadLetters
 from weft.project import Project
 from weft.systems.base import LATER_KINDS

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
 from documents import ROOT, blocks_of
-from weft.pipelines.streaming.declare import LATER, OPTIONS
-from weft.pipelines.streaming.keys import TABLES
-from weft.pipelines.streaming.spec import FILE_OPTIONS, LOAD_OPTIONS, Lookup, Source
+from tools import docs_tables
+from weft.pipelines.streaming.options import LATER, OPTIONS
+from weft.pipelines.streaming.spec import LOAD_OPTIONS, Lookup, Source
 from weft.pipelines.streaming.toml import parse
+from weft.pipelines.streaming.toml_tables import TABLES
 from weft.systems.base import LATER_KINDS
+from weft.systems.endpoint import endpoint_options
 
 DOCUMENT = ROOT / "docs" / "streaming.md"
 GUIDE = DOCUMENT.read_text(encoding="utf-8")
@@ -26,6 +29,11 @@ def words_of(text: str) -> set[str]:
     return set(re.findall(r"`\[*([\w.]+)\]*`", text))
 
 
+@pytest.mark.parametrize("file", docs_tables.files(), ids=lambda file: file.name)
+def test_tables_and_schema_are_those_of_the_options(file: Path) -> None:
+    assert file.read_text(encoding="utf-8") == docs_tables.files()[file], "Write it again: make docs"
+
+
 def test_every_option_in_its_order() -> None:
     rows = re.findall(r"^\| `(\w+)` \|", section("Options"), re.M)
     assert rows == list(OPTIONS)
@@ -36,7 +44,7 @@ def test_every_option_in_its_order() -> None:
     [
         ("Sources", {each.name for each in fields(Source)} - {"options"}),
         ("Targets", {"connection", "table", "prefix", "stream", "mode", "primary_key", *LOAD_OPTIONS}),
-        ("Files", set(FILE_OPTIONS)),
+        ("Files", set(endpoint_options())),
         ("SQL, lookups, UDFs", {each.name for each in fields(Lookup)}),
         ("The TOML file", {key for table in TABLES.values() for key in table} - {"connection", "kind"}),
         ("What comes later", {*LATER, *LATER_KINDS}),

@@ -86,7 +86,7 @@ def test_archive_in_files() -> None:
         source_query="events",
         targets=[Target(connection=LAKE, prefix="events/raw", parquet_compression="zstd")],
     )
-    assert made.targets[0].files(LAKE).parquet_compression == "zstd"
+    assert made.targets[0].connection_with_options(LAKE).options.parquet_compression == "zstd"
 
 
 def test_events_clean() -> None:

@@ -30,7 +30,7 @@ def test_how_files_are_written_is_said_by_name() -> None:
         csv_escape="\\",
         csv_null_value="\\N",
     )
-    assert target.files(CSV).csv_delimiter == ";"
+    assert target.connection_with_options(CSV).options.csv_delimiter == ";"
     assert target.options["csv_null_value"] == "\\N"
     assert (target.name, target.place) == ("events/csv", "prefix")
 
@@ -52,14 +52,14 @@ def test_how_files_are_read_is_said_by_name() -> None:
     ):
         assert each.options["csv_read_options"] == {**options, "delimiter": ","}
     other = {"schema_infer_max_records": 4096, "batch_size": 8192}
-    assert Target(connection=LAKE, prefix="events/json", format="json_lines", json_read_options=other).files(LAKE)
+    assert Target(connection=LAKE, prefix="events/json", format="json_lines", json_read_options=other).options
 
 
 def test_what_a_connection_says_of_its_files_counts_unless_the_target_says_more() -> None:
     lake = ObjectStoreLocalConnection("/data", format="csv", csv_delimiter=";", csv_header=False)
-    files = Target(connection=lake, prefix="a", csv_delimiter="|").files(lake)
+    files = Target(connection=lake, prefix="a", csv_delimiter="|").connection_with_options(lake).options
     assert (files.format, files.csv_delimiter, files.csv_header) == ("csv", "|", False)
-    files = Target(connection=lake, prefix="a", format="parquet").files(lake)
+    files = Target(connection=lake, prefix="a", format="parquet").connection_with_options(lake).options
     assert (files.format, files.csv_delimiter) == ("parquet", None)
 
 

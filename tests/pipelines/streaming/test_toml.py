@@ -209,7 +209,7 @@ def test_read_options_of_csv_files() -> None:
     (source,) = parse(text).sources
     assert source.options == {"csv_read_options": {"delimiter": ";", "null_regex": "^NA$"}}
     assert isinstance(source.connection, FileFields)
-    assert source.files(source.connection).read["delimiter"] == ";"
+    assert source.connection_with_options(source.connection).options.read["delimiter"] == ";"
 
 
 @pytest.mark.parametrize(
@@ -363,8 +363,9 @@ def _part(part: Source | Target) -> Any:
     connection = part.connection
     if not isinstance(connection, FileFields):
         return part
-    bare = dataclasses.replace(connection, **dict.fromkeys(part.files(connection).__dataclass_fields__))
-    return bare, part.files(connection), dataclasses.replace(part, connection="x", options={})
+    files = part.connection_with_options(connection).options
+    bare = dataclasses.replace(connection, **dict.fromkeys(files.__dataclass_fields__))
+    return bare, files, dataclasses.replace(part, connection="x", options={})
 
 
 WAREHOUSE = PostgresConnection(name="warehouse", url="postgres://me:${PASSWORD}@localhost/wh")

@@ -11,8 +11,8 @@ from weft import (
     ObjectStoreLocalConnection,
     WeftError,
 )
-from weft.pipelines.streaming.keys import TABLES, connection_hints
 from weft.pipelines.streaming.toml import parse
+from weft.pipelines.streaming.toml_tables import TABLES, connection_hints
 from weft.systems.base import systems
 
 pytestmark = pytest.mark.usefixtures("local")

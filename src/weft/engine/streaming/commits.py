@@ -19,8 +19,8 @@ from weft.engine.streaming.fit import DeclaredFit, Fit
 from weft.engine.streaming.publish import published
 from weft.engine.streaming.transform import WithOrigins
 from weft.errors import LoadRefusedError, WeftError
+from weft.pipelines.streaming.endpoints import check_targets
 from weft.pipelines.streaming.spec import StreamingPipeline, Target
-from weft.pipelines.streaming.spots import check_places
 from weft.project import current
 from weft.systems.base import Connection, system_for
 from weft.systems.load import KEY_LENGTH, Counts, Load
@@ -34,7 +34,7 @@ class Commits:
     """Commits the batches of a pipeline to its targets."""
 
     def __init__(self, pipeline: StreamingPipeline, box: dead_letters.DeadLetterBox) -> None:
-        check_places(pipeline, f"Streaming pipeline {pipeline.name!r}")
+        check_targets(pipeline, f"Streaming pipeline {pipeline.name!r}")
         self._pipeline, self._box = pipeline, box
         self._tables: dict[Connection, SqlTables] = {}
         """What stays open: to sign in again for each batch takes longer than to write a few rows."""
@@ -104,10 +104,8 @@ class Commits:
         return all(self.has(each, checkpoint, batch_id) for each in targets)
 
     def _planned(self, target: Target, checkpoint: str, batch_id: int) -> tuple[Connection, Load]:
-        connection, options = current().connection(target.connection), dict(target.options)
-        if target.prefix is not None:
-            # A target declares how its files are written, and a connection keeps it.
-            connection, options = connection.with_options(options), {}
+        connection: Connection = target.connection_with_options(current().connection(target.connection))
+        options = target.load_options
         if self._pipeline.dead_letters is not None and system_for(connection.kind).tables is not None:
             options["on_bad_rows"] = "quarantine"
         planned = Load.declare(

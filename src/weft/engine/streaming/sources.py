@@ -19,12 +19,10 @@ from weft.systems.stream_source import SourceSettings, StreamSource
 
 def open_source(source: Source, wait_seconds: float = 0.0) -> StreamSource:
     """Return the opened source of a pipeline. One that waits for rows by itself waits so long."""
-    settings = SourceSettings(
-        source.name, source.start, source.max_rows, source.max_files, source.options, wait_seconds
-    )
+    settings = SourceSettings(source.name, source.start, source.max_rows, source.max_files, wait_seconds)
     if isinstance(source.query, Stream):
         return LogSource(source.connection, settings, source.query)
-    connection = current().connection(source.connection)
+    connection = source.connection_with_options(current().connection(source.connection))
     system = system_for(connection.kind)
     source_class = system.load_stream_source()
     if source_class is not None:

@@ -3,89 +3,34 @@
 from __future__ import annotations
 
 import inspect
-import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
-from datetime import timedelta
 from types import MappingProxyType
-from typing import Any, get_args
+from typing import Any, Unpack, overload
 
 from weft.errors import DeclarationError, NotFoundError, WeftError, unknown
-from weft.pipelines.options import (
-    connection_option,
-    is_second,
-    look_like,
-    one_of,
-    place_of,
-    refuse_unknown,
-    text_option,
-)
-from weft.pipelines.streaming.spec import (
-    LOAD_OPTIONS,
-    DeadLetters,
-    Delivery,
-    Drift,
-    Lookup,
-    OnError,
-    Profile,
-    Source,
-    StreamingPipeline,
-    Target,
-    check_mode,
-    column_names,
-    count,
-    places_of,
-    table_name,
-)
-from weft.pipelines.streaming.spots import check_places, identity, located, spot, spots, told_by
+from weft.options import errors_at, refuse_unknown, text_option
+from weft.pipelines.options import connection_option, is_second, look_like, place_of
+from weft.pipelines.streaming.endpoints import address, addresses, check_targets, identity, located
+from weft.pipelines.streaming.options import KEPT, LATER, OPTIONS, StreamingOptions
+from weft.pipelines.streaming.spec import LOAD_OPTIONS, DeadLetters, Source, StreamingPipeline, Target
 from weft.pipelines.table import table_of
 from weft.project import Project, build_connection, current
 from weft.streams.declare import Stream
 from weft.systems.base import Connection, system_for
+from weft.systems.endpoint import endpoint_of
 from weft.systems.load import refuse_own
 
-OPTIONS = (
-    "name",
-    "source",
-    "sources",
-    "source_query",
-    "source_kind",
-    "target",
-    "target_table",
-    "target_primary_key",
-    "targets",
-    "mode",
-    "keys",
-    "deduplicate_by",
-    "transform_sql",
-    "transform_on_error",
-    "lookups",
-    "udfs",
-    "aggregate_udfs",
-    "dead_letter_topic",
-    "dead_letter_stream",
-    "dead_letter_table",
-    "dead_letter_path",
-    "dead_letter_connection",
-    "on_drift",
-    "every",
-    "idle_pause_ms",
-    "checkpoint",
-    "delivery",
-    "profile",
-    "description",
-)
-LATER = ("window", "join", "cdc", "watermark", "state_store")
-"""Words that are known, and refused until what they stand for is there."""
 LATER_HINT = "This version has SQL, lookups and UDFs over each batch."
-RESERVED_TABLE = "source"
-"""What `transform_sql` calls the rows of a batch."""
 DEAD_LETTERS = ("topic", "stream", "table", "path")
-# What a statement begins with that gives rows: behind parentheses and comments.
-_QUERY = re.compile(r"(?:\s|\(|--[^\n]*\n|/\*.*?\*/)*(?:select|with|from|values|table)\b", re.IGNORECASE | re.DOTALL)
-_LONGEST_SECONDS = timedelta(days=365).total_seconds()
-_MILLISECONDS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
+Declare = Callable[[Callable[..., Any]], StreamingPipeline]
+
+
+@overload
+def streaming_pipeline(**options: Unpack[StreamingOptions]) -> Declare: ...
+@overload
+def streaming_pipeline(*, source_kind: str, **options: Any) -> Declare:
+    """The fields of a connection stand next to the options."""
 
 
 def streaming_pipeline(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
@@ -106,70 +51,59 @@ def streaming_pipeline(function: Callable[..., Any] | None = None, /, **options:
     def declare(function: Callable[..., Any]) -> StreamingPipeline:
         if not callable(function):
             raise DeclarationError(f"@streaming_pipeline decorates a function, not a {type(function).__name__}.")
-        made = make(**{"name": getattr(function, "__name__", ""), **options})
-        made = replace(
-            made,
-            description=made.description or inspect.getdoc(function),
+        pipeline = make(**{"name": getattr(function, "__name__", ""), **options})
+        pipeline = replace(
+            pipeline,
+            description=pipeline.description or inspect.getdoc(function),
             place=place_of(function),
-            origin=f"{function.__module__}.{getattr(function, '__qualname__', made.name)}",
+            origin=f"{function.__module__}.{getattr(function, '__qualname__', pipeline.name)}",
         )
-        look_like(made, function)
-        _register(made, function)
-        return made
+        look_like(pipeline, function)
+        _register(pipeline, function)
+        return pipeline
 
     return declare
 
 
-def make(beside: Sequence[str] = (), /, **given: Any) -> StreamingPipeline:
-    """A streaming pipeline from loose options, each checked; nothing is registered. Whoever calls this may take other
-    options `beside` these, which an error about a name knows too."""
-    return assemble(given, f"Streaming pipeline {given.get('name', '')!r}", beside=beside)
+def make(other_options: Sequence[str] = (), /, **options: Any) -> StreamingPipeline:
+    """Return a streaming pipeline of loose options, each checked; nothing is registered.
+
+    An error about an unknown option knows the caller's `other_options` too.
+    """
+    return assemble(options, f"Streaming pipeline {options.get('name', '')!r}", other_options=other_options)
 
 
 def assemble(
-    given: Mapping[str, Any],
+    options: Mapping[str, Any],
     where: str,
     words: Mapping[str, str] = MappingProxyType({}),
     *,
-    beside: Sequence[str] = (),
+    other_options: Sequence[str] = (),
 ) -> StreamingPipeline:
-    """A streaming pipeline from options. An error begins with `where`, and calls an option as `words` has it."""
+    """Return a streaming pipeline of options. An error begins with `where`, and calls an option as `words` has it."""
 
     def word(option: str) -> str:
         return words.get(option, option)
 
-    refuse_later(given, where)
-    given = {name: value for name, value in given.items() if name not in LATER}
-    of_kind = () if given.get("source_kind") is None else connection_fields(given["source_kind"], where)
-    refuse_unknown(given, (*OPTIONS, *of_kind, *beside), where)
-    inline = {name: value for name, value in given.items() if name not in OPTIONS}
-    given = {name: value for name, value in given.items() if value is not None}
-    made = StreamingPipeline(
-        name=_name(given.get("name"), where, word("name")),
-        sources=_sources(given, inline, where),
-        targets=_targets(given, where, word),
-        transform_sql=_sql(given.get("transform_sql"), word("transform_sql"), where),
-        transform_on_error=one_of(
-            given.get("transform_on_error", "fail"), get_args(OnError), word("transform_on_error"), where
-        ),
-        lookups=_lookups(given.get("lookups", {}), where),
-        udfs=_functions(given.get("udfs", ()), "udfs", where),
-        aggregate_udfs=_functions(given.get("aggregate_udfs", ()), "aggregate_udfs", where),
-        on_drift=one_of(given.get("on_drift", "evolve"), get_args(Drift), "on_drift", where),
-        every_seconds=interval(given.get("every"), where),
-        idle_pause_seconds=_pause(given.get("idle_pause_ms", 100), where),
-        checkpoint=_path(given.get("checkpoint"), "checkpoint", where),
-        delivery=one_of(given.get("delivery", "exactly_once"), get_args(Delivery), "delivery", where),
-        profile=None if "profile" not in given else one_of(given["profile"], get_args(Profile), "profile", where),
-        description=text_option(given.get("description"), "description", where),
-    )
-    made = replace(made, dead_letters=_dead_letters(given, made, where))
-    _check(made, given, where, word)
-    return made
+    refuse_later(options, where)
+    options = {name: value for name, value in options.items() if name not in LATER}
+    of_kind = () if options.get("source_kind") is None else connection_fields(options["source_kind"], where)
+    refuse_unknown(options, (*OPTIONS, *of_kind, *other_options), where)
+    inline = {name: value for name, value in options.items() if name not in OPTIONS}
+    said = {name: value for name, value in options.items() if value is not None}
+    values: dict[str, Any] = {"name": OPTIONS["name"].checked(said.pop("name", None), where, word("name"))}
+    parts: dict[str, Any] = {"sources": _sources(said, inline, where), "targets": _targets(said, where, word)}
+    for name, value in said.items():
+        if name in KEPT:
+            values[KEPT[name].field] = KEPT[name].checked(value, where, word(name))
+    pipeline = StreamingPipeline(**values, **parts)
+    pipeline = replace(pipeline, dead_letters=_dead_letters(said, pipeline, where))
+    _check(pipeline, said, where, word)
+    return pipeline
 
 
 def find(name: str, project: Project | None = None) -> StreamingPipeline:
-    """A declared streaming pipeline by its name."""
+    """Return a declared streaming pipeline by its name."""
     project = project or current()
     known = project.streaming_pipelines
     if name not in known:
@@ -181,15 +115,15 @@ def find(name: str, project: Project | None = None) -> StreamingPipeline:
     return known[name]
 
 
-def refuse_later(given: Mapping[str, Any], where: str) -> None:
+def refuse_later(options: Mapping[str, Any], where: str) -> None:
     """Raise for what a later version will take."""
     for word in LATER:
-        if given.get(word) is not None:
+        if options.get(word) is not None:
             raise DeclarationError(f"{where}: {word} comes later.", hint=LATER_HINT)
 
 
 def connection_fields(kind: Any, where: str) -> tuple[str, ...]:
-    """The fields of a connection of this kind."""
+    """Return the names of the fields of a connection of this kind."""
     if not isinstance(kind, str):
         raise DeclarationError(f"{where}: a kind is a text, not {kind!r}.")
     try:
@@ -201,88 +135,88 @@ def connection_fields(kind: Any, where: str) -> tuple[str, ...]:
 # -------------------------------------------------------------------------------------------------- sources and targets
 
 
-def _sources(given: Mapping[str, Any], inline: Mapping[str, Any], where: str) -> tuple[Source, ...]:
-    ways = [each for each in ("source", "sources", "source_kind") if each in given]
+def _sources(options: Mapping[str, Any], inline: Mapping[str, Any], where: str) -> tuple[Source, ...]:
+    ways = [each for each in ("source", "sources", "source_kind") if each in options]
     if len(ways) != 1:
         raise DeclarationError(
             f"{where} needs source, sources or source_kind, not {' and '.join(ways) or 'none of them'}.",
             hint='source=orders for a declared stream, or source=kafka_prod, source_query="orders".',
         )
-    query = text_option(given.get("source_query"), "source_query", where)
-    if "source_kind" in given:
-        listed: list[Any] = [build_connection(None, {"kind": given["source_kind"], **inline}, where)]
+    query = text_option(options.get("source_query"), "source_query", where)
+    if "source_kind" in options:
+        listed: list[Any] = [build_connection(None, {"kind": options["source_kind"], **inline}, where)]
     else:
-        option = given[ways[0]]
+        option = options[ways[0]]
         listed = list(option) if isinstance(option, list | tuple) else [option]
         if ways[0] == "sources" and not isinstance(option, list | tuple):
             raise DeclarationError(f"{where}: sources must be a list.", hint='sources=[weft.Source(query="orders"), …]')
-    made = tuple(_source(each, query, where) for each in listed)
-    if not made:
+    sources = tuple(_source(each, query, where) for each in listed)
+    if not sources:
         raise DeclarationError(f"{where}: {ways[0]} is empty.")
     if query is not None and not any(isinstance(each, str | Connection) for each in listed):
         raise DeclarationError(
             f"{where}: source_query is that of a connection, and what is given is a source of its own.",
             hint="Leave source_query out.",
         )
-    names = [each.name for each in made]
+    names = [each.name for each in sources]
     if repeated := [name for name in names if names.count(name) > 1]:
         raise DeclarationError(
             f"{where}: two sources are called {repeated[0]!r}.",
             hint="Metrics, errors and dead letters tell them by their names.",
         )
-    with told_by(where):
-        return tuple(each if (at := located(each.connection)) is None else each.at(at) for each in made)
+    with errors_at(where):
+        return tuple(each if (at := located(each.connection)) is None else each.at(at) for each in sources)
 
 
-def _source(given: Any, query: str | None, where: str) -> Source:
-    if isinstance(given, Source):
-        return given
-    if isinstance(given, Stream):
-        return Source(query=given)
-    connection = connection_option(given, "source", where)
+def _source(part: Any, query: str | None, where: str) -> Source:
+    if isinstance(part, Source):
+        return part
+    if isinstance(part, Stream):
+        return Source(query=part)
+    connection = connection_option(part, "source", where)
     if connection is None:
         raise DeclarationError(f"{where}: a source is None.")
     if query is None:
         hint = 'The topic, prefix, table or stream to read: source_query="orders".'
-        if isinstance(given, str) and given in current().streams:
-            hint = f"There is a stream {given!r}: pass the stream itself, not its name."
+        if isinstance(part, str) and part in current().streams:
+            hint = f"There is a stream {part!r}: pass the stream itself, not its name."
         raise DeclarationError(f"{where}: its source is a connection, so it needs source_query.", hint=hint)
-    with told_by(where):
+    with errors_at(where):
         return Source(connection=connection, query=query)
 
 
-def _targets(given: Mapping[str, Any], where: str, word: Callable[[str], str]) -> tuple[Target, ...]:
-    if ("target" in given) == ("targets" in given):
+def _targets(options: Mapping[str, Any], where: str, word: Callable[[str], str]) -> tuple[Target, ...]:
+    if ("target" in options) == ("targets" in options):
         raise DeclarationError(
-            f"{where} needs target or targets, not {'both' if 'target' in given else 'neither'}.",
+            f"{where} needs target or targets, not {'both' if 'target' in options else 'neither'}.",
             hint='target=warehouse, target_table=("public", "events"), or targets=[weft.Target(…), weft.Target(…)].',
         )
-    if "target" in given:
-        listed = [given["target"]]
-    elif isinstance(given["targets"], list | tuple) and given["targets"]:
-        listed = list(given["targets"])
+    if "target" in options:
+        listed = [options["target"]]
+    elif isinstance(options["targets"], list | tuple) and options["targets"]:
+        listed = list(options["targets"])
     else:
         raise DeclarationError(f"{where}: targets must be a list of at least one target.")
     for option in ("target_table", "target_primary_key"):
-        if option in given and ("targets" in given or isinstance(listed[0], Target)):
+        if option in options and ("targets" in options or isinstance(listed[0], Target)):
             raise DeclarationError(
                 f"{where}: {option} goes with a connection in target.", hint=f"Say it in weft.Target({option[7:]}=…)."
             )
-    mode = check_mode(given.get("mode", "append"), where)
-    keys = column_names(given.get("keys", ()), "keys", where)
-    if keys and given.get("target_primary_key"):
+    mode = OPTIONS["mode"].checked(options.get("mode", "append"), where)
+    keys = OPTIONS["keys"].checked(options.get("keys", ()), where)
+    if keys and options.get("target_primary_key"):
         raise DeclarationError(f"{where}: keys and target_primary_key say the same.", hint="Leave one of them out.")
-    order = column_names(given.get("deduplicate_by", ()), "deduplicate_by", where)
-    made = []
+    order = OPTIONS["deduplicate_by"].checked(options.get("deduplicate_by", ()), where)
+    targets = []
     for each in listed:
-        own = each if isinstance(each, Target) else _target(each, given, where)
-        with told_by(where):
-            made.append(_complete(own, mode, keys, order))
-    if keys and not any(each.mode == "merge" or each.place == "stream" for each in made):
+        own = each if isinstance(each, Target) else _target(each, options, where)
+        with errors_at(where):
+            targets.append(_complete(own, mode, keys, order))
+    if keys and not any(each.mode == "merge" or each.place == "stream" for each in targets):
         raise DeclarationError(f"{where}: the mode 'append' takes no keys.", hint='mode="merge" does.')
-    if order and not any(each.mode == "merge" for each in made):
+    if order and not any(each.mode == "merge" for each in targets):
         raise DeclarationError(f"{where}: the mode 'append' takes no deduplicate_by.", hint='mode="merge" does.')
-    for each in made:
+    for each in targets:
         if each.mode == "merge" and not each.primary_key:
             raise DeclarationError(
                 f"{where}, target {each.name}: the mode 'merge' needs keys.",
@@ -293,30 +227,30 @@ def _targets(given: Mapping[str, Any], where: str, word: Callable[[str], str]) -
                 raise DeclarationError(
                     f"{where}, target {each.name}: {option} is an option of the mode 'merge', not of {each.mode!r}."
                 )
-    spots = [spot(each) for each in made]
-    if repeated := [each.name for each in made if spots.count(spot(each)) > 1]:
+    written = [address(each) for each in targets]
+    if repeated := [each.name for each in targets if written.count(address(each)) > 1]:
         raise DeclarationError(f"{where}: the target {repeated[0]} is listed twice.")
-    return tuple(made)
+    return tuple(targets)
 
 
-def _target(given: Any, options: Mapping[str, Any], where: str) -> Target:
-    """What stands in the place of a `Target`: a connection or its name, a declared table or a declared stream."""
+def _target(part: Any, options: Mapping[str, Any], where: str) -> Target:
+    """Return the target that a connection or its name, a declared table or a declared stream stands for."""
     table, key = options.get("target_table"), options.get("target_primary_key", ())
-    if isinstance(given, Stream) or table_of(given) is not None:
+    if isinstance(part, Stream) or table_of(part) is not None:
         if table is not None:
             raise DeclarationError(f"{where}: target_table is that of a connection; this target has a name.")
-        place = {"stream": given} if isinstance(given, Stream) else {"table": given}
-        with told_by(where):
+        place = {"stream": part} if isinstance(part, Stream) else {"table": part}
+        with errors_at(where):
             return Target(**place, primary_key=key)
-    if isinstance(given, type):
-        raise DeclarationError(f"{where}: the class {given.__name__} is no table.", hint="Put @weft.table above it.")
-    connection = connection_option(given, "target", where)
-    with told_by(where):
+    if isinstance(part, type):
+        raise DeclarationError(f"{where}: the class {part.__name__} is no table.", hint="Put @weft.table above it.")
+    connection = connection_option(part, "target", where)
+    with errors_at(where):
         return Target(connection=connection, table=table, primary_key=key)
 
 
 def _complete(target: Target, mode: str, keys: tuple[str, ...], order: tuple[str, ...]) -> Target:
-    """A target with what the pipeline says of all of them, checked against its connection where that is known."""
+    """Return a target with what the pipeline says of all of them, checked against its connection where it is known."""
     mode = target.mode if target.has_mode else mode
     declared = target.declared
     if mode == "merge" or target.place == "stream":
@@ -324,121 +258,22 @@ def _complete(target: Target, mode: str, keys: tuple[str, ...], order: tuple[str
     else:
         own = target.primary_key or (declared.primary_key if declared else ())
     options = {"deduplicate_by": order, **target.options} if mode == "merge" and order else target.options
-    made = replace(target, mode=mode, has_mode=True, primary_key=own, options=options)
-    connection = located(made.connection)
-    return made if connection is None else made.at(connection)
-
-
-# ------------------------------------------------------------------------------------------------------- single options
-
-
-def _name(given: Any, where: str, word: str) -> str:
-    if not isinstance(given, str) or not given or len(given) > 200 or not given.isprintable():
-        raise DeclarationError(f"{where}: {word} has 1 to 200 printable characters.")
-    if re.search(r"[/\\]", given) or given.startswith("."):
-        raise DeclarationError(
-            f"{where}: {word} cannot hold a slash or begin with a dot.",
-            hint="The folder of its checkpoint is called so.",
-        )
-    return given
-
-
-def _sql(given: Any, option: str, where: str) -> str | None:
-    found = text_option(given, option, where)
-    if found is not None and not found.strip():
-        raise DeclarationError(f"{where}: {option} is empty.")
-    if found is not None and _QUERY.match(found) is None:
-        # Spark would carry out any other statement at once, and give no rows.
-        raise DeclarationError(f"{where}: {option} is no SELECT.", hint="It begins with SELECT or WITH.")
-    return found
-
-
-def _lookups(given: Any, where: str) -> Mapping[str, Lookup]:
-    if not isinstance(given, Mapping):
-        raise DeclarationError(f"{where}: lookups must be a dict of names to weft.Lookup(…).")
-    seen: set[str] = set()
-    for name, each in given.items():
-        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            raise DeclarationError(f"{where}: a lookup cannot be called {name!r}: it is the name of a table in SQL.")
-        if name.lower() == RESERVED_TABLE:
-            raise DeclarationError(
-                f"{where}: a lookup cannot be called {name!r}: so SQL calls the rows of the source.",
-                hint="Give it another name.",
-            )
-        if name.lower() in seen:
-            raise DeclarationError(f"{where}: two lookups are called {name!r}; to SQL upper and lower case are one.")
-        seen.add(name.lower())
-        if not isinstance(each, Lookup):
-            raise DeclarationError(
-                f"{where}: the lookup {name!r} is a {type(each).__name__}.",
-                hint=f'lookups={{"{name}": weft.Lookup(connection=…, table="{name}")}}',
-            )
-        if (connection := located(each.connection)) is not None:
-            _check_lookup(name, each, connection, where)
-    return dict(given)
-
-
-def _check_lookup(name: str, lookup: Lookup, connection: Connection, where: str) -> None:
-    if places_of(connection.kind) == ("stream",):
-        raise DeclarationError(f"{where}: the lookup {name!r} is on {connection.any_such}, which holds no tables.")
-    if lookup.query is not None and system_for(connection.kind).tables is None:
-        raise DeclarationError(
-            f"{where}: the lookup {name!r} has a query, and {connection.any_such} has no SQL of its own.",
-            hint="Name its table, and let transform_sql choose what it needs of it.",
-        )
-
-
-def _functions(given: Any, option: str, where: str) -> tuple[Any, ...]:
-    listed = given if isinstance(given, list | tuple) else [given]
-    for each in listed:
-        if not callable(each):
-            raise DeclarationError(f"{where}: {option} takes functions, not {each!r}.")
-    return tuple(listed)
+    completed = replace(target, mode=mode, has_mode=True, primary_key=own, options=options)
+    connection = located(completed.connection)
+    return completed if connection is None else completed.at(connection)
 
 
 def sql_name(function: Any) -> str:
-    """What SQL calls a function."""
+    """Return what SQL calls a function."""
     return str(getattr(function, "sql_name", None) or getattr(function, "__name__", type(function).__name__))
 
 
-def interval(given: Any, where: str) -> float | None:
-    """The seconds of `every`."""
-    if given is None:
-        return None
-    if isinstance(given, timedelta):
-        seconds = given.total_seconds()
-    else:
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)", given) if isinstance(given, str) else None
-        seconds = float(found[1]) * _MILLISECONDS[found[2]] / 1000 if found else 0.0
-    if not 0.001 <= seconds <= _LONGEST_SECONDS:
-        raise DeclarationError(
-            f"{where}: every is {given!r}.", hint='It is a time such as "500ms", "10s", "1m" or "1h", or a timedelta.'
-        )
-    return seconds
+# --------------------------------------------------------------------------------------------------------- dead letters
 
 
-def _pause(given: Any, where: str) -> float:
-    return count(given, "idle_pause_ms", where) / 1000
-
-
-def _path(given: Any, option: str, where: str) -> str | None:
-    return text_option(os.fspath(given) if isinstance(given, os.PathLike) else given, option, where)
-
-
-def _folder(given: Any, option: str, where: str) -> str | None:
-    found = _path(given, option, where)
-    if found is not None and "://" in found:
-        raise DeclarationError(
-            f"{where}: {option} is a folder of this machine, not a URL.",
-            hint="For a bucket, name the folder in it, and the bucket by dead_letter_connection. Other places are "
-            "dead_letter_stream, dead_letter_table and dead_letter_topic.",
-        )
-    return found
-
-
-def _dead_letters(given: Mapping[str, Any], made: StreamingPipeline, where: str) -> DeadLetters | None:
-    chosen = [each for each in DEAD_LETTERS if f"dead_letter_{each}" in given]
-    connection = connection_option(given.get("dead_letter_connection"), "dead_letter_connection", where)
+def _dead_letters(options: Mapping[str, Any], pipeline: StreamingPipeline, where: str) -> DeadLetters | None:
+    chosen = [each for each in DEAD_LETTERS if f"dead_letter_{each}" in options]
+    connection = connection_option(options.get("dead_letter_connection"), "dead_letter_connection", where)
     if not chosen:
         if connection is not None:
             raise DeclarationError(
@@ -449,105 +284,105 @@ def _dead_letters(given: Mapping[str, Any], made: StreamingPipeline, where: str)
         raise DeclarationError(
             f"{where}: dead letters go to one place: {' or '.join(f'dead_letter_{e}' for e in chosen)}."
         )
-    place, option = chosen[0], f"dead_letter_{chosen[0]}"
-    value = given[option]
-    if place == "topic":
-        letters = DeadLetters(topic=text_option(value, option, where), connection=connection or _kafka_of(made, where))
-    elif place == "table":
-        holder = next((each for each in made.targets if each.place == "table"), None)
-        default = holder.connection if holder else None
-        letters = DeadLetters(table=table_name(value, option, where), connection=connection or default)
-    elif place == "path":
-        letters = DeadLetters(path=_folder(value, option, where), connection=connection)
-    elif isinstance(value, Stream):
-        letters = DeadLetters(stream=value, connection=value.connection if connection is None else connection)
-    else:
-        letters = DeadLetters(stream=text_option(value, option, where), connection=connection)
-    _check_dead_letters(letters, place, made, where)
+    place = chosen[0]
+    value = OPTIONS[f"dead_letter_{place}"].checked(options[f"dead_letter_{place}"], where)
+    if connection is None:
+        connection = _letter_connection(place, value, pipeline, where)
+    letters = DeadLetters(connection=connection, **{place: value})
+    _check_dead_letters(letters, place, pipeline, where)
     return letters
 
 
-def _check_dead_letters(letters: DeadLetters, place: str, made: StreamingPipeline, where: str) -> None:
-    found = located(letters.connection)
-    if found is not None and (place != "path" or letters.connection is not None):
-        is_kafka, held = found.kind == "kafka", places_of(found.kind)
-        fits = {"topic": is_kafka, "stream": "stream" in held and not is_kafka, "path": "prefix" in held}
-        if not fits.get(place, "table" in held):
-            raise DeclarationError(f"{where}: {found.any_such} holds no dead_letter_{place}.")
+def _letter_connection(place: str, value: Any, pipeline: StreamingPipeline, where: str) -> str | Connection | None:
+    """Return the connection of dead letters where none is named."""
+    if place == "topic":
+        return _kafka_of(pipeline, where)
+    if place == "table":
+        return next((each.connection for each in pipeline.targets if each.place == "table"), None)
+    return value.connection if isinstance(value, Stream) else None
+
+
+def _check_dead_letters(letters: DeadLetters, place: str, pipeline: StreamingPipeline, where: str) -> None:
+    connection = located(letters.connection)
+    is_here = place == "path" and letters.connection is None
+    if connection is not None and not is_here and place not in endpoint_of(connection).dead_letters:
+        raise DeclarationError(f"{where}: {connection.any_such} holds no dead_letter_{place}.")
     if place == "path":
         return
-    if letters.table is not None and found is not None and system_for(found.kind).tables is not None:
+    if letters.table is not None and connection is not None and system_for(connection.kind).tables is not None:
         refuse_own(*letters.table, where=f"{where}: dead_letter_table: ")
     target = Target(table=letters.table, stream=letters.topic or letters.stream, connection=letters.connection)
-    parts: tuple[Source | Target, ...] = (*made.sources, *made.targets)
+    parts: tuple[Source | Target, ...] = (*pipeline.sources, *pipeline.targets)
     for part in parts:
-        if spot(target) in spots(part):
+        if address(target) in addresses(part):
             doing = "writes" if isinstance(part, Target) else "reads"
             raise DeclarationError(f"{where}: dead letters cannot go to {target.name}, which it {doing}.")
 
 
-def _kafka_of(made: StreamingPipeline, where: str) -> str | Connection | None:
-    """The one Kafka among the sources: a topic is there where no connection is named."""
-    found = {
+def _kafka_of(pipeline: StreamingPipeline, where: str) -> str | Connection | None:
+    """Return the one connection of the sources that has topics: a topic is there where no connection is named."""
+    brokers = {
         identity(each.connection): each.connection
-        for each in made.sources
-        if (connection := located(each.connection)) is None or connection.kind == "kafka"
+        for each in pipeline.sources
+        if (connection := located(each.connection)) is None or "topic" in endpoint_of(connection).dead_letters
     }
-    if len(found) == 1:
-        return next(iter(found.values()))
+    if len(brokers) == 1:
+        return next(iter(brokers.values()))
     raise DeclarationError(
         f"{where}: dead_letter_topic is a topic of the source's Kafka, and "
-        + ("the sources have several." if found else "no source is Kafka."),
+        + ("the sources have several." if brokers else "no source is Kafka."),
         hint="Name one by dead_letter_connection, or use dead_letter_stream, dead_letter_table or dead_letter_path.",
     )
 
 
-def _check(made: StreamingPipeline, given: Mapping[str, Any], where: str, word: Callable[[str], str]) -> None:
-    """What options must be to each other."""
-    if made.transform_sql is None:
+def _check(pipeline: StreamingPipeline, options: Mapping[str, Any], where: str, word: Callable[[str], str]) -> None:
+    """Check options against each other."""
+    if pipeline.transform_sql is None:
         for option in ("lookups", "udfs", "aggregate_udfs", "transform_on_error"):
-            if given.get(option):
+            if options.get(option):
                 raise DeclarationError(f"{where}: {word(option)} is for {word('transform_sql')}, and there is none.")
-    if made.transform_on_error == "dlq" and made.dead_letters is None:
+    if pipeline.transform_on_error == "dlq" and pipeline.dead_letters is None:
         raise DeclarationError(
             f"{where}: {word('transform_on_error')} is 'dlq', and there is no place for dead letters.",
             hint='For example dead_letter_stream="events_failed" (or dead_letter_topic, dead_letter_table, '
             "dead_letter_path).",
         )
     seen: set[str] = set()
-    for each in (*made.udfs, *made.aggregate_udfs):
+    for each in (*pipeline.udfs, *pipeline.aggregate_udfs):
         if (name := sql_name(each).lower()) in seen:
             raise DeclarationError(
                 f"{where}: two UDFs are called {sql_name(each)!r} in SQL.",
                 hint='Give one another name: @udf(name="…").',
             )
         seen.add(name)
-    if given.get("delivery") == "exactly_once":
-        for target in made.targets:
-            if made.delivery_to(target) != "exactly_once":
+    if options.get("delivery") == "exactly_once":
+        for target in pipeline.targets:
+            if pipeline.delivery_to(target) != "exactly_once":
                 raise DeclarationError(
                     f"{where}: what is sent to the stream or topic {target.name} may come twice, "
                     "so delivery cannot be 'exactly_once'.",
                     hint="Leave delivery out: then tables and files get every row once, streams and topics at least "
                     "once.",
                 )
-    check_places(made, where)
+    check_targets(pipeline, where)
 
 
-def _register(made: StreamingPipeline, function: Callable[..., Any]) -> None:
+def _register(pipeline: StreamingPipeline, function: Callable[..., Any]) -> None:
     known = current().streaming_pipelines
-    present = known.get(made.name)
-    if present is not None and (present.origin != made.origin or is_second(function, made.place, present.place)):
+    present = known.get(pipeline.name)
+    if present is not None and (
+        present.origin != pipeline.origin or is_second(function, pipeline.place, present.place)
+    ):
         raise DeclarationError(
-            f"Streaming pipeline {made.name!r} is declared twice: {present.place} and {made.place}.",
+            f"Streaming pipeline {pipeline.name!r} is declared twice: {present.place} and {pipeline.place}.",
             hint="Give one of them another name.",
         )
     for other in known.values():
-        if made.checkpoint is not None and other.name != made.name and other.checkpoint == made.checkpoint:
+        if pipeline.checkpoint is not None and other.name != pipeline.name and other.checkpoint == pipeline.checkpoint:
             raise DeclarationError(
-                f"Streaming pipelines {other.name!r} and {made.name!r} have one checkpoint, {made.checkpoint}: "
-                f"{other.place} and {made.place}.",
+                f"Streaming pipelines {other.name!r} and {pipeline.name!r} have one checkpoint, {pipeline.checkpoint}: "
+                f"{other.place} and {pipeline.place}.",
                 hint="Give each its own: what one has read, the other would pass over.",
             )
-    known[made.name] = made
+    known[pipeline.name] = pipeline
     current().declarations += 1

@@ -1,7 +1,4 @@
-"""A JSON Schema of a pipeline's TOML file, for editors: made of the keys that the parser takes.
-
-`python -m weft.pipelines.streaming.json_schema` prints it.
-"""
+"""A JSON Schema of a pipeline's TOML file, for editors: made of the tables that the parser takes."""
 
 from __future__ import annotations
 
@@ -12,9 +9,9 @@ import typing
 from collections.abc import Iterable
 from typing import Any
 
-from weft.pipelines.streaming.keys import TABLES, Key, connection_hints, file_hints
-from weft.pipelines.streaming.spec import can_be_source, places_of
+from weft.pipelines.streaming.toml_tables import TABLES, Key, connection_hints
 from weft.systems.base import system_for, systems
+from weft.systems.endpoint import endpoint_options
 
 _TYPES: dict[Any, dict[str, Any]] = {
     str: {"type": "string"},
@@ -39,41 +36,46 @@ def schema() -> dict[str, Any]:
         "title": "A streaming pipeline of Weft",
         **pipeline,
         "allOf": [{"oneOf": each} for each in either],
-        "$defs": {**tables, **of_kinds, "file_options": {"properties": _fields(file_hints())}},
+        "$defs": {**tables, **of_kinds, "file_options": {"properties": _fields(endpoint_options())}},
     }
 
 
 def _table(name: str, kinds: list[str]) -> dict[str, Any]:
     keys = TABLES[name]
     properties = {key: _key(each) for key, each in keys.items()}
-    found: dict[str, Any] = {"type": "object", "properties": properties}
+    table: dict[str, Any] = {"type": "object", "properties": properties}
     if needed := [key for key, each in keys.items() if each.needed]:
-        found["required"] = needed
+        table["required"] = needed
     if "kind" not in keys:
-        return {**found, "additionalProperties": False}
+        return {**table, "additionalProperties": False}
     usable = [kind for kind in kinds if _can_be(name, kind)]
     properties["kind"] = {**properties["kind"], "enum": usable}
-    found["allOf"] = [_when_kind(kind) for kind in usable]
+    table["allOf"] = [_when_kind(kind, has_options=name in ("source", "target")) for kind in usable]
     if "connection" in keys:
-        found["not"] = {"required": ["kind", "connection"]}
+        table["not"] = {"required": ["kind", "connection"]}
     if name in ("source", "target"):
         without = {"if": {"not": {"required": ["kind"]}}, "then": {"$ref": "#/$defs/file_options"}}
-        found["allOf"].append(without)
-    return {**found, "unevaluatedProperties": False}
+        table["allOf"].append(without)
+    return {**table, "unevaluatedProperties": False}
 
 
 def _can_be(table: str, kind: str) -> bool:
+    endpoint = system_for(kind).load_endpoint()
     if table == "source":
-        return can_be_source(kind)
-    return table != "target" or bool(places_of(kind))
+        return bool(endpoint.is_source)
+    return table != "target" or bool(endpoint.places)
 
 
-def _when_kind(kind: str) -> dict[str, Any]:
-    cls = system_for(kind).load_connection()
-    needed = [each.name for each in dataclasses.fields(cls) if _has_no_default(each)]
+def _when_kind(kind: str, *, has_options: bool) -> dict[str, Any]:
+    system = system_for(kind)
+    own = dataclasses.fields(system.load_connection())
+    needed = [each.name for each in own if _has_no_default(each)]
     then: dict[str, Any] = {"$ref": f"#/$defs/{kind}_connection"}
     if needed:
         then["required"] = needed
+    options = {name: hint for name, hint in system.load_endpoint().options.items() if has_options}
+    if more := _fields({name: hint for name, hint in options.items() if name not in {each.name for each in own}}):
+        then["properties"] = more
     return {"if": {"properties": {"kind": {"const": kind}}, "required": ["kind"]}, "then": then}
 
 
@@ -82,10 +84,10 @@ def _has_no_default(each: dataclasses.Field[Any]) -> bool:
 
 
 def _key(key: Key) -> dict[str, Any]:
-    found: list[dict[str, Any]] = []
+    types_of_key: list[dict[str, Any]] = []
     for kind in key.kinds:
         inside = {"$ref": f"#/$defs/{key.inside}"}
-        found.append(
+        types_of_key.append(
             {
                 "text": {"enum": list(key.choices)} if key.choices else {"type": "string", "minLength": 1},
                 "count": {"type": "integer", "minimum": 1},
@@ -96,7 +98,7 @@ def _key(key: Key) -> dict[str, Any]:
                 "object": {"type": "object"},
             }[kind]
         )
-    return {"description": key.says, **(found[0] if len(found) == 1 else {"anyOf": found})}
+    return {"description": key.says, **(types_of_key[0] if len(types_of_key) == 1 else {"anyOf": types_of_key})}
 
 
 def _fields(hints: dict[str, Any]) -> dict[str, Any]:
@@ -120,15 +122,11 @@ def _type(hint: Any) -> dict[str, Any]:
     return {}
 
 
-def _any_of(found: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    listed = list(found)
+def _any_of(schemas: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    listed = list(schemas)
     return listed[0] if len(listed) == 1 else {"anyOf": listed}
 
 
 def text() -> str:
     """The schema as it is kept in docs/streaming.schema.json."""
     return json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"
-
-
-if __name__ == "__main__":
-    print(text(), end="")

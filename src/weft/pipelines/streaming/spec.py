@@ -1,24 +1,20 @@
-"""The one specification behind `@weft.streaming_pipeline`, `run_streaming_pipeline` and a TOML file."""
+"""What a streaming pipeline is: its sources, targets and lookups, the same from Python and from a TOML file."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack, get_args
 
 from weft.errors import DeclarationError
-from weft.pipelines.options import connection_option, one_of, refuse_unknown, text_option
-from weft.pipelines.table import Table, table_of
+from weft.options import Option, column_names, count, errors_at, one_of, options_of, refuse_unknown, text_option
+from weft.pipelines.options import AnyConnection, connection_option
+from weft.pipelines.table import AnyTable, Table, table_of
 from weft.streams.declare import Stream
-from weft.systems.base import Connection, system_for
-from weft.systems.load import refuse_own
-from weft.systems.objects.connection import FileFields
-from weft.systems.objects.options import FileOptions, Settings
-from weft.systems.redis.ids import to_offset
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from weft.systems.base import Connection, Settings, system_for
+from weft.systems.endpoint import endpoint_of, endpoint_options, is_start
+from weft.systems.file_options import FileKeywords
+from weft.systems.load import Columns, MergeOptions, refuse_own
 
 OnError = Literal["fail", "drop", "dlq"]
 Drift = Literal["evolve", "ignore", "fail"]
@@ -27,12 +23,16 @@ Profile = Literal["throughput", "low_latency"]
 Mode = Literal["append", "merge"]
 MODES: tuple[str, ...] = get_args(Mode)
 
-FILE_OPTIONS = tuple(each.name for each in fields(FileOptions))
-"""How files are written and read: `format`, `parquet_compression`, `csv_delimiter` …"""
-LOAD_OPTIONS = ("update_columns", "compare_columns", "deduplicate_by")
-"""What a batch's load into a table takes. The others of `weft.load` are about rows that a batch does not have."""
-_DELTA = ("delta_local", "delta_s3")
-_START = r"earliest|latest|\d+(-\d+)?|\d+:\d+(,\d+:\d+)*"
+LOAD_OPTIONS = options_of(MergeOptions)
+"""What the load of a batch into a table takes. The others of `weft.load` are about rows that a batch does not have."""
+
+
+class SourceKeywords(FileKeywords, total=False):
+    """What a source takes by name beside its own options. Systems of other packages take theirs in `options`."""
+
+
+class TargetKeywords(FileKeywords, MergeOptions, total=False):
+    """What a target takes by name beside its own options. Systems of other packages take theirs in `options`."""
 
 
 @dataclass(frozen=True, kw_only=True, init=False)
@@ -45,37 +45,47 @@ class Source:
 
     connection: str | Connection | None = None
     query: str | Stream
-    """A topic of Kafka, a prefix of an object store, a table of Delta, a stream's name, or a declared stream."""
     start: str = "earliest"
-    """Where a new checkpoint begins: `earliest`, `latest`, an offset of a stream or topic (`0:120,1:95` for its
-    partitions), on Redis also an entry's id, or a version of Delta."""
     max_rows: int | None = None
-    """Of one batch, for streams and topics."""
     max_files: int | None = None
-    """Of one batch, for files."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """How files are read: csv_read_options, json_read_options, format."""
 
     def __init__(
         self,
         *,
-        query: str | Stream,
-        connection: str | Connection | None = None,
-        start: str | int = "earliest",
-        max_rows: int | None = None,
-        max_files: int | None = None,
+        connection: Annotated[
+            AnyConnection | None, Option("A connection or its name.", default="that of the stream, or `default`")
+        ] = None,
+        query: Annotated[
+            str | Stream,
+            Option("What is read: a topic, a prefix, a table of Delta, a stream, declared or by its name."),
+        ],
+        start: Annotated[
+            str | int,
+            Option(
+                "Where a new checkpoint begins: `earliest`, `latest` (not of files), an offset of a stream or a topic "
+                '(`"0:120,1:95"` for the partitions of one), on Redis also the id of an entry (`"1526919030474-55"`), '
+                "a version of Delta."
+            ),
+        ] = "earliest",
+        max_rows: Annotated[
+            int | None, Option("The rows of one batch, for streams and topics.", default="the engine's")
+        ] = None,
+        max_files: Annotated[
+            int | None, Option("The files of one batch, for files and Delta.", default="the engine's")
+        ] = None,
         options: Mapping[str, Any] | None = None,
-        **more: Any,
+        **more: Unpack[SourceKeywords],
     ) -> None:
         where = f"Source {query.name if isinstance(query, Stream) else query!r}"
-        refuse_unknown(more, (*FILE_OPTIONS, *_parameters(Source)), where)
+        refuse_unknown(more, (*endpoint_options(), *SOURCE_OPTIONS, "options"), where)
         if isinstance(query, Stream):
             connection = query.connection if connection is None else connection
         elif not isinstance(query, str) or not query:
             raise DeclarationError(
                 f"{where}: query is a topic, a prefix, a table, a stream's name or a declared stream.",
             )
-        if not re.fullmatch(_START, str(start)) or isinstance(start, bool):
+        if isinstance(start, bool) or not is_start(str(start)):
             raise DeclarationError(
                 f"{where}: start is {start!r}.",
                 hint="It can be 'earliest', 'latest', an offset of a stream or topic ('0:120,1:95' for its "
@@ -88,7 +98,7 @@ class Source:
             start=str(start),
             max_rows=None if max_rows is None else count(max_rows, "max_rows", where),
             max_files=None if max_files is None else count(max_files, "max_files", where),
-            options=_said(options, more, FILE_OPTIONS, where),
+            options=_kept(options, more, tuple(endpoint_options()), where),
         )
         if isinstance(self.connection, Connection):
             self._settle(self.connection)
@@ -105,38 +115,27 @@ class Source:
     def _settle(self, connection: Connection) -> None:
         """Refuse what cannot be read from a connection, or not so."""
         where = f"Source {self.name!r}"
-        if isinstance(connection, FileFields):
-            _set(self, options=_checked_files(connection, self.options, where))
-        elif self.options:
-            raise _files_only(where, next(iter(self.options)), connection)
-        if not can_be_source(connection.kind):
+        endpoint = endpoint_of(connection)
+        with errors_at(where):
+            _set(self, options=endpoint.check_options(connection, self.options))
+        if not endpoint.is_source:
             raise DeclarationError(
                 f"{where}: {connection.any_such} cannot be the source of a streaming pipeline.",
                 hint="Sources are streams, topics, files in folders and buckets, and Delta tables.",
             )
-        is_files = "stream" not in places_of(connection.kind)
-        if isinstance(self.query, Stream) and is_files:
+        if isinstance(self.query, Stream) and "stream" not in endpoint.places:
             raise DeclarationError(f"{where}: {connection.any_such} holds no streams.")
-        limit, other = ("max_rows", "max_files") if is_files else ("max_files", "max_rows")
-        if getattr(self, limit) is not None:
-            raise DeclarationError(f"{where}: {limit} is no limit of {connection.kind}.", hint=f"Use {other}.")
-        if isinstance(connection, FileFields) and self.start != "earliest":
-            if self.start == "latest":
-                raise DeclarationError(f"{where}: files are read from the first on: leave start='latest' out.")
-            raise DeclarationError(f"{where}: start={self.start!r} is an offset, and {connection.kind} has none.")
-        if "-" in self.start:
-            if connection.kind != "redis":
+        for limit in {"max_rows", "max_files"} - {endpoint.limit}:
+            if getattr(self, limit) is not None:
                 raise DeclarationError(
-                    f"{where}: start={self.start!r} is an id of Redis, and this is {connection.any_such}.",
-                    hint="One number is an offset, or a version of Delta.",
+                    f"{where}: {limit} is no limit of {connection.kind}.", hint=f"Use {endpoint.limit}."
                 )
-            _set(self, start=str(to_offset(self.start, self.name)))
-        if ":" in self.start and connection.kind != "kafka":
-            raise DeclarationError(f"{where}: start={self.start!r} is offsets of partitions, which Kafka has.")
+        with errors_at(where):
+            _set(self, start=endpoint.parse_start(self.start, connection, self.name))
 
-    def files(self, connection: FileFields) -> FileOptions:
-        """How files of a connection are read."""
-        return file_options(connection, self.options)
+    def connection_with_options(self, connection: Connection) -> Any:
+        """Return the connection with the options of this source in the place of its own."""
+        return endpoint_of(connection).with_options(connection, self.options) if self.options else connection
 
 
 @dataclass(frozen=True, kw_only=True, init=False)
@@ -150,14 +149,12 @@ class Target:
 
     connection: str | Connection | None = None
     table: tuple[str | None, str] | None = None
-    """Of a database or Delta; `prefix` for files; `stream` for a topic, a Redis stream or one of ours."""
     prefix: str | None = None
     stream: str | Stream | None = None
     mode: str = "append"
     primary_key: tuple[str, ...] = ()
-    """The keys of a merge, or of messages."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """What `weft.load` takes beside these; for files how they are written, such as `parquet_compression`."""
+    """What the load of a batch takes beside these; for files how they are written, such as `parquet_compression`."""
     declared: Table | None = None
     """The class under `@weft.table`, where `table` was one."""
     has_mode: bool = field(default=True, repr=False, compare=False)
@@ -166,22 +163,44 @@ class Target:
     def __init__(
         self,
         *,
-        connection: str | Connection | None = None,
-        table: Any = None,
-        prefix: str | None = None,
-        stream: str | Stream | None = None,
-        mode: str | None = None,
-        primary_key: str | Sequence[str] = (),
+        connection: Annotated[
+            AnyConnection | None,
+            Option("A connection or its name.", default="that of the table or stream, or `default`"),
+        ] = None,
+        table: Annotated[
+            AnyTable | None,
+            Option(
+                'The table, of a database or Delta: `("schema", "table")`, `"schema.table"`, a class under '
+                "`@weft.table`.",
+                kinds=("text", "table", "tables"),
+                inside="table",
+            ),
+        ] = None,
+        prefix: Annotated[
+            str | None, Option("The folder of the files in an object store; with Delta the table of that path.")
+        ] = None,
+        stream: Annotated[
+            str | Stream | None, Option("A topic, a stream of Redis, or one of ours: declared or by its name.")
+        ] = None,
+        mode: Annotated[
+            Mode | None, Option("How rows meet those of the target; `merge` is for tables.", default="the pipeline's")
+        ] = None,
+        primary_key: Annotated[
+            Columns,
+            Option(
+                "The keys of a merge, or of messages.", default="the pipeline's `keys`, those of the declared table"
+            ),
+        ] = (),
         options: Mapping[str, Any] | None = None,
         declared: Table | None = None,
         has_mode: bool | None = None,
-        **more: Any,
+        **more: Unpack[TargetKeywords],
     ) -> None:
         where = "Target"
-        refuse_unknown(more, (*FILE_OPTIONS, *LOAD_OPTIONS, *_parameters(Target)), where)
-        found = table_of(table)
-        if found is not None:
-            declared, table = found, (found.schema, found.name)
+        refuse_unknown(more, (*endpoint_options(), *LOAD_OPTIONS, *TARGET_OPTIONS, "options"), where)
+        specification = table_of(table)
+        if specification is not None:
+            declared, table = specification, (specification.schema, specification.name)
         if declared is not None and connection is None:
             connection = declared.connection
         if isinstance(stream, Stream) and connection is None:
@@ -196,9 +215,9 @@ class Target:
             table=None if table is None else table_name(table, "table", where),
             prefix=_prefix(prefix, where),
             stream=stream,
-            mode=check_mode("append" if mode is None else mode, where),
+            mode=check_mode("append" if mode is None else mode, "mode", where),
             primary_key=column_names(primary_key, "primary_key", where),
-            options=_said(options, more, (*FILE_OPTIONS, *LOAD_OPTIONS), where),
+            options=_kept(options, more, (*endpoint_options(), *LOAD_OPTIONS), where),
             declared=declared,
             has_mode=mode is not None if has_mode is None else has_mode,
         )
@@ -228,16 +247,17 @@ class Target:
 
     def _settle(self, connection: Connection) -> None:
         """Refuse what a connection cannot hold. A prefix of Delta is the table of that path."""
-        if connection.kind in _DELTA and self.prefix is not None:
+        endpoint = endpoint_of(connection)
+        if endpoint.prefix_is_table and self.prefix is not None:
             _set(self, table=(None, self.prefix), prefix=None)
         where = f"Target {self.name}" if self.name else "Target"
-        held = places_of(connection.kind)
-        if self.place not in held:
+        if self.place not in endpoint.places:
             named = f"names a {self.place}" if self.place else "names no place"
-            written = f"is written by {' or '.join(held)}" if held else "cannot be written by a streaming pipeline"
+            ways = " or ".join(endpoint.places)
+            written = f"is written by {ways}" if ways else "cannot be written by a streaming pipeline"
             raise DeclarationError(
                 f"{where} {named}, and {connection.any_such} {written}.",
-                hint=" Or ".join(_EXAMPLES[each] for each in held) or None,
+                hint=" Or ".join(_EXAMPLES[each] for each in endpoint.places) or None,
             )
         if self.table is not None and system_for(connection.kind).tables is not None:
             refuse_own(*self.table, where="Target: ")
@@ -246,17 +266,25 @@ class Target:
                 f"{where}: the mode 'merge' is for tables; a {self.place} is only added to.",
                 hint="A Delta table (delta_local, delta_s3) takes merge." if self.place == "prefix" else None,
             )
-        for name in self.options:
-            if name in FILE_OPTIONS and not isinstance(connection, FileFields):
-                raise _files_only(where, name, connection)
-            if name in LOAD_OPTIONS and self.place != "table":
-                raise DeclarationError(f"{where}: {name} is an option of tables, and this is a {self.place}.")
-        if isinstance(connection, FileFields):
-            _set(self, options=_checked_files(connection, self.options, where))
+        if self.load_options and self.place != "table":
+            name = next(iter(self.load_options))
+            raise DeclarationError(f"{where}: {name} is an option of tables, and this is a {self.place}.")
+        with errors_at(where):
+            own = endpoint.check_options(connection, self._endpoint_options)
+        _set(self, options=Settings({**self.load_options, **own}))
 
-    def files(self, connection: FileFields) -> FileOptions:
-        """How files of a connection are written and read."""
-        return file_options(connection, self.options)
+    @property
+    def load_options(self) -> dict[str, Any]:
+        """The options of the load of a batch into a table."""
+        return {name: value for name, value in self.options.items() if name in LOAD_OPTIONS}
+
+    @property
+    def _endpoint_options(self) -> dict[str, Any]:
+        return {name: value for name, value in self.options.items() if name not in LOAD_OPTIONS}
+
+    def connection_with_options(self, connection: Connection) -> Any:
+        """Return the connection with the options of this target in the place of its own."""
+        return endpoint_of(connection).with_options(connection, self._endpoint_options)
 
 
 _EXAMPLES = {
@@ -266,7 +294,7 @@ _EXAMPLES = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False)
 class Lookup:
     """A table that `transform_sql` can join, read when the pipeline starts and again after each interval."""
 
@@ -274,25 +302,50 @@ class Lookup:
     table: str | None = None
     schema: str | None = None
     query: str | None = None
-    """SQL in the place of a table."""
     refresh_interval_ms: int | None = None
 
-    def __new__(cls, *_: object, **given: object) -> Lookup:
-        # Before __init__, which would answer an unknown name with a bare TypeError.
-        refuse_unknown(given, _parameters(Lookup), "Lookup")
-        return super().__new__(cls)
+    if not TYPE_CHECKING:
 
-    def __post_init__(self) -> None:
-        where = f"Lookup {self.table}" if isinstance(self.table, str) else "Lookup"
-        connection_option(self.connection, "connection", where)
-        for option in ("table", "schema", "query"):
-            text_option(getattr(self, option), option, where)
+        def __new__(cls, *_: object, **options: object) -> Lookup:
+            # Before __init__, which would answer an unknown name with a bare TypeError.
+            refuse_unknown(options, tuple(LOOKUP_OPTIONS), "Lookup")
+            return super().__new__(cls)
+
+    def __init__(
+        self,
+        *,
+        connection: Annotated[
+            AnyConnection | None, Option("A connection or its name.", default="`default`", check=connection_option)
+        ] = None,
+        table: Annotated[str | None, Option("The table.")] = None,
+        schema: Annotated[str | None, Option("The table's schema.")] = None,
+        query: Annotated[str | None, Option("SQL in the place of a table.")] = None,
+        refresh_interval_ms: Annotated[
+            int | None,
+            Option(
+                "After how long it is read again, next to the batches; a batch that comes after a rest of that time "
+                "waits for it.",
+                default="once",
+            ),
+        ] = None,
+    ) -> None:
+        where = f"Lookup {table}" if isinstance(table, str) else "Lookup"
+        values = {
+            "connection": connection,
+            "table": table,
+            "schema": schema,
+            "query": query,
+            "refresh_interval_ms": refresh_interval_ms,
+        }
+        for name, value in values.items():
+            _set(self, **{name: None if value is None else LOOKUP_OPTIONS[name].checked(value, where)})
         if (self.table is None) == (self.query is None):
             raise DeclarationError(f"{where} needs a table or a query, not {'both' if self.table else 'neither'}.")
         if self.schema is not None and self.table is None:
             raise DeclarationError(f"{where}: schema is that of a table, and there is a query.")
-        if self.refresh_interval_ms is not None:
-            count(self.refresh_interval_ms, "refresh_interval_ms", where)
+
+
+SOURCE_OPTIONS, TARGET_OPTIONS, LOOKUP_OPTIONS = map(options_of, (Source, Target, Lookup))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -338,110 +391,51 @@ class StreamingPipeline:
         return "at_least_once" if target.place == "stream" else self.delivery
 
 
-def places_of(kind: str) -> tuple[str, ...]:
-    """By which of table, prefix and stream a connection of this kind is written."""
-    system = system_for(kind)
-    if issubclass(system.load_connection(), FileFields):
-        return ("prefix",)
-    has_tables = kind in _DELTA or system.tables is not None
-    has_streams = kind == "kafka" or system.log is not None
-    return ("table",) * has_tables + ("stream",) * has_streams
-
-
-def can_be_source(kind: str) -> bool:
-    """Whether streaming pipelines read from connections of this kind."""
-    return kind in _DELTA or not {"prefix", "stream"}.isdisjoint(places_of(kind))
-
-
-def file_options(connection: FileFields, given: Mapping[str, Any]) -> FileOptions:
-    """How files of a connection are written and read where a source or a target says more of it."""
-    own = {name: getattr(connection, name) for name in FILE_OPTIONS}
-    if given.get("format") not in (None, own["format"] or "parquet"):
-        own = {}  # What is an option of one format means nothing to another.
-    return FileOptions.declare(**{**own, **given})
-
-
-def _checked_files(connection: FileFields, given: Mapping[str, Any], where: str) -> Settings:
-    """The options that were given, as `FileOptions` has them."""
-    try:
-        checked = file_options(connection, given)
-    except DeclarationError as error:
-        raise DeclarationError(f"{where}: {error.what}", hint=error.hint) from None
-    return Settings({name: getattr(checked, name) for name in given})
-
-
-def _files_only(where: str, option: str, connection: Connection) -> DeclarationError:
-    return DeclarationError(f"{where}: {option} is an option of files, and this is {connection.any_such}.")
-
-
-def table_name(given: Any, option: str, where: str) -> tuple[str | None, str]:
+def table_name(value: Any, option: str, where: str) -> tuple[str | None, str]:
     """A table as `("schema", "table")`, of what a user wrote."""
-    if isinstance(given, str):
-        schema, dot, table = given.partition(".")
-        given = (schema, table) if dot else (None, given)
-    if isinstance(given, tuple | list) and len(given) == 2:
-        schema, table = given
+    if isinstance(value, str):
+        schema, dot, table = value.partition(".")
+        value = (schema, table) if dot else (None, value)
+    if isinstance(value, tuple | list) and len(value) == 2:
+        schema, table = value
         if isinstance(table, str) and table and (schema is None or (isinstance(schema, str) and schema)):
             return schema, table
-    raise DeclarationError(f'{where}: {option} is ("schema", "table") or "schema.table", not {given!r}.')
+    raise DeclarationError(f'{where}: {option} is ("schema", "table") or "schema.table", not {value!r}.')
 
 
-def column_names(given: Any, option: str, where: str) -> tuple[str, ...]:
-    """Names of columns, each once."""
-    names = (given,) if isinstance(given, str) else given
-    if not isinstance(names, list | tuple) or not all(isinstance(each, str) and each for each in names):
-        raise DeclarationError(
-            f"{where}: {option} must be a list of column names.", hint=f'For example {option}=["id"].'
-        )
-    if len(set(names)) != len(names):
-        raise DeclarationError(f"{where}: {option} names a column twice.")
-    return tuple(names)
-
-
-def check_mode(mode: Any, where: str) -> str:
+def check_mode(mode: Any, option: str, where: str) -> str:
     """A mode of streaming pipelines."""
     if mode not in MODES and isinstance(mode, str):
         raise DeclarationError(
             f"{where}: a streaming pipeline has no mode {mode!r}.",
             hint="'append' adds every row, 'merge' matches rows by their keys (scd1 in other words).",
         )
-    checked: str = one_of(mode, MODES, "mode", where)
+    checked: str = one_of(mode, MODES, option, where)
     return checked
 
 
-def _parameters(cls: type) -> tuple[str, ...]:
-    return tuple(each.name for each in fields(cls))
-
-
-def _prefix(given: Any, where: str) -> str | None:
-    found = text_option(given, "prefix", where)
-    if found is not None and not found.strip("/"):
+def _prefix(value: Any, where: str) -> str | None:
+    prefix = text_option(value, "prefix", where)
+    if prefix is not None and not prefix.strip("/"):
         raise DeclarationError(f"{where}: prefix must name a folder.", hint='prefix="events/raw"')
-    return found and found.strip("/")
+    return prefix and prefix.strip("/")
 
 
-def _said(options: Mapping[str, Any] | None, more: Mapping[str, Any], known: tuple[str, ...], where: str) -> Settings:
-    """Options that were given in a dict or by name."""
+def _kept(options: Mapping[str, Any] | None, more: Mapping[str, Any], known: tuple[str, ...], where: str) -> Settings:
+    """Return options said in a dict or by name, checked as far as the connection does not matter."""
     if options is not None and not isinstance(options, Mapping):
         raise DeclarationError(f"{where}: options must be a dict, not {type(options).__name__}.")
     refuse_unknown(options or {}, known, where)
-    found = Settings({name: each for name, each in {**(options or {}), **more}.items() if each is not None})
-    for name, value in found.items():
+    kept = Settings({name: each for name, each in {**(options or {}), **more}.items() if each is not None})
+    for name, value in kept.items():
         if name in LOAD_OPTIONS:
-            found[name] = column_names(value, name, where)
+            kept[name] = column_names(value, name, where)
         elif isinstance(value, Mapping):
-            # A copy: whoever gave it may change it later.
-            found[name] = Settings(value)
-    return found
+            # A copy: the caller may change its own later.
+            kept[name] = Settings(value)
+    return kept
 
 
-def count(given: Any, option: str, where: str) -> int:
-    """A number that Spark takes."""
-    if type(given) is not int or not 1 <= given < 1 << 31:
-        raise DeclarationError(f"{where}: {option} must be a whole number from 1 to 2,147,483,647, not {given!r}.")
-    return given
-
-
-def _set(made: object, **values: Any) -> None:
+def _set(part: object, **values: Any) -> None:
     for name, value in values.items():
-        object.__setattr__(made, name, value)
+        object.__setattr__(part, name, value)

@@ -5,43 +5,22 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from weft.errors import DeclarationError, NotFoundError, SettingsError, nearest
+from weft.options import errors_at, options_of
 from weft.pipelines.streaming.declare import DEAD_LETTERS, LATER_HINT, assemble, connection_fields
-from weft.pipelines.streaming.keys import LATER, TABLES
-from weft.pipelines.streaming.spec import FILE_OPTIONS, LOAD_OPTIONS, Lookup, Source, StreamingPipeline, Target
-from weft.pipelines.streaming.spots import located, told_by
+from weft.pipelines.streaming.endpoints import located
+from weft.pipelines.streaming.options import LATER, OPTIONS
+from weft.pipelines.streaming.spec import LOAD_OPTIONS, SOURCE_OPTIONS, Source, StreamingPipeline, Target
+from weft.pipelines.streaming.toml_tables import TABLES, WORDS, structure_of
 from weft.pipelines.streaming.toml_text import to_toml as to_toml
 from weft.project import build_connection, short_path
 from weft.settings import parse_toml
-from weft.systems.base import Connection, systems
-from weft.systems.objects.connection import FileFields
-from weft.systems.objects.options import FileOptions
-
-# How the file calls what the decorator calls otherwise.
-_WORDS = {
-    "name": "pipeline_name",
-    "transform_sql": "[transform] sql",
-    "transform_on_error": "[transform] on_error",
-    "lookups": "[lookups]",
-    "target_primary_key": "[target.table] primary_key",
-}
-_READ_OPTIONS = {"csv": ("csv_read_options", "csv"), "json": ("json_read_options", "json_lines")}
-_SAME = (
-    "description",
-    "mode",
-    "keys",
-    "deduplicate_by",
-    "on_drift",
-    "every",
-    "idle_pause_ms",
-    "checkpoint",
-    "delivery",
-    "profile",
-)
+from weft.systems.base import Connection, system_for, systems
+from weft.systems.endpoint import endpoint_options, owner_of
 
 
 def read(path: str | os.PathLike[str]) -> StreamingPipeline:
@@ -64,25 +43,57 @@ def parse(text: str, shown: str = "pipeline.toml") -> StreamingPipeline:
     """The pipeline that a text declares; errors call the file as it is `shown`."""
     file = _Table(_parsed(text, shown), "pipeline", shown)
     file.check()
-    transform = file.inside("transform")
-    transform.check()
     sources = file.one_or_several("source")
     targets = file.one_or_several("target")
-    made = assemble(
+    pipeline = assemble(
         {
-            **file.only(*_SAME),
-            "name": file.given["pipeline_name"],
+            **_options(file),
             "sources": [_source(each, file) for each in sources],
             "targets": [target for each in targets for target in _targets(each)],
-            "transform_sql": transform.given.get("sql"),
-            "transform_on_error": transform.given.get("on_error"),
-            "lookups": {name: _lookup(each) for name, each in file.named("lookups")},
             **_dead_letters(file, sources),
         },
         shown,
-        _WORDS,
+        WORDS,
     )
-    return replace(made, place=shown)
+    return replace(pipeline, place=shown)
+
+
+def _options(file: _Table) -> dict[str, Any]:
+    """Return the options but for those of sources, targets and dead letters."""
+    options: dict[str, Any] = {}
+    for name, option in OPTIONS.items():
+        if option.key is None or option.key.startswith(("source", "target", "dead_letter")):
+            continue
+        section, _, key = option.key.rpartition(".")
+        table = file.inside(section) if section else file
+        if section:
+            table.check()
+        if key in table.values:
+            structure = structure_of(option.type)
+            options[name] = table.values[key] if structure is None else _structures(*structure, table, key)
+    return options
+
+
+def _structures(kind: str, cls: type, table: _Table, key: str) -> Any:
+    """Return what a table, the tables of an array or tables with names declare."""
+    if kind == "named":
+        return {name: _structure(cls, each) for name, each in table.named(key)}
+    if kind == "tables":
+        return [_structure(cls, each) for each in table.several(key)]
+    return _structure(cls, table.inside(key))
+
+
+def _structure(cls: type, table: _Table) -> Any:
+    options = options_of(cls)
+    values: dict[str, Any] = {"connection": _connection(table)} if "connection" in options else {}
+    if not values:
+        table.check()
+    for name, option in options.items():
+        if name in table.values and name != "connection":
+            structure = structure_of(option.type)
+            values[name] = table.values[name] if structure is None else _structures(*structure, table, name)
+    with errors_at(table.where):
+        return cls(**values)
 
 
 def _parsed(text: str, shown: str) -> dict[str, Any]:
@@ -97,7 +108,7 @@ def _parsed(text: str, shown: str) -> dict[str, Any]:
 class _Table:
     """A table of the file: what it holds, which keys it may have, and how errors call it."""
 
-    given: Mapping[str, Any]
+    values: Mapping[str, Any]
     kind: str
     """Its name in `TABLES`."""
     file: str
@@ -110,16 +121,16 @@ class _Table:
         """What an error about it begins with."""
         return f"{self.file}: {self.label}" if self.label else self.file
 
-    def check(self, fields: tuple[str, ...] = ()) -> None:
+    def check(self, more: tuple[str, ...] = ()) -> None:
         """Raise for a key that there is not, a value that does not fit, and a key that is missing."""
         known = TABLES[self.kind]
-        for name, value in self.given.items():
-            if name in LATER.get(self.kind, ()):
+        for name, value in self.values.items():
+            if self._path(name) in LATER.values():
                 raise DeclarationError(f"{self.file}: [{self._path(name)}] comes later.", hint=LATER_HINT)
-            if name in fields:
+            if name in more:
                 continue
             if name not in known:
-                raise DeclarationError(f"{self.where}: unknown key {name!r}.", hint=self._meant(name, fields))
+                raise DeclarationError(f"{self.where}: unknown key {name!r}.", hint=self._meant(name, more))
             key = known[name]
             if not key.fits(value):
                 # Its type alone: what stands in the wrong place may be a URL with a password.
@@ -133,31 +144,31 @@ class _Table:
                     hint=f"{hint}It can be {', '.join(map(repr, key.choices))}.",
                 )
         for name, key in known.items():
-            if key.needed and name not in self.given:
+            if key.needed and name not in self.values:
                 raise DeclarationError(f"{self.where}: {name} is missing.", hint=key.says)
 
-    def _meant(self, name: str, fields: tuple[str, ...]) -> str:
-        known = (*TABLES[self.kind], *fields)
+    def _meant(self, name: str, more: tuple[str, ...]) -> str:
+        known = (*TABLES[self.kind], *more)
         if close := nearest(name, known):
             return f"Did you mean {close!r}?"
-        if "kind" in known and "kind" not in self.given:
+        if "kind" in known and "kind" not in self.values:
             owners = [kind for kind in systems() if name in connection_fields(kind, self.where)]
             if owners:
                 return f"It is a field of a connection, whose kind is said too: kind = {owners[0]!r}."
         return f"Keys: {', '.join(known)}."
 
     def only(self, *names: str) -> dict[str, Any]:
-        """What is given under these keys."""
-        return {name: self.given[name] for name in names if name in self.given}
+        """Return the values under these keys."""
+        return {name: self.values[name] for name in names if name in self.values}
 
     def inside(self, key: str) -> _Table:
         """The table under a key; an empty one where there is none."""
         path = self._path(key)
-        return _Table(self.given.get(key, {}), TABLES[self.kind][key].inside or key, self.file, path, f"[{path}]")
+        return _Table(self.values.get(key, {}), TABLES[self.kind][key].inside or key, self.file, path, f"[{path}]")
 
     def several(self, key: str) -> list[_Table]:
         """The tables of the array under a key."""
-        path, listed = self._path(key), self.given[key]
+        path, listed = self._path(key), self.values[key]
         numbers = [f" no. {number}" if len(listed) > 1 else "" for number in range(1, len(listed) + 1)]
         return [
             _Table(each, TABLES[self.kind][key].inside or key, self.file, path, f"[[{path}]]{number}")
@@ -167,14 +178,14 @@ class _Table:
     def one_or_several(self, key: str) -> list[_Table]:
         """The table under a key, or those of the array that is called by its plural."""
         plural = f"{key}s"
-        if (key in self.given) == (plural in self.given):
-            said = "both" if key in self.given else "neither"
+        if (key in self.values) == (plural in self.values):
+            said = "both" if key in self.values else "neither"
             raise DeclarationError(f"{self.where}: [{key}] or [[{plural}]] is needed, and there is {said}.")
-        return [self.inside(key)] if key in self.given else self.several(plural)
+        return [self.inside(key)] if key in self.values else self.several(plural)
 
     def named(self, key: str) -> Iterator[tuple[str, _Table]]:
         """The tables under a key, by their names."""
-        for name, each in self.given.get(key, {}).items():
+        for name, each in self.values.get(key, {}).items():
             path = f"{self._path(key)}.{name}"
             yield name, _Table(each, TABLES[self.kind][key].inside or key, self.file, path, f"[{path}]")
 
@@ -193,19 +204,20 @@ _TYPES: Mapping[type, str] = defaultdict(
 
 def _source(table: _Table, file: _Table) -> Source:
     connection = _connection(table)
-    query = file.given.get("source_query")
-    if query is not None and ("sources" in file.given or "query" in table.given):
+    query = file.values.get("source_query")
+    if query is not None and ("sources" in file.values or "query" in table.values):
         raise DeclarationError(
             f"{file.where}: source_query is for [source] without a query.", hint="Leave source_query out."
         )
-    query = table.given.get("query", query)
+    query = table.values.get("query", query)
     if query is None:
         raise DeclarationError(
             f"{table.where}: query is missing.",
             hint='The topic, prefix, table or stream that is read: query = "orders".',
         )
-    options = {**table.only("start", "max_rows", "max_files"), **_file_options(table, connection)}
-    with told_by(table.where):
+    own = [name for name in SOURCE_OPTIONS if name not in ("connection", "query")]
+    options = {**table.only(*own), **_endpoint_options(table, connection)}
+    with errors_at(table.where):
         made = Source(connection=connection, query=query, **options)
         return made if (found := located(connection)) is None else made.at(found)
 
@@ -213,90 +225,83 @@ def _source(table: _Table, file: _Table) -> Source:
 def _targets(table: _Table) -> Iterator[Target]:
     """One target, or one for each of `[[target.table]]`."""
     connection = _connection(table)
-    options = {**table.only("stream", "mode", *LOAD_OPTIONS), **_file_options(table, connection)}
+    options = {**table.only("stream", "mode", *LOAD_OPTIONS), **_endpoint_options(table, connection)}
     if not _is_of_connection("prefix", table):
         options |= table.only("prefix")
     places: list[_Table | None] = [None]
-    if isinstance(table.given.get("table"), str):
+    if isinstance(table.values.get("table"), str):
         options |= table.only("table")
-    elif "table" in table.given:
-        is_array = isinstance(table.given["table"], list)
+    elif "table" in table.values:
+        is_array = isinstance(table.values["table"], list)
         places = [*table.several("table")] if is_array else [table.inside("table")]
     for place in places:
-        key = table.given.get("primary_key", ())
+        key = table.values.get("primary_key", ())
         if place is not None:
             place.check()
-            if "primary_key" in place.given and "primary_key" in table.given:
+            if "primary_key" in place.values and "primary_key" in table.values:
                 raise DeclarationError(f"{place.where}: primary_key is said here and in the table above.")
-            key = place.given.get("primary_key", key)
-            options["table"] = (place.given.get("schema"), place.given["name"])
-        with told_by(table.where):
+            key = place.values.get("primary_key", key)
+            options["table"] = (place.values.get("schema"), place.values["name"])
+        with errors_at(table.where):
             made = Target(connection=connection, primary_key=key, **options)
             yield made if (found := located(connection)) is None else made.at(found)
 
 
-def _lookup(table: _Table) -> Lookup:
-    connection = _connection(table)
-    with told_by(table.where):
-        return Lookup(connection=connection, **table.only("table", "schema", "query", "refresh_interval_ms"))
-
-
 def _dead_letters(file: _Table, sources: list[_Table]) -> dict[str, Any]:
     options = tuple(f"dead_letter_{each}" for each in DEAD_LETTERS)
-    given = file.only(*options)
-    topics = {each.given["dead_letter_topic"] for each in (file, *sources) if "dead_letter_topic" in each.given}
+    values = file.only(*options)
+    topics = {each.values["dead_letter_topic"] for each in (file, *sources) if "dead_letter_topic" in each.values}
     if len(topics) > 1:
         raise DeclarationError(f"{file.where}: dead_letter_topic is said more than once, and differently.")
-    given |= {"dead_letter_topic": topics.pop()} if topics else {}
-    if isinstance(given.get("dead_letter_table"), dict):
+    values |= {"dead_letter_topic": topics.pop()} if topics else {}
+    if isinstance(values.get("dead_letter_table"), dict):
         table = file.inside("dead_letter_table")
         table.check()
-        given["dead_letter_table"] = (table.given.get("schema"), table.given["name"])
-    connection = file.given.get("dead_letter_connection")
+        values["dead_letter_table"] = (table.values.get("schema"), table.values["name"])
+    connection = file.values.get("dead_letter_connection")
     if isinstance(connection, dict):
         connection = _connection(file.inside("dead_letter_connection"))
-    return {**given, "dead_letter_connection": connection}
+    return {**values, "dead_letter_connection": connection}
 
 
 def _connection(table: _Table) -> str | Connection | None:
     """The connection that a table names or describes."""
-    kind = table.given.get("kind")
+    kind = table.values.get("kind")
     if kind is None:
-        table.check(FILE_OPTIONS if table.kind in ("source", "target") else ())
-        connection: str | None = table.given.get("connection")
+        table.check(tuple(endpoint_options()) if table.kind in ("source", "target") else ())
+        connection: str | None = table.values.get("connection")
         return connection
-    table.check(connection_fields(kind, table.where))
-    if "connection" in table.given:
+    own = connection_fields(kind, table.where)
+    table.check((*own, *system_for(kind).load_endpoint().options))
+    if "connection" in table.values:
         raise DeclarationError(
             f"{table.where}: connection names one that is known, kind describes one.", hint="Leave one of them out."
         )
-    given = {name: value for name, value in table.given.items() if _is_of_connection(name, table)}
-    return build_connection(given.pop("name", None), {"kind": kind, **given}, table.where)
+    values = {name: value for name, value in table.values.items() if _is_of_connection(name, table)}
+    return build_connection(values.pop("name", None), {"kind": kind, **values}, table.where)
 
 
 def _is_of_connection(name: str, table: _Table) -> bool:
     """Whether a key is a field of the connection that the table describes."""
-    kind = table.given.get("kind")
+    kind = table.values.get("kind")
     if kind is None or name not in connection_fields(kind, table.where):
         return False
     # The prefix of a connection is the folder of its tables; without a table it is where the rows go.
-    return name != "prefix" or table.kind != "target" or "table" in table.given
+    return name != "prefix" or table.kind != "target" or "table" in table.values
 
 
-def _file_options(table: _Table, connection: str | Connection | None) -> dict[str, Any]:
-    """How files are read and written, as far as the connection does not say it."""
-    options = {} if isinstance(connection, Connection) else table.only(*FILE_OPTIONS)
+def _endpoint_options(table: _Table, connection: str | Connection | None) -> dict[str, Any]:
+    """Return what a source or target says by name beside its own options, as far as its connection does not say it."""
+    of_connection = {each.name for each in fields(connection)} if isinstance(connection, Connection) else set()
+    options = table.only(*(name for name in endpoint_options() if name not in of_connection))
     reading = table.inside("read_options")
     reading.check()
-    for name, given in reading.given.items():
-        option, format = _READ_OPTIONS[name]
-        if option in table.given:
+    for name, value in reading.values.items():
+        option = f"{name}_read_options"
+        if option in table.values:
             raise DeclarationError(f"{table.where}: {option} and [….read_options.{name}] say the same.")
-        found = located(connection)
-        files = table.given.get("format") or (found.format or "parquet" if isinstance(found, FileFields) else format)
-        with told_by(reading.where):
-            checked = FileOptions.declare(format, **{option: given})
-        # What is said of CSV files is no mistake where the files are of another format: it counts once they are not.
-        if files == format:
-            options[option] = getattr(checked, option)
+        with errors_at(reading.where):
+            checked = owner_of(option).nested_option(option, value, located(connection), table.values)
+        if checked is not None:
+            options[option] = checked
     return options

@@ -6,26 +6,24 @@ import dataclasses
 import json
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from weft.errors import DeclarationError
+from weft.pipelines.streaming.options import KEPT
 from weft.pipelines.streaming.spec import (
-    FILE_OPTIONS,
     LOAD_OPTIONS,
     DeadLetters,
-    Lookup,
     Source,
     StreamingPipeline,
     Target,
-    file_options,
 )
 from weft.settings import is_secret_name, redact_url
 from weft.streams.declare import Stream
 from weft.systems.base import Connection
-from weft.systems.objects.connection import FileFields
+from weft.systems.endpoint import endpoint_of
 
 _DEFAULT_SCHEMA = next(each.default for each in dataclasses.fields(Stream) if each.name == "schema")
-_OWN = ("description", "on_drift", "checkpoint", "delivery", "profile")
 
 
 def to_toml(pipeline: StreamingPipeline) -> str:
@@ -36,25 +34,33 @@ def to_toml(pipeline: StreamingPipeline) -> str:
     where = f"Streaming pipeline {pipeline.name!r}"
     if pipeline.udfs or pipeline.aggregate_udfs:
         raise DeclarationError(f"{where} has UDFs, which a TOML file cannot hold.", hint="Keep it in its module.")
-    defaults = {each.name: each.default for each in dataclasses.fields(pipeline)}
-    own = {name: getattr(pipeline, name) for name in _OWN if getattr(pipeline, name) != defaults[name]}
-    if pipeline.every_seconds is not None:
-        own["every"] = f"{pipeline.every_seconds:.6f}".rstrip("0").rstrip(".") + "s"
-    if pipeline.idle_pause_seconds != defaults["idle_pause_seconds"]:
-        own["idle_pause_ms"] = round(pipeline.idle_pause_seconds * 1000)
-    transform = {"sql": pipeline.transform_sql}
-    if pipeline.transform_on_error != defaults["transform_on_error"]:
-        transform["on_error"] = pipeline.transform_on_error
-    file = {
-        "pipeline_name": pipeline.name,
-        **own,
+    file: dict[str, Any] = {
         **_dead_letters(pipeline.dead_letters, pipeline, where),
         **_one_or_several("source", [_source(each, where) for each in pipeline.sources]),
         **_one_or_several("target", [_target(each, where) for each in pipeline.targets]),
-        "transform": transform if pipeline.transform_sql else None,
-        "lookups": {name: _lookup(each, where) for name, each in pipeline.lookups.items()},
     }
-    return "\n".join(_lines(file, ())).strip("\n") + "\n"
+    defaults = {each.name: each.default for each in dataclasses.fields(pipeline)}
+    for option in KEPT.values():
+        value = getattr(pipeline, option.field)
+        if option.key is None or value is None or value == defaults[option.field]:
+            continue
+        section, _, key = option.key.rpartition(".")
+        table = file.setdefault(section, {}) if section else file
+        table[key] = _structures(option.show(value), f"{where}, {option.name}")
+    return "\n".join(_lines({"pipeline_name": pipeline.name, **file}, ())).strip("\n") + "\n"
+
+
+def _structures(value: Any, where: str) -> Any:
+    """Return a value, with tables in the place of the structures in it."""
+    if isinstance(value, Mapping):
+        return {name: _structures(each, where) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_structures(each, where) for each in value]
+    if not dataclasses.is_dataclass(value):
+        return value
+    own = {each.name: getattr(value, each.name) for each in dataclasses.fields(value) if each.name != "connection"}
+    tables = {name: _structures(each, where) for name, each in own.items()}
+    return {**_connection(value.connection, where), **tables} if hasattr(value, "connection") else tables
 
 
 def _one_or_several(key: str, tables: list[dict[str, Any]]) -> dict[str, Any]:
@@ -88,9 +94,9 @@ def _target(target: Target, where: str) -> dict[str, Any]:
             f"{where}: a TOML file has one prefix, and here the connection has one too.",
             hint="Give the connection none, or register it and name it.",
         )
-    files = {name: target.options[name] for name in FILE_OPTIONS if name in target.options}
+    options = {name: value for name, value in target.options.items() if name not in LOAD_OPTIONS}
     found = {
-        **_connection(target.connection, where, files),
+        **_connection(target.connection, where, options),
         "mode": None if target.mode == "append" else target.mode,
         **{name: list(target.options[name]) for name in LOAD_OPTIONS if name in target.options},
     }
@@ -99,11 +105,6 @@ def _target(target: Target, where: str) -> dict[str, Any]:
         return {**found, "table": {"schema": schema, "name": name, "primary_key": list(target.primary_key)}}
     place = {"prefix": target.prefix} if target.prefix else {"stream": _stream(target.stream, where)}
     return {**found, **place, "primary_key": list(target.primary_key)}
-
-
-def _lookup(lookup: Lookup, where: str) -> dict[str, Any]:
-    own = {name: getattr(lookup, name) for name in ("schema", "table", "query", "refresh_interval_ms")}
-    return {**_connection(lookup.connection, f"{where}, a lookup"), **own}
 
 
 def _dead_letters(letters: DeadLetters | None, pipeline: StreamingPipeline, where: str) -> dict[str, Any]:
@@ -139,23 +140,19 @@ def _stream(named: str | Stream | None, where: str) -> str | None:
 
 
 def _connection(
-    connection: str | Connection | None, where: str, files: Mapping[str, Any] | None = None
+    connection: str | Connection | None, where: str, options: Mapping[str, Any] = MappingProxyType({})
 ) -> dict[str, Any]:
-    """The keys of a connection, those that say how its files are written and read among them."""
+    """Return the keys of a connection, and the options of its source or target that are no fields of it."""
     if not isinstance(connection, Connection):
-        return {**({} if connection is None else {"connection": connection}), **(files or {})}
-    found: dict[str, Any] = {"kind": connection.kind}
-    for each in dataclasses.fields(connection):
-        value = getattr(connection, each.name)
+        return {**({} if connection is None else {"connection": connection}), **options}
+    described = endpoint_of(connection).with_options(connection, options) if options else connection
+    keys: dict[str, Any] = {"kind": connection.kind}
+    for each in dataclasses.fields(described):
+        value = getattr(described, each.name)
         if value is not None and value != each.default:
             _refuse_secret(each, value, connection, where)
-            found[each.name] = value
-    if files and isinstance(connection, FileFields):
-        merged = file_options(connection, files)
-        of_files = {name: getattr(merged, name) for name in FILE_OPTIONS}
-        found = {**found, **{name: value for name, value in of_files.items() if value is not None}}
-        found = {name: value for name, value in found.items() if of_files.get(name, value) is not None}
-    return found
+            keys[each.name] = value
+    return {**{name: value for name, value in options.items() if not hasattr(connection, name)}, **keys}
 
 
 def _prefix_of(connection: Connection) -> str | None:

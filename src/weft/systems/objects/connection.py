@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, Self
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
 
 from weft.errors import DeclarationError
-from weft.systems.base import Connection
+from weft.systems.base import Connection, Settings
 from weft.systems.objects.formats import format_from_path
 from weft.systems.objects.local import FolderConnection
-from weft.systems.objects.options import FileOptions, Settings
+from weft.systems.objects.options import FileOptions
 from weft.systems.objects.s3 import S3Connection
 
 
@@ -48,13 +47,6 @@ class FileFields(Connection):
     def options(self) -> FileOptions:
         """How files are written and read here."""
         return FileOptions.declare(**{each.name: getattr(self, each.name) for each in fields(FileOptions)})
-
-    def with_options(self, given: Mapping[str, Any]) -> Self:
-        """Return this connection with the format and options that a source or target declares."""
-        own = {each.name: getattr(self, each.name) for each in fields(FileOptions)}
-        if given.get("format") not in (None, own["format"] or FileOptions.format):
-            own = {}  # An option of one format means nothing to another.
-        return replace(self, **vars(FileOptions.declare(**{**own, **given})))
 
     def has_path(self, name: str, path: str) -> bool:
         """Whether a path is under the prefix of a source or target."""

@@ -8,19 +8,13 @@ from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from weft.errors import DeclarationError, nearest
+from weft.systems.base import Settings
 from weft.systems.objects.formats import FORMATS
 
 COMPRESSIONS = ("snappy", "gzip", "zstd", "uncompressed")
 # A timestamp keeps its microseconds; Spark's own form of one has none in CSV and JSON.
 TIMESTAMP = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"
 TIMESTAMP_NTZ = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"
-
-
-class Settings(dict[str, Any]):
-    """A dict that may be a field of a frozen, hashable connection."""
-
-    def __hash__(self) -> int:  # type: ignore[override]
-        return hash(tuple(sorted(self.items())))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +50,7 @@ class FileOptions:
         for name, value in given.items():
             if value is None:
                 continue
-            owner = _owner(name)
+            owner = format_of_option(name)
             if owner != chosen:
                 raise DeclarationError(
                     f"{name} is an option of {owner} files; these are {chosen}.",
@@ -167,7 +161,8 @@ class FileOptions:
         return options
 
 
-def _owner(name: str) -> str:
+def format_of_option(name: str) -> str:
+    """Return the format whose files an option is about."""
     return {"parquet": "parquet", "csv": "csv", "json": "json_lines"}[name.partition("_")[0]]
 
 

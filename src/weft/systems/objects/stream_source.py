@@ -123,8 +123,7 @@ class FileSource(StreamSource):
     unit = "files"
 
     def __init__(self, connection: Any, settings: SourceSettings) -> None:
-        # A connection without options has no format either: then the names of the files name it.
-        super().__init__(connection.with_options(settings.options) if settings.options else connection, settings)
+        super().__init__(connection, settings)
         self._seen: set[str] = set()
         self._upto = -1
 

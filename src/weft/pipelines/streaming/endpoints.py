@@ -1,0 +1,56 @@
+"""Which connections the sources and targets of a streaming pipeline have, and which of them are the same rows."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from weft.errors import DeclarationError, WeftError
+from weft.options import errors_at
+from weft.pipelines.streaming.spec import Source, StreamingPipeline, Target
+from weft.project import current
+from weft.systems.base import Connection
+from weft.systems.endpoint import endpoint_of
+
+
+def located(connection: str | Connection | None) -> Connection | None:
+    """Return the connection that a name leads to, or `None` where it is registered or set later, before a run."""
+    with suppress(WeftError):
+        return current().connection(connection)
+    return None
+
+
+def identity(connection: str | Connection | None) -> object:
+    """Return the same for two ways to name one connection."""
+    return (connection.name or connection) if isinstance(connection, Connection) else connection or "default"
+
+
+def address(part: Source | Target) -> tuple[object, ...]:
+    """Return where rows are read or written: equal for two parts that mean the same rows."""
+    if isinstance(part, Target):
+        place = part.place
+    else:
+        connection = located(part.connection)
+        places = endpoint_of(connection).places if connection else ()
+        place = "stream" if "stream" in places or not places else places[0]
+    return identity(part.connection), place, part.name.strip("/")
+
+
+def addresses(part: Source | Target) -> set[tuple[object, ...]]:
+    """Return the address of a part, and of a stream that is read also that of the table in which SQL sees it."""
+    same_rows = {address(part)}
+    if isinstance(part, Source):
+        stream = current().streams.get(part.query) if isinstance(part.query, str) else part.query
+        if stream is not None:
+            same_rows.add((identity(part.connection), "table", f"{stream.schema}.{stream.name}"))
+    return same_rows
+
+
+def check_targets(pipeline: StreamingPipeline, where: str) -> None:
+    """Refuse targets that their connections cannot hold, or that are also sources, as far as connections are known."""
+    read = set[object]().union(*map(addresses, pipeline.sources))
+    for target in pipeline.targets:
+        if (connection := located(target.connection)) is not None:
+            with errors_at(where):
+                target.at(connection)
+        if address(target) in read:
+            raise DeclarationError(f"{where}: it would read what it writes to {target.name}, for ever.")

@@ -1,0 +1,367 @@
+"""The options of a streaming pipeline: name, type, default, check and sentence of each, once.
+
+The decorator, the function, the TOML file with its JSON Schema and the table in docs/streaming.md are made of them. A
+new option is a line here, and a field of `StreamingPipeline` that keeps its value.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from datetime import timedelta
+from typing import Annotated, Any, TypedDict
+
+from weft.errors import DeclarationError
+from weft.options import Option, column_names, count, options_of, text_option
+from weft.pipelines.options import AnyConnection, connection_option
+from weft.pipelines.streaming.endpoints import located
+from weft.pipelines.streaming.spec import (
+    Delivery,
+    Drift,
+    Lookup,
+    Mode,
+    OnError,
+    Profile,
+    Source,
+    StreamingPipeline,
+    Target,
+    check_mode,
+    table_name,
+)
+from weft.pipelines.table import AnyTable
+from weft.streams.declare import Stream
+from weft.systems.base import Connection, system_for
+from weft.systems.endpoint import endpoint_of
+from weft.systems.load import Columns
+
+LATER = {
+    "window": "transform.window",
+    "join": "transform.join",
+    "cdc": "transform.cdc",
+    "watermark": "watermark",
+    "state_store": "state_store",
+}
+"""Options that are known, and refused until what they stand for is there, each with its place in a TOML file."""
+RESERVED_TABLE = "source"
+"""What `transform_sql` calls the rows of a batch."""
+# What a statement begins with that returns rows: behind parentheses and comments.
+_QUERY = re.compile(r"(?:\s|\(|--[^\n]*\n|/\*.*?\*/)*(?:select|with|from|values|table)\b", re.IGNORECASE | re.DOTALL)
+_LONGEST_SECONDS = timedelta(days=365).total_seconds()
+_MILLISECONDS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
+
+# --------------------------------------------------------------------------------------------------------------- checks
+
+
+def _name(value: Any, option: str, where: str) -> str:
+    if not isinstance(value, str) or not value or len(value) > 200 or not value.isprintable():
+        raise DeclarationError(f"{where}: {option} has 1 to 200 printable characters.")
+    if re.search(r"[/\\]", value) or value.startswith("."):
+        raise DeclarationError(
+            f"{where}: {option} cannot hold a slash or begin with a dot.",
+            hint="The folder of its checkpoint is called so.",
+        )
+    return value
+
+
+def _sql(value: Any, option: str, where: str) -> str:
+    sql = text_option(value, option, where) or ""
+    if not sql.strip():
+        raise DeclarationError(f"{where}: {option} is empty.")
+    if _QUERY.match(sql) is None:
+        # Spark would carry out any other statement at once, and return no rows.
+        raise DeclarationError(f"{where}: {option} is no SELECT.", hint="It begins with SELECT or WITH.")
+    return sql
+
+
+def _lookups(value: Any, option: str, where: str) -> Mapping[str, Lookup]:
+    if not isinstance(value, Mapping):
+        raise DeclarationError(f"{where}: lookups must be a dict of names to weft.Lookup(…).")
+    seen: set[str] = set()
+    for name, lookup in value.items():
+        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise DeclarationError(f"{where}: a lookup cannot be called {name!r}: it is the name of a table in SQL.")
+        if name.lower() == RESERVED_TABLE:
+            raise DeclarationError(
+                f"{where}: a lookup cannot be called {name!r}: so SQL calls the rows of the source.",
+                hint="Give it another name.",
+            )
+        if name.lower() in seen:
+            raise DeclarationError(f"{where}: two lookups are called {name!r}; to SQL upper and lower case are one.")
+        seen.add(name.lower())
+        if not isinstance(lookup, Lookup):
+            raise DeclarationError(
+                f"{where}: the lookup {name!r} is a {type(lookup).__name__}.",
+                hint=f'lookups={{"{name}": weft.Lookup(connection=…, table="{name}")}}',
+            )
+        if (connection := located(lookup.connection)) is not None:
+            _check_lookup(name, lookup, connection, where)
+    return dict(value)
+
+
+def _check_lookup(name: str, lookup: Lookup, connection: Connection, where: str) -> None:
+    if endpoint_of(connection).places == ("stream",):
+        raise DeclarationError(f"{where}: the lookup {name!r} is on {connection.any_such}, which holds no tables.")
+    if lookup.query is not None and system_for(connection.kind).tables is None:
+        raise DeclarationError(
+            f"{where}: the lookup {name!r} has a query, and {connection.any_such} has no SQL of its own.",
+            hint="Name its table, and let transform_sql choose what it needs of it.",
+        )
+
+
+def _functions(value: Any, option: str, where: str) -> tuple[Any, ...]:
+    functions = value if isinstance(value, list | tuple) else [value]
+    for each in functions:
+        if not callable(each):
+            raise DeclarationError(f"{where}: {option} takes functions, not {each!r}.")
+    return tuple(functions)
+
+
+def interval(value: Any, option: str, where: str) -> float:
+    """Return the seconds of a time such as "10s"."""
+    if isinstance(value, timedelta):
+        seconds = value.total_seconds()
+    else:
+        parts = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)", value) if isinstance(value, str) else None
+        seconds = float(parts[1]) * _MILLISECONDS[parts[2]] / 1000 if parts else 0.0
+    if not 0.001 <= seconds <= _LONGEST_SECONDS:
+        raise DeclarationError(
+            f"{where}: {option} is {value!r}.",
+            hint='It is a time such as "500ms", "10s", "1m" or "1h", or a timedelta.',
+        )
+    return seconds
+
+
+def _show_interval(seconds: float) -> str:
+    return f"{seconds:.6f}".rstrip("0").rstrip(".") + "s"
+
+
+def _pause(value: Any, option: str, where: str) -> float:
+    return count(value, option, where) / 1000
+
+
+def _path(value: Any, option: str, where: str) -> str | None:
+    return text_option(os.fspath(value) if isinstance(value, os.PathLike) else value, option, where)
+
+
+def _folder(value: Any, option: str, where: str) -> str | None:
+    path = _path(value, option, where)
+    if path is not None and "://" in path:
+        raise DeclarationError(
+            f"{where}: {option} is a folder of this machine, not a URL.",
+            hint="For a bucket, name the folder in it, and the bucket by dead_letter_connection. Other places are "
+            "dead_letter_stream, dead_letter_table and dead_letter_topic.",
+        )
+    return path
+
+
+def _stream(value: Any, option: str, where: str) -> Any:
+    return value if isinstance(value, Stream) else text_option(value, option, where)
+
+
+# -------------------------------------------------------------------------------------------------------------- options
+
+
+class StreamingOptions(TypedDict, total=False):
+    """What `@weft.streaming_pipeline` and `weft.run_streaming_pipeline` take, in the order of the docs."""
+
+    name: Annotated[
+        str | None,
+        Option(
+            "What metrics, the checkpoint and errors call it: no slash in it, no dot first.",
+            default="the function's name",
+            key="pipeline_name",
+            check=_name,
+        ),
+    ]
+    source: Annotated[
+        AnyConnection | Stream | Source | Sequence[AnyConnection | Stream | Source] | None,
+        Option(
+            "Where rows come from: a declared stream, a connection or its name with `source_query`, a `weft.Source`, "
+            "or a list of these.",
+            kinds=("table",),
+            inside="source",
+        ),
+    ]
+    sources: Annotated[
+        Sequence[Source | Stream] | None,
+        Option(
+            "Several sources, whose rows become one batch: a list of `weft.Source(…)` and declared streams.",
+            kinds=("tables",),
+            inside="source",
+        ),
+    ]
+    source_query: Annotated[
+        str | None,
+        Option("What is read from the connection: a topic, a prefix, a table of Delta, a stream's name."),
+    ]
+    source_kind: Annotated[
+        str | None,
+        Option(
+            'The kind of a connection whose fields stand next to it: `source_kind="kafka", bootstrap_servers="…"`.',
+            key="source.kind",
+        ),
+    ]
+    target: Annotated[
+        AnyConnection | Stream | Target | None,
+        Option(
+            "Where rows go: a connection or its name with `target_table`, a class under `@weft.table`, a declared "
+            "stream, or a `weft.Target`.",
+            kinds=("table",),
+            inside="target",
+        ),
+    ]
+    target_table: Annotated[
+        AnyTable | None, Option('The table: `("schema", "table")` or `"schema.table"`.', key="target.table")
+    ]
+    target_primary_key: Annotated[
+        Columns | None,
+        Option(
+            "The columns that tell its rows apart.",
+            default="those of the declared table",
+            key="target.table.primary_key",
+        ),
+    ]
+    targets: Annotated[
+        Sequence[Target] | None,
+        Option(
+            "Several targets: a list of `weft.Target(…)`, each of which gets every row.",
+            kinds=("tables",),
+            inside="target",
+        ),
+    ]
+    mode: Annotated[
+        Mode | None,
+        Option(
+            "How rows meet those of the targets: `append` adds every row, `merge` matches rows by their keys; a "
+            "target may say its own.",
+            default="`append`",
+            check=check_mode,
+        ),
+    ]
+    keys: Annotated[
+        Columns | None,
+        Option(
+            "The keys of a merge, for every target that has none of its own.",
+            default="those of the declared table",
+            check=column_names,
+        ),
+    ]
+    deduplicate_by: Annotated[
+        Columns | None,
+        Option(
+            "Of rows with one key in a batch the greatest in these columns stays, for every merge that says none of "
+            'its own: `"_weft_rowid"` of a stream, which the table gets as a column then, or `"_event_ts"`, which '
+            "events of one publish share.",
+            default="a key twice in a batch is an error",
+            check=column_names,
+        ),
+    ]
+    transform_sql: Annotated[
+        str | None,
+        Option(
+            "A SELECT over the table `source`, all rows of a batch: see [SQL](#sql-lookups-udfs).",
+            default="rows as they come",
+            key="transform.sql",
+            check=_sql,
+        ),
+    ]
+    transform_on_error: Annotated[
+        OnError | None,
+        Option(
+            "What becomes of rows that the SQL fails for: `fail`, `drop` them, or `dlq`: to the dead letters.",
+            key="transform.on_error",
+        ),
+    ]
+    lookups: Annotated[
+        Mapping[str, Lookup] | None,
+        Option('Tables that the SQL can join, by name: `{"users": weft.Lookup(…)}`.', check=_lookups),
+    ]
+    udfs: Annotated[
+        Callable[..., Any] | Sequence[Callable[..., Any]] | None,
+        Option("Functions that the SQL can call.", key=None, check=_functions),
+    ]
+    aggregate_udfs: Annotated[
+        Callable[..., Any] | Sequence[Callable[..., Any]] | None,
+        Option("Classes that aggregate in the SQL.", key=None, check=_functions),
+    ]
+    dead_letter_topic: Annotated[
+        str | None, Option("The topic that takes bad rows: see [dead letters](#dead-letters).")
+    ]
+    dead_letter_stream: Annotated[
+        str | Stream | None, Option("The stream that takes bad rows, declared or by its name.", check=_stream)
+    ]
+    dead_letter_table: Annotated[
+        str | tuple[str | None, str] | None,
+        Option(
+            'The table that takes bad rows: `("schema", "table")` or `"schema.table"`.',
+            check=table_name,
+            kinds=("text", "table"),
+            inside="dead_letter_table",
+        ),
+    ]
+    dead_letter_path: Annotated[
+        str | os.PathLike[str] | None,
+        Option("The folder that takes bad rows, of this machine or of `dead_letter_connection`.", check=_folder),
+    ]
+    dead_letter_connection: Annotated[
+        AnyConnection | None,
+        Option(
+            "Where the topic, stream, table or path of dead letters is.",
+            default="see [dead letters](#dead-letters)",
+            check=connection_option,
+            kinds=("text", "table"),
+            inside="dead_letter_connection",
+        ),
+    ]
+    on_drift: Annotated[Drift | None, Option("What becomes of columns that are new: `evolve`, `ignore` or `fail`.")]
+    every: Annotated[
+        str | timedelta | None,
+        Option(
+            'The time between the beginnings of two batches: `"500ms"`, `"10s"`, `"1m"`, `"1h"`, a `timedelta`.',
+            default="one after the other",
+            check=interval,
+            field="every_seconds",
+            show=_show_interval,
+        ),
+    ]
+    idle_pause_ms: Annotated[
+        int | None,
+        Option(
+            "How long a source without news is left alone.",
+            check=_pause,
+            field="idle_pause_seconds",
+            show=lambda seconds: round(seconds * 1000),
+        ),
+    ]
+    checkpoint: Annotated[
+        str | os.PathLike[str] | None,
+        Option(
+            "A folder, or a URL that Spark can read, of this pipeline alone; `${VAR}` in it is the environment's.",
+            default="`.weft/checkpoints/<name>`",
+            check=_path,
+        ),
+    ]
+    delivery: Annotated[
+        Delivery | None,
+        Option(
+            "How often a row may reach a target, `exactly_once` or `at_least_once`: see [delivery](#delivery).",
+            default="`exactly_once` where it can be",
+        ),
+    ]
+    profile: Annotated[
+        Profile | None,
+        Option(
+            "What it is tuned for: `low_latency` does not compile the plans of batches; `throughput` does, as if "
+            "nothing were said. The JVM's own is [another setting](engine.md).",
+            default="neither",
+        ),
+    ]
+    description: Annotated[str | None, Option("What it is for: people see it.", default="the docstring")]
+
+
+OPTIONS = options_of(StreamingOptions)
+_FIELDS = {each.name for each in fields(StreamingPipeline)} - {"sources", "targets"}
+KEPT = {name: option for name, option in OPTIONS.items() if option.field in _FIELDS}
+"""The options whose checked values are fields of a pipeline; the others make its sources, targets and dead letters."""
