@@ -21,7 +21,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from weft.engine import archive, jvm
+from weft.engine import archive_files, jvm
 from weft.engine.java import find_java
 
 STARTUP_SECONDS = 120
@@ -106,7 +106,7 @@ spark.executor.extraJavaOptions = "{" ".join(jvm.profile_flags("quick"))}"
                     str(self.java.executable),
                     *jvm.MODULE_FLAGS,
                     *jvm.profile_flags("quick"),
-                    *archive.archive_flags(self.java),
+                    *archive_files.archive_flags(self.java),
                     "-Xmx256m",
                     *("-cp", f"{home}/jars/*"),
                     main,

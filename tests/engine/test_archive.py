@@ -11,7 +11,7 @@ import pytest
 
 from tests.engine.conftest import Python, finish
 from weft import StorageError
-from weft.engine import archive
+from weft.engine import archive, archive_files
 from weft.engine.java import find_java
 
 # It makes one of its own, for a minute of both cores. The one that the other tests share is made by a session too.
@@ -58,13 +58,13 @@ def trained(spark_cache: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_is_made_once_and_in_one_step(trained: list[Path]) -> None:
     java = find_java()
-    assert archive.archive_flags(java) == []
+    assert archive_files.archive_flags(java) == []
     made = archive.build(java)
     assert made.read_text() == "trained"
     assert not trained[0].exists()
     assert archive.build(java) == made
     assert len(trained) == 1
-    assert any(str(made) in flag for flag in archive.archive_flags(java))
+    assert any(str(made) in flag for flag in archive_files.archive_flags(java))
 
 
 def test_what_is_half_made_or_unused_is_removed(trained: list[Path]) -> None:
@@ -85,7 +85,7 @@ def test_use_is_remembered(trained: list[Path]) -> None:
     java = find_java()
     made = archive.build(java)
     os.utime(made, (time.time() - 10 * 86_400,) * 2)
-    archive.archive_flags(java)
+    archive_files.archive_flags(java)
     assert time.time() - made.stat().st_mtime < 60
 
 
@@ -97,16 +97,16 @@ def test_a_failure_leaves_nothing(trained: list[Path], monkeypatch: pytest.Monke
     monkeypatch.setattr(archive, "_train", fail)
     with pytest.raises(StorageError, match=r"cannot be made .*No space left(.|\n)*WEFT_CACHE"):
         archive.build(find_java())
-    assert not [path for path in archive.archives_folder().iterdir() if "spark" in path.name]
+    assert not [path for path in archive_files.archives_folder().iterdir() if "spark" in path.name]
 
 
 def test_nobody_makes_one_that_is_being_made(trained: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = archive.archives_folder()
+    folder = archive_files.archives_folder()
     folder.mkdir(parents=True)
     with (folder / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        monkeypatch.setattr(archive.subprocess, "Popen", lambda *_, **__: pytest.fail("started"))
-        archive.build_in_background(find_java())
+        monkeypatch.setattr(archive_files.subprocess, "Popen", lambda *_, **__: pytest.fail("started"))
+        archive_files.build_in_background(find_java())
 
 
 @pytest.mark.timing

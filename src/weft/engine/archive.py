@@ -9,79 +9,35 @@ without it, and a process of the lowest priority makes one beside it, once:
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weft.engine import config, jvm
-from weft.engine.jars import cache_folder
+from weft.engine.archive_files import archive_files, archives_folder, changed_at, locked_folder
 from weft.engine.java import Java, find_java
 from weft.engine.log import Log
+from weft.engine.session import connect, disconnect
 from weft.errors import StorageError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_TRAINING = 1
-"""Raised when the training below changes, so that it is done again."""
 _UNUSED_DAYS = 30
 _DUMP_PATIENCE = 300.0
 
 
-def archives_folder() -> Path:
-    """Where the archives are. Each may be removed at any time: it is made again."""
-    return cache_folder() / "archives"
-
-
-def archive_flags(java: Java) -> list[str]:
-    """The flags with which Java uses the archive that fits it, none where there is none."""
-    base, archive = _files(java)
-    if not archive.exists() or not (base is None or base.exists()):
-        return []
-    for path in filter(None, (base, archive)):
-        _mark_used(path)
-    # auto: without a word, Java does without it where it does not fit after all.
-    return [
-        f"-XX:SharedArchiveFile={f'{base}:' if base else ''}{archive}",
-        "-Xshare:auto",
-        "-Xlog:cds=off,cds+dynamic=off",
-    ]
-
-
-def build_in_background(java: Java) -> None:
-    """Have another process make the archive, unless one is at it. It goes on when this one ends."""
-    try:
-        with _alone(wait=False):
-            pass
-        process = subprocess.Popen(
-            [sys.executable, "-m", "weft.engine.archive", "--low-priority"],
-            cwd=archives_folder(),  # not where this process is: a module there might be taken for one of ours
-            env={**os.environ, "JAVA_HOME": str(java.home), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-    except OSError:  # no room or no right to write: it stays as slow as it is
-        return
-    # Waited for, so that it leaves no zombie behind.
-    threading.Thread(target=process.wait, name="weft-spark-archive", daemon=True).start()
-
-
 def build(java: Java) -> Path:
     """Make the archive if there is none that fits, and give its file."""
-    base, archive = _files(java)
+    base, archive = archive_files(java)
     try:
-        with _alone(wait=True):
+        with locked_folder(wait=True):
             _sweep()
             if base is not None and not base.exists():
                 with _in_place_of(base) as unfinished:
@@ -97,49 +53,12 @@ def build(java: Java) -> Path:
     return archive
 
 
-def _files(java: Java) -> tuple[Path | None, Path]:
-    """The archive of Java's own classes, which some runtimes bring along, and the one of Spark's on top of it."""
-    of_java = (java.home, java.version, _changed(java.home / "release"))
-    home = jvm.spark_home()
-    of_spark = (*of_java, home, _changed(home / "jars"), *jvm.MODULE_FLAGS, _TRAINING)
-    folder = archives_folder()
-    has_own = (java.home / "lib" / "server" / "classes.jsa").exists()
-    base = None if has_own else folder / f"java-{java.version}-{_digest(of_java)}.jsa"
-    return base, folder / f"spark-{_digest(of_spark)}.jsa"
-
-
-def _digest(parts: tuple[object, ...]) -> str:
-    return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:16]
-
-
-def _changed(path: Path) -> int:
-    try:
-        return path.stat().st_mtime_ns
-    except OSError:
-        return 0
-
-
-def _mark_used(path: Path) -> None:
-    with suppress(OSError):
-        if time.time() - path.stat().st_mtime > 86_400:
-            os.utime(path)
-
-
 def _sweep() -> None:
     """Remove what killed processes left half made, and what nobody used for long: it is 160 MB for each environment."""
     for path in archives_folder().iterdir():
-        stale = time.time() - _changed(path) / 1e9 > _UNUSED_DAYS * 86_400
+        stale = time.time() - changed_at(path) / 1e9 > _UNUSED_DAYS * 86_400
         if path.name.startswith("unfinished-") or (path.suffix == ".jsa" and stale):
             path.unlink(missing_ok=True)
-
-
-@contextmanager
-def _alone(*, wait: bool) -> Iterator[None]:
-    """Hold the folder's lock, which ends with its process; without `wait`, an OSError if somebody has it."""
-    archives_folder().mkdir(parents=True, exist_ok=True)
-    with (archives_folder() / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        yield
 
 
 @contextmanager
@@ -165,8 +84,6 @@ def _dump_base(java: Java, path: Path) -> None:
 
 def _train(java: Java, base: Path | None, path: Path) -> None:
     """Run a session that does a little of everything, and have Java keep what it loaded."""
-    from weft.engine.session import connect, disconnect
-
     with tempfile.TemporaryDirectory(prefix="weft-archive-") as root:
         settings = config.SparkSettings(Path(root), master="local[2]")
         conf = {**config.session_conf(settings), "spark.driver.memory": "1g"}

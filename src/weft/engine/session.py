@@ -24,7 +24,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from weft.engine import archive, config, jvm
+from weft.engine import archive_files, config, jvm
 from weft.engine.java import find_java
 from weft.engine.log import Log
 from weft.engine.ship import ship
@@ -197,7 +197,7 @@ def _start(settings: config.SparkSettings) -> _Running:
     log = Log(settings.root.absolute() / ".weft" / "spark.log")
     try:
         java = find_java()
-        flags = archive.archive_flags(java) if settings.archive else []
+        flags = archive_files.archive_flags(java) if settings.archive else []
         machine = jvm.start_jvm(
             java,
             conf,
@@ -217,7 +217,7 @@ def _start(settings: config.SparkSettings) -> _Running:
     if not settings.is_local:
         ship(session.sparkContext)
     if settings.archive and not flags:
-        archive.build_in_background(java)
+        archive_files.build_in_background(java)
     return _Running(session, session.sparkContext, machine, gateway)
 
 

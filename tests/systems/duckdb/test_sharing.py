@@ -16,7 +16,7 @@ import pytest
 import weft
 from weft.errors import BusyError
 from weft.systems.duckdb import sessions, tables
-from weft.systems.duckdb.connection import CONFIG
+from weft.systems.duckdb.sessions import CONFIG
 
 # Opens the file, says so, and closes it when told.
 HOLDER = """

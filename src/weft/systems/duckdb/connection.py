@@ -8,9 +8,6 @@ from typing import Any, ClassVar
 from weft.systems.base import measured, require
 from weft.systems.file import FileConnection
 
-# Nothing is ever downloaded: what a query needs beyond the package itself is its user's to install.
-CONFIG = {"autoinstall_known_extensions": "false"}
-
 
 @dataclass(frozen=True)
 class DuckDBConnection(FileConnection):

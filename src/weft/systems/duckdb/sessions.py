@@ -15,9 +15,11 @@ import duckdb
 
 from weft.errors import BusyError, ConnectionFailedError, SchemaError, StorageError, WeftError
 from weft.systems.base import Connection
-from weft.systems.duckdb.connection import CONFIG, DuckDBConnection
-from weft.systems.file import MEMORY
+from weft.systems.file import MEMORY, FileConnection
 from weft.systems.sql.driver import Role, SqlDriver
+
+# Nothing is ever downloaded: what a query needs beyond the package itself is its user's to install.
+CONFIG = {"autoinstall_known_extensions": "false"}
 
 # How long to wait for another process to close the file, or for another load of this process to end.
 WAIT_SECONDS = 30.0
@@ -47,9 +49,9 @@ class DuckDBSessions(SqlDriver):
     # ------------------------------------------------------------------------------------------------------ connections
 
     @property
-    def file(self) -> DuckDBConnection:
+    def file(self) -> FileConnection:
         """The connection."""
-        assert isinstance(self.connection, DuckDBConnection)
+        assert isinstance(self.connection, FileConnection)
         return self.connection
 
     @property
