@@ -96,7 +96,14 @@ class EventsLostError(WeftError):
 
 
 class LoadRefusedError(WeftError, ValueError):
-    """A load was not carried out because of its rows or its target's: nothing was written."""
+    """A load was not carried out because of its rows or its target's: nothing was written.
+
+    `can_quarantine` says that `on_bad_rows="quarantine"` would put the rows aside and load the others.
+    """
+
+    def __init__(self, what: str, *, can_quarantine: bool = False, hint: str | None = None) -> None:
+        self.can_quarantine = can_quarantine
+        super().__init__(what, hint=hint)
 
 
 def installing(extra: str) -> str:

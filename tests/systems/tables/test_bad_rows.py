@@ -81,6 +81,7 @@ def test_the_error_names_the_rows(tables: SqlTables, mode: str, keys: list[str],
     # The database's own reason.
     assert all("constraint" in line.lower() for line in lines)
     assert 'on_bad_rows="quarantine"' in str(caught.value.hint)
+    assert caught.value.can_quarantine
     assert ids(tables) == [1000]
     assert not ledger.is_committed(tables, planned)
     # Nothing is left of the attempt: what is good goes in.

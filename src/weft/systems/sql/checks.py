@@ -73,12 +73,14 @@ def is_broken(check: Expectation, rows: int, latest: Any, moment: datetime) -> s
     return None
 
 
-def refuse_broken(load: Load, broken: list[str], hint: str) -> None:
+def refuse_broken(load: Load, broken: list[str], hint: str, *, can_quarantine: bool = False) -> None:
     """Raise where an expectation is broken that must not be."""
     if broken:
         lines = "".join(f"\n    {line}" for line in broken)
         raise LoadRefusedError(
-            f"The rows for {load.name} are not as expected, and nothing was written:{lines}", hint=hint
+            f"The rows for {load.name} are not as expected, and nothing was written:{lines}",
+            can_quarantine=can_quarantine,
+            hint=hint,
         )
 
 
@@ -137,9 +139,10 @@ class Checks:
             if said is not None:
                 (self.warnings if check.reaction == "warn" else failed).append(f"{check}: {said}")
         hint = 'on_quality_failure="warn" loads them all the same, "quarantine" puts them aside.'
-        if all(line.startswith("length(") for line in failed):
+        are_too_long = all(line.startswith("length(") for line in failed)
+        if are_too_long:
             hint = 'Texts are longer than their column: on_bad_rows="quarantine" puts such rows aside.'
-        refuse_broken(load, failed, hint)
+        refuse_broken(load, failed, hint, can_quarantine=are_too_long)
         return aside
 
     def put_keyless_aside(self, *, is_found_first: bool) -> int:

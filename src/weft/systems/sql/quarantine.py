@@ -278,6 +278,7 @@ class BadRows:
         lines = "".join(f"\n    {line}" for line in self._named)
         return LoadRefusedError(
             f"The table {self.load.name} rejected {rows}, and nothing was written:{lines}",
+            can_quarantine=True,
             hint=f'on_bad_rows="quarantine" puts such rows aside into {table_name(self.load)} and loads the others.',
         )
 
