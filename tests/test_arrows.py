@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import weft
+from weft.systems.base import systems
 
 ROOT = Path(weft.__file__).parent
 # From the top down: a package imports what stands below it, or in its own row itself alone.
@@ -41,6 +42,21 @@ def test_arrows_point_one_way() -> None:
         if (own := file.relative_to(ROOT).parts[0].removesuffix(".py")) != name and RANKS[own] >= RANKS[name]
     }
     assert found == UPWARDS
+
+
+def test_the_engine_knows_no_system() -> None:
+    """What is of one system is in its folder: the engine calls capabilities."""
+    folders = {each.parent.name for each in (ROOT / "systems").glob("*/connection.py")}
+    assert {"kafka", "delta", "redis", "sqlite"} <= folders
+    kinds = set(systems())
+    for file in (ROOT / "engine").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("weft.systems"):
+                named = {*str(node.module).split(".")[2:3], *(alias.name for alias in node.names)}
+                assert not named & folders, f"{file}:{node.lineno} imports a system's own module"
+            if isinstance(node, ast.Compare | ast.Call) and "kind" in ast.unparse(node):
+                texts = {each.value for each in ast.walk(node) if isinstance(each, ast.Constant)}
+                assert not texts & kinds, f"{file}:{node.lineno} asks for a system's kind"
 
 
 def _imported(node: ast.AST) -> Iterator[str]:

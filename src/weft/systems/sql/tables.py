@@ -52,6 +52,8 @@ class SqlTables(ABC):
     """
 
     dialect: ClassVar[str]
+    explain: ClassVar[str] = "EXPLAIN"
+    """What comes before a query to get its plan."""
     one_host: ClassVar[bool] = False
     """Whether only this machine can open it (a file), so that a cluster cannot."""
     one_writer: ClassVar[bool] = False

@@ -37,6 +37,7 @@ class SqliteTables(SqlTables):
     """Tables of a SQLite file."""
 
     dialect: ClassVar[str] = "sqlite"
+    explain: ClassVar[str] = "EXPLAIN QUERY PLAN"
     one_host: ClassVar[bool] = True
     one_writer: ClassVar[bool] = True
     true: ClassVar[str] = "1"
