@@ -8,8 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import weft
+from weft.systems.base import systems
 
 ROOT = Path(weft.__file__).parent
+# They name every connection for users; and a dialect is of one database.
+EXEMPT = {ROOT / "__init__.py", ROOT / "connections.py", *(ROOT / "normalize" / "dialects").glob("*.py")}
 # From the top down: a package imports what stands below it, or in its own row itself alone.
 ROWS = [
     {"__init__", "__main__"},
@@ -54,6 +57,24 @@ def test_no_ring_of_imports() -> None:
     below = {module: _reached_from(module) for module in FILES}
     rings = {frozenset(other for other in below[module] if module in below[other]) for module in FILES}
     assert sorted(map(sorted, filter(None, rings))) == []
+
+
+def test_only_its_folder_knows_a_system() -> None:
+    """What is of one system is in its folder: the others call capabilities."""
+    folders = {each.parent.name for each in (ROOT / "systems").glob("*/connection.py")}
+    assert {"kafka", "delta", "redis", "sqlite"} <= folders
+    kinds = set(systems())
+    for file in set(ROOT.rglob("*.py")) - set((ROOT / "systems").rglob("*.py")) - EXEMPT:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("weft.systems"):
+                named = {*str(node.module).split(".")[2:3], *(alias.name for alias in node.names)}
+                assert not named & folders, f"{file}:{node.lineno} imports a system's own module"
+            asks = isinstance(node, ast.Compare) or (
+                isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+            )
+            if asks and "kind" in ast.unparse(node):
+                texts = {each.value for each in ast.walk(node) if isinstance(each, ast.Constant)}
+                assert not texts & kinds, f"{file}:{node.lineno} asks for a system's kind"
 
 
 def _package(module: str) -> str:

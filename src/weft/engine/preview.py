@@ -198,10 +198,10 @@ def _compare(found: Preview, load: Load, schema: pa.Schema, tables: SqlTables) -
 
 
 def explain(tables: SqlTables, sql: str) -> list[str]:
-    """The plan of a query, as its database tells it; an error of the query is raised."""
+    """Return the plan of a query, as its database has it; an error of the query is raised."""
     with tables.driver.session("read") as session:
-        found = session.rows(f"{tables.explain} {sql}")
-    return [" ".join(str(value) for value in row if value is not None) for row in found]
+        plan = session.rows(f"{tables.explain} {sql}")
+    return [" ".join(str(value) for value in row if value is not None) for row in plan]
 
 
 def _of_files(found: Preview, job: Job, given: Input, rows: int, trial: bool) -> None:

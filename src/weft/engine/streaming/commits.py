@@ -63,7 +63,7 @@ class Commits:
             job = Job(planned, connection, None, None, None, fit, aside if has_place else None)
             counts, _ = job.run(_selected(rows, fit, planned), tables)
         except WeftError as error:
-            if isinstance(error, LoadRefusedError) and "on_bad_rows" in (error.hint or ""):
+            if isinstance(error, LoadRefusedError) and error.can_quarantine:
                 error = LoadRefusedError(error.what, hint=NO_STORE)
             error.add_note(f"target {target.name} of {self._pipeline.name}, batch {batch_id}")
             raise error from error.__cause__

@@ -30,7 +30,7 @@ class DeadLetterBox:
     def __init__(self, pipeline: StreamingPipeline, *, replays: int = 0) -> None:
         self.pipeline, self._replays = pipeline, replays
         self.put_ids: set[str] = set()
-        """Those that this box was given."""
+        """The letters that were put into this box."""
         self._store = open_store(pipeline)
 
     @property
@@ -162,9 +162,9 @@ def rejected(connection: Connection, load: Load, source: str) -> Iterator[list[D
     key = (load.checkpoint_id, load.batch_id)
     try:
         with tables.driver.session("read") as session:
-            found = session.rows(f"SELECT {tables.quote('_weft_error')}, payload FROM {place} WHERE {of_batch}", key)
-        yield [DeadLetter("store", error, source, payload, target=load.name) for error, payload in found]
-        if found:
+            rows = session.rows(f"SELECT {tables.quote('_weft_error')}, payload FROM {place} WHERE {of_batch}", key)
+        yield [DeadLetter("store", error, source, payload, target=load.name) for error, payload in rows]
+        if rows:
             with tables.driver.session("publish") as session:
                 session.run(f"DELETE FROM {place} WHERE {of_batch}", key)
     finally:

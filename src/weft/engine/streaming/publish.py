@@ -11,10 +11,12 @@ from weft.engine.inputs import Input
 from weft.pipelines.streaming.spec import StreamingPipeline, Target
 from weft.project import current
 from weft.spark_support import outcome
+from weft.streams.declare import Stream
 from weft.systems.base import Connection, system_for
 from weft.systems.load import Counts, Load
 from weft.systems.log import RESERVED_PREFIX
 from weft.systems.stream_source import EVENT_TIME
+from weft.systems.target import SparkTarget
 
 # So many events are one publish: all of them or none, and few enough to be held as Python objects.
 _EVENTS = 100_000
@@ -22,9 +24,8 @@ _EVENTS = 100_000
 
 def published(pipeline: StreamingPipeline, target: Target, rows: Input, checkpoint: str, batch_id: int) -> Counts:
     """Publish the rows of a batch to a topic or stream."""
-    connection = current().connection(target.connection)
-    target_class = system_for(connection.kind).load_target()
-    if target_class is None:
+    connection, topic = current().connection(target.connection), topic_target(target)
+    if topic is None:
         return _published_events(target, connection, rows, f"{checkpoint} {batch_id}")
     load = Load(
         table=target.name,
@@ -35,13 +36,21 @@ def published(pipeline: StreamingPipeline, target: Target, rows: Input, checkpoi
         moment=datetime.now(UTC),
     )
     frame = _frame(rows)
-    written: Counts
     with outcome.explained(f"write to {target.name}"):
-        written = target_class(connection).write(frame, load, connectors.ready(frame.sparkSession, connection))
-    return written
+        return topic.write(frame, load, connectors.ready(frame.sparkSession, connection))
 
 
-def _published_events(target: Target, connection: Connection, given: Input, key: str) -> Counts:
+def topic_target(target: Target) -> SparkTarget | None:
+    """Return the topics of a target's connection; `None` where the target is a stream of ours."""
+    connection = current().connection(target.connection)
+    target_class = system_for(connection.kind).load_target()
+    if target_class is None or isinstance(target.stream, Stream):
+        return None
+    opened: SparkTarget = target_class(connection)
+    return opened
+
+
+def _published_events(target: Target, connection: Connection, rows: Input, key: str) -> Counts:
     """Publish rows to a stream of ours. A batch that is tried again is found by its key where it is one publish, and
     stored again where it is several: which rows come first may differ between two tries, so that a key could lose
     some."""
@@ -53,26 +62,26 @@ def _published_events(target: Target, connection: Connection, given: Input, key:
     keeps_time = EVENT_TIME in ready.stream.fields
     read = stored = 0
     waiting: list[dict[str, Any]] | None = None
-    for events in _events(given, keeps_time=keeps_time):
+    for events in _events(rows, keeps_time=keeps_time):
         if waiting is not None:
             stored += _stored(publish_sync(ready.stream, waiting, connection=connection))
         read, waiting = read + len(events), events
     if waiting is not None:
         is_one = read == len(waiting)
-        told = publish_sync(
+        reply = publish_sync(
             ready.stream, waiting, connection=connection, idempotency_key=f"{key} {target.name}" if is_one else None
         )
-        stored += _stored(told)
+        stored += _stored(reply)
     return Counts(rows_read=read, inserted=stored)
 
 
-def _stored(told: dict[str, Any]) -> int:
-    return int(told["rows_received"] - told["rows_deduplicated"])
+def _stored(reply: dict[str, Any]) -> int:
+    return int(reply["rows_received"] - reply["rows_deduplicated"])
 
 
-def _events(given: Input, *, keeps_time: bool) -> Iterator[list[dict[str, Any]]]:
+def _events(rows: Input, *, keeps_time: bool) -> Iterator[list[dict[str, Any]]]:
     gathered: list[dict[str, Any]] = []
-    for batch in _batches(given):
+    for batch in _batches(rows):
         names = [
             name
             for name in batch.schema.names
@@ -86,26 +95,26 @@ def _events(given: Input, *, keeps_time: bool) -> Iterator[list[dict[str, Any]]]
         yield gathered
 
 
-def _batches(given: Input) -> Iterator[Any]:
-    if isinstance(given, inputs.Memory):
-        yield from given.batches
-    elif isinstance(given, inputs.Rows):
-        parts, held = given.reader.parts(1)
+def _batches(rows: Input) -> Iterator[Any]:
+    if isinstance(rows, inputs.Memory):
+        yield from rows.batches
+    elif isinstance(rows, inputs.Rows):
+        parts, held = rows.reader.parts(1)
         try:
             for part in parts:
-                yield from given.reader.read(part)
+                yield from rows.reader.read(part)
         finally:
             if held is not None:
                 held.close()
-    elif isinstance(given, inputs.Frame):
+    elif isinstance(rows, inputs.Frame):
         with outcome.explained("run the batch"):
-            yield from given.frame.toArrow().to_batches()
+            yield from rows.frame.toArrow().to_batches()
 
 
-def _frame(given: Input) -> Any:
-    if isinstance(given, inputs.Frame):
-        return given.frame
-    if isinstance(given, inputs.Rows):
-        return frames.from_reader(session.spark(), given.reader)
-    assert isinstance(given, inputs.Memory)
-    return frames.from_memory(session.spark(), given)
+def _frame(rows: Input) -> Any:
+    if isinstance(rows, inputs.Frame):
+        return rows.frame
+    if isinstance(rows, inputs.Rows):
+        return frames.from_reader(session.spark(), rows.reader)
+    assert isinstance(rows, inputs.Memory)
+    return frames.from_memory(session.spark(), rows)

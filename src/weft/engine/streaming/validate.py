@@ -14,6 +14,7 @@ from weft.engine.frames import from_memory
 from weft.engine.readers import open_tables
 from weft.engine.streaming import functions
 from weft.engine.streaming.dead_letters import DeadLetterBox
+from weft.engine.streaming.publish import topic_target
 from weft.engine.streaming.sources import open_source, refuse_elsewhere
 from weft.engine.validate import Finding, look, open_connection
 from weft.errors import DeclarationError, WeftError, nearest
@@ -99,9 +100,9 @@ def _target(target: Target, given: list[str]) -> str:
     connection = current().connection(target.connection)
     there = open_connection(connection)
     if target.stream is not None:
-        target_class = system_for(connection.kind).load_target()
-        if target_class is not None:
-            detail = target_class(connection).validate(target.name)
+        topic = topic_target(target)
+        if topic is not None:
+            detail = topic.validate(target.name)
             return f"{there}, {detail}" if detail else there
         runtime.find(target.stream)
         return there
