@@ -6,7 +6,7 @@ PYTHON ?= python3
 ARGS ?=
 export PYTHON
 
-.PHONY: help demo test bench faults flaky coverage soak lint docs lock clean
+.PHONY: help demo test quick bench faults flaky coverage soak lint docs lock clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -22,6 +22,11 @@ test: ## lint, types and all tests (ARGS="-k consume" narrows them)
 	@$(MAKE) --no-print-directory lint
 	tools/run-tests $(ARGS)
 
+quick: ## the fast part of the tests, in less than a minute: no Spark, no waiting, SQLite alone
+	@tools/setup-venv dev
+	.venv/bin/python -m pytest -q -m "not spark and not timing" -k "not postgres and not mysql and not redis and not duckdb" \
+		tests/settings tests/connections tests/streams tests/pipelines tests/testing tests/test_arrows.py $(ARGS)
+
 bench: ## measure speed, each number as a ratio to a yardstick of the same run
 	@tools/setup-venv dev
 	@tools/setup-servers
@@ -35,7 +40,7 @@ faults: ## what the tests leave out or run in brief, in full: hours
 flaky: ## the tests that depend on processes, signals or time, 30 times each
 	@tools/setup-venv dev
 	@tools/setup-servers
-	.venv/bin/python -m pytest -m timing --repeat 30 --numprocesses 3 --dist loadgroup $(ARGS)
+	.venv/bin/python -m pytest -m timing --repeat 30 --numprocesses 3 $(ARGS)
 
 coverage: ## which lines and branches of src/weft all tests reach, those of subprocesses too
 	@tools/setup-venv dev

@@ -9,16 +9,12 @@ them again, alone. `--repeat N` runs each test N times (make flaky).
 from __future__ import annotations
 
 import copy
-import re
 from pathlib import Path
 
 import pytest
 
 # More than this many at once are not a matter of a moment: the machine or the code is broken.
 MOST = 10
-
-# xdist puts the group of a test behind its name.
-_GROUP = re.compile(r"@(spark|tests/[^@]*\.py)$")
 
 _failed: dict[str, bool] = {}
 """By test, whether it is marked."""
@@ -40,13 +36,13 @@ def _again(item: pytest.Item, number: int) -> pytest.Item:
     copied = copy.copy(item)
     copied._initrequest()  # type: ignore[attr-defined]
     # xdist tells tests apart by their names.
-    copied._nodeid = f"{item.nodeid}#{number}"
+    copied._id = type(item.id).parse(f"{item.nodeid}#{number}")  # type: ignore[attr-defined]
     return copied
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.failed:
-        _failed[_GROUP.sub("", report.nodeid)] = "timing" in report.keywords
+        _failed[report.nodeid] = "timing" in report.keywords
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

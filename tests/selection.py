@@ -7,13 +7,18 @@
 `--full` (make faults) runs what `make test` leaves out or runs in brief, in full: these tests, and those that take a
 count or examples of Hypothesis. Tests that use one of the Spark fixtures are marked `spark` by themselves. All
 of them run in one process, so that a run has one Spark session and one broker; the other files are shared out among
-the other processes, each as a whole.
+the processes, each as a whole, because the tests of a file may share a service.
 """
 
 from __future__ import annotations
 
+import functools
+import json
+import os
 import sys
+import tempfile
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,8 +57,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if SPARK_FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker("spark")
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(_group(item)))
 
 
 def _is_brief(item: Any) -> bool:
@@ -68,8 +71,42 @@ def _is_shortened(item: Any) -> bool:
     return has_mark or "count" in item.fixturenames or getattr(item.obj, "is_hypothesis_test", False)
 
 
-def _group(item: pytest.Item) -> str:
-    return "spark" if item.get_closest_marker("spark") is not None else item.nodeid.partition("::")[0]
+# The process that shares out the tests does not collect them: one that does writes down which run Spark.
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    node.workerinput["spark_tests"] = str(_spark_tests())
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    workerinput = getattr(session.config, "workerinput", None)
+    if workerinput is not None and workerinput["workerid"] == "gw0":
+        names = [item.nodeid for item in session.items if item.get_closest_marker("spark") is not None]
+        Path(workerinput["spark_tests"]).write_text(json.dumps(names))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadScopeScheduling
+
+    class BySpark(LoadScopeScheduling):
+        @functools.cached_property
+        def spark_tests(self) -> set[str]:
+            return set(json.loads(_spark_tests().read_text()))
+
+        def _split_scope(self, nodeid: str) -> str:
+            return "spark" if nodeid in self.spark_tests else nodeid.partition("::")[0]
+
+    return BySpark(config, log)
+
+
+def _spark_tests() -> Path:
+    return Path(tempfile.gettempdir(), f"weft-spark-tests-{os.getpid()}.json")
+
+
+def pytest_sessionfinish() -> None:
+    _spark_tests().unlink(missing_ok=True)
 
 
 @pytest.hookimpl(tryfirst=True)
