@@ -67,6 +67,7 @@ def copied(*sources: Any, checkpoint: str) -> None:
     )(lambda: None)
 
 
+@pytest.mark.full
 def test_in_a_bucket(call: Any, state: Any, lake: weft.ObjectStoreS3Connection, numbers: Any) -> None:
     url = f"s3://{lake.bucket}/checkpoints/copies"
     copied(numbers, weft.Source(connection="lake", query="raw"), checkpoint=url)

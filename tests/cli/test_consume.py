@@ -158,6 +158,7 @@ def test_the_batch_in_hand_is_finished(start: Any, number: signal.Signals, code:
     assert copied() == list(range(10))
 
 
+@pytest.mark.full
 @pytest.mark.timing
 def test_a_second_signal_ends_at_once(start: Any, run_apart: Any) -> None:
     publish(10)
@@ -190,6 +191,7 @@ def test_stopped_while_it_starts(start: Any) -> None:
     assert process.returncode == 0
 
 
+@pytest.mark.full
 @pytest.mark.timing
 def test_a_reader_that_goes_away(start: Any) -> None:
     """The batch that could not be told of is not carried out again: it is committed, and then the command ends."""
@@ -265,6 +267,7 @@ def test_an_error_says_where_it_was(run_apart: Any) -> None:
     assert "no such table: people.\n  (lookup users)\n" in done.stderr
 
 
+@pytest.mark.full
 def test_nothing_is_no_batch(run_apart: Any) -> None:
     done = run_apart("consume", "copies", "--once")
     assert done.stdout == "copies: 0 rows in 0 batches\n"
@@ -300,6 +303,7 @@ def test_on_a_terminal(on_a_terminal: Any) -> None:
     assert shown.endswith("copies: 10 rows in 1 batch\n")
 
 
+@pytest.mark.full
 @pytest.mark.timing
 def test_the_lag_on_a_terminal(on_a_terminal: Any) -> None:
     """It is told with its unit, from the first moment on: a line that fails would show a traceback."""

@@ -33,6 +33,7 @@ def test_need_not_be_used(python: Python, project: Path) -> None:
     assert finish(python(SHARED)) == ["3 False"]
 
 
+@pytest.mark.full
 def test_one_that_does_not_fit_is_ignored(spark_cache: str, python: Python, project: Path, tmp_path: Path) -> None:
     """Without a word: here one of another time, as after half a copy of the cache."""
     own = tmp_path / "cache" / "archives"

@@ -57,9 +57,9 @@ WAITING = """
 """
 
 
+@pytest.mark.full
 # One of the two works on the one task.
 @pytest.mark.timing
-@pytest.mark.brief("many tasks-0")
 @pytest.mark.parametrize(("way", "killed"), [("one task", 0), ("one task", 1), ("many tasks", 0)])
 def test_a_worker_is_killed_during_a_load(
     cluster: Cluster,

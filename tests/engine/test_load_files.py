@@ -92,7 +92,7 @@ def test_a_folder_that_cannot_be_made(spark: Any) -> None:
         weft.load(ROWS, target="orders", connection=ObjectStoreLocalConnection("lake", name="lake"))
 
 
-@pytest.mark.brief("sqlite-parquet", "postgres-delta", "mysql-parquet", "duckdb-delta")
+@pytest.mark.brief("sqlite-parquet", "postgres-delta")
 @pytest.mark.parametrize("target", ["parquet", "delta"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_task_writes_what_spark_would(

@@ -41,6 +41,7 @@ def test_ends_with_a_killed_process(python: Python) -> None:
     wait_until_gone(pid)
 
 
+@pytest.mark.full
 @pytest.mark.timing
 def test_ends_with_a_killed_process_that_has_a_forked_child(python: Python) -> None:
     """The child has a copy of the pipe that the JVM waits on."""
@@ -152,6 +153,7 @@ def test_an_interrupt_cancels_and_does_not_end_spark(python: Python, project: Pa
     assert finish(process) == ["interrupted", "3"]
 
 
+@pytest.mark.brief("thread")
 @pytest.mark.parametrize("way", ["spark", "thread"])
 def test_others_handle_interrupts_themselves(python: Python, way: str) -> None:
     call = "weft.spark()" if way == "spark" else "asyncio.run(asyncio.to_thread(weft.spark))"

@@ -50,10 +50,8 @@ CASES = [
     *((*each, "task") for each in BY_TASK),
 ]
 BRIEF = [
-    ("object_store_local", "append", "begun+0.2", "task"),
     ("object_store_local", "truncate", "recorded", "here"),
     ("delta_local", "truncate", "staged", "task"),
-    ("delta_local", "scd2", "created+2", "here"),
 ]
 
 

@@ -23,7 +23,7 @@ from weft.systems.base import system_for
 from weft.systems.sql.tables import Slice, SqlTables
 
 DATABASES = ("sqlite", "duckdb", "postgres", "mysql")
-DIALECTS = (*DATABASES, "spark")
+
 COLUMN = 'a "Column"`s'
 
 
@@ -116,7 +116,7 @@ class SparkRunner(Runner):
         return pa.Table.from_batches([canonical_batch(batch, schema) for batch in found.to_batches()], schema)
 
 
-@pytest.fixture(params=DIALECTS)
+@pytest.fixture(params=[*DATABASES, pytest.param("spark", marks=pytest.mark.spark)])
 def runner(
     request: pytest.FixtureRequest, tmp_path: Path, shared_server: Callable[[str], servers.Server]
 ) -> Iterator[Runner]:

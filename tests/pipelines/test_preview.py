@@ -203,7 +203,7 @@ def test_what_would_be_refused(lake: Project, place: str) -> None:
     assert "column 'n'" in str([each.problem for each in validate(widest)])
 
 
-@pytest.mark.brief("append", "truncate", "scd2")
+@pytest.mark.brief("append", "scd2")
 @pytest.mark.parametrize("mode", ["append", "truncate", "merge", "scd2"])
 def test_the_run_does_what_was_told(lake: Project, mode: str) -> None:
     keys = {"keys": ["id"]} if mode in ("merge", "scd2") else {}

@@ -29,7 +29,7 @@ EVENTS = [{"n": n, "text": "x" if n in (0, 3, 6) else str(n)} for n in range(7)]
 GOOD = [(n, n) for n in (1, 2, 4, 5)]
 
 
-@pytest.mark.brief("driver-stream", "tasks-table", "driver-path")
+@pytest.mark.brief("driver-stream", "tasks-table")
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("place", ["stream", "table", "path"])
 def test_rows_that_cannot_be_transformed(place: str, way: str, project: Path) -> None:
@@ -215,6 +215,7 @@ def test_rows_that_two_targets_of_one_name_reject(project: Path) -> None:
     assert _letters("path", project) == letters
 
 
+@pytest.mark.brief("sqlite-driver", "postgres-tasks")
 @pytest.mark.usefixtures("streams")
 def test_rows_without_a_key(system: System, way: str) -> None:
     events = declare(n="int64", name="string")

@@ -96,6 +96,7 @@ def machine(project: Path, s3: S3, pytestconfig: pytest.Config, monkeypatch: pyt
         each.process.communicate()
 
 
+@pytest.mark.full
 @pytest.mark.timing
 def test_two_machines_and_one_checkpoint(machine: Callable[..., Machine], project: Path) -> None:
     shared = weft.SQLiteConnection(str(project / "shared.db"), name="shared")

@@ -42,6 +42,7 @@ def test_a_stream_becomes_a_table(system: System, way: str) -> None:
     assert rows("copies", "n, name, more") == [*((n, f"é{n}", None) for n in range(5)), (5, None, 1.5)]
 
 
+@pytest.mark.brief("driver")
 @pytest.mark.usefixtures("here")
 def test_sql_runs_over_the_whole_batch(way: str) -> None:
     events = declare(kind="string", n="int64")
@@ -105,6 +106,7 @@ def test_batches_are_bounded() -> None:
     assert rows("counts") == [(10, 19), (10, 9), (5, 24)]
 
 
+@pytest.mark.brief("tasks")
 @pytest.mark.usefixtures("here")
 def test_several_sources_are_one_table(way: str) -> None:
     orders, refunds = declare("orders", id="int64", total="float64"), declare("refunds", id="int64", reason="string")
