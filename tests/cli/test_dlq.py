@@ -22,10 +22,10 @@ from weft.systems.dead_letter_store import DeadLetter
 
 pytest.importorskip("pyspark")
 
+pytestmark = pytest.mark.spark
+
 FLOWS = """
 import weft
-
-pytestmark = pytest.mark.spark
 
 
 @weft.stream(fields={"n": "int64", "text": "string"})

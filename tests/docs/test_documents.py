@@ -15,6 +15,9 @@ from weft.project import Project, use
 from weft.streams import close
 from weft.types import BASES, FieldType
 
+# Their examples start Spark in this process; commands in `sh` blocks start their own.
+IN_SPARK = {"files-and-delta.md"}
+
 by_name = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda each: str(each.relative_to(ROOT)))
 
 
@@ -25,7 +28,11 @@ def own_project() -> Iterator[Project]:
         close(fresh)
 
 
-@by_name
+@pytest.mark.parametrize(
+    "document",
+    [pytest.param(each, marks=[pytest.mark.spark] if each.name in IN_SPARK else []) for each in DOCUMENTS],
+    ids=lambda each: str(each.relative_to(ROOT)),
+)
 def test_examples_run(document: Path, own_project: Project) -> None:
     Reader(document).run()
 

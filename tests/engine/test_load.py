@@ -15,7 +15,9 @@ import pyarrow as pa
 import pytest
 
 import weft
+import weft.streams
 from weft.engine.load import open_tables
+from weft.project import Project, use
 from weft.systems.sql.tables import Slice
 
 if TYPE_CHECKING:
@@ -24,8 +26,16 @@ if TYPE_CHECKING:
 ROWS = [{"id": 1, "name": "a", "total": 1.5}, {"id": 2, "name": None, "total": 2.5}]
 
 
+@pytest.fixture(autouse=True)
+def own_project(project: Path) -> Iterator[None]:
+    """A project without the streams of other tests."""
+    with use(Project()) as fresh:
+        yield
+        weft.streams.close(fresh)
+
+
 @pytest.fixture
-def raw(project: Path) -> weft.SQLiteConnection:
+def raw(own_project: None) -> weft.SQLiteConnection:
     """The connection `raw`, with the table `orders`."""
     connection = weft.SQLiteConnection("raw.db", name="raw")
     weft.register_connection(connection, replace=True)
@@ -34,7 +44,7 @@ def raw(project: Path) -> weft.SQLiteConnection:
 
 
 @pytest.fixture
-def warehouse(project: Path) -> weft.SQLiteConnection:
+def warehouse(own_project: None) -> weft.SQLiteConnection:
     """The connection `warehouse`, empty."""
     connection = weft.SQLiteConnection("warehouse.db", name="warehouse")
     weft.register_connection(connection, replace=True)

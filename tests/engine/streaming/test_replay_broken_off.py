@@ -81,8 +81,6 @@ import weft
 from weft.engine.streaming.replay import Replay
 from weft.pipelines.streaming.declare import make
 
-pytestmark = pytest.mark.spark
-
 place, wanted = sys.argv[1:]
 events = weft.stream(name="events", fields={"n": "int64", "text": "string"})(lambda: None)
 pipeline = make(

@@ -50,6 +50,7 @@ def left_by_a_dead_writer(folder: Path, *names: str) -> Path:
     return folder / "s.db"
 
 
+@pytest.mark.spark
 @pytest.mark.parametrize("mode", ["DELETE", "WAL"])
 def test_a_source_stays_as_it_is(project: Path, mode: str) -> None:
     path = project / "s.db"
