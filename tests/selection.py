@@ -79,6 +79,7 @@ def pytest_configure_node(node: Any) -> None:
     node.workerinput["spark_tests"] = str(_spark_tests())
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reports that it has collected
 def pytest_collection_finish(session: pytest.Session) -> None:
     workerinput = getattr(session.config, "workerinput", None)
     if workerinput is not None and workerinput["workerid"] == "gw0":
