@@ -85,7 +85,7 @@ def test_a_pipeline_in_a_file(spool: Any, call: Any) -> None:
     assert (finding["check"], "no queue 'orders'" in finding["problem"]) == ("source orders", True)
     spool.queue("orders").append([message(1)])
     findings = {each["check"]: each for each in shown(call, "validate", "copies.toml")}
-    assert findings["source orders"]["detail"].endswith("(spool), 1 messages")
+    assert findings["source orders"]["detail"].endswith("(spool), 1 message")
     assert findings["target copies"]["delivery"] == "at_least_once"
     assert set(findings) == {"source orders", "target copies", "dead letters"}
 

@@ -29,7 +29,7 @@ class SpoolDataSource(DataSource):
 
 
 class SpoolReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Tells Spark how far the queue goes; tasks read the lines."""
+    """Reports to Spark how far the queue goes. Tasks read the lines."""
 
     def __init__(self, queue: Queue, options: dict[str, str]) -> None:
         self.queue, self.after, self.max_rows = queue, int(options["after"]), int(options["max_rows"])

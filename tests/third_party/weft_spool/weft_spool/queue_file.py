@@ -23,7 +23,7 @@ class Queue:
     """The messages of one queue. Any number of processes may append and read at once."""
 
     def __init__(self, folder: Path) -> None:
-        self.file = folder / "messages"
+        self.folder, self.file = folder, folder / "messages"
 
     def exists(self) -> bool:
         """Return whether somebody has appended to it."""
@@ -31,15 +31,15 @@ class Queue:
 
     def append(self, values: Iterable[bytes]) -> int:
         """Append messages and return how many. When this returns, they are on disk."""
-        sent_at = datetime.now(UTC).isoformat().encode()
-        # JSON has no line break that means anything.
-        lines = [b"%s %s\n" % (sent_at, value.replace(b"\n", b" ")) for value in values]
-        self.file.parent.mkdir(parents=True, exist_ok=True)
+        # JSON needs no line breaks, and those between its tokens may be spaces.
+        lines = [value.replace(b"\n", b" ") for value in values]
+        self.folder.mkdir(parents=True, exist_ok=True)
         with self.file.open("ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             # A process that died while it appended may have left part of a line.
             os.truncate(self.file, self._whole())
-            file.write(b"".join(lines))
+            sent_at = datetime.now(UTC).isoformat().encode()
+            file.write(b"".join(b"%s %s\n" % (sent_at, line) for line in lines))
             file.flush()
             os.fsync(file.fileno())
         return len(lines)

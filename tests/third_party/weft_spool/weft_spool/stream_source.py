@@ -12,7 +12,7 @@ from weft.errors import DeclarationError
 from weft.spark_support import outcome
 from weft.systems.codec import codec_of
 from weft.systems.dead_letter_store import DeadLetter
-from weft.systems.stream_source import EVENT_TIME, MAX_ROWS, OFFSET, FrameRows, Rewind, StreamSource
+from weft.systems.stream_source import EVENT_TIME, MAX_ROWS, OFFSET, FrameRows, Rewind, StreamSource, counted
 from weft_spool.queue_file import Queue
 
 
@@ -42,11 +42,11 @@ class SpoolSource(StreamSource):
         """Return the lines of the queue as Spark reads them."""
         from weft_spool.data_source import SpoolDataSource
 
-        first = 1 if start == "earliest" else self.queue.count() + 1 if start == "latest" else int(start)
-        options = {"folder": self.queue.file.parent, "after": first - 1}
+        first = 1 if start == "earliest" else int(start)
+        limit = self.settings.max_rows or MAX_ROWS
         spark.dataSource.register(SpoolDataSource)
         reader = spark.readStream.format(SpoolDataSource.name())
-        return reader.options(**options, max_rows=self.settings.max_rows or MAX_ROWS).load()
+        return reader.options(folder=self.queue.folder, after=first - 1, max_rows=limit).load()
 
     def take(self, frame: Any) -> SpoolRows:
         """Return the messages of a micro-batch as rows, and those that are not JSON objects as dead letters."""
@@ -70,7 +70,7 @@ class SpoolSource(StreamSource):
 
     def validate(self) -> str:
         """Raise if there is no such queue."""
-        return f"{self.queue.count():,} messages"
+        return counted(self.queue.count(), self.unit)
 
     # -------------------------------------------------------------------------------------------------------- positions
 

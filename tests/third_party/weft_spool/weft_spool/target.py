@@ -6,6 +6,7 @@ from typing import Any
 
 from weft.systems.codec import codec_of
 from weft.systems.load import Counts, Load
+from weft.systems.stream_source import counted
 from weft.systems.target import SparkTarget
 
 
@@ -16,7 +17,7 @@ class SpoolTarget(SparkTarget):
 
     def validate(self, name: str) -> str:
         """Return how many messages the queue has."""
-        return f"{self.connection.queue(name).count():,} messages"
+        return counted(self.connection.queue(name).count(), "messages")
 
     def write(self, frame: Any, load: Load, spark: Any, put_aside: Any = None) -> Counts:
         """Append the rows."""
