@@ -17,8 +17,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 import weft
+from servers import wait_until
 from weft.cli import cli
 from weft.engine.streaming.dead_letters import DeadLetterBox
+from weft.engine.streaming.query import Query
 from weft.pipelines.streaming.declare import find
 from weft.pipelines.streaming.json_schema import schema
 from weft.pipelines.streaming.toml import parse
@@ -105,6 +107,16 @@ def test_commands_of_another_process(spool: Any, project: Path) -> None:
     assert findings["connection shop"]["detail"].startswith("spool, ")
 
 
+def test_a_line_that_a_dead_process_left(spool: Any) -> None:
+    queue = spool.queue("orders")
+    queue.append([b"1", b"2"])
+    with queue.file.open("ab") as file:
+        file.write(b"2026-01-31T12:00")
+    assert [each.value for each in queue.read()] == [b"1", b"2"]
+    queue.append([b"3"])
+    assert [(each.line, each.value) for each in queue.read(after=1)] == [(2, b"2"), (3, b"3")]
+
+
 def test_what_it_cannot_hold(spool: Any) -> None:
     with pytest.raises(weft.DeclarationError, match="a spool connection holds no dead_letter_table"):
         declare(spool, dead_letter_topic=None, dead_letter_table="failed", dead_letter_connection=spool)
@@ -181,3 +193,24 @@ def test_a_target(spool: Any, call: Any) -> None:
     call("consume", "doubles", "--once")
     values = sorted((json.loads(each.value) for each in spool.queue("doubles").read()), key=lambda each: each["n"])
     assert values == [{"n": n, "twice": 2 * n} for n in (0, 1, 2, 4, 5)]
+
+
+@pytest.mark.spark
+def test_a_run_that_follows_the_queue(spool: Any) -> None:
+    queue = spool.queue("orders")
+    queue.append([message(1)])
+    source = weft.Source(connection=spool, query="orders", start="latest")
+    pipeline = weft.streaming_pipeline(name="orders", source=source, target="default", target_table="copies")(
+        lambda: None
+    )
+    written: list[Any] = []
+    query = Query(pipeline, written=written.append)
+    query.start()
+    try:
+        for n in (2, 3):
+            queue.append([message(n)])
+            wait_until(lambda n=n: len(written) == n - 1, f"batch {n - 2}")
+    finally:
+        query.stop()
+    query.wait()
+    assert rows() == [(2,), (3,)]
