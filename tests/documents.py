@@ -71,6 +71,7 @@ class Reader:
                     f"{where}: what kind of block is it? See {__file__}"
                 )
                 if block.file:
+                    Path(block.file).parent.mkdir(parents=True, exist_ok=True)
                     Path(block.file).write_text(block.text, encoding="utf-8")
                 if block.language in SHOWN_ONLY:
                     continue

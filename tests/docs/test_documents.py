@@ -67,6 +67,13 @@ def test_the_architecture_shows_the_log_protocol_whole() -> None:
     assert protocol in shown, "copy src/weft/systems/log.py, from its first @dataclass on, into docs/architecture.md"
 
 
+def test_the_guide_to_systems_shows_the_whole_package() -> None:
+    package = ROOT / "tests" / "third_party" / "weft_spool"
+    files = [each for each in package.rglob("*") if each.suffix in (".py", ".toml")]
+    shown = {block.file: block.text for block in blocks_of(ROOT / "docs" / "systems.md") if block.file}
+    assert shown == {str(each.relative_to(package)): each.read_text(encoding="utf-8") for each in files}
+
+
 def test_the_guide_lists_every_option_of_stream() -> None:
     guide = (ROOT / "docs" / "streams.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)` \|", guide, re.M)

@@ -376,7 +376,7 @@ LOOKUP = Lookup(connection=WAREHOUSE, table="users")
         ({**SQL, "udfs": ["f"]}, "udfs takes functions"),
         ({**SQL, "udfs": [plus_one], "aggregate_udfs": [another]}, "two UDFs are called 'PLUS_ONE' in SQL"),
         ({"dead_letter_topic": "a", "dead_letter_path": "b"}, "one place: dead_letter_topic or dead_letter_path"),
-        ({"dead_letter_topic": "a"}, "no source is Kafka"),
+        ({"dead_letter_topic": "a"}, "no source has topics"),
         ({"dead_letter_topic": "a", "sources": ["x", "y"], "source": None}, "two sources|several"),
         ({"dead_letter_connection": "a"}, "dead_letter_connection needs"),
         ({"dead_letter_stream": "clicks", "dead_letter_connection": EVENTS}, "cannot go to clicks, which it reads"),

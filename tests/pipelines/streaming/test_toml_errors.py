@@ -116,7 +116,7 @@ pytestmark = pytest.mark.usefixtures("local")
         (LEAST + "[transform]\nsql = 'SELECT 1'\n[lookups.source]\ntable = 'x'", "a lookup cannot be called 'source'"),
         (at_top("dead_letter_table = {nmae = 'x'}"), r": \[dead_letter_table\]: unknown key 'nmae'"),
         (at_top("dead_letter_connection = {url = 'x'}"), r": \[dead_letter_connection\]: unknown key 'url'"),
-        (at_top("dead_letter_topic = 'x'"), "no source is Kafka"),
+        (at_top("dead_letter_topic = 'x'"), "no source has topics"),
         (at_top("profile = 'fast'"), ": profile is 'fast'"),
         (
             LEAST.replace("[target.table]", "primary_key = 'a'\n[target.table]\nprimary_key = 'b'"),

@@ -39,6 +39,10 @@ def _duckdb(request: pytest.FixtureRequest, project: Path) -> dict[str, Any]:
     return {"dead_letter_table": ("main", "failed"), "dead_letter_connection": duck}
 
 
+def _queue(request: pytest.FixtureRequest, project: Path) -> dict[str, Any]:
+    return {"dead_letter_topic": "failed", "dead_letter_connection": request.getfixturevalue("spool")}
+
+
 STORES: dict[str, Callable[[pytest.FixtureRequest, Path], dict[str, Any]]] = {
     "table": lambda *_: {"dead_letter_table": "failed"},
     "stream": lambda *_: {"dead_letter_stream": "failed"},
@@ -46,6 +50,7 @@ STORES: dict[str, Callable[[pytest.FixtureRequest, Path], dict[str, Any]]] = {
     "folder": _folder,
     "topic": _topic,
     "duckdb": _duckdb,
+    "third_party": _queue,
 }
 
 

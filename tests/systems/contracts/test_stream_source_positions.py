@@ -98,7 +98,17 @@ def _versions(project: Path, request: pytest.FixtureRequest) -> Followed:
     return Followed(weft.Source(connection=lake, query="numbers"), add, position)
 
 
-SOURCES = {"stream": _stream, "topic": _topic, "files": _files, "delta": _versions}
+def _queue(project: Path, request: pytest.FixtureRequest) -> Followed:
+    spool = request.getfixturevalue("spool")
+    queue = spool.queue("numbers")
+
+    def add(count: int) -> None:
+        queue.append([b"{}"] * count)
+
+    return Followed(weft.Source(connection=spool, query="numbers"), add, lambda _: {"line": queue.count()})
+
+
+SOURCES = {"stream": _stream, "topic": _topic, "files": _files, "delta": _versions, "third_party": _queue}
 
 
 @pytest.fixture(params=SOURCES)

@@ -296,7 +296,7 @@ def _dead_letters(options: Mapping[str, Any], pipeline: StreamingPipeline, where
 def _letter_connection(place: str, value: Any, pipeline: StreamingPipeline, where: str) -> str | Connection | None:
     """Return the connection of dead letters where none is named."""
     if place == "topic":
-        return _kafka_of(pipeline, where)
+        return _broker_of(pipeline, where)
     if place == "table":
         return next((each.connection for each in pipeline.targets if each.place == "table"), None)
     return value.connection if isinstance(value, Stream) else None
@@ -319,7 +319,7 @@ def _check_dead_letters(letters: DeadLetters, place: str, pipeline: StreamingPip
             raise DeclarationError(f"{where}: dead letters cannot go to {target.name}, which it {doing}.")
 
 
-def _kafka_of(pipeline: StreamingPipeline, where: str) -> str | Connection | None:
+def _broker_of(pipeline: StreamingPipeline, where: str) -> str | Connection | None:
     """Return the one connection of the sources that has topics: a topic is there where no connection is named."""
     brokers = {
         identity(each.connection): each.connection
@@ -329,8 +329,8 @@ def _kafka_of(pipeline: StreamingPipeline, where: str) -> str | Connection | Non
     if len(brokers) == 1:
         return next(iter(brokers.values()))
     raise DeclarationError(
-        f"{where}: dead_letter_topic is a topic of the source's Kafka, and "
-        + ("the sources have several." if brokers else "no source is Kafka."),
+        f"{where}: dead_letter_topic is a topic of the source's broker, and "
+        + ("the sources have several." if brokers else "no source has topics."),
         hint="Name one by dead_letter_connection, or use dead_letter_stream, dead_letter_table or dead_letter_path.",
     )
 

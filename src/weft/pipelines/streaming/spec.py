@@ -12,7 +12,7 @@ from weft.pipelines.options import AnyConnection, connection_option
 from weft.pipelines.table import AnyTable, Table, table_of
 from weft.streams.declare import Stream
 from weft.systems.base import Connection, Settings, system_for
-from weft.systems.endpoint import endpoint_of, endpoint_options, is_start
+from weft.systems.endpoint import endpoint_of, endpoint_options, endpoints, is_start
 from weft.systems.file_options import FileKeywords
 from weft.systems.load import Columns, MergeOptions, refuse_own
 
@@ -121,7 +121,7 @@ class Source:
         if not endpoint.is_source:
             raise DeclarationError(
                 f"{where}: {connection.any_such} cannot be the source of a streaming pipeline.",
-                hint="Sources are streams, topics, files in folders and buckets, and Delta tables.",
+                hint=f"These can: {', '.join(kind for kind, each in endpoints().items() if each.is_source)}.",
             )
         if isinstance(self.query, Stream) and "stream" not in endpoint.places:
             raise DeclarationError(f"{where}: {connection.any_such} holds no streams.")
