@@ -33,7 +33,11 @@ pytestmark = pytest.mark.spark
 Where = Callable[[], dict[str, Any]]
 
 
-@pytest.fixture(params=["table", "stream", "redis", "path", "topic", "bucket", "delta", "duckdb"])
+# A busy broker may take longer than the client waits for it.
+_TOPIC = pytest.param("topic", marks=pytest.mark.timing)
+
+
+@pytest.fixture(params=["table", "stream", "redis", "path", _TOPIC, "bucket", "delta", "duckdb"])
 def where(request: pytest.FixtureRequest, project: Path, open_system: Any) -> Iterator[Where]:
     """Where letters go."""
     opened = ExitStack()
