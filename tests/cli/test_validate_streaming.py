@@ -14,7 +14,7 @@ import weft
 from weft.project import Project
 
 pytest.importorskip("pyspark")
-pytestmark = pytest.mark.usefixtures("local")
+pytestmark = [pytest.mark.usefixtures("local"), pytest.mark.spark]
 
 
 @pytest.fixture
