@@ -252,6 +252,7 @@ def test_scd2_with_event_time(guide: psycopg.Connection[Any]) -> None:
     ]
 
 
+@pytest.mark.spark
 def test_cross_database_loads(
     guide: psycopg.Connection[Any], shared_server: Callable[[str], servers.Server], monkeypatch: Any
 ) -> None:
