@@ -149,7 +149,8 @@ def transformed(frame: Any, sql: str) -> Any:
             if error.getCondition() != "TABLE_OR_VIEW_NOT_FOUND":
                 raise
             missing = (error.getMessageParameters() or {}).get("relationName", "")
-            known = ", ".join(each.name for each in frame.sparkSession.catalog.listTables() if each.isTemporary)
+            views = frame.sparkSession.sql("SHOW VIEWS").collect()
+            known = ", ".join(sorted(each.viewName for each in views if each.isTemporary))
             raise DeclarationError(
                 f"transform_sql reads a table that is not there: {missing}.",
                 hint=f"It can read: {known}. The rows that it is given are the table source.",
