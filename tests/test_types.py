@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mypy import api
 
-from weft.operate.running import RunKeywords, Running
+from weft.operate.run_options import RunKeywords, Running
 from weft.pipelines.streaming.options import KEPT, OPTIONS
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.systems.file_options import FileKeywords

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any, Unpack, overload
 
-from weft.operate.running import OPTIONS, RunKeywords, Running
+from weft.operate.run_options import OPTIONS, RunKeywords, Running
 from weft.pipelines.streaming.declare import make, streaming_pipeline
 from weft.pipelines.streaming.options import StreamingOptions
 from weft.pipelines.streaming.spec import Lookup, Source, StreamingPipeline, Target

@@ -291,7 +291,7 @@ async def test_nobody_is_there() -> None:
 @pytest.mark.timing
 async def test_it_stays_away(own_server: servers.Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then it is said, and asking again goes on."""
-    monkeypatch.setattr("weft.systems.redis.members.PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("weft.systems.redis.group_member.PATIENCE_SECONDS", 0.1)
     async with weft.Redis.from_url(own_server.url()) as client:
         await fill(client, 3)
         async with client.xconsumer(streams=["s"], group="g", consumer="a", timeout=60_000) as consumer:

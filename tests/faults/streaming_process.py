@@ -173,7 +173,7 @@ def main(job: dict[str, Any]) -> None:
     import weft
     from weft.engine.streaming import transform
     from weft.engine.streaming.spark_engine import SparkEngine
-    from weft.operate.running import Running
+    from weft.operate.run_options import Running
     from weft.operate.supervisor import supervise
     from weft.pipelines.streaming.declare import make
 

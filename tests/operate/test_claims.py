@@ -12,10 +12,10 @@ import pytest
 
 from servers import wait_until
 from weft.errors import DeclarationError
-from weft.operate.heart import Heart
-from weft.operate.logtables import instant
+from weft.operate.heartbeat import Heartbeat
 from weft.operate.records import Refused, Run
 from weft.operate.runlog import RunLog, open_run_log
+from weft.operate.runlog_tables import instant
 from weft.pipelines.schedule import Schedule
 from workers import start, started
 
@@ -204,10 +204,10 @@ def test_a_heart_keeps_a_short_lease(log: RunLog) -> None:
             return instant(end)
 
     began = lease_end()
-    with Heart(log, run) as heart:
+    with Heartbeat(log, run) as heartbeat:
         wait_until(lambda: lease_end() != began, "a beat")
         assert refused(log, NEXT).why == "running"
-        assert not heart.is_lost
+        assert not heartbeat.is_lost
     assert log.finish(run, "succeeded")
 
 
@@ -216,8 +216,8 @@ def test_a_heart_tells_that_its_claim_is_lost(log: RunLog) -> None:
     told = []
     silent = granted(log, lease_seconds=0)
     taken = granted(log)
-    with Heart(log, replace(silent, lease_seconds=0.1), on_lost=lambda: told.append(1)) as heart:
-        wait_until(lambda: heart.is_lost, "the heart to notice")
+    with Heartbeat(log, replace(silent, lease_seconds=0.1), on_lost=lambda: told.append(1)) as heartbeat:
+        wait_until(lambda: heartbeat.is_lost, "the heart to notice")
     assert told == [1]
     assert log.finish(taken, "succeeded")
 

@@ -21,9 +21,9 @@ from weft.errors import (
     StorageError,
     WeftError,
 )
-from weft.operate.logtables import ddl
 from weft.operate.records import Run
 from weft.operate.runlog import RunLog, open_run_log
+from weft.operate.runlog_tables import ddl
 from weft.project import Project, use
 from weft.systems.base import system_for
 from workers import started

@@ -9,10 +9,10 @@ import pytest
 
 import weft
 from weft.errors import DeclarationError
-from weft.operate import logtables
+from weft.operate import runlog_tables
 from weft.operate.records import Attempt, Run
+from weft.operate.redaction import clean
 from weft.operate.runlog import RunLog, open_run_log
-from weft.operate.texts import clean
 from weft.project import Project, use
 
 SLOT = datetime(2025, 6, 1, 2, tzinfo=UTC)
@@ -26,7 +26,7 @@ def run_once(log: RunLog, pipeline: str, status: str = "succeeded", slot: dateti
 
 
 def test_columns_are_those_of_an_attempt() -> None:
-    assert [each.name for each in fields(Attempt)] == logtables._RUNS.names
+    assert [each.name for each in fields(Attempt)] == runlog_tables._RUNS.names
 
 
 def test_nothing_is_known_of_a_new_pipeline(log: RunLog) -> None:

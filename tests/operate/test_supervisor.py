@@ -30,10 +30,10 @@ from weft.engine.streaming import spark_engine
 from weft.engine.streaming.checkpoint import Checkpoint
 from weft.engine.streaming.query import Query
 from weft.engine.streaming.spark_engine import SparkEngine
-from weft.operate.running import OPTIONS, Restarts, Running
+from weft.operate.listener import RunListener
+from weft.operate.run_options import OPTIONS, Restarts, Running
 from weft.operate.streaming_metrics import served
 from weft.operate.supervisor import Supervisor, supervise
-from weft.operate.watcher import Watcher
 from weft.pipelines.streaming.declare import make
 from weft.pipelines.streaming.execution import Lag, Report
 from weft.project import Project, use
@@ -47,7 +47,7 @@ QUICK = Restarts(min_backoff_ms=50, max_backoff_ms=400)
 AT_ONCE = Restarts(min_backoff_ms=2, max_backoff_ms=8)
 
 
-class Witness(Watcher):
+class Witness(RunListener):
     """Remembers what it was told."""
 
     def __init__(self) -> None:
@@ -324,7 +324,7 @@ def test_a_script_is_stopped_as_the_command_is(numbers: Any, monkeypatch: pytest
 # ------------------------------------------------------------------------------------------------------------- watchers
 
 
-class Clumsy(Watcher):
+class Clumsy(RunListener):
     """Fails whenever it is told something."""
 
     wants_idle = True

@@ -11,7 +11,7 @@ import pytest
 import weft
 from pipelines.conftest import Database
 from weft import DeclarationError, LoadRefusedError
-from weft.engine import increment
+from weft.engine import incremental
 from weft.engine.run import Run, planned, prepared, produce, understand
 from weft.systems.sql import tokens
 from weft.transforms import filter_where
@@ -358,10 +358,10 @@ def weft_now() -> Any:
 
 def test_what_is_told_of_a_query_that_cannot_be() -> None:
     with pytest.raises(DeclarationError, match=r"which column \$watermark is compared with"):
-        increment.marked_column("SELECT * FROM t WHERE f(a) > $watermark", "postgres")
+        incremental.marked_column("SELECT * FROM t WHERE f(a) > $watermark", "postgres")
     with pytest.raises(DeclarationError, match=r"which column \$watermark is compared with"):
-        increment.marked_column("SELECT * FROM t WHERE a < $watermark", "postgres")
-    assert increment.marked_column('SELECT * FROM t AS x WHERE $watermark < x."At"', "postgres") == "At"
+        incremental.marked_column("SELECT * FROM t WHERE a < $watermark", "postgres")
+    assert incremental.marked_column('SELECT * FROM t AS x WHERE $watermark < x."At"', "postgres") == "At"
 
 
 EVERYWHERE = ["postgres", "mysql", "sqlite", "duckdb"]
@@ -394,7 +394,7 @@ def test_binding(sql: str, dialects: list[str]) -> None:
             assert tokens.replaced(given, pattern, "42", dialect) == bound
             assert tokens.has(given, pattern, dialect)
             assert not tokens.has(bound, pattern, dialect)
-        assert increment.bind("SELECT $watermarks, $watermark", "1", dialect) == "SELECT $watermarks, 1"
+        assert incremental.bind("SELECT $watermarks, $watermark", "1", dialect) == "SELECT $watermarks, 1"
 
 
 def test_a_question_mark_in_a_text(database: Database) -> None:

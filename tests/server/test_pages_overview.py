@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from weft.server.glance import Glance
+from weft.server.cached_probe import CachedProbe
 
 PIPELINES = """
 from typing import Annotated
@@ -112,13 +112,13 @@ async def test_one_looks_for_all_who_ask() -> None:
         may_end.wait()
         return looks
 
-    glance = Glance(look, fresh_seconds=3600)
+    probe = CachedProbe(look, fresh_seconds=3600)
     with pytest.raises(TimeoutError):
-        await glance.get(0.01)
-    asked = [asyncio.create_task(glance.get(60)) for _ in range(50)]
+        await probe.get(0.01)
+    asked = [asyncio.create_task(probe.get(60)) for _ in range(50)]
     may_end.set()
     assert set(await asyncio.gather(*asked)) == {1}
-    assert await glance.get(60) == 1
+    assert await probe.get(60) == 1
 
 
 async def test_what_is_old_is_looked_at_again_and_an_error_is_told_to_all() -> None:
@@ -130,8 +130,8 @@ async def test_what_is_old_is_looked_at_again_and_an_error_is_told_to_all() -> N
             raise found
         return found
 
-    glance = Glance(look, fresh_seconds=0)
-    assert await glance.get(60) == 1
+    probe = CachedProbe(look, fresh_seconds=0)
+    assert await probe.get(60) == 1
     with pytest.raises(ValueError, match="no"):
-        await glance.get(60)
-    assert await glance.get(60) == 3
+        await probe.get(60)
+    assert await probe.get(60) == 3

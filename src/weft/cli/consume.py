@@ -18,9 +18,9 @@ from weft.cli.common import escaped, format_option, module_option
 from weft.cli.pipelines import kept_apart
 from weft.engine.streaming.spark_engine import SparkEngine
 from weft.errors import NotFoundError
-from weft.operate.running import Running
+from weft.operate.listener import RunListener
+from weft.operate.run_options import Running
 from weft.operate.supervisor import supervise
-from weft.operate.watcher import Watcher
 from weft.pipelines.streaming.execution import Lag, Report
 from weft.project import current
 
@@ -104,7 +104,7 @@ def consume(what: str, every: str | None, modules: tuple[str, ...], output: str,
         told.end()
 
 
-class _Json(Watcher):
+class _Json(RunListener):
     """A line for each batch, for scripts."""
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ class _Json(Watcher):
         """Nothing: every batch was told."""
 
 
-class _Line(Watcher):
+class _Line(RunListener):
     """How things stand, for who sits at a terminal; and a summary at the end."""
 
     def __init__(self, name: str) -> None:

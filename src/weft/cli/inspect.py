@@ -139,7 +139,7 @@ def validate(names: tuple[str, ...], modules: tuple[str, ...], output: str) -> N
     once.
     """
     from weft.operate.hints import hint_for
-    from weft.operate.texts import clean
+    from weft.operate.redaction import clean
 
     found = []
     for each in _findings(names, modules):

@@ -13,7 +13,7 @@ from weft.engine.progress import progress
 from weft.errors import DeclarationError, NotFoundError, WeftError
 from weft.project import current
 from weft.spark_support import outcome
-from weft.systems import loose_files
+from weft.systems import files_by_path
 from weft.systems.base import Connection, system_for, systems
 from weft.systems.load import Counts, Load
 from weft.systems.target import ArrowRows, SparkTarget
@@ -50,13 +50,13 @@ def read(spark: Any, path: str, source: str | Connection | None) -> Any:
 
 
 def _read_path(spark: Any, path: str) -> Any:
-    path = loose_files.spark_path(path)
+    path = files_by_path.spark_path(path)
     if "://" not in path and not session.is_local():
         raise DeclarationError(
             "A path is a file on this machine, which Spark's workers on a cluster cannot open.",
             hint='Put it into a bucket, or run Spark here: WEFT_SPARK_MASTER="local[*]".',
         )
-    return loose_files.read(connectors.with_jars(spark, loose_files.jars_for(path)), path)
+    return files_by_path.read(connectors.with_jars(spark, files_by_path.jars_for(path)), path)
 
 
 def write(

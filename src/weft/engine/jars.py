@@ -23,7 +23,7 @@ from importlib.resources import files
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
-from weft.engine import trust
+from weft.engine import trust_store
 from weft.errors import MissingExtraError, installing, unknown
 
 Progress = Callable[[str, int, int], None]
@@ -162,7 +162,7 @@ def _retrieve(capability: str, jars: list[Jar], work: Path, progress: Progress) 
     lines = _ivy(capability, work, [], len(jars), progress)
     if any("PKIX path building failed" in line for line in lines):
         # Behind a proxy with a certificate of its own: pip got here, so trust whom Python trusts.
-        lines = _ivy(capability, work, trust.java_options(work / "trust.jks"), len(jars), progress)
+        lines = _ivy(capability, work, trust_store.java_options(work / "trust_store.jks"), len(jars), progress)
     for jar in jars:
         if not (work / "out" / jar.file).exists():
             raise _failed(capability, _reason(lines) or f"{jar.group}:{jar.artifact}:{jar.version} was not found.")

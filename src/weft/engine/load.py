@@ -215,15 +215,15 @@ class Job:
 
     def framed(self, given: Input, reader: Reader | None, tables: SqlTables) -> tuple[Any, pa.Schema]:
         """The rows as a DataFrame; where the database cannot make them fit, Spark has."""
-        from weft.engine import fitting, frames
+        from weft.engine import frame_projection, frames
 
         frames.refuse_one_host(tables.one_host, "target")
         frame = frames.of(given, reader, self.source, self.transform_sql)
         if self.fit is not None and not self.fits_in(tables):
-            made = self.fit(self.load, fitting.schema_of(frame), "spark", fitting.quote)
-            frame = fitting.projected(frame, made)
+            made = self.fit(self.load, frame_projection.schema_of(frame), "spark", frame_projection.quote)
+            frame = frame_projection.projected(frame, made)
             self.load, self.fit = replace(made, projection=None), None
-        return frame, fitting.schema_of(frame)
+        return frame, frame_projection.schema_of(frame)
 
     def _copied(self, reader: Reader, tables: SqlTables) -> Counts:
         """One task that reads and writes: no row crosses the JVM."""
@@ -289,9 +289,9 @@ class Job:
                 reader.tables.close()
 
     def _written_files(self, given: Input, reader: Reader | None) -> Counts:
-        from weft.engine import copying, files, frames
+        from weft.engine import arrow_copy, files, frames
 
-        rows = copying.rows_of(given, reader) if self.transform_sql is None else None
+        rows = arrow_copy.rows_of(given, reader) if self.transform_sql is None else None
         if rows is not None:
             frames.refuse_one_host(reader is not None and reader.one_host, "source")
             counts = files.copy(rows, self.connection, self.load)
@@ -301,24 +301,24 @@ class Job:
 
     def _fitted_files(self, given: Input, reader: Reader | None) -> Counts:
         """Rows for a declared table: as they are where they fit, else as Spark makes them fit."""
-        from weft.engine import copying, files, fitting, frames
+        from weft.engine import arrow_copy, files, frame_projection, frames
 
         assert self.fit is not None
-        rows = copying.rows_of(given, reader)
+        rows = arrow_copy.rows_of(given, reader)
         frame = None
         if rows is None:
             frame = frames.of(given, reader, self.source)
-            schema = fitting.schema_of(frame)
+            schema = frame_projection.schema_of(frame)
         else:
             frames.refuse_one_host(reader is not None and reader.one_host, "source")
             schema = rows.schema
-        self.load = self.fit(self.load, schema, "spark", fitting.quote)
+        self.load = self.fit(self.load, schema, "spark", frame_projection.quote)
         if rows is not None and self.load.projection is None and not self.load.checks:
             counts = files.copy(rows, self.connection, self.load)
             if counts is not None:
                 return counts
         frame = frames.of(given, reader, self.source) if frame is None else frame
-        with fitting.expected(fitting.projected(frame, self.load), self.load) as (ready, warnings):
+        with frame_projection.expected(frame_projection.projected(frame, self.load), self.load) as (ready, warnings):
             return replace(files.write(ready, self.connection, self.load, self.put_aside), warnings=warnings)
 
 

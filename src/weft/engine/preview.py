@@ -205,8 +205,8 @@ def explain(tables: SqlTables, sql: str) -> list[str]:
 
 
 def _of_files(found: Preview, job: Job, given: Input, rows: int, trial: bool) -> None:
-    from weft.engine import fitting, frames
-    from weft.engine.trial import Trial
+    from weft.engine import frame_projection, frames
+    from weft.engine.dry_run import DryRun
 
     reader = reader_for(given, job.source, job.connection)
     if isinstance(reader, SqlReader):
@@ -214,11 +214,11 @@ def _of_files(found: Preview, job: Job, given: Input, rows: int, trial: bool) ->
     frame = frames.of(given, reader, job.source)
     load = job.load
     if job.fit is not None:
-        load = job.fit(load, fitting.schema_of(frame), "spark", fitting.quote)
-        frame = fitting.projected(frame, load)
+        load = job.fit(load, frame_projection.schema_of(frame), "spark", frame_projection.quote)
+        frame = frame_projection.projected(frame, load)
     _show_frame(found, frame, rows)
     try:
-        tried = Trial(frame, job.connection, load)
+        tried = DryRun(frame, job.connection, load)
         found.creates = tried.creates
         found.counts = tried.run() if trial else None
     except WeftError as error:

@@ -17,7 +17,7 @@ from weft.streams import runtime
 from weft.streams.declare import Stream
 from weft.systems.base import Connection, system_for
 from weft.systems.log import META_TYPES, ROWID, Log
-from weft.systems.sql.ahead import read_ahead
+from weft.systems.sql.prefetch import prefetch
 from weft.systems.sql.queries import subquery
 from weft.systems.sql.tables import Slice, SqlTables
 from weft.types import FieldType
@@ -111,7 +111,7 @@ class StreamReader:
     def read(self, part: Any, conditions: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
         """The events of a range, all that it held when the range was made."""
         assert not conditions, "a log takes no conditions"
-        return read_ahead(lambda: self._read(*part))
+        return prefetch(lambda: self._read(*part))
 
     def _read(self, reached: int, upto: int) -> Iterator[pa.RecordBatch]:
         store = system_for(self.connection.kind).load_log()(self.connection)

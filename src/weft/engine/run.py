@@ -15,11 +15,11 @@ from datetime import datetime
 from hashlib import blake2b
 from typing import Any
 
-from weft.engine import increment, inputs
+from weft.engine import incremental, inputs
 from weft.engine.inputs import Input
 from weft.engine.load import Job
+from weft.engine.projection import Fit
 from weft.engine.readers import open_tables
-from weft.engine.shape import Fit
 from weft.errors import DeclarationError, WeftError
 from weft.pipelines.declare import Pipeline, Target, refuse_with_watermark
 from weft.pipelines.execution import Loaded, Step
@@ -143,8 +143,8 @@ def prepared(pipeline: Pipeline, target: Target, load: Load, given: Input) -> It
     if isinstance(given, inputs.Sql):
         with opened(current().connection(source)) as tables:
             text, column = _transformed(given.text, pipeline, tables), pipeline.incremental_column
-            if column is None and increment.has_mark(given.text, tables.dialect):
-                column = increment.marked_column(given.text, tables.dialect)
+            if column is None and incremental.has_mark(given.text, tables.dialect):
+                column = incremental.marked_column(given.text, tables.dialect)
             if column is not None:
                 refuse_with_watermark(pipeline, target)
                 last, warnings = _last(connection, load, target, column)
@@ -154,7 +154,7 @@ def prepared(pipeline: Pipeline, target: Target, load: Load, given: Input) -> It
                         hint=f"Keep the column, use the mode merge, or delete the row of {pipeline.name!r} from "
                         "weft.watermarks where that is meant.",
                     )
-                found = increment.of_query(
+                found = incremental.of_query(
                     tables, text, column, last, pipeline.lookback, count_late=pipeline.count_late
                 )
                 text, late, without_value = found.sql, found.late, found.without_value

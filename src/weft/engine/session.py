@@ -25,9 +25,9 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from weft.engine import archive_files, config, jvm
+from weft.engine.executor_package import ship
 from weft.engine.java import find_java
 from weft.engine.log import Log
-from weft.engine.ship import ship
 from weft.errors import ConnectionFailedError, MissingExtraError, SettingsError, WeftError, installing
 from weft.project import current
 from weft.settings import is_secret_name, redact

@@ -16,8 +16,8 @@ from weft.engine.spool import read_first
 from weft.spark_support import outcome
 from weft.systems.load import Counts, Load
 from weft.systems.sql import staging
-from weft.systems.sql.ahead import read_ahead
 from weft.systems.sql.commit import Batches, CarryOut, commit
+from weft.systems.sql.prefetch import prefetch
 from weft.systems.sql.tables import SqlTables
 
 RESULT = "outcome binary"
@@ -74,9 +74,7 @@ def write(
             return found if counter is None else counter.counted(found)
 
         settle()
-        found = outcome.of(
-            lambda: _commit(tables, load, schema, read_ahead(canonical), carry_out), finally_=tables.close
-        )
+        found = outcome.of(lambda: _commit(tables, load, schema, prefetch(canonical), carry_out), finally_=tables.close)
         yield pa.RecordBatch.from_pydict({"outcome": [found]})
 
     return run
@@ -98,7 +96,7 @@ def stage(tables: SqlTables, table: str, schema: pa.Schema) -> Callable[[Iterabl
             return (canonical_batch(batch, schema) for batch in batches)
 
         settle()
-        found = outcome.of(lambda: staging.fill(tables, table, schema, read_ahead(canonical)), finally_=tables.close)
+        found = outcome.of(lambda: staging.fill(tables, table, schema, prefetch(canonical)), finally_=tables.close)
         yield pa.RecordBatch.from_pydict({"outcome": [found]})
 
     return run

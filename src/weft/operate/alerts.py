@@ -23,7 +23,7 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 from weft import settings
 from weft.errors import NotFoundError, SettingsError, nearest
 from weft.operate.records import Attempt, Run
-from weft.operate.texts import clean
+from weft.operate.redaction import clean
 from weft.systems.base import url_scheme
 
 logger = logging.getLogger("weft.operate")

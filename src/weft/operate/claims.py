@@ -13,8 +13,8 @@ from hashlib import blake2b
 from typing import Any
 from uuid import uuid4
 
-from weft.operate.logtables import LogTables, attempt_of, instant
 from weft.operate.records import Attempt, Refused, Run, slot_text
+from weft.operate.runlog_tables import LogTables, attempt_of, instant
 from weft.systems import process
 from weft.systems.sql.driver import Session
 

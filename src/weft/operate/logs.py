@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from weft.operate.texts import clean, project_secrets
+from weft.operate.redaction import clean, project_secrets
 
 _FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 _KEPT_FILES = 1000

@@ -27,9 +27,9 @@ from weft.errors import (
 )
 from weft.operate import claims
 from weft.operate.claims import Claim
-from weft.operate.logtables import LogTables, attempt_of, instant, schemes
 from weft.operate.records import COUNTS, Attempt, Refused, Run, State, Status
-from weft.operate.texts import clean
+from weft.operate.redaction import clean
+from weft.operate.runlog_tables import LogTables, attempt_of, instant, schemes
 from weft.project import build_connection, current
 from weft.systems.base import Connection, system_for, system_for_url, url_scheme
 from weft.systems.file import MEMORY

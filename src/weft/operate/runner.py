@@ -17,12 +17,12 @@ from typing import Any
 from weft.errors import LeaseLostError, WeftError
 from weft.operate.alerts import Alerters
 from weft.operate.due import Planner, due_now
-from weft.operate.heart import Heart
+from weft.operate.heartbeat import Heartbeat
 from weft.operate.hints import hint_for
 from weft.operate.logs import captured
 from weft.operate.records import Refused, Run
+from weft.operate.redaction import clean
 from weft.operate.runlog import LEASE_SECONDS, RunLog
-from weft.operate.texts import clean
 from weft.pipelines import graph
 from weft.pipelines.declare import Pipeline
 from weft.pipelines.execution import Execution, Executor
@@ -111,7 +111,7 @@ class Runner(Planner):
         outcome = Outcome(pipeline.name, "succeeded", run_id=claimed.run_id, attempt=claimed.attempt, slot=claimed.slot)
         started = self.now
         try:
-            with Heart(self.log, claimed), captured(self.project.root, claimed.run_id, claimed.attempt):
+            with Heartbeat(self.log, claimed), captured(self.project.root, claimed.run_id, claimed.attempt):
                 _log.info("%s: attempt %d, run %s", pipeline.name, claimed.attempt, claimed.run_id)
                 try:
                     execution.execute()

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from weft.errors import ConnectionFailedError, MissingExtraError, installing
-from weft.operate.watcher import Watcher
+from weft.operate.listener import RunListener
 from weft.pipelines.streaming.execution import Report
 
 try:
@@ -22,7 +22,7 @@ _PREFIX = "weft_streaming"
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
 
-class Metrics(Watcher):
+class Metrics(RunListener):
     """Counts what one pipeline does."""
 
     wants_idle = True

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from weft.errors import DeclarationError, MissingExtraError, SettingsError
+from weft.operate.listener import RunListener
+from weft.operate.run_options import Restarts, Running
 from weft.operate.runner import described
-from weft.operate.running import Restarts, Running
-from weft.operate.watcher import Watcher
 from weft.pipelines.streaming.execution import Report, StreamingEngine
 
 _log = logging.getLogger("weft.operate")
@@ -30,7 +30,7 @@ class Supervisor:
         *,
         once: bool = False,
         restarts: Restarts | None = None,
-        watchers: Sequence[Watcher] = (),
+        watchers: Sequence[RunListener] = (),
     ) -> None:
         self.engine, self.once, self.restarts = engine, once, restarts
         self.watchers = list(watchers)
@@ -108,7 +108,7 @@ class Supervisor:
     def _reported(self, report: Report) -> None:
         self._tell(lambda each: each.batch(report))
 
-    def _tell(self, tell: Callable[[Watcher], None]) -> None:
+    def _tell(self, tell: Callable[[RunListener], None]) -> None:
         """Tell all watchers. Nothing fails for what one raises: a batch that it is told of is loaded, and would be
         again."""
         for each in self.watchers:
@@ -121,7 +121,7 @@ class Supervisor:
                 _log.exception("%s goes on, but a watcher of it failed", self.engine.name)
 
 
-def supervise(engine: StreamingEngine, running: Running | None = None, watchers: Sequence[Watcher] = ()) -> None:
+def supervise(engine: StreamingEngine, running: Running | None = None, watchers: Sequence[RunListener] = ()) -> None:
     """Run a pipeline as `weft consume` does."""
     running = running or Running()
     restarts = running if running.restart_on_error else None

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from weft.project import current
-from weft.server.glance import Glance
+from weft.server.cached_probe import CachedProbe
 from weft.server.service import json_response, service_of
 from weft.streams.runtime import open_hub
 from weft.systems.base import Connection
@@ -25,7 +25,7 @@ class Health:
     """How the databases are."""
 
     def __init__(self) -> None:
-        self._glances: dict[str | Connection | None, Glance[None]] = {}
+        self._probes: dict[str | Connection | None, CachedProbe[None]] = {}
 
     async def databases(self) -> dict[str, str]:
         """`ok`, `failed` or `no answer`, by the name of the connection. Each has its own time limit."""
@@ -37,9 +37,9 @@ class Health:
         def ask() -> None:
             open_hub(current().connection(connection)).store.names()
 
-        glance = self._glances.setdefault(connection, Glance(ask, fresh_seconds=_FRESH_SECONDS))
+        probe = self._probes.setdefault(connection, CachedProbe(ask, fresh_seconds=_FRESH_SECONDS))
         try:
-            await glance.get(_ANSWER_SECONDS)
+            await probe.get(_ANSWER_SECONDS)
         except TimeoutError:
             return "no answer"
         except Exception as error:  # whatever it is: the others are told of

@@ -21,14 +21,14 @@ from typing import Any, Literal, get_args
 import pyarrow as pa
 
 from weft.errors import ConnectionFailedError, NotFoundError, SettingsError, StorageError, WeftError, nearest
-from weft.operate.logtables import instant
+from weft.operate.runlog_tables import instant
 from weft.project import DEFAULT, current
-from weft.server.glance import Glance
+from weft.server.cached_probe import CachedProbe
 from weft.server.problems import Problem, later
 from weft.server.rates import Rate
 from weft.settings import read_project_file
 from weft.systems.base import system_for, systems
-from weft.systems.sql.own import create_own_table, own_table
+from weft.systems.sql.system_tables import create_system_table, system_table
 from weft.systems.sql.tables import SqlTables
 
 logger = logging.getLogger("weft.server")
@@ -112,8 +112,8 @@ class KeyTable:
 
     def __init__(self, tables: SqlTables) -> None:
         self._tables = tables
-        self._table = own_table(tables, _TABLE)
-        create_own_table(tables, _TABLE, _FIELDS, ("id",))
+        self._table = system_table(tables, _TABLE)
+        create_system_table(tables, _TABLE, _FIELDS, ("id",))
 
     def all(self) -> dict[str, ApiKey]:
         """Every key that was ever made, by its id."""
@@ -245,7 +245,7 @@ class KnownKeys:
         self._keys: dict[str, ApiKey] = {}
         self._read_at = self._refreshed_at = -CACHED_SECONDS
         # A thread of its own: a database that hangs holds none of those that others need, and not the exit.
-        self._reading = Glance(self._read_all, fresh_seconds=0)
+        self._reading = CachedProbe(self._read_all, fresh_seconds=0)
         self._refreshing: asyncio.Task[None] | None = None
 
     async def get(self) -> dict[str, ApiKey]:

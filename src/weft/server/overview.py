@@ -14,8 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from weft.project import current
+from weft.server.cached_probe import CachedProbe
 from weft.server.consuming import query
-from weft.server.glance import Glance
 from weft.server.service import json_response, service_of
 from weft.settings import read_project_file
 from weft.streams.declare import Stream
@@ -90,8 +90,8 @@ class Overview:
 
     def __init__(self) -> None:
         self.standings: dict[str, Standing] = defaultdict(Standing)
-        self._streams: dict[str | Connection | None, Glance[None]] = {}
-        self._pipelines = Glance(_look_at_pipelines, fresh_seconds=_RUNS_FRESH_SECONDS)
+        self._streams: dict[str | Connection | None, CachedProbe[None]] = {}
+        self._pipelines = CachedProbe(_look_at_pipelines, fresh_seconds=_RUNS_FRESH_SECONDS)
 
     async def look(self) -> None:
         """Bring what is known of the streams up to date, each database by itself."""
@@ -112,9 +112,9 @@ class Overview:
                         logger.warning("%s cannot be looked at: %s", stream.name, error)
                     standing.problem = _FAILED
 
-        glance = self._streams.setdefault(connection, Glance(look, fresh_seconds=_STREAMS_FRESH_SECONDS))
+        probe = self._streams.setdefault(connection, CachedProbe(look, fresh_seconds=_STREAMS_FRESH_SECONDS))
         try:
-            await glance.get(_ANSWER_SECONDS)
+            await probe.get(_ANSWER_SECONDS)
         except TimeoutError:
             for stream in streams():
                 self.standings[stream.name].problem = "Its database does not answer."

@@ -22,7 +22,7 @@ from weft.engine.load import open_tables
 from weft.engine.streaming import transform
 from weft.engine.streaming.checkpoint import Checkpoint
 from weft.engine.streaming.spark_engine import SparkEngine
-from weft.operate.running import Running
+from weft.operate.run_options import Running
 from weft.operate.supervisor import supervise
 from weft.pipelines.streaming.declare import make
 from weft.project import Project, current, use

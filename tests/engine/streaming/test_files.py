@@ -21,7 +21,7 @@ from weft.engine.frames import transformed
 from weft.engine.streaming.transform import Transform
 from weft.errors import NotFoundError
 from weft.spark_support.sessions import FILE_METADATA, asks_for, moved_to
-from weft.systems.objects.following import read_files
+from weft.systems.objects.file_stream import read_files
 from weft.systems.objects.stream_source import FileSource
 
 pytestmark = pytest.mark.usefixtures("spark", "here")

@@ -24,7 +24,7 @@ EVENTS = 60
 PROGRAM = """
 import weft
 from weft.engine.streaming.spark_engine import SparkEngine
-from weft.operate.running import Running
+from weft.operate.run_options import Running
 from weft.operate.supervisor import supervise
 from weft.pipelines.streaming.declare import make
 

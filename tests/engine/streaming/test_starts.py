@@ -164,7 +164,7 @@ def test_the_low_latency_profile(way: str, here: Project, monkeypatch: pytest.Mo
     else:
         made: StreamingPipeline = weft.streaming_pipeline(name="fast", **options)(lambda: None)
         from weft.engine.streaming.spark_engine import SparkEngine
-        from weft.operate.running import Running
+        from weft.operate.run_options import Running
 
         supervise(SparkEngine(made), Running(once=True))
     assert seen == ["false"]

@@ -27,7 +27,7 @@ from systems.objects.test_sink import (  # noqa: F401
     stop_at,
 )
 from weft import LoadRefusedError, ObjectStoreS3Connection
-from weft.engine import copying, frames, inputs
+from weft.engine import arrow_copy, frames, inputs
 from weft.systems.load import Counts
 from weft.systems.objects import sink, source
 from weft.systems.objects.manifest import Manifest
@@ -71,7 +71,7 @@ def table(rows: list[tuple[Any, ...]] = EDGES, schema: pa.Schema = FLAT) -> pa.T
 
 
 def given(data: Any) -> Any:
-    return copying.rows_of(inputs.understand(data, has_source=False), None)
+    return arrow_copy.rows_of(inputs.understand(data, has_source=False), None)
 
 
 def some(*numbers: int) -> Any:

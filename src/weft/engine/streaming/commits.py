@@ -10,12 +10,12 @@ from hashlib import sha256
 
 import pyarrow as pa
 
-from weft.engine import files, fitting, inputs, session
+from weft.engine import files, frame_projection, inputs, session
 from weft.engine.inputs import Input
 from weft.engine.load import Job
 from weft.engine.readers import open_tables
 from weft.engine.streaming import dead_letters
-from weft.engine.streaming.fit import DeclaredFit, Fit
+from weft.engine.streaming.projection import DeclaredFit, Fit
 from weft.engine.streaming.publish import published
 from weft.engine.streaming.transform import WithOrigins
 from weft.errors import LoadRefusedError, WeftError
@@ -175,7 +175,7 @@ def _selected(rows: Input, fit: Fit | DeclaredFit, load: Load) -> Input:
         return rows
     if packed is not None:
         packed = dataclasses.replace(packed, schema=pa.schema([packed.schema.field(name) for name in wanted]))
-    return inputs.Frame(rows.frame.select(*map(fitting.quote, wanted)), packed)
+    return inputs.Frame(rows.frame.select(*map(frame_projection.quote, wanted)), packed)
 
 
 def _columns(connection: Connection, tables: SqlTables | None, load: Load) -> frozenset[str] | None:

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from weft.engine.readers import open_tables
 from weft.engine.streaming import row_origin
-from weft.engine.streaming.letter_stores import open_store
+from weft.engine.streaming.dead_letter_stores import open_store
 from weft.engine.streaming.row_origin import ORIGIN
 from weft.errors import DeclarationError, WeftError
 from weft.pipelines.streaming.spec import StreamingPipeline

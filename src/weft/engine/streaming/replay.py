@@ -29,7 +29,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from weft.engine import connectors, files, fitting, session
+from weft.engine import connectors, files, frame_projection, session
 from weft.engine.readers import open_tables
 from weft.engine.streaming.batch import Batches
 from weft.engine.streaming.checkpoint import Checkpoint
@@ -366,7 +366,7 @@ def _columns_of(target: Target) -> dict[str, pa.Field]:
         path = "/".join(part for part in target.table if part)
         with suppress(NotFoundError):  # a table whose first rows all were rejected
             frame = files.read(session.spark(), path, connection)
-            return {each.name: each for each in fitting.schema_of(frame) if each.name not in made}
+            return {each.name: each for each in frame_projection.schema_of(frame) if each.name not in made}
         return {}
     tables = open_tables(connection)
     try:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from weft.engine import fitting, frames, inputs
+from weft.engine import frame_projection, frames, inputs
 from weft.engine.inputs import Input
 from weft.engine.streaming import dead_letters, functions
 from weft.engine.streaming.columns import Columns
@@ -109,7 +109,7 @@ class Transform:
             if is_small:
                 rows = packed.unpack(schema, packed.frame.toArrow().to_batches())
                 return memory_of(pa.Table.from_batches(rows, schema))
-        return inputs.Frame(frame.select(*map(fitting.quote, schema.names)), packed)
+        return inputs.Frame(frame.select(*map(frame_projection.quote, schema.names)), packed)
 
     def _result(self, parts: Sequence[TypedRows], spark: Any, is_small: bool, checkpoint: str) -> Any:
         """Return what the SQL makes of the rows, or the rows as they are.

@@ -11,8 +11,8 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from weft.spark_support.sessions import quoted
-from weft.systems.frame_loads import column
 from weft.systems.load import IS_CURRENT, ROW_HASH, VALID_FROM, VALID_TO, Load
+from weft.systems.load_checks import column
 from weft.systems.objects.options import TIMESTAMP, TIMESTAMP_NTZ
 
 if TYPE_CHECKING:

@@ -23,9 +23,9 @@ from weft.spark_support import sessions
 from weft.spark_support.folder import folder_for
 from weft.systems.base import Connection
 from weft.systems.delta.table import DeltaTable, properties, retried, writer
-from weft.systems.frame_loads import refuse_empty
 from weft.systems.lease import table_lock
 from weft.systems.load import Counts, Load
+from weft.systems.load_checks import refuse_empty
 from weft.systems.objects import parquet
 from weft.systems.objects.parquet import Range, Written
 from weft.systems.target import ArrowRows

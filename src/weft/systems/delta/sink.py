@@ -14,9 +14,9 @@ from weft.spark_support.folder import folder_for
 from weft.systems.base import Connection
 from weft.systems.delta import changes
 from weft.systems.delta.table import DeltaTable, properties, retried, settings
-from weft.systems.frame_loads import checked_keys, fitted, grown, refuse_empty, without_void
 from weft.systems.lease import table_lock
 from weft.systems.load import Counts, Load
+from weft.systems.load_checks import checked_keys, fitted, grown, refuse_empty, without_void
 
 if TYPE_CHECKING:
     import pyarrow as pa

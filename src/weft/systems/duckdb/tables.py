@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from weft.columns import canonical_batch, canonical_schema, hint_of, hinted, is_nested, nested_to_json
 from weft.errors import DeclarationError, SchemaError
-from weft.systems.duckdb import turns
+from weft.systems.duckdb import file_lock
 from weft.systems.duckdb.connection import DuckDBConnection
 from weft.systems.duckdb.sessions import DuckDBSessions, is_rejection
 from weft.systems.file import MEMORY
@@ -61,7 +61,7 @@ class DuckDBTables(SqlTables):
         """One process at a time can open the file, and who waits longest asks least often: next to busy processes it
         would never get it. So those who open it often take turns before they ask."""
         assert isinstance(self.connection, DuckDBConnection)
-        return turns.waiting(self.connection.path or MEMORY, exclusive=role != "read")
+        return file_lock.waiting(self.connection.path or MEMORY, exclusive=role != "read")
 
     def create_index(self, name: str, table: str, columns: Sequence[str]) -> str | None:
         """None is needed: DuckDB keeps the least and the greatest value of each block of rows."""

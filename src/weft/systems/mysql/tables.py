@@ -23,8 +23,8 @@ from weft.systems.log import ROWID
 from weft.systems.mysql import copy, results, types
 from weft.systems.mysql.driver import LOCK_SECONDS, Driver
 from weft.systems.mysql.sessions import MySQLSessions
-from weft.systems.sql.ahead import read_ahead
 from weft.systems.sql.driver import Role, Session
+from weft.systems.sql.prefetch import prefetch
 from weft.systems.sql.queries import bare_rows, subquery
 from weft.systems.sql.tables import ROW, Column, Slice, SqlTables
 
@@ -116,7 +116,7 @@ class MySQLTables(SqlTables):
                         # What is still under way would be taken for the answer to the next statement.
                         session.driver.cut()
 
-        return read_ahead(read, cancel=lambda: opened[0].cut() if opened else None)
+        return prefetch(read, cancel=lambda: opened[0].cut() if opened else None)
 
     def _selection(self, session: Session, sql: str, wanted: pa.Schema, *, pruned: bool) -> str:
         found = {field.name: types.selected(self.quote(field.name), field) for field, _ in self._fields(session, sql)}

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
-from weft.systems.letter_files import LetterFiles
+from weft.systems.dead_letter_files import LetterFiles
 
 
 class FolderLetters(LetterFiles):

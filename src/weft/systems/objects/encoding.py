@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from weft.errors import LoadRefusedError
-from weft.systems.frame_loads import column
+from weft.systems.load_checks import column
 from weft.systems.objects.options import TIMESTAMP, TIMESTAMP_NTZ
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from weft.errors import DeclarationError, LoadRefusedError
 from weft.spark_support import sessions
 from weft.spark_support.folder import folder_for
-from weft.systems.frame_loads import checked_keys, column, completed, fitted, grown, refuse_empty, without_void
 from weft.systems.load import Counts, Load
+from weft.systems.load_checks import checked_keys, column, completed, fitted, grown, refuse_empty, without_void
 from weft.systems.objects import parquet
 from weft.systems.objects.encoding import encoded, refuse_unwritable
 from weft.systems.objects.formats import EXTENSIONS, SPARK_FORMAT

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from weft.errors import NotFoundError
 from weft.spark_support import sessions
 from weft.spark_support.folder import GLOB, folder_for
-from weft.systems.frame_loads import completed
+from weft.systems.load_checks import completed
 from weft.systems.objects.encoding import EMPTY, decoded, file_schema
 from weft.systems.objects.formats import SPARK_FORMAT, format_from_path, is_tab_separated
 from weft.systems.objects.manifest import Manifest, State

@@ -14,7 +14,7 @@ from weft.spark_support import outcome
 from weft.spark_support.folder import GLOB
 from weft.spark_support.location import Location
 from weft.systems.dead_letter_store import DeadLetter
-from weft.systems.objects import following
+from weft.systems.objects import file_stream
 from weft.systems.objects.listing import client, list_files, path_of
 from weft.systems.objects.reading import BAD
 from weft.systems.stream_source import (
@@ -73,9 +73,9 @@ class FileRows(UntypedRows):
 
     def _read(
         self, known: Mapping[str, DataType], offset: str | None = None, bad: str | None = None
-    ) -> following.Dated | None:
+    ) -> file_stream.Dated | None:
         with outcome.explained(f"read the files of {self.source}"):
-            return following.read_files(
+            return file_stream.read_files(
                 self._spark, self._connection, self.source, self._changed, EVENT_TIME, known, offset, bad
             )
 
@@ -129,7 +129,7 @@ class FileSource(StreamSource):
 
     def follow(self, spark: SparkSession, start: str) -> DataFrame:
         """Return the files that are there, each once."""
-        return following.follow(spark, self.connection, self.name, self.settings.max_files or MAX_FILES)
+        return file_stream.follow(spark, self.connection, self.name, self.settings.max_files or MAX_FILES)
 
     def take(self, frame: DataFrame) -> FileRows:
         """Return the files of a batch."""
@@ -138,7 +138,7 @@ class FileSource(StreamSource):
     def validate(self) -> str:
         """Raise if there is no such folder of this machine."""
         if self.connection.one_host:
-            following.check_folder(self.connection, self.name)
+            file_stream.check_folder(self.connection, self.name)
         return ""
 
     def why_not_replayed(self, offset: str | None) -> str | None:

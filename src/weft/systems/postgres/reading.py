@@ -16,7 +16,7 @@ from weft.systems.postgres import adbc
 from weft.systems.postgres.sessions import PostgresSessions
 from weft.systems.postgres.types import ANY_NUMERIC
 from weft.systems.sql import decimals
-from weft.systems.sql.ahead import read_ahead
+from weft.systems.sql.prefetch import prefetch
 from weft.systems.sql.queries import subquery
 
 # Of one batch, as the driver counts them. Four are in memory at once: being read, waiting, being used.
@@ -64,7 +64,7 @@ def batches(
             for cursor in running:
                 cursor.adbc_cancel()
 
-    return read_ahead(read, cancel=cancel)
+    return prefetch(read, cancel=cancel)
 
 
 def _select(column: str, field: pa.Field) -> str:

@@ -19,7 +19,7 @@ from redis.retry import Retry
 
 from weft import settings
 from weft.errors import BusyError, ConnectionFailedError, DeclarationError, StorageError, WeftError
-from weft.systems.redis import members
+from weft.systems.redis import group_member
 
 if TYPE_CHECKING:
     from weft.systems.base import Connection
@@ -166,7 +166,7 @@ def persistently(connection: RedisConnection, work: Callable[[Client], T]) -> T:
             gone_since = gone_since or now
             if not has_answered:
                 raise connection.unreachable(error, answered=answered(error)) from None
-            if refuses(error) or not isinstance(error, AWAY) or now - gone_since > members.PATIENCE_SECONDS:
+            if refuses(error) or not isinstance(error, AWAY) or now - gone_since > group_member.PATIENCE_SECONDS:
                 raise explain(connection, error) from None
         time.sleep(_PAUSE_SECONDS)
 
@@ -185,7 +185,7 @@ def answered(error: BaseException) -> bool:
 
 def explain(connection: Connection, error: BaseException) -> WeftError:
     """An error of redis-py as one of ours, without secrets."""
-    said = " ".join(settings.redact(members.said_by(error), connection.secrets()).split()) or type(error).__name__
+    said = " ".join(settings.redact(group_member.said_by(error), connection.secrets()).split()) or type(error).__name__
     if said == NO_SUCH_NODE:
         said = "TRYAGAIN the slot moves to a node that had none"
     what = f"Redis ({connection.target}): {said}"

@@ -19,7 +19,7 @@ from weft.systems.entries import Membership, Part, StreamEntry
 from weft.systems.log import DEAD_LETTER_SUFFIX
 from weft.systems.redis import scripts
 from weft.systems.redis.entry_reader import Key, RedisReader, by_stream, check_identifier, entry_of
-from weft.systems.redis.members import Member, Redelivered, Script, Steps, text_of
+from weft.systems.redis.group_member import Member, Redelivered, Script, Steps, text_of
 
 T = TypeVar("T")
 _log = logging.getLogger("weft.consumers")

@@ -13,9 +13,9 @@ from redis.asyncio import RedisCluster
 from weft.errors import ConnectionFailedError, SettingsError, WeftError
 from weft.systems.base import Connection
 from weft.systems.entries import Part, StreamEntry
-from weft.systems.redis import members
+from weft.systems.redis import group_member
 from weft.systems.redis.client import AWAY, AsyncClient, open_async_client, refuses
-from weft.systems.redis.members import BEGINNING, LOOK_SECONDS, VANISHED, is_id, order_of, said_by, text_of
+from weft.systems.redis.group_member import BEGINNING, LOOK_SECONDS, VANISHED, is_id, order_of, said_by, text_of
 
 T = TypeVar("T")
 Key = bytes
@@ -139,7 +139,7 @@ class RedisReader:
     async def patiently(self, request: Callable[[], Awaitable[T]], *streams: Any) -> T:
         """Make a request about these streams until the server answers it, for as long as a restart may take. One that
         never answered is not waited for. What is said of a group that is gone is raised as it is."""
-        ends, pause = monotonic() + members.PATIENCE_SECONDS, _FIRST_PAUSE
+        ends, pause = monotonic() + group_member.PATIENCE_SECONDS, _FIRST_PAUSE
         while True:
             try:
                 reply = await request()

@@ -15,7 +15,7 @@ from weft.errors import SettingsError, WeftError
 from weft.systems.entries import Membership
 from weft.systems.pages import FieldNames, Page, PageFeed, Rejected
 from weft.systems.redis import scripts
-from weft.systems.redis.members import (
+from weft.systems.redis.group_member import (
     BEGINNING,
     LARGEST,
     LOOK_SECONDS,

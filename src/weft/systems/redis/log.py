@@ -16,7 +16,7 @@ from weft.errors import SettingsError, unknown
 from weft.systems.log import META_TYPES, Group, Leased, Member, Page, Refused, Span
 from weft.systems.pages import FieldNames
 from weft.systems.redis import ids, values
-from weft.systems.redis.members import GIVEN_BACK
+from weft.systems.redis.group_member import GIVEN_BACK
 from weft.types import FieldType, comparable, dump_json
 
 if TYPE_CHECKING:

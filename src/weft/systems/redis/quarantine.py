@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from weft.systems.log import QUARANTINE_SUFFIX
 from weft.systems.pages import Rejected
-from weft.systems.redis.members import LARGEST, order_of, text_of
+from weft.systems.redis.group_member import LARGEST, order_of, text_of
 from weft.systems.redis.wire import Key, ReplyError, Wire, Word
 
 ERROR_FIELD = "_weft_error"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from weft.systems.pages import Comparison
-from weft.systems.redis.members import LARGEST
+from weft.systems.redis.group_member import LARGEST
 from weft.systems.redis.wire import Key, ReplyError, Wire
 
 

@@ -20,10 +20,10 @@ import redis
 from redis import exceptions
 
 from weft.errors import WeftError
-from weft.systems.redis import members
+from weft.systems.redis import group_member
 from weft.systems.redis.client import ANSWER_SECONDS, CONNECT_SECONDS, ERRORS, answered, explain, open_client, refuses
 from weft.systems.redis.connection import RedisConnection
-from weft.systems.redis.members import BEGINNING, said_by, text_of
+from weft.systems.redis.group_member import BEGINNING, said_by, text_of
 from weft.systems.redis.resp import Bytes, encode, parse
 
 Key = str | bytes
@@ -163,7 +163,7 @@ class Wire:
             self._drop()
             gone_since = gone_since or time.monotonic()
             refused = refuses(failure) or isinstance(failure, exceptions.NoPermissionError)
-            patient = self.connected and time.monotonic() - gone_since < members.PATIENCE_SECONDS
+            patient = self.connected and time.monotonic() - gone_since < group_member.PATIENCE_SECONDS
             if refused or not patient or self.stopped():
                 self._sent = None
                 raise self.explained(failure) from None

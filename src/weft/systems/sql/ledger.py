@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from weft.systems.load import UNNAMED, Counts, Load
 from weft.systems.sql.driver import Session
-from weft.systems.sql.own import create_own_table, own_table
+from weft.systems.sql.system_tables import create_system_table, system_table
 from weft.systems.sql.tables import SqlTables
 
 _TABLE = "commits"
@@ -38,12 +38,12 @@ class ClaimRefusedError(Exception):
 
 def table(tables: SqlTables) -> str:
     """The quoted name."""
-    return own_table(tables, _TABLE)
+    return system_table(tables, _TABLE)
 
 
 def create(tables: SqlTables) -> None:
     """Make it where it is missing."""
-    create_own_table(tables, _TABLE, _FIELDS, _KEY)
+    create_system_table(tables, _TABLE, _FIELDS, _KEY)
 
 
 def is_committed(tables: SqlTables, load: Load) -> bool:

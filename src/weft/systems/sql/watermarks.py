@@ -10,7 +10,7 @@ import pyarrow as pa
 from weft.errors import BusyError, ConnectionFailedError, LoadRefusedError, StorageError, WeftError
 from weft.systems.load import Load
 from weft.systems.sql.driver import Session
-from weft.systems.sql.own import create_own_table, own_table
+from weft.systems.sql.system_tables import create_system_table, system_table
 from weft.systems.sql.tables import SqlTables
 from weft.systems.watermark import Watermark
 
@@ -33,12 +33,12 @@ _KEY = ("pipeline", "target")
 
 
 def _table(tables: SqlTables) -> str:
-    return own_table(tables, "watermarks")
+    return system_table(tables, "watermarks")
 
 
 def prepare(tables: SqlTables) -> None:
     """Make the table where it is missing, and the column that it had not at first."""
-    create_own_table(tables, "watermarks", _FIELDS, _KEY)
+    create_system_table(tables, "watermarks", _FIELDS, _KEY)
     if _COUNTED in (_columns(tables) or ()):
         return
     # Where two do it at once, one fails, and all is well.

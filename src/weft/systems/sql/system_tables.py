@@ -11,14 +11,14 @@ from weft.errors import WeftError
 from weft.systems.sql.tables import SqlTables
 
 
-def own_table(tables: SqlTables, name: str) -> str:
+def system_table(tables: SqlTables, name: str) -> str:
     """Its quoted name."""
     return tables.driver.table("weft", name)
 
 
-def create_own_table(tables: SqlTables, name: str, fields: pa.Schema, key: Sequence[str]) -> None:
+def create_system_table(tables: SqlTables, name: str, fields: pa.Schema, key: Sequence[str]) -> None:
     """Make a table of ours where it is missing."""
-    table = own_table(tables, name)
+    table = system_table(tables, name)
     with suppress(WeftError), tables.driver.session("read") as session:
         session.rows(f"SELECT 1 FROM {table} WHERE 1 = 0")
         return

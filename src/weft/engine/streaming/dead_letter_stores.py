@@ -18,8 +18,8 @@ from weft.streams.events import in_rounds
 from weft.streams.publishing import publish_once
 from weft.streams.runtime import open_stream
 from weft.systems.base import Connection, system_for
+from weft.systems.dead_letter_files import LetterFiles
 from weft.systems.dead_letter_store import FIELD_TYPES, DeadLetterStore, StoredLetter, digest
-from weft.systems.letter_files import LetterFiles
 
 
 def open_store(pipeline: StreamingPipeline) -> DeadLetterStore | None:

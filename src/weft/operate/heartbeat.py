@@ -13,15 +13,17 @@ from weft.operate.runlog import RunLog
 _JOIN_SECONDS = 5.0
 
 
-class Heart:
-    """`with Heart(log, run) as heart:` beats three times a lease. `heart.is_lost` says that somebody else took over;
-    `on_lost` is then called once, in the thread of the heart."""
+class Heartbeat:
+    """Renews the claim of a run three times per lease, in a thread.
+
+    `is_lost` is true once another process has taken the claim; `on_lost` is then called once, in that thread.
+    """
 
     def __init__(self, log: RunLog, run: Run, *, on_lost: Callable[[], object] | None = None) -> None:
         self._log, self._run, self._on_lost = log, run, on_lost
         self._stop = threading.Event()
         self._lost = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name=f"weft heart of {run.pipeline}", daemon=True)
+        self._thread = threading.Thread(target=self._beat, name=f"weft heartbeat of {run.pipeline}", daemon=True)
 
     @property
     def is_lost(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Glance(Generic[T]):
+class CachedProbe(Generic[T]):
     """What `look` saw, at most `fresh_seconds` old.
 
     Its thread is its own and a daemon: a database that hangs takes no thread from those that work, and holds up

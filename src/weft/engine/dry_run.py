@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from weft.engine import connectors, files, fitting
+from weft.engine import connectors, files, frame_projection
 from weft.spark_support import outcome, sessions
-from weft.systems import frame_loads
+from weft.systems import load_checks
 from weft.systems.base import Connection
 from weft.systems.load import Counts, Load
 from weft.systems.sql.checks import refuse_unknown_columns
 
 
-class Trial:
+class DryRun:
     """A load whose columns fit its target: what it is refused for without looking at rows is refused here."""
 
     def __init__(self, frame: Any, connection: Connection, load: Load) -> None:
@@ -22,12 +22,12 @@ class Trial:
         load.check_source(frame.columns)
         self.load, self.target = load, files.target_of(connection)
         self.spark = sessions.own_session(connectors.ready(frame.sparkSession, connection), {})
-        self.frame = frame_loads.without_void(sessions.moved_to(frame, self.spark))
+        self.frame = load_checks.without_void(sessions.moved_to(frame, self.spark))
         connection.configure(self.spark)
         self.stored = self.target.stored(load, self.spark)
         if self.stored is not None and (load.mode != "truncate" or self.target.keeps_columns):
-            self.frame = frame_loads.fitted(self.frame, self.stored.schema, load)
-            self.stored = frame_loads.completed(self.stored, frame_loads.grown(self.stored.schema, self.frame))
+            self.frame = load_checks.fitted(self.frame, self.stored.schema, load)
+            self.stored = load_checks.completed(self.stored, load_checks.grown(self.stored.schema, self.frame))
 
     @property
     def creates(self) -> str | None:
@@ -40,16 +40,16 @@ class Trial:
     def run(self) -> Counts:
         """Try the rows; raises where they are refused."""
         what = f"try the load of {self.load.name}"
-        with outcome.explained(what), fitting.expected(self.frame, self.load) as (frame, warnings):
+        with outcome.explained(what), frame_projection.expected(self.frame, self.load) as (frame, warnings):
             return replace(self._counts(frame), warnings=warnings)
 
     def _counts(self, frame: Any) -> Counts:
         load, stored = self.load, self.stored
         if load.keys:
-            frame, total, kept = frame_loads.checked_keys(frame, load)
+            frame, total, kept = load_checks.checked_keys(frame, load)
         else:
             total = kept = frame.count()
-        frame_loads.refuse_empty(load, total)
+        load_checks.refuse_empty(load, total)
         if load.tracks_rows:
             changed = self.target.changes(frame, stored, load)
             unchanged = kept - changed.inserted - changed.updated

@@ -13,7 +13,7 @@ T = TypeVar("T")
 _DONE = object()
 
 
-def read_ahead(
+def prefetch(
     make: Callable[[], Iterator[T]], *, depth: int = 2, cancel: Callable[[], None] = lambda: None
 ) -> Iterator[T]:
     """What the iterator gives, at most `depth` items ahead. It is made, used and closed in one thread.

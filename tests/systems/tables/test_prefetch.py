@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from weft.systems.sql.ahead import read_ahead
+from weft.systems.sql.prefetch import prefetch
 
 
 def test_in_order_and_bounded() -> None:
@@ -19,7 +19,7 @@ def test_in_order_and_bounded() -> None:
             made.append(number)
             yield number
 
-    for number in read_ahead(items, depth=2):
+    for number in prefetch(items, depth=2):
         time.sleep(0.001)
         # One is used, two wait, one is held by the thread.
         assert len(made) <= number + 4
@@ -31,7 +31,7 @@ def test_errors_come_after_what_came_before_them() -> None:
         yield 1
         raise ValueError("broken")
 
-    found = read_ahead(items)
+    found = prefetch(items)
     assert next(found) == 1
     with pytest.raises(ValueError, match="broken"):
         next(found)
@@ -50,7 +50,7 @@ def test_who_stops_early_ends_the_thread() -> None:
         finally:
             closed.set()
 
-    found = read_ahead(items, depth=5, cancel=cancelled.set)
+    found = prefetch(items, depth=5, cancel=cancelled.set)
     assert next(found) == 1
     found.close()  # type: ignore[attr-defined]
     assert closed.is_set()

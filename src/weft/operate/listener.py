@@ -5,7 +5,7 @@ from __future__ import annotations
 from weft.pipelines.streaming.execution import Lag, Report
 
 
-class Watcher:
+class RunListener:
     """Is told what a pipeline does, from threads of the engine. Whoever wants to know overrides what it needs.
 
     What it raises is logged, and the pipeline goes on. `BrokenPipeError` ends it after the batch in hand: what it

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from weft.engine import shape
+from weft.engine import projection
 from weft.errors import LoadRefusedError
 from weft.pipelines import declare
 from weft.pipelines.streaming.spec import Drift
@@ -66,7 +66,7 @@ class DeclaredFit:
 
     def __init__(self, table: Table, on_drift: Drift) -> None:
         self._names = set(table.names)
-        self._fit = shape.Fit(declare.Target(table=table, on_drift=_DRIFTS[on_drift]))
+        self._fit = projection.Fit(declare.Target(table=table, on_drift=_DRIFTS[on_drift]))
 
     def __call__(self, load: Load, source: pa.Schema, dialect: str, quote: Callable[[str], str]) -> Load:
         """The load with the columns that it writes."""
