@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -57,9 +58,9 @@ print(*(name for name in sys.modules if name.startswith(("pyspark", "py4j", "wef
 """
 
 
-def run(code: str, folder: Path) -> str:
-    done = warm_python.run([sys.executable, "-c", code], cwd=folder, check=True, capture_output=True, text=True)
-    return done.stdout.strip()
+def run(code: str, folder: Path, runner: Callable[..., Any] = warm_python.run) -> str:
+    done = runner([sys.executable, "-c", code], cwd=folder, check=True, capture_output=True, text=True)
+    return str(done.stdout).strip()
 
 
 def test_pipelines_with_their_last_runs(server: Callable[..., Any]) -> None:
@@ -99,7 +100,7 @@ def test_streams_with_their_consumers(server: Callable[..., Any], system: Any) -
 
 def test_the_service_loads_no_spark(server: Callable[..., Any]) -> None:
     served = server(PIPELINES)
-    assert run(LOADED, served.folder) == ""
+    assert run(LOADED, served.folder, subprocess.run) == ""
 
 
 async def test_one_looks_for_all_who_ask() -> None:
