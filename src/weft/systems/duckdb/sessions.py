@@ -202,13 +202,9 @@ class DuckDBSessions(SqlDriver):
 
     # ------------------------------------------------------------------------------------------------------------ names
 
-    def quote(self, name: str) -> str:
-        """A quoted identifier."""
-        return '"' + name.replace('"', '""') + '"'
-
     def table(self, schema: str, name: str) -> str:
         """With the catalogue's name, so that it cannot be taken for the schema's."""
-        return f"{self.quote(self.catalog)}.{self.quote(schema)}.{self.quote(name)}"
+        return f"{self.quote(self.catalog)}.{super().table(schema, name)}"
 
 
 def is_rejection(error: BaseException) -> bool:

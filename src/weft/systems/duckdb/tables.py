@@ -19,9 +19,10 @@ from weft.systems.duckdb import file_lock
 from weft.systems.duckdb.connection import DuckDBConnection
 from weft.systems.duckdb.sessions import DuckDBSessions, is_rejection
 from weft.systems.file import MEMORY
-from weft.systems.sql.driver import Role, Session
+from weft.systems.sql.driver import Role, Session, SqlDriver
 from weft.systems.sql.queries import bare_rows, subquery
 from weft.systems.sql.tables import Column, Slice, SqlTables
+from weft.systems.sql.tokens import quote_name
 
 # A batch's rows: a multiple of what DuckDB's own vectors have.
 _READ_ROWS = 16 * 1024
@@ -34,10 +35,13 @@ class DuckDBTables(SqlTables):
     """The tables of one file. DuckDB keeps lists, structs and maps as they are."""
 
     dialect: ClassVar[str] = "duckdb"
+    sessions: ClassVar[type[SqlDriver]] = DuckDBSessions
     one_host: ClassVar[bool] = True
     one_writer: ClassVar[bool] = True
     savepoints: ClassVar[bool] = False
     clock: ClassVar[str | None] = "now()"
+
+    driver: DuckDBSessions
 
     def __getstate__(self) -> dict[str, Any]:
         assert isinstance(self.connection, DuckDBConnection)
@@ -47,15 +51,6 @@ class DuckDBTables(SqlTables):
                 hint='Use a file: DuckDBConnection("warehouse.duckdb").',
             )
         return super().__getstate__()
-
-    def open_driver(self) -> DuckDBSessions:
-        """Sessions that close the file."""
-        return DuckDBSessions(self.connection)
-
-    @property
-    def _catalog(self) -> str:
-        assert isinstance(self.driver, DuckDBSessions)
-        return self.driver.catalog
 
     def waiting_turn(self, role: Role) -> AbstractContextManager[None]:
         """One process at a time can open the file, and who waits longest asks least often: next to busy processes it
@@ -110,7 +105,7 @@ class DuckDBTables(SqlTables):
             "SELECT column_name, data_type, is_nullable, column_default, is_generated FROM information_schema.columns "
             "WHERE table_catalog = ? AND lower(table_schema) = lower(?) AND lower(table_name) = lower(?) "
             "ORDER BY ordinal_position",
-            (self._catalog, "main" if schema is None else schema, name),
+            (self.driver.catalog, "main" if schema is None else schema, name),
         )
         if not found:
             return None
@@ -138,7 +133,7 @@ class DuckDBTables(SqlTables):
 
     def copy_in(self, session: Session, table: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
         """INSERT … SELECT from Arrow, a row group at a time."""
-        names = ", ".join(self.quote(name) for name in schema.names)
+        names = self.listed(schema.names)
         as_json = [
             index for index, field in enumerate(schema) if is_nested(field.type) and _sql(field.type) == _HINTED["json"]
         ]
@@ -165,7 +160,7 @@ class DuckDBTables(SqlTables):
 
     def create_schema(self, session: Session, schema: str) -> None:
         """In the file's own catalogue."""
-        session.run(f"CREATE SCHEMA IF NOT EXISTS {self.quote(self._catalog)}.{self.quote(schema)}")
+        session.run(f"CREATE SCHEMA IF NOT EXISTS {self.quote(self.driver.catalog)}.{self.quote(schema)}")
 
     def temporary(self, name: str) -> str:
         """In the catalogue of temporary tables."""
@@ -250,7 +245,7 @@ def _sql(kind: pa.DataType) -> str:
         # DuckDB has no struct without fields, and none whose names differ by case alone.
         if not names or len({name.lower() for name in names}) < len(names) or "" in names:
             return _HINTED["json"]
-        quoted = ['"' + name.replace('"', '""') + '"' for name in names]
+        quoted = [quote_name(name) for name in names]
         return _native(
             kind,
             [field.type for field in kind],

@@ -11,6 +11,7 @@ from urllib.parse import unquote, urlsplit
 from weft import settings
 from weft.errors import SettingsError
 from weft.systems.base import SIGN_IN_HINT, Connection, measured, require, url_parameters
+from weft.systems.sql.tokens import quote_name
 
 
 def _flag(text: str) -> bool:
@@ -84,7 +85,7 @@ class MySQLConnection(Connection):
 
     def stream_table(self, stream: Any) -> str:
         """There are no schemas: the table is called `schema.name`."""
-        return "`" + f"{stream.schema}.{stream.name}".replace("`", "``") + "`"
+        return quote_name(f"{stream.schema}.{stream.name}", "`")
 
     def reports_missing(self, error: str) -> Literal["table", "database"] | None:
         """In the server's words."""

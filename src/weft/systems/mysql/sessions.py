@@ -14,6 +14,7 @@ from weft.errors import BusyError, ConnectionFailedError, SchemaError, StorageEr
 from weft.systems.mysql.connection import MySQLConnection
 from weft.systems.mysql.driver import Driver, connect
 from weft.systems.sql.driver import Role, SqlDriver, readable
+from weft.systems.sql.tokens import quote_name
 
 
 class MySQLSessions(SqlDriver):
@@ -147,4 +148,4 @@ _TOO_LARGE = {ER.NET_PACKET_TOO_LARGE, ER.TOO_BIG_ROWSIZE, ER.TOO_MANY_FIELDS, 1
 @lru_cache(maxsize=4096)
 def quote(name: str) -> str:
     """A quoted identifier."""
-    return "`" + name.replace("`", "``") + "`"
+    return quote_name(name, "`")

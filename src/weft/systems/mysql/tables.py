@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,8 +22,8 @@ from weft.errors import BusyError, DeclarationError, SchemaError, WeftError
 from weft.systems.log import ROWID
 from weft.systems.mysql import copy, results, types
 from weft.systems.mysql.driver import LOCK_SECONDS, Driver
-from weft.systems.mysql.sessions import MySQLSessions
-from weft.systems.sql.driver import Role, Session
+from weft.systems.mysql.sessions import MySQLSessions, quote
+from weft.systems.sql.driver import Role, Session, SqlDriver
 from weft.systems.sql.prefetch import prefetch
 from weft.systems.sql.queries import bare_rows, subquery
 from weft.systems.sql.tables import ROW, Column, Slice, SqlTables
@@ -36,22 +36,62 @@ _INDEXED = 4
 _LONGEST_VARCHAR = 4_000
 
 
+class LoadSessions(MySQLSessions):
+    """Sessions that leave neither locks nor temporary tables behind."""
+
+    def connect(self, role: Role) -> Driver:
+        """A connection that may be slow to read, and joins without an index by hashes."""
+        driver = super().connect(role)
+        try:
+            driver.query("SET SESSION net_write_timeout = 3600, net_read_timeout = 3600")
+            if driver.is_mariadb():
+                driver.query("SET SESSION join_cache_level = 8, join_buffer_size = 67108864")
+        except BaseException:
+            driver.close()
+            raise
+        return driver
+
+    def commit(self, driver: Driver, role: Role) -> None:
+        """Commit; what cannot be cleaned up then goes with the connection."""
+        super().commit(driver, role)
+        try:
+            driver.clean_up()
+        except pymysql.Error:
+            driver.cut()
+
+    def rollback(self, driver: Driver) -> None:
+        """Undo, and clean up."""
+        super().rollback(driver)
+        driver.clean_up()
+
+    def explain(self, error: BaseException) -> WeftError:
+        """A row that the server refused is one that does not fit."""
+        explained = super().explain(error)
+        if not _is_rejection(error):
+            return explained
+        unread = re.search(r"concat\('((.*?): \w+\(.*\) cannot read) '", explained.what)
+        if unread is not None:
+            # By the normalizer's own words; the value is not among what the server says.
+            field = unread[2].replace("''", "'")
+            return SchemaError(f"MySQL ({self.connection.target}): {unread[1]} the value.", field=field)
+        checked = re.search(rf"'{types.TOO_LARGE} \+ .*`([^`]+)`\)'", explained.what)
+        if checked is None:
+            return SchemaError(explained.what)
+        return SchemaError(
+            f"MySQL ({self.connection.target}): a value of {checked[1]!r} would be rounded or cut off.",
+            field=checked[1],
+            hint="Round it in the source, or give the column a type that holds it.",
+        )
+
+
 class MySQLTables(SqlTables):
     """Tables of a server, by default those of the connection's database."""
 
     dialect: ClassVar[str] = "mysql"
+    sessions: ClassVar[type[SqlDriver]] = LoadSessions
     clock: ClassVar[str | None] = "UTC_TIMESTAMP(6)"
     row_lock: ClassVar[str] = " FOR UPDATE"
     has_schemas: ClassVar[bool] = False
-
-    @cached_property
-    def driver(self) -> LoadSessions:
-        """The pooled connections of this process."""
-        return self.open_driver()
-
-    def open_driver(self) -> LoadSessions:
-        """Connections of loads."""
-        return LoadSessions(self.connection)
 
     def identity(self) -> str:
         """The server's own name for itself, and the database that names without a schema are in."""
@@ -138,9 +178,8 @@ class MySQLTables(SqlTables):
             if error.args[0] in (ER.NO_SUCH_TABLE, ER.BAD_DB_ERROR):
                 return None
             raise
-        chosen = ", ".join(self.quote(row[0]) for row in found)
         fields = []
-        for field, stored in self._fields(session, f"SELECT {chosen} FROM {table}"):
+        for field, stored in self._fields(session, f"SELECT {self.listed(row[0] for row in found)} FROM {table}"):
             try:
                 fields.append(types.field_of(field, stored))
             except SchemaError:
@@ -178,8 +217,7 @@ class MySQLTables(SqlTables):
 
     def copy_in(self, session: Session, table: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
         """By INSERT statements of many rows."""
-        names = ", ".join(self.quote(name) for name in schema.names)
-        into = f"INSERT INTO {table} ({names}) VALUES "
+        into = f"INSERT INTO {table} ({self.listed(schema.names)}) VALUES "
         return copy.insert(session.driver, into, schema, batches, self._packet)
 
     # ----------------------------------------------------------------------------------------------- words of a dialect
@@ -199,7 +237,7 @@ class MySQLTables(SqlTables):
 
     def index_clause(self, columns: Sequence[str]) -> str | None:
         """MySQL has no CREATE INDEX IF NOT EXISTS."""
-        return f"INDEX ({', '.join(map(self.quote, columns))})"
+        return f"INDEX ({self.listed(columns)})"
 
     def create_index(self, name: str, table: str, columns: Sequence[str]) -> str | None:
         """It is made with the table."""
@@ -207,21 +245,14 @@ class MySQLTables(SqlTables):
 
     def create_temporary(self, session: Session, name: str, columns: str) -> None:
         """A temporary table, which is dropped when the transaction ends."""
-        session.run(f"CREATE TEMPORARY TABLE {self.temporary(name)} ({columns})")
+        super().create_temporary(session, name, columns)
         session.driver.at_end.append(f"DROP TEMPORARY TABLE IF EXISTS {self.temporary(name)}")
 
-    def create_temporary_as(
-        self,
-        session: Session,
-        name: str,
-        select: str,
-        parameters: Sequence[Any] = (),
-        keys: dict[str, str] | None = None,
-    ) -> int:
+    def create_temporary_as(self, session: Session, name: str, select: str, keys: dict[str, str] | None = None) -> int:
         """The same, of a query's rows."""
         definitions = [f"{self.quote(key)} {kind}" for key, kind in (keys or {}).items()] + self.stage_index(keys or {})
         defined = f" ({', '.join(definitions)})" if definitions else ""
-        cursor = session.run(f"CREATE TEMPORARY TABLE {self.temporary(name)}{defined} AS {select}", parameters)
+        cursor = session.run(f"CREATE TEMPORARY TABLE {self.temporary(name)}{defined} AS {select}")
         session.driver.at_end.append(f"DROP TEMPORARY TABLE IF EXISTS {self.temporary(name)}")
         return int(cursor.rowcount)
 
@@ -316,54 +347,6 @@ class MySQLTables(SqlTables):
         return isinstance(error, SchemaError) or _is_rejection(error)
 
 
-class LoadSessions(MySQLSessions):
-    """Sessions that leave neither locks nor temporary tables behind."""
-
-    def connect(self, role: Role) -> Driver:
-        """A connection that may be slow to read, and joins without an index by hashes."""
-        driver = super().connect(role)
-        try:
-            driver.query("SET SESSION net_write_timeout = 3600, net_read_timeout = 3600")
-            if driver.is_mariadb():
-                driver.query("SET SESSION join_cache_level = 8, join_buffer_size = 67108864")
-        except BaseException:
-            driver.close()
-            raise
-        return driver
-
-    def commit(self, driver: Driver, role: Role) -> None:
-        """Commit; what cannot be cleaned up then goes with the connection."""
-        super().commit(driver, role)
-        try:
-            driver.clean_up()
-        except pymysql.Error:
-            driver.cut()
-
-    def rollback(self, driver: Driver) -> None:
-        """Undo, and clean up."""
-        super().rollback(driver)
-        driver.clean_up()
-
-    def explain(self, error: BaseException) -> WeftError:
-        """A row that the server refused is one that does not fit."""
-        explained = super().explain(error)
-        if not _is_rejection(error):
-            return explained
-        unread = re.search(r"concat\('((.*?): \w+\(.*\) cannot read) '", explained.what)
-        if unread is not None:
-            # By the normalizer's own words; the value is not among what the server says.
-            field = unread[2].replace("''", "'")
-            return SchemaError(f"MySQL ({self.connection.target}): {unread[1]} the value.", field=field)
-        checked = re.search(rf"'{types.TOO_LARGE} \+ .*`([^`]+)`\)'", explained.what)
-        if checked is None:
-            return SchemaError(explained.what)
-        return SchemaError(
-            f"MySQL ({self.connection.target}): a value of {checked[1]!r} would be rounded or cut off.",
-            field=checked[1],
-            hint="Round it in the source, or give the column a type that holds it.",
-        )
-
-
 # Duplicate, null, no default, wrong value, out of range, cut off, wrong date, too long, no such parent, still a child,
 # a check, not JSON, a number beyond the largest.
 _REJECTIONS = {
@@ -393,13 +376,9 @@ def _stored(session: Session, schema: str, table: str) -> dict[str, types.Stored
         )
         checked = {clause.lower() for (clause,) in clauses}
     return {
-        name: types.Stored(kind, comment, f"json_valid({_quoted(name)})" in checked, in_stream)
+        name: types.Stored(kind, comment, f"json_valid({quote(name.lower())})" in checked, in_stream)
         for name, kind, comment in found
     }
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.lower().replace("`", "``") + "`"
 
 
 def _in_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

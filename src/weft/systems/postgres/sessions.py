@@ -147,11 +147,7 @@ class PostgresSessions(SqlDriver):
         """A quoted identifier."""
         if len(name.encode()) > _NAME_BYTES:
             raise DeclarationError(f"The name {name!r} is too long for PostgreSQL, which takes {_NAME_BYTES} bytes.")
-        return '"' + name.replace('"', '""') + '"'
-
-    def table(self, schema: str, name: str) -> str:
-        """A table in a schema."""
-        return f"{self.quote(schema)}.{self.quote(name)}"
+        return super().quote(name)
 
 
 # Connection exceptions, authorisation, no such database, too many connections, ended by a timeout or an administrator.

@@ -27,6 +27,7 @@ from weft.systems.postgres.notify import Listener, Notifier
 from weft.systems.postgres.sessions import PostgresSessions
 from weft.systems.sql.log import SqlLog
 from weft.systems.sql.store import Session, SqlStore
+from weft.systems.sql.tokens import quote_name
 from weft.types import FieldType, from_sql, round_float32
 
 if TYPE_CHECKING:
@@ -272,7 +273,7 @@ def _insert_sql(
 ) -> str:
     several = names[-1] == PUBLISH_ID
     leading = () if several else (PUBLISH_ID,)
-    columns = ", ".join('"' + name.replace('"', '""') + '"' for name in (ROWID, PUBLISHED_AT, *leading, *names))
+    columns = ", ".join(map(quote_name, (ROWID, PUBLISHED_AT, *leading, *names)))
     into = f"{table} ({columns})".replace("%", "%%")
     arrays = ", ".join(f"%s::{kind.sql('postgres')}[]" for kind in kinds)
     # MATERIALIZED: the lock is taken before the first nextval. One a transaction and stream: the lowest is what counts.

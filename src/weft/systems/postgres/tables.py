@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, date, datetime, timedelta
-from functools import cached_property
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -15,9 +14,9 @@ from weft.columns import hint_of, is_binary_json, is_nested, length_of
 from weft.errors import DeclarationError, SchemaError, WeftError, nearest
 from weft.systems.postgres import copy, types
 from weft.systems.postgres.sessions import PostgresSessions
-from weft.systems.sql.driver import Role, Session
+from weft.systems.sql.driver import Role, Session, SqlDriver
 from weft.systems.sql.queries import subquery
-from weft.systems.sql.tables import ROW, Column, Slice, SqlTables
+from weft.systems.sql.tables import ROW, Column, Slice, SqlTables, causes, check_event_time
 
 # The keys of our advisory locks: "load" in ASCII, then a hash of the table's name.
 _LOCK_SPACE = 0x6C6F6164
@@ -27,22 +26,37 @@ _LOAD_LOCK = "1h"
 _UNEQUAL = {"xml", "point", "line", "lseg", "box", "path", "polygon", "circle", "json[]"}
 
 
+class LoadSessions(PostgresSessions):
+    """Sessions that write values as text in one way, whatever the server's settings are."""
+
+    def connect_as(self, role: Role, *, autocommit: bool) -> psycopg.Connection[Any]:
+        """A connection with these settings."""
+        connection = super().connect_as(role, autocommit=True)
+        try:
+            # A hash of a row is one of its text.
+            connection.execute(
+                "SELECT set_config('DateStyle', 'ISO, YMD', false), set_config('IntervalStyle', 'postgres', false), "
+                "set_config('bytea_output', 'hex', false), set_config('extra_float_digits', '1', false)"
+            )
+            connection.autocommit = autocommit
+        except BaseException as error:
+            connection.close()
+            if self.is_driver_error(error):
+                raise self.explain(error) from None
+            raise
+        return connection
+
+
 class PostgresTables(SqlTables):
     """Tables of a PostgreSQL database."""
 
     dialect: ClassVar[str] = "postgres"
+    sessions: ClassVar[type[SqlDriver]] = LoadSessions
     clock: ClassVar[str | None] = "clock_timestamp()"
     row_lock: ClassVar[str] = " FOR UPDATE"
     has_temporary_views: ClassVar[bool] = True
 
-    @cached_property
-    def driver(self) -> LoadSessions:
-        """The pooled connections of this process."""
-        return self.open_driver()
-
-    def open_driver(self) -> LoadSessions:
-        """Connections of loads."""
-        return LoadSessions(self.connection)
+    driver: LoadSessions
 
     def identity(self) -> str:
         """The server by its cluster and its start, since copies of a cluster keep its number; then the database."""
@@ -202,7 +216,7 @@ class PostgresTables(SqlTables):
     def copy_in(self, session: Session, table: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
         """By binary COPY."""
         targets = self._targets(session, table, schema)
-        names = ", ".join(self.quote(name) for name in schema.names)
+        names = self.listed(schema.names)
         sent = 0
         cursor: psycopg.Cursor[Any] = session.driver.cursor()
         with cursor.copy(f"COPY {table} ({names}) FROM STDIN (FORMAT binary)".encode()) as stream:
@@ -244,16 +258,9 @@ class PostgresTables(SqlTables):
         """It ends with the transaction."""
         session.run(f"CREATE TEMPORARY TABLE {self.temporary(name)} ({columns}) ON COMMIT DROP")
 
-    def create_temporary_as(
-        self,
-        session: Session,
-        name: str,
-        select: str,
-        parameters: Sequence[Any] = (),
-        keys: dict[str, str] | None = None,
-    ) -> int:
+    def create_temporary_as(self, session: Session, name: str, select: str, keys: dict[str, str] | None = None) -> int:
         """It ends with the transaction. The server says how many rows went into it."""
-        cursor = session.run(f"CREATE TEMPORARY TABLE {self.temporary(name)} ON COMMIT DROP AS {select}", parameters)
+        cursor = session.run(f"CREATE TEMPORARY TABLE {self.temporary(name)} ON COMMIT DROP AS {select}")
         return int(cursor.rowcount)
 
     def filled(self, session: Session, table: str) -> None:
@@ -266,8 +273,7 @@ class PostgresTables(SqlTables):
 
     def create_key_index(self, session: Session, schema: str | None, name: str, keys: Sequence[str]) -> None:
         """The server finds a name that is free and short enough."""
-        columns = ", ".join(self.quote(key) for key in keys)
-        session.run(f"CREATE INDEX ON {self.table(schema, name)} ({columns})")
+        session.run(f"CREATE INDEX ON {self.table(schema, name)} ({self.listed(keys)})")
 
     def sorts_fast(self, field: pa.Field) -> bool:
         """Numbers and times: count(DISTINCT …) sorts them in half the time that GROUP BY hashes them. Texts are
@@ -326,46 +332,16 @@ class PostgresTables(SqlTables):
 
     def instant(self, expression: str, column: pa.Field) -> str:
         """What has no zone is in UTC."""
+        check_event_time(column)
         if pa.types.is_date(column.type):
             return f"(CAST({expression} AS timestamp) AT TIME ZONE 'UTC')"
-        if not pa.types.is_timestamp(column.type):
-            raise DeclarationError(
-                f"The column {column.name!r} is {column.type}: an event time is a date or timestamp."
-            )
         return expression if column.type.tz else f"({expression} AT TIME ZONE 'UTC')"
 
     def is_rejection(self, error: BaseException) -> bool:
         """Values (SQLSTATE class 22) and constraints (23). Not deadlocks, resources, or an operator's intervention."""
-        if isinstance(error, SchemaError):
-            return True
-        found: BaseException | None = error
-        while found is not None:
-            if isinstance(found, psycopg.Error):
-                return (found.sqlstate or "")[:2] in ("22", "23")
-            # Outside of its session, a driver's error is what one of ours came from.
-            found = found.__context__ if isinstance(found, WeftError) else None
-        return False
-
-
-class LoadSessions(PostgresSessions):
-    """Sessions that write values as text in one way, whatever the server's settings are."""
-
-    def connect_as(self, role: Role, *, autocommit: bool) -> psycopg.Connection[Any]:
-        """A connection with these settings."""
-        connection = super().connect_as(role, autocommit=True)
-        try:
-            # A hash of a row is one of its text.
-            connection.execute(
-                "SELECT set_config('DateStyle', 'ISO, YMD', false), set_config('IntervalStyle', 'postgres', false), "
-                "set_config('bytea_output', 'hex', false), set_config('extra_float_digits', '1', false)"
-            )
-            connection.autocommit = autocommit
-        except BaseException as error:
-            connection.close()
-            if self.is_driver_error(error):
-                raise self.explain(error) from None
-            raise
-        return connection
+        return isinstance(error, SchemaError) or any(
+            isinstance(cause, psycopg.Error) and (cause.sqlstate or "")[:2] in ("22", "23") for cause in causes(error)
+        )
 
 
 class _Held:

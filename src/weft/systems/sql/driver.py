@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 
 from weft.errors import ConnectionFailedError, WeftError
 from weft.systems.base import Connection
-from weft.systems.sql.tokens import replaced
+from weft.systems.sql.tokens import quote_name, replaced
 
 Role = Literal["publish", "keep", "read"]
 """`publish` commits wait for the disk; `keep` is bookkeeping, whose loss in a power cut only redelivers; `read` is
@@ -48,8 +48,13 @@ class Session:
 
     def row(self, sql: str, parameters: Sequence[Any] = ()) -> tuple[Any, ...] | None:
         """The first row of a query."""
-        found: tuple[Any, ...] | None = self.run(sql, parameters).fetchone()
-        return found
+        row: tuple[Any, ...] | None = self.run(sql, parameters).fetchone()
+        return row
+
+    def value(self, sql: str, parameters: Sequence[Any] = ()) -> Any:
+        """The first column of the first row of a query; `None` where there is no row."""
+        row = self.row(sql, parameters)
+        return None if row is None else row[0]
 
 
 class SqlDriver(ABC):
@@ -91,13 +96,13 @@ class SqlDriver(ABC):
     def explain(self, error: BaseException) -> WeftError:
         """A driver's error as one of ours, without secrets."""
 
-    @abstractmethod
     def table(self, schema: str, name: str) -> str:
         """The quoted name of a table in a schema."""
+        return f"{self.quote(schema)}.{self.quote(name)}"
 
-    @abstractmethod
     def quote(self, name: str) -> str:
         """A quoted identifier."""
+        return quote_name(name)
 
     def alive(self, driver: Any) -> bool:
         """Whether a connection that rested for long, or has something to read, still answers."""

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
+from weft.errors import DeclarationError, WeftError
 from weft.systems.base import Connection
 from weft.systems.sql.driver import Role, Session, SqlDriver
 
@@ -53,6 +54,8 @@ class SqlTables(ABC):
     """
 
     dialect: ClassVar[str]
+    sessions: ClassVar[type[SqlDriver]]
+    """The connections of loads."""
     one_host: ClassVar[bool] = False
     """Whether only this machine can open it (a file), so that a cluster cannot."""
     one_writer: ClassVar[bool] = False
@@ -81,7 +84,7 @@ class SqlTables(ABC):
     @cached_property
     def driver(self) -> SqlDriver:
         """The pooled connections of this process."""
-        return self.open_driver()
+        return self.sessions(self.connection)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "driver"}
@@ -93,10 +96,6 @@ class SqlTables(ABC):
             del self.__dict__["driver"]
 
     # -------------------------------------------------------------------------------------------------- what to connect
-
-    @abstractmethod
-    def open_driver(self) -> SqlDriver:
-        """A new pool of connections."""
 
     @abstractmethod
     def identity(self) -> str:
@@ -161,6 +160,10 @@ class SqlTables(ABC):
         """A quoted identifier."""
         return self.driver.quote(name)
 
+    def listed(self, names: Iterable[str], alias: str = "") -> str:
+        """Quoted columns, with a comma between them."""
+        return ", ".join(f"{alias}{self.quote(name)}" for name in names)
+
     def table(self, schema: str | None, name: str) -> str:
         """The quoted name of a table; without a schema, one of the connection's default schema."""
         return self.quote(name) if schema is None else self.driver.table(schema, name)
@@ -180,8 +183,7 @@ class SqlTables(ABC):
     def create_index(self, name: str, table: str, columns: Sequence[str]) -> str | None:
         """The statement that makes an index of one of Weft's own (quoted) tables where it is missing; `None` where
         `index_clause` made it, or where the database needs none."""
-        listed = ", ".join(map(self.quote, columns))
-        return f"CREATE INDEX IF NOT EXISTS {self.quote(name)} ON {table} ({listed})"
+        return f"CREATE INDEX IF NOT EXISTS {self.quote(name)} ON {table} ({self.listed(columns)})"
 
     def temporary(self, name: str) -> str:
         """The quoted name of a temporary table of this session."""
@@ -191,19 +193,10 @@ class SqlTables(ABC):
         """A temporary table with these column definitions; it ends with the transaction or is dropped by the load."""
         session.run(f"CREATE TEMPORARY TABLE {self.temporary(name)} ({columns})")
 
-    def create_temporary_as(
-        self,
-        session: Session,
-        name: str,
-        select: str,
-        parameters: Sequence[Any] = (),
-        keys: dict[str, str] | None = None,
-    ) -> int:
+    def create_temporary_as(self, session: Session, name: str, select: str, keys: dict[str, str] | None = None) -> int:
         """A temporary table of a query's rows; gives how many. `keys`: what `stage_keys` gave."""
-        session.run(f"CREATE TEMPORARY TABLE {self.temporary(name)} AS {select}", parameters)
-        row = session.row(f"SELECT count(*) FROM {self.temporary(name)}")
-        assert row is not None
-        return int(row[0])
+        session.run(f"CREATE TEMPORARY TABLE {self.temporary(name)} AS {select}")
+        return int(session.value(f"SELECT count(*) FROM {self.temporary(name)}"))
 
     def stage_keys(self, keys: Sequence[pa.Field], columns: dict[str, Column]) -> dict[str, str]:
         """The types that keys have in a staging table with an index on them, where joins need one."""
@@ -233,8 +226,8 @@ class SqlTables(ABC):
 
     def create_key_index(self, session: Session, schema: str | None, name: str, keys: Sequence[str]) -> None:
         """An index by which the versions of a key are found in a new scd2 table."""
-        columns = ", ".join(self.quote(key) for key in keys)
-        session.run(f"CREATE INDEX {self.quote(f'{name[:40]}_keys')} ON {self.table(schema, name)} ({columns})")
+        index, table = self.quote(f"{name[:40]}_keys"), self.table(schema, name)
+        session.run(f"CREATE INDEX {index} ON {table} ({self.listed(keys)})")
 
     def ordered(self, expression: str, field: pa.Field) -> str:
         """A value of this type in a comparison, so that it is compared as what it is."""
@@ -297,10 +290,24 @@ class SqlTables(ABC):
     def add_seconds(self, expression: str, seconds: float) -> str:
         """A timestamp expression some seconds later (or earlier)."""
 
+    @abstractmethod
     def instant(self, expression: str, column: pa.Field) -> str:
         """A staged date or timestamp as the type of `valid_from`."""
-        return expression
 
     @abstractmethod
     def is_rejection(self, error: BaseException) -> bool:
         """Whether the database refused a value or a row (constraint, range, type), not the whole attempt."""
+
+
+def check_event_time(column: pa.Field) -> None:
+    """Raise where a column is neither a date nor a timestamp."""
+    if not pa.types.is_date(column.type) and not pa.types.is_timestamp(column.type):
+        raise DeclarationError(f"The column {column.name!r} is {column.type}: an event time is a date or timestamp.")
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """An error and, outside of its session, the driver's error that one of ours came from."""
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__context__ if isinstance(cause, WeftError) else None

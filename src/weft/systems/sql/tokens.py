@@ -5,6 +5,12 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+
+def quote_name(name: str, mark: str = '"') -> str:
+    """An identifier in quotation marks, doubled inside."""
+    return mark + name.replace(mark, mark * 2) + mark
+
+
 _NAME = r'"(?:[^"]|"")*"'
 _TEXT = r"'(?:[^']|'')*'"
 _ESCAPED = r"[eE]'(?:[^'\\]|\\.|'')*'"

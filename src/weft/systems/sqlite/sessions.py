@@ -16,7 +16,7 @@ from weft.systems.base import Connection
 from weft.systems.file import MEMORY
 from weft.systems.sql.driver import Role, Session, SqlDriver
 from weft.systems.sqlite import reading
-from weft.systems.sqlite.connection import SQLiteConnection, quote
+from weft.systems.sqlite.connection import SQLiteConnection
 
 # How long a writer waits for another process's lock before it gives up with an error.
 LOCK_SECONDS = 30.0
@@ -188,10 +188,6 @@ class SqliteSessions(SqlDriver):
             self._memory = None
 
     # ------------------------------------------------------------------------------------------------------------ names
-
-    def quote(self, name: str) -> str:
-        """A quoted identifier."""
-        return quote(name)
 
     def table(self, schema: str, name: str) -> str:
         """SQLite has no schemas: the table is called "schema.name"."""

@@ -19,6 +19,7 @@ from weft.systems.base import Connection
 from weft.systems.log import EXTRA, PUBLISH_ID, PUBLISHED_AT, ROWID, Batch
 from weft.systems.sql.log import SqlLog
 from weft.systems.sql.store import Role, Session, SqlStore, contiguous, publish_ids
+from weft.systems.sql.tokens import quote_name
 from weft.systems.sqlite.sessions import SqliteSessions
 from weft.types import FieldType, comparable, from_sql
 
@@ -216,8 +217,7 @@ class SqliteStore(SqliteSessions, SqlStore):
 @lru_cache(maxsize=1024)
 def _insert_sql(table: str, columns: tuple[str, ...], with_extra: bool) -> str:
     names = [*columns, *([EXTRA] if with_extra else []), PUBLISHED_AT, PUBLISH_ID]
-    quoted = ", ".join('"' + name.replace('"', '""') + '"' for name in names)
-    return f"INSERT INTO {table} ({quoted}) VALUES ({', '.join('?' * len(names))})"
+    return f"INSERT INTO {table} ({', '.join(map(quote_name, names))}) VALUES ({', '.join('?' * len(names))})"
 
 
 def _iso_timestamp(value: datetime) -> str:

@@ -8,17 +8,17 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
-from functools import cached_property
 from itertools import chain
 from typing import Any, ClassVar
 
 import pyarrow as pa
 
 from weft.columns import hint_of, is_nested
-from weft.errors import ConnectionFailedError, DeclarationError, SchemaError, WeftError
-from weft.systems.sql.driver import Role, Session
+from weft.errors import ConnectionFailedError, SchemaError, WeftError
+from weft.systems.base import Connection
+from weft.systems.sql.driver import Role, Session, SqlDriver
 from weft.systems.sql.queries import bare_rows, subquery
-from weft.systems.sql.tables import ROW, Column, Slice, SqlTables
+from weft.systems.sql.tables import ROW, Column, Slice, SqlTables, causes, check_event_time
 from weft.systems.sqlite import casts, functions, rows, types
 from weft.systems.sqlite.sessions import SqliteSessions
 
@@ -33,10 +33,52 @@ _INSERT_ROWS, _INSERT_VALUES = 32, 999
 _QUERY = "_weft_query"
 
 
+class LoadSessions(SqliteSessions):
+    """Sessions whose connections know the functions that loads call."""
+
+    _refused: str | None = None
+
+    def __init__(self, connection: Connection) -> None:
+        if sqlite3.sqlite_version_info < _OLDEST:
+            raise ConnectionFailedError(
+                f"Loads need SQLite {'.'.join(map(str, _OLDEST))}, and this Python has {sqlite3.sqlite_version}.",
+                hint="Use a newer Python, or one that was built with a newer SQLite.",
+            )
+        super().__init__(connection)
+
+    def connect(self, role: Role) -> sqlite3.Connection:
+        """A connection with those functions."""
+        driver = super().connect(role)
+        driver.create_function("weft_cast", 3, self._cast, deterministic=True)
+        driver.create_function("weft_hash", -1, casts.row_hash, deterministic=True)
+        driver.create_function("weft_add_seconds", 2, casts.add_seconds, deterministic=True)
+        driver.create_collation("weft_decimal", casts.compare_decimals)
+        functions.register(driver, self._remember)
+        return driver
+
+    def _remember(self, why: str) -> None:
+        # SQLite will only say that a function failed.
+        self._refused = why
+
+    def _cast(self, value: Any, source: str, target: str) -> Any:
+        try:
+            return casts.cast(value, source, target)
+        except ValueError as error:
+            self._remember(str(error))
+            raise
+
+    def explain(self, error: BaseException) -> WeftError:
+        """A value that one of the functions refused, by what the function said."""
+        if _refused_by_function(error) and self._refused:
+            return SchemaError(f"SQLite database {self.path} refused a value: {self._refused}.")
+        return super().explain(error)
+
+
 class SqliteTables(SqlTables):
     """Tables of a SQLite file."""
 
     dialect: ClassVar[str] = "sqlite"
+    sessions: ClassVar[type[SqlDriver]] = LoadSessions
     one_host: ClassVar[bool] = True
     one_writer: ClassVar[bool] = True
     clock: ClassVar[str | None] = "strftime('%Y-%m-%dT%H:%M:%f+00:00', 'now')"
@@ -47,19 +89,7 @@ class SqliteTables(SqlTables):
     true: ClassVar[str] = "1"
     false: ClassVar[str] = "0"
 
-    @cached_property
-    def driver(self) -> LoadSessions:
-        """The pooled connections of this process."""
-        return self.open_driver()
-
-    def open_driver(self) -> LoadSessions:
-        """Connections that know our functions."""
-        if sqlite3.sqlite_version_info < _OLDEST:
-            raise ConnectionFailedError(
-                f"Loads need SQLite {'.'.join(map(str, _OLDEST))}, and this Python has {sqlite3.sqlite_version}.",
-                hint="Use a newer Python, or one that was built with a newer SQLite.",
-            )
-        return LoadSessions(self.connection)
+    driver: LoadSessions
 
     def identity(self) -> str:
         """The file. A database in memory is only ever itself."""
@@ -154,11 +184,10 @@ class SqliteTables(SqlTables):
         """By trying them, because no pragma tells: in a compound query, the first part says how columns compare."""
         if not columns:
             return {}
-        listed = ", ".join(self.quote(column) for column in columns)
         tried = [f"max({self.quote(column)} = '{like}')" for column in columns for like in ("A", "a ")]
         found = session.row(
             f"SELECT {', '.join(tried)} FROM "
-            f"(SELECT {listed} FROM {table} WHERE 0 UNION ALL SELECT {', '.join(['?'] * len(columns))})",
+            f"(SELECT {self.listed(columns)} FROM {table} WHERE 0 UNION ALL SELECT {', '.join(['?'] * len(columns))})",
             ["a"] * len(columns),
         )
         assert found is not None
@@ -186,7 +215,7 @@ class SqliteTables(SqlTables):
 
     def copy_in(self, session: Session, table: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
         """By INSERTs of some rows each, of values that were made a column at a time."""
-        names = ", ".join(self.quote(name) for name in schema.names)
+        names = self.listed(schema.names)
         marks = f"({', '.join('?' * len(schema))})"
         several = max(1, min(_INSERT_ROWS, _INSERT_VALUES // max(len(schema), 1)))
         one = f"INSERT INTO {table} ({names}) VALUES {marks}"
@@ -231,9 +260,8 @@ class SqliteTables(SqlTables):
 
     def create_key_index(self, session: Session, schema: str | None, name: str, keys: Sequence[str]) -> None:
         """Named like the table: indexes of all tables share their names."""
-        columns = ", ".join(self.quote(key) for key in keys)
-        table = self._name(schema, name)
-        session.run(f"CREATE INDEX IF NOT EXISTS {self.quote(f'{table}_keys')} ON {self.quote(table)} ({columns})")
+        index, table = self.quote(f"{self._name(schema, name)}_keys"), self.table(schema, name)
+        session.run(f"CREATE INDEX IF NOT EXISTS {index} ON {table} ({self.listed(keys)})")
 
     def as_key(self, expression: str, column: Column) -> str:
         """By the column's collation."""
@@ -268,25 +296,17 @@ class SqliteTables(SqlTables):
 
     def instant(self, expression: str, column: pa.Field) -> str:
         """What has no zone is in UTC."""
+        check_event_time(column)
         if pa.types.is_date(column.type):
             return f"({expression} || 'T00:00:00.000000+00:00')"
-        if not pa.types.is_timestamp(column.type):
-            raise DeclarationError(
-                f"The column {column.name!r} is {column.type}: an event time is a date or timestamp."
-            )
         return expression if column.type.tz else f"({expression} || '+00:00')"
 
     def is_rejection(self, error: BaseException) -> bool:
         """A constraint, a wrong type, a value that is too long, or one that our cast refused."""
-        found: BaseException | None = error
-        while found is not None:
-            if isinstance(found, SchemaError | sqlite3.IntegrityError | sqlite3.DataError):
-                return True
-            if isinstance(found, sqlite3.Error):
-                return _refused_by_function(found)
-            # Outside of its session, a driver's error is what one of ours came from.
-            found = found.__context__ if isinstance(found, WeftError) else None
-        return False
+        return any(
+            isinstance(cause, SchemaError | sqlite3.IntegrityError | sqlite3.DataError) or _refused_by_function(cause)
+            for cause in causes(error)
+        )
 
 
 def _widens(source: pa.Field, target: pa.Field) -> bool:
@@ -303,38 +323,5 @@ def _given_name(name: str, declared: Sequence[tuple[str, str]]) -> str:
     return first if first != name and first in (each for each, _ in declared) else name
 
 
-def _refused_by_function(error: sqlite3.Error) -> bool:
-    return "user-defined function raised exception" in str(error)
-
-
-class LoadSessions(SqliteSessions):
-    """Sessions whose connections know the functions that loads call."""
-
-    _refused: str | None = None
-
-    def connect(self, role: Role) -> sqlite3.Connection:
-        """A connection with those functions."""
-        driver = super().connect(role)
-        driver.create_function("weft_cast", 3, self._cast, deterministic=True)
-        driver.create_function("weft_hash", -1, casts.row_hash, deterministic=True)
-        driver.create_function("weft_add_seconds", 2, casts.add_seconds, deterministic=True)
-        driver.create_collation("weft_decimal", casts.compare_decimals)
-        functions.register(driver, self._remember)
-        return driver
-
-    def _remember(self, why: str) -> None:
-        # SQLite will only say that a function failed.
-        self._refused = why
-
-    def _cast(self, value: Any, source: str, target: str) -> Any:
-        try:
-            return casts.cast(value, source, target)
-        except ValueError as error:
-            self._remember(str(error))
-            raise
-
-    def explain(self, error: BaseException) -> WeftError:
-        """A value that one of the functions refused, by what the function said."""
-        if isinstance(error, sqlite3.Error) and _refused_by_function(error) and self._refused:
-            return SchemaError(f"SQLite database {self.path} refused a value: {self._refused}.")
-        return super().explain(error)
+def _refused_by_function(error: BaseException) -> bool:
+    return isinstance(error, sqlite3.Error) and "user-defined function raised exception" in str(error)
