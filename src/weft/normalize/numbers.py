@@ -32,11 +32,9 @@ class ParseInt(Parser):
 
         if self.needs(value, "text", "whole numbers") == "text":
             return self.parsed(value, words, pa.int64())
-        return (
-            value
-            if value.kind == pa.int64()
-            else value._replace(sql=words.cast(value.sql, pa.int64()), kind=pa.int64())
-        )
+        if value.kind == pa.int64():
+            return value
+        return value._replace(sql=words.cast(value.sql, pa.int64()), kind=pa.int64())
 
     def read(self, x: exp.Expr, words: Words) -> exp.Expr:
         """Of up to 18 digits all fit; of 19, those up to the largest."""
@@ -159,17 +157,15 @@ class Clamp(Normalizer):
 
     def apply(self, value: Value, words: Words) -> Value:
         """The type stays."""
+        kind = value.kind
         self.needs(value, "decimals", "floats", "whole numbers", "dates", "timestamps")
         low, high = (None if each is None else fitting(each, value, "clamp()") for each in (self.low, self.high))
         if low is not None and high is not None and low > high:
             raise DeclarationError(f"clamp(): {self.low!r} is more than {self.high!r}.")
 
         def clamped(x: exp.Expr) -> exp.Expr:
-            bounds = ((low, "<"), (high, ">"))
-            made = [(each, words.literal(each, value.kind), sign) for each, sign in bounds if each is not None]
-            return words.case(
-                *((words.compare(x, sign, bound, value.kind), bound) for _, bound, sign in made), otherwise=x
-            )
+            bounds = [(words.literal(each, kind), sign) for each, sign in ((low, "<"), (high, ">")) if each is not None]
+            return words.case(*((words.compare(x, sign, bound, kind), bound) for bound, sign in bounds), otherwise=x)
 
         return value._replace(sql=words.once(value.sql, clamped))
 

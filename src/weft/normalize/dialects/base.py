@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 from sqlglot import exp
 
-from weft.columns import UTC_TIME
+from weft.columns import LOCAL_TIME, UTC_TIME
 from weft.normalize import patterns
 from weft.normalize.base import family
 from weft.normalize.formats import Format
@@ -44,10 +44,6 @@ class Words:
     dialect: ClassVar[str]
 
     # ------------------------------------------------------------------------------------------------------- structure
-
-    def write(self, x: exp.Expr) -> str:
-        """The text of an expression."""
-        return x.sql(dialect=self.dialect)
 
     def column(self, quoted: str, kind: pa.DataType) -> exp.Expr:
         """A column, by its quoted name, as what its type says: `text` is text whatever the database calls it."""
@@ -113,10 +109,6 @@ class Words:
         """A text."""
         return exp.Literal.string(value)
 
-    def null(self, kind: pa.DataType) -> exp.Expr:
-        """Null of a type."""
-        return self.cast(exp.Null(), kind)
-
     def literal(self, value: Any, kind: pa.DataType) -> exp.Expr:
         """A constant of a type."""
         found = family(kind)
@@ -148,12 +140,25 @@ class Words:
             return f"DECIMAL({kind.precision}, {kind.scale})"
         return self.types[kind]
 
-    types: ClassVar[dict[pa.DataType, str]] = {}
+    types: ClassVar[dict[pa.DataType, str]] = {
+        pa.bool_(): "BOOLEAN",
+        pa.int8(): "TINYINT",
+        pa.int16(): "SMALLINT",
+        pa.int32(): "INTEGER",
+        pa.int64(): "BIGINT",
+        pa.float32(): "REAL",
+        pa.float64(): "DOUBLE",
+        pa.date32(): "DATE",
+        UTC_TIME: "TIMESTAMPTZ",
+        LOCAL_TIME: "TIMESTAMP",
+        pa.string(): "TEXT",
+        pa.binary(): "BLOB",
+    }
 
     # ------------------------------------------------------------------------------------------------------------ texts
 
     def lower(self, x: exp.Expr) -> exp.Expr:
-        """Each letter's lower case, whatever stands beside it."""
+        """Each letter's lower case, whatever stands next to it."""
         raise NotImplementedError
 
     def upper(self, x: exp.Expr) -> exp.Expr:
@@ -162,13 +167,35 @@ class Words:
 
     def trim(self, x: exp.Expr) -> exp.Expr:
         """Without white space at both ends."""
-        raise NotImplementedError
+        return self.call("BTRIM", x, WHITESPACE)
+
+    def empty_to_null(self, x: exp.Expr) -> exp.Expr:
+        """Null where it is the empty text."""
+        return self.nullif(x, self.text(""))
+
+    def whitespace_to_null(self, x: exp.Expr) -> exp.Expr:
+        """Null where trimming leaves nothing."""
+        return self.once(x, lambda x: self.case((self.is_not_null(self.empty_to_null(self.trim(x))), x)))
+
+    def email_normalize(self, x: exp.Expr) -> exp.Expr:
+        """Trimmed, in lower case; null where that leaves nothing."""
+        return self.empty_to_null(self.lower(self.trim(x)))
+
+    def phone_normalize(self, x: exp.Expr) -> exp.Expr:
+        """The digits, and a plus sign if there was one before them."""
+
+        def digits(x: exp.Expr) -> exp.Expr:
+            left = self.empty_to_null(self.substitute(x, "[^0-9]+", ()))
+            with_plus = self.matches(self.substitute(x, "[^0-9+]+", ()), "[+][0-9+]*")
+            return self.case((with_plus, self.joined("+", left)), otherwise=left)
+
+        return self.once(x, digits)
 
     def replace(self, x: exp.Expr, old: str, new: str) -> exp.Expr:
         """With every occurrence of a text replaced."""
         return self.call("REPLACE", x, old, new)
 
-    def left(self, x: exp.Expr, length: int) -> exp.Expr:
+    def truncate(self, x: exp.Expr, length: int) -> exp.Expr:
         """The first characters."""
         return self.call("LEFT", x, length)
 
@@ -229,7 +256,8 @@ class Words:
 
     def later(self, x: exp.Expr, hours: int) -> exp.Expr:
         """An instant some hours later."""
-        raise NotImplementedError
+        interval = exp.Var(this=f"INTERVAL '{hours}' HOUR")
+        return exp.Paren(this=exp.Add(this=exp.Paren(this=x.copy()), expression=interval))
 
     def to_utc(self, x: exp.Expr, kind: pa.DataType) -> exp.Expr:
         """A day or a time without a zone as an instant: it is in UTC."""
@@ -270,6 +298,11 @@ class Words:
     def failed(self, x: exp.Expr, message: str, kind: pa.DataType) -> exp.Expr:
         """An error of the statement that says the message and the value."""
         raise NotImplementedError
+
+
+def at_zone(x: exp.Expr, zone: str) -> exp.Expr:
+    """An instant as the time that clocks in a zone show, or the other way round."""
+    return exp.Paren(this=exp.AtTimeZone(this=exp.Paren(this=x.copy()), zone=exp.Literal.string(zone)))
 
 
 # As many digits before the point as floats have that are not whole, and as many behind it as are left.

@@ -35,17 +35,10 @@ class MySQL(Words):
     """Instants are DATETIME(6) in UTC."""
 
     dialect: ClassVar[str] = "mysql"
-    types: ClassVar[dict[pa.DataType, str]] = {
-        pa.bool_(): "SIGNED",
-        pa.int8(): "SIGNED",
-        pa.int16(): "SIGNED",
-        pa.int32(): "SIGNED",
-        pa.int64(): "SIGNED",
+    types: ClassVar[dict[pa.DataType, str]] = Words.types | {
+        **dict.fromkeys((pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64()), "SIGNED"),
+        **dict.fromkeys((UTC_TIME, LOCAL_TIME), "DATETIME(6)"),
         pa.float32(): "FLOAT",
-        pa.float64(): "DOUBLE",
-        pa.date32(): "DATE",
-        UTC_TIME: "DATETIME(6)",
-        LOCAL_TIME: "DATETIME(6)",
         pa.string(): "CHAR",
         pa.binary(): "BINARY",
     }
@@ -84,7 +77,7 @@ class MySQL(Words):
     def trim(self, x: exp.Expr) -> exp.Expr:
         """TRIM takes one text, not a set. Without the look behind, white space inside would take quadratic time."""
         space = f"[{WHITESPACE}]"
-        return self._own(self.call("REGEXP_REPLACE", x, f"^{space}+|(?<!{space}){space}+\\z", ""))
+        return _collated(self.call("REGEXP_REPLACE", x, f"^{space}+|(?<!{space}){space}+\\z", ""), _BINARY)
 
     def matches(self, x: exp.Expr, pattern: str) -> exp.Expr:
         r"""`\z`, since `$` is also before a newline at the end."""
@@ -94,11 +87,7 @@ class MySQL(Words):
         return exp.GT(this=self.call("REGEXP_INSTR", x, pattern), expression=exp.Literal.number(0))
 
     def substitute(self, x: exp.Expr, pattern: str, replacement: patterns.Replacement) -> exp.Expr:
-        """Every match."""
-        return self._own(self.call("REGEXP_REPLACE", x, pattern, self.replacement(replacement)))
-
-    def _own(self, x: exp.Expr) -> exp.Expr:
-        return _collated(x, _BINARY)
+        return _collated(self.call("REGEXP_REPLACE", x, pattern, self.replacement(replacement)), _BINARY)
 
     # ------------------------------------------------------------------------------------------------------------ times
 
@@ -126,17 +115,11 @@ class MySQL(Words):
         plain = self.cast(self.replace(x, "Z", ""), LOCAL_TIME)
         return self.case((self.all_of(is_time, has_offset), shifted), (is_time, plain))
 
-    def later(self, x: exp.Expr, hours: int) -> exp.Expr:
-        """By an interval."""
-        hour = exp.Interval(this=exp.Literal.number(hours), unit=exp.Var(this="HOUR"))
-        return exp.Paren(this=exp.Add(this=exp.Paren(this=x.copy()), expression=hour))
-
     def to_zone(self, x: exp.Expr, kind: pa.DataType, zone: str) -> exp.Expr:
         """UTC alone (`ToTimezone.refusal`)."""
         return self.cast(x, LOCAL_TIME)
 
     def truncate_time(self, x: exp.Expr, kind: pa.DataType, unit: str) -> exp.Expr:
-        """By text, or by days."""
         if unit == "week":
             monday = exp.Interval(this=self.call("WEEKDAY", x), unit=exp.Var(this="DAY"))
             return self.cast(exp.Sub(this=self.call("DATE", x), expression=monday), kind)

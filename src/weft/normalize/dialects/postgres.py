@@ -12,7 +12,7 @@ from sqlglot import exp
 from weft.columns import LOCAL_TIME, UTC_TIME
 from weft.normalize import patterns
 from weft.normalize.base import family
-from weft.normalize.dialects.base import ISO_INSTANT, WHITESPACE, Words
+from weft.normalize.dialects.base import ISO_INSTANT, Words, at_zone
 from weft.normalize.formats import Format, checked
 
 _ISO_DAY = checked("%Y-%m-%d", "parse_date()")
@@ -28,18 +28,9 @@ class Postgres(Words):
     """A value that is used several times is made once, in a subquery: it costs next to nothing there."""
 
     dialect: ClassVar[str] = "postgres"
-    types: ClassVar[dict[pa.DataType, str]] = {
-        pa.bool_(): "BOOLEAN",
+    types: ClassVar[dict[pa.DataType, str]] = Words.types | {
         pa.int8(): "SMALLINT",
-        pa.int16(): "SMALLINT",
-        pa.int32(): "INTEGER",
-        pa.int64(): "BIGINT",
-        pa.float32(): "REAL",
         pa.float64(): "DOUBLE PRECISION",
-        pa.date32(): "DATE",
-        UTC_TIME: "TIMESTAMPTZ",
-        LOCAL_TIME: "TIMESTAMP",
-        pa.string(): "TEXT",
         pa.binary(): "BYTEA",
     }
 
@@ -70,7 +61,6 @@ class Postgres(Words):
         return self._cased("LOWER", x)
 
     def upper(self, x: exp.Expr) -> exp.Expr:
-        """The same."""
         return self._cased("UPPER", x)
 
     def _cased(self, function: str, x: exp.Expr) -> exp.Expr:
@@ -84,10 +74,6 @@ class Postgres(Words):
 
         return _collated(self.once(x, cased), "default")
 
-    def trim(self, x: exp.Expr) -> exp.Expr:
-        """Of a set of characters."""
-        return self.call("BTRIM", x, WHITESPACE)
-
     def _is_ascii(self, x: exp.Expr) -> exp.Expr:
         return exp.EQ(this=self.call("OCTET_LENGTH", x), expression=self.call("LENGTH", x))
 
@@ -96,7 +82,6 @@ class Postgres(Words):
         return exp.RegexpLike(this=exp.Paren(this=x.copy()), expression=self.text(f"^({pattern})$"))
 
     def substitute(self, x: exp.Expr, pattern: str, replacement: patterns.Replacement) -> exp.Expr:
-        """Every match."""
         return self.call("REGEXP_REPLACE", x, pattern, self.replacement(replacement), "g")
 
     # ------------------------------------------------------------------------------------------------------------ times
@@ -206,24 +191,18 @@ class Postgres(Words):
     def _is_like(self, x: exp.Expr, *shapes: str) -> exp.Expr:
         return exp.or_(*(exp.Like(this=x.copy(), expression=self.text(shape)) for shape in shapes))
 
-    def later(self, x: exp.Expr, hours: int) -> exp.Expr:
-        """By an interval."""
-        return exp.Paren(this=exp.Add(this=x.copy(), expression=exp.Var(this=f"INTERVAL '{hours} hours'")))
-
     def to_utc(self, x: exp.Expr, kind: pa.DataType) -> exp.Expr:
         """Whatever zone the session is in."""
-        return _at_zone(self.cast(x, LOCAL_TIME), "UTC")
+        return at_zone(self.cast(x, LOCAL_TIME), "UTC")
 
     def to_day(self, x: exp.Expr, kind: pa.DataType) -> exp.Expr:
         """Whatever zone the session is in."""
-        return self.cast(_at_zone(x, "UTC") if kind == UTC_TIME else x, pa.date32())
+        return self.cast(at_zone(x, "UTC") if kind == UTC_TIME else x, pa.date32())
 
     def to_zone(self, x: exp.Expr, kind: pa.DataType, zone: str) -> exp.Expr:
-        """By PostgreSQL's own data of time zones."""
-        return _at_zone(x if kind == UTC_TIME else self.to_utc(x, kind), zone)
+        return at_zone(x if kind == UTC_TIME else self.to_utc(x, kind), zone)
 
     def truncate_time(self, x: exp.Expr, kind: pa.DataType, unit: str) -> exp.Expr:
-        """Instants in UTC."""
         if kind == UTC_TIME:
             return self.call("DATE_TRUNC", unit, x, "UTC")
         if kind == LOCAL_TIME:
@@ -252,10 +231,6 @@ def _is_column(x: exp.Expr) -> bool:
 
 def _collated(x: exp.Expr, name: str) -> exp.Expr:
     return exp.Paren(this=exp.Collate(this=exp.Paren(this=x.copy()), expression=exp.to_identifier(name, quoted=True)))
-
-
-def _at_zone(x: exp.Expr, zone: str) -> exp.Expr:
-    return exp.Paren(this=exp.AtTimeZone(this=exp.Paren(this=x.copy()), zone=exp.Literal.string(zone)))
 
 
 WORDS = Postgres()

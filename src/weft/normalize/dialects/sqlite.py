@@ -12,6 +12,7 @@ from weft.normalize import patterns
 from weft.normalize.base import family
 from weft.normalize.dialects.base import Words, plain
 from weft.normalize.formats import Format
+from weft.systems.sqlite.casts import code
 
 
 class SQLite(Words):
@@ -27,12 +28,7 @@ class SQLite(Words):
         """Rounded, where SQLite computed a decimal as a float."""
         return self.call("WEFT_STORED", x, _code(kind))
 
-    def null(self, kind: pa.DataType) -> exp.Expr:
-        """Of no type."""
-        return exp.Null()
-
     def literal(self, value: Any, kind: pa.DataType) -> exp.Expr:
-        """As it is stored."""
         found = family(kind)
         if found == "booleans":
             return exp.Literal.number(int(value))
@@ -59,27 +55,21 @@ class SQLite(Words):
         return super().compare(self.call("WEFT_COMPARE", x, y), sign, exp.Literal.number(0), kind)
 
     def lower(self, x: exp.Expr) -> exp.Expr:
-        """As Python has it."""
         return self.call("WEFT_LOWER", x)
 
     def upper(self, x: exp.Expr) -> exp.Expr:
-        """As Python has it."""
         return self.call("WEFT_UPPER", x)
 
     def trim(self, x: exp.Expr) -> exp.Expr:
-        """As Python has it."""
         return self.call("WEFT_TRIM", x)
 
-    def left(self, x: exp.Expr, length: int) -> exp.Expr:
-        """The first characters."""
+    def truncate(self, x: exp.Expr, length: int) -> exp.Expr:
         return self.call("SUBSTR", x, 1, length)
 
     def matches(self, x: exp.Expr, pattern: str) -> exp.Expr:
-        """Of the whole text."""
         return self.call("WEFT_MATCHES", x, pattern)
 
     def substitute(self, x: exp.Expr, pattern: str, replacement: patterns.Replacement) -> exp.Expr:
-        """Every match."""
         return self.call("WEFT_SUBSTITUTE", x, pattern, self.replacement(replacement))
 
     def instant_by(self, x: exp.Expr, format: Format) -> exp.Expr:
@@ -87,7 +77,6 @@ class SQLite(Words):
         return self.call("WEFT_INSTANT", x, format.pattern(), format.fields)
 
     def day_by(self, x: exp.Expr, format: Format) -> exp.Expr:
-        """The same."""
         return self.call("WEFT_DAY", x, format.pattern(), format.fields)
 
     def later(self, x: exp.Expr, hours: int) -> exp.Expr:
@@ -99,29 +88,22 @@ class SQLite(Words):
         return self.call("SUBSTR", x, 1, 10)
 
     def to_zone(self, x: exp.Expr, kind: pa.DataType, zone: str) -> exp.Expr:
-        """By Python's data of time zones."""
         return self.call("WEFT_ZONE", x, zone)
 
     def truncate_time(self, x: exp.Expr, kind: pa.DataType, unit: str) -> exp.Expr:
-        """By Python."""
         return self.call("WEFT_TRUNCATE", x, unit)
 
     def round_decimal(self, x: exp.Expr, digits: int, kind: pa.DataType) -> exp.Expr:
-        """By Python."""
         return self.call("WEFT_ROUND", x, digits)
 
     def round_float(self, x: exp.Expr, digits: int, kind: pa.DataType) -> exp.Expr:
-        """By Python."""
         return self.as_type(self.call("WEFT_ROUND", x, digits), kind)
 
     def failed(self, x: exp.Expr, message: str, kind: pa.DataType) -> exp.Expr:
-        """A function that raises."""
         return self.call("WEFT_FAIL", self.joined(f"{message} ", x))
 
 
 def _code(kind: pa.DataType) -> str:
-    from weft.systems.sqlite.casts import code
-
     return code(pa.field("", kind))
 
 
