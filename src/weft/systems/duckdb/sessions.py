@@ -40,6 +40,7 @@ class DuckDBSessions(SqlDriver):
     """One connection a session, closed with it. Readers open the file read-only, so that other readers may too."""
 
     dialect: ClassVar[str] = "duckdb"
+    connection: FileConnection
 
     def __init__(self, connection: Connection) -> None:
         super().__init__(connection)
@@ -49,15 +50,9 @@ class DuckDBSessions(SqlDriver):
     # ------------------------------------------------------------------------------------------------------ connections
 
     @property
-    def file(self) -> FileConnection:
-        """The connection."""
-        assert isinstance(self.connection, FileConnection)
-        return self.connection
-
-    @property
     def path(self) -> str:
         """The file, or `:memory:`."""
-        return self.file.path or ""
+        return self.connection.path or ""
 
     @property
     def catalog(self) -> str:
@@ -116,7 +111,7 @@ class DuckDBSessions(SqlDriver):
             except duckdb.Error as error:
                 if not _is_held(error):
                     if read_only:
-                        self.file.refuse_missing()
+                        self.connection.refuse_missing()
                     raise self.connection.failed(_one_line(error)) from None
                 if time.monotonic() > deadline:
                     raise self._held(error) from None
@@ -181,11 +176,9 @@ class DuckDBSessions(SqlDriver):
     # ----------------------------------------------------------------------------------------------------------- errors
 
     def is_driver_error(self, error: BaseException) -> bool:
-        """Whether DuckDB raised this."""
         return isinstance(error, duckdb.Error)
 
     def explain(self, error: BaseException) -> WeftError:
-        """By the class of the error."""
         what = f"DuckDB ({self.connection.target}): {_one_line(error)}"
         if isinstance(error, duckdb.TransactionException) and "onflict" in what:
             return BusyError(what, hint="Nothing was stored: somebody else changed the same rows. Try again.")

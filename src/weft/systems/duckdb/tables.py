@@ -41,10 +41,10 @@ class DuckDBTables(SqlTables):
     savepoints: ClassVar[bool] = False
     clock: ClassVar[str | None] = "now()"
 
+    connection: DuckDBConnection
     driver: DuckDBSessions
 
     def __getstate__(self) -> dict[str, Any]:
-        assert isinstance(self.connection, DuckDBConnection)
         if self.connection.path == MEMORY:
             raise DeclarationError(
                 f"Spark's tasks cannot reach {self.connection.label}: it is in the memory of this process.",
@@ -55,7 +55,6 @@ class DuckDBTables(SqlTables):
     def waiting_turn(self, role: Role) -> AbstractContextManager[None]:
         """One process at a time can open the file, and who waits longest asks least often: next to busy processes it
         would never get it. So those who open it often take turns before they ask."""
-        assert isinstance(self.connection, DuckDBConnection)
         return file_lock.waiting(self.connection.path or MEMORY, exclusive=role != "read")
 
     def create_index(self, name: str, table: str, columns: Sequence[str]) -> str | None:
@@ -64,7 +63,6 @@ class DuckDBTables(SqlTables):
 
     def identity(self) -> str:
         """The file, however it was written."""
-        assert isinstance(self.connection, DuckDBConnection)
         path = self.connection.path or ""
         return f"duckdb:{self.connection.name or ''}:{MEMORY}" if path == MEMORY else f"duckdb:{os.path.realpath(path)}"
 
@@ -82,8 +80,7 @@ class DuckDBTables(SqlTables):
         with self.driver.session("read") as session:
             relation = _relation(session.driver, part.sql)
             if not schema.names:
-                ((count,),) = session.rows(f"SELECT count(*) FROM {subquery(part.sql)} AS q")
-                yield bare_rows(count)
+                yield bare_rows(session.value(f"SELECT count(*) FROM {subquery(part.sql)} AS q"))
                 return
             by_name = dict(zip(relation.columns, relation.types, strict=True))
             selected = [_selected(self.quote(field.name), by_name.get(field.name)) for field in schema]
@@ -159,11 +156,9 @@ class DuckDBTables(SqlTables):
         return self.driver.table("main" if schema is None else schema, name)
 
     def create_schema(self, session: Session, schema: str) -> None:
-        """In the file's own catalogue."""
         session.run(f"CREATE SCHEMA IF NOT EXISTS {self.quote(self.driver.catalog)}.{self.quote(schema)}")
 
     def temporary(self, name: str) -> str:
-        """In the catalogue of temporary tables."""
         return f"temp.main.{self.quote(name)}"
 
     def create_key_index(self, session: Session, schema: str | None, name: str, keys: Sequence[str]) -> None:
@@ -184,7 +179,8 @@ class DuckDBTables(SqlTables):
         same = f"CAST({there} AS {back}) = CAST({expression} AS {back})"
         if own == "VARCHAR" and column.sql == "TIME":
             same = f"{expression} NOT LIKE '%-%'"  # a date
-        wrong = f"error(CAST({expression} AS VARCHAR) || ' does not fit {_unquoted(column.sql)}')"
+        kind = column.sql.replace("'", "")
+        wrong = f"error(CAST({expression} AS VARCHAR) || ' does not fit {kind}')"
         return f"CASE WHEN {expression} IS NULL OR {same} THEN {there} ELSE {wrong} END"
 
     def row_hash(self, expressions: Sequence[str]) -> str:
@@ -193,13 +189,11 @@ class DuckDBTables(SqlTables):
         return f"md5(CAST(to_json([{texts}]) AS VARCHAR))"
 
     def moment(self, value: datetime) -> str:
-        """With its offset, which is 0."""
         return (
             f"TIMESTAMPTZ '{value.astimezone(UTC).replace(tzinfo=None).isoformat(sep=' ', timespec='microseconds')}+00'"
         )
 
     def add_seconds(self, expression: str, seconds: float) -> str:
-        """By whole microseconds."""
         return f"({expression} + to_microseconds({round(seconds * 1_000_000)}))"
 
     def instant(self, expression: str, column: pa.Field) -> str:
@@ -341,15 +335,8 @@ def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]
     for batch in chain(batches, [None]):
         if batch is not None and batch.num_rows:
             group.append(batch)
-        full = sum(each.num_rows for each in group) >= _WRITE_ROWS or sum(map(_size, group)) >= _WRITE_BYTES
+        rows, size = sum(each.num_rows for each in group), sum(each.nbytes for each in group)
+        full = rows >= _WRITE_ROWS or size >= _WRITE_BYTES
         if group and (full or batch is None):
             yield group
             group = []
-
-
-def _unquoted(sql: str) -> str:
-    return sql.replace("'", "")
-
-
-def _size(batch: pa.RecordBatch) -> int:
-    return int(batch.nbytes)

@@ -13,6 +13,7 @@ from pymysql.constants import FIELD_TYPE
 from pymysql.converters import conversions
 
 from weft.systems.mysql.connection import with_utf8_password
+from weft.systems.sql.driver import closed_on_error
 
 # How long a statement waits for somebody's lock before it gives up with an error.
 LOCK_SECONDS = 30
@@ -129,9 +130,6 @@ def connect(parameters: dict[str, Any], *, autocommit: bool) -> Driver:
         conv=_CONVERSIONS,
         program_name="weft",
     )
-    try:
+    with closed_on_error(driver):
         driver.query(_ISOLATION)
-    except BaseException:
-        driver.close()
-        raise
     return driver

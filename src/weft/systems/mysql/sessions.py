@@ -21,12 +21,12 @@ class MySQLSessions(SqlDriver):
     """Pooled connections. There are no schemas: what is `name` in schema `schema` elsewhere is `schema.name` here."""
 
     dialect: ClassVar[str] = "mysql"
+    connection: MySQLConnection
 
     # ------------------------------------------------------------------------------------------------------ connections
 
     def connect(self, role: Role) -> Driver:
         """A connection; only readers are in autocommit mode."""
-        assert isinstance(self.connection, MySQLConnection)
         try:
             return connect(self.connection.parameters(), autocommit=role == "read")
         except (pymysql.Error, RuntimeError) as error:  # RuntimeError: the package cryptography is missing
@@ -43,11 +43,9 @@ class MySQLSessions(SqlDriver):
             driver.commit()
 
     def rollback(self, driver: Driver) -> None:
-        """Undo what was open."""
         driver.rollback()
 
     def execute(self, driver: Driver, sql: str, parameters: Sequence[Any] | None) -> Any:
-        """Run a statement."""
         cursor = driver.cursor()
         cursor.execute(sql, None if parameters is None else tuple(parameters))
         return cursor
@@ -57,7 +55,6 @@ class MySQLSessions(SqlDriver):
         return not driver.open or readable(driver.file)
 
     def alive(self, driver: Driver) -> bool:
-        """Ask it."""
         try:
             driver.ping(reconnect=False)
         except pymysql.Error:
@@ -65,11 +62,9 @@ class MySQLSessions(SqlDriver):
         return True
 
     def is_driver_error(self, error: BaseException) -> bool:
-        """Whether PyMySQL raised this."""
         return isinstance(error, pymysql.Error)
 
     def explain(self, error: BaseException) -> WeftError:
-        """By the server's error number."""
         code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
         said = " ".join(str(error.args[1] if len(error.args) > 1 else error).split())
         said = settings.redact(said, self.connection.secrets()) or "the connection is closed"
@@ -97,7 +92,6 @@ class MySQLSessions(SqlDriver):
     # ------------------------------------------------------------------------------------------------------------ names
 
     def quote(self, name: str) -> str:
-        """A quoted identifier."""
         return quote(name)
 
     def table(self, schema: str, name: str) -> str:

@@ -23,7 +23,7 @@ from weft.systems.log import ROWID
 from weft.systems.mysql import copy, results, types
 from weft.systems.mysql.driver import LOCK_SECONDS, Driver
 from weft.systems.mysql.sessions import MySQLSessions, quote
-from weft.systems.sql.driver import Role, Session, SqlDriver
+from weft.systems.sql.driver import Role, Session, SqlDriver, closed_on_error
 from weft.systems.sql.prefetch import prefetch
 from weft.systems.sql.queries import bare_rows, subquery
 from weft.systems.sql.tables import ROW, Column, Slice, SqlTables
@@ -42,13 +42,10 @@ class LoadSessions(MySQLSessions):
     def connect(self, role: Role) -> Driver:
         """A connection that may be slow to read, and joins without an index by hashes."""
         driver = super().connect(role)
-        try:
+        with closed_on_error(driver):
             driver.query("SET SESSION net_write_timeout = 3600, net_read_timeout = 3600")
             if driver.is_mariadb():
                 driver.query("SET SESSION join_cache_level = 8, join_buffer_size = 67108864")
-        except BaseException:
-            driver.close()
-            raise
         return driver
 
     def commit(self, driver: Driver, role: Role) -> None:
@@ -113,7 +110,7 @@ class MySQLTables(SqlTables):
     @cached_property
     def _packet(self) -> int:
         with self.driver.session("read") as session:
-            return int(session.rows("SELECT @@max_allowed_packet")[0][0])
+            return int(session.value("SELECT @@max_allowed_packet"))
 
     # ---------------------------------------------------------------------------------------------------------- reading
 
@@ -142,8 +139,7 @@ class MySQLTables(SqlTables):
             with self.driver.session("read") as session:
                 opened.append(session.driver)
                 if not wanted.names:
-                    ((count,),) = session.rows(f"SELECT count(*) FROM {subquery(part.sql)} AS q")
-                    yield bare_rows(int(count))
+                    yield bare_rows(session.value(f"SELECT count(*) FROM {subquery(part.sql)} AS q"))
                     return
                 sql = self._selection(session, part.sql, wanted, pruned=columns is not None)
                 done = False
@@ -170,7 +166,6 @@ class MySQLTables(SqlTables):
     # ---------------------------------------------------------------------------------------------------------- writing
 
     def columns(self, session: Session, schema: str | None, name: str) -> list[Column] | None:
-        """By SHOW COLUMNS."""
         table = self.table(schema, name)
         try:
             found = session.rows(f"SHOW FULL COLUMNS FROM {table}")
@@ -216,14 +211,12 @@ class MySQLTables(SqlTables):
         return types.takes(column.sql, column.field, field)
 
     def copy_in(self, session: Session, table: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
-        """By INSERT statements of many rows."""
         into = f"INSERT INTO {table} ({self.listed(schema.names)}) VALUES "
         return copy.insert(session.driver, into, schema, batches, self._packet)
 
     # ----------------------------------------------------------------------------------------------- words of a dialect
 
     def table(self, schema: str | None, name: str) -> str:
-        """A schema is a database."""
         return self.quote(name) if schema is None else f"{self.quote(schema)}.{self.quote(name)}"
 
     def create_schema(self, session: Session, schema: str) -> None:
@@ -249,7 +242,6 @@ class MySQLTables(SqlTables):
         session.driver.at_end.append(f"DROP TEMPORARY TABLE IF EXISTS {self.temporary(name)}")
 
     def create_temporary_as(self, session: Session, name: str, select: str, keys: dict[str, str] | None = None) -> int:
-        """The same, of a query's rows."""
         definitions = [f"{self.quote(key)} {kind}" for key, kind in (keys or {}).items()] + self.stage_index(keys or {})
         defined = f" ({', '.join(definitions)})" if definitions else ""
         cursor = session.run(f"CREATE TEMPORARY TABLE {self.temporary(name)}{defined} AS {select}")
@@ -279,13 +271,12 @@ class MySQLTables(SqlTables):
 
     def lock(self, session: Session, schema: str | None, name: str) -> None:
         """A named lock of the server, which outlives the transaction by one statement."""
-        row = session.row("SELECT coalesce(?, database())", (schema,))
-        whole = f"{row[0] if row else ''}\0{name}".encode()
+        database = session.value("SELECT coalesce(?, database())", (schema,))
+        whole = f"{database}\0{name}".encode()
         key = f"weft:{hashlib.sha256(whole).hexdigest()[:40]}"
         # Before the wait: were the answer lost, the lock might be held all the same.
         session.driver.at_end.append(f"DO RELEASE_LOCK('{key}')")
-        taken = session.row(f"SELECT GET_LOCK('{key}', {LOCK_SECONDS})")
-        if taken is None or taken[0] != 1:
+        if session.value(f"SELECT GET_LOCK('{key}', {LOCK_SECONDS})") != 1:
             raise BusyError(
                 f"Another load has been changing {name!r} for {LOCK_SECONDS} s.",
                 hint="Nothing was stored. Try again when it is done.",
@@ -313,7 +304,6 @@ class MySQLTables(SqlTables):
         return f"UPDATE {table} AS t JOIN {source} AS s ON {on} SET {changes}"
 
     def delete_where(self, table: str, condition: str) -> str:
-        """MySQL wants to hear twice what is deleted from."""
         return f"DELETE s FROM {table} AS s WHERE {condition}"
 
     def delete_missing(self, table: str, source: str, on: str) -> str:
@@ -330,12 +320,10 @@ class MySQLTables(SqlTables):
         return f"MD5(CONCAT('', {parts}))"
 
     def moment(self, value: datetime) -> str:
-        """In UTC, without saying so."""
         text = value.astimezone(UTC).replace(tzinfo=None).isoformat(sep=" ", timespec="microseconds")
         return f"TIMESTAMP'{text}'"
 
     def add_seconds(self, expression: str, seconds: float) -> str:
-        """By whole microseconds."""
         return f"({expression} + INTERVAL {round(seconds * 1_000_000)} MICROSECOND)"
 
     def instant(self, expression: str, column: pa.Field) -> str:

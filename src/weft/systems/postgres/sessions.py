@@ -12,7 +12,7 @@ from psycopg.types.string import TextBinaryLoader, TextLoader
 from weft import settings
 from weft.errors import BusyError, ConnectionFailedError, DeclarationError, SchemaError, StorageError, WeftError
 from weft.systems.postgres.connection import PostgresConnection
-from weft.systems.sql.driver import Role, SqlDriver, readable
+from weft.systems.sql.driver import Role, SqlDriver, closed_on_error, readable
 
 # How long a statement waits for somebody's lock before it gives up with an error.
 LOCK_SECONDS = 30
@@ -33,16 +33,17 @@ class PostgresSessions(SqlDriver):
     """Pooled connections to a PostgreSQL database."""
 
     dialect: ClassVar[str] = "postgres"
+    connection: PostgresConnection
+    configuration: ClassVar[dict[str, str]] = {"TimeZone": "UTC", "default_transaction_isolation": "read committed"}
+    """Settings of the server, by their names."""
 
     # ------------------------------------------------------------------------------------------------------ connections
 
     def parameters(self) -> dict[str, Any]:
         """What libpq connects with: the URL's parameters, and ours where it says nothing."""
-        assert isinstance(self.connection, PostgresConnection)
         return {**_DEFAULTS, **conninfo_to_dict(self.connection.url), "client_encoding": "UTF8"}
 
     def connect(self, role: Role) -> psycopg.Connection[Any]:
-        """A connection with the durability of its role."""
         return self.connect_as(role, autocommit=role == "read")
 
     def connect_as(self, role: Role, *, autocommit: bool) -> psycopg.Connection[Any]:
@@ -53,21 +54,15 @@ class PostgresSessions(SqlDriver):
         )
         try:
             driver = psycopg.connect(**self.parameters(), autocommit=True)
-            try:
+            with closed_on_error(driver):
                 # One round trip; as startup options they would replace those of the URL, and poolers refuse them.
-                driver.execute(
-                    f"SELECT set_config('synchronous_commit', {durability}, false), "
-                    "set_config('TimeZone', 'UTC', false), "
-                    "set_config('default_transaction_isolation', 'read committed', false), "
-                    f"set_config('lock_timeout', '{LOCK_SECONDS}s', false)"
-                )
+                configuration = {**self.configuration, "lock_timeout": f"{LOCK_SECONDS}s"}
+                others = "".join(f", set_config('{name}', '{value}', false)" for name, value in configuration.items())
+                driver.execute(f"SELECT set_config('synchronous_commit', {durability}, false){others}")
                 driver.autocommit = autocommit
                 # As texts, to be decoded a column at a time.
                 driver.adapters.register_loader("json", TextLoader)
                 driver.adapters.register_loader("json", TextBinaryLoader)
-            except BaseException:
-                driver.close()
-                raise
         except psycopg.Error as error:
             # Only a server says FATAL; libpq gives no SQLSTATE here.
             raise self.connection.unreachable(error, answered="FATAL" in str(error)) from None
@@ -82,7 +77,6 @@ class PostgresSessions(SqlDriver):
             driver.commit()
 
     def rollback(self, driver: psycopg.Connection[Any]) -> None:
-        """Undo what was open."""
         if driver.closed:
             raise psycopg.OperationalError("the connection is closed")
         driver.rollback()
@@ -100,7 +94,6 @@ class PostgresSessions(SqlDriver):
         return driver.closed or readable(driver.fileno())
 
     def alive(self, driver: psycopg.Connection[Any]) -> bool:
-        """Ask it."""
         try:
             driver.execute("SELECT 1")
             driver.rollback()
@@ -109,7 +102,6 @@ class PostgresSessions(SqlDriver):
         return True
 
     def is_driver_error(self, error: BaseException) -> bool:
-        """Whether psycopg raised this."""
         return isinstance(error, psycopg.Error)
 
     def explain(self, error: BaseException) -> WeftError:
@@ -144,7 +136,6 @@ class PostgresSessions(SqlDriver):
     # ------------------------------------------------------------------------------------------------------------ names
 
     def quote(self, name: str) -> str:
-        """A quoted identifier."""
         if len(name.encode()) > _NAME_BYTES:
             raise DeclarationError(f"The name {name!r} is too long for PostgreSQL, which takes {_NAME_BYTES} bytes.")
         return super().quote(name)

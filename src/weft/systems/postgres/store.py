@@ -25,8 +25,9 @@ from weft.systems.log import EXTRA, PUBLISH_ID, PUBLISHED_AT, ROWID, Appended, B
 from weft.systems.postgres import sessions
 from weft.systems.postgres.notify import Listener, Notifier
 from weft.systems.postgres.sessions import PostgresSessions
+from weft.systems.sql.driver import Session
 from weft.systems.sql.log import SqlLog
-from weft.systems.sql.store import Session, SqlStore
+from weft.systems.sql.store import SqlStore
 from weft.systems.sql.tokens import quote_name
 from weft.types import FieldType, from_sql, round_float32
 
@@ -64,9 +65,13 @@ class PostgresStore(PostgresSessions, SqlStore):
         """Close every connection and end the thread that notifies."""
         self._notifier.close()
         self._listener.close()
+        self.close_arrow_idle()
+        super().close()
+
+    def close_arrow_idle(self) -> None:
+        """Close the connections of the ADBC driver that nobody uses."""
         while self.arrow_idle:
             self.arrow_idle.pop().close()
-        super().close()
 
     # ----------------------------------------------------------------------------------------------------------- tables
 
@@ -75,7 +80,6 @@ class PostgresStore(PostgresSessions, SqlStore):
         return self.table("weft", f"offsets_{number}")
 
     def reflect(self, session: Session, schema: str, name: str) -> dict[str, FieldType] | None:
-        """Columns by pg_attribute."""
         rows = session.rows(
             "SELECT a.attname, format_type(a.atttypid, a.atttypmod) FROM pg_attribute a "
             "JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace "
@@ -119,13 +123,12 @@ class PostgresStore(PostgresSessions, SqlStore):
         full = f"{schema}.{name}"
         if session.row(f"SELECT id FROM {self.streams} WHERE name = ?", (full,)):
             return
-        found = session.row(f"INSERT INTO {self.streams} (name) VALUES (?) RETURNING id", (full,))
-        assert found is not None
+        number = session.value(f"INSERT INTO {self.streams} (name) VALUES (?) RETURNING id", (full,))
         spelled = ", ".join(
             f"{self.quote(column)} {kind.sql('postgres')}{' PRIMARY KEY' if column == ROWID else ''}"
             for column, kind in columns.items()
         )
-        table, sequence = self.table(schema, name), self.sequence(found[0])
+        table, sequence = self.table(schema, name), self.sequence(number)
         present = self.reflect(session, schema, name)
         if present is None:
             session.run(f"CREATE TABLE {table} ({spelled})")
@@ -154,7 +157,6 @@ class PostgresStore(PostgresSessions, SqlStore):
             time.sleep(random.uniform(0.1, 0.3))
 
     def insert_ignore(self, table: str, columns: Sequence[str]) -> str:
-        """INSERT … ON CONFLICT DO NOTHING."""
         marks = ", ".join("?" * len(columns))
         return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks}) ON CONFLICT DO NOTHING"
 
@@ -203,37 +205,33 @@ class PostgresStore(PostgresSessions, SqlStore):
 
     def claim_keys(self, session: Session, log: SqlLog, keys: list[bytes], horizon: float) -> set[bytes]:
         """One statement. Others wait for this transaction with the same key; the order prevents deadlocks."""
-        found = session.rows(
+        claimed = session.rows(
             f"INSERT INTO {self.keys} AS known (stream, id, seen) SELECT ?, id, {self.now_sql} "
             "FROM unnest(?::bytea[]) AS id ORDER BY id ON CONFLICT (stream, id) "
             "DO UPDATE SET seen = excluded.seen WHERE known.seen < excluded.seen - ? RETURNING id",
             (log.number, array_literal(keys, FieldType("bytes")), int(horizon * 1e6)),
         )
-        return {key for (key,) in found}
+        return {key for (key,) in claimed}
 
     def forget_keys(self, session: Session, log: SqlLog, before: int, limit: int) -> int:
         """Those that a publisher renews right now are left: to wait for it could deadlock."""
-        found = session.run(
+        cursor = session.run(
             f"DELETE FROM {self.keys} WHERE stream = ? AND id IN (SELECT id FROM {self.keys} "
             "WHERE stream = ? AND seen < ? LIMIT ? FOR UPDATE SKIP LOCKED)",
             (log.number, log.number, before, limit),
         )
-        return int(found.rowcount)
+        return int(cursor.rowcount)
 
     # ---------------------------------------------------------------------------------------------------------- reading
 
     def fence(self, session: Session, log: SqlLog) -> int:
         """The last offset given out or the lowest in the registry. Events are read by a later statement's snapshot."""
-        row = session.row(_fence_sql(self.sequence(log.number), log.number))
-        assert row is not None
-        return int(row[0])
+        return int(session.value(_fence_sql(self.sequence(log.number), log.number)))
 
     def head(self, session: Session, log: SqlLog) -> int:
         """An event's offset, not any that was given out: a crash takes back those of publishes that rolled back."""
         fence = _fence_sql(self.sequence(log.number), log.number)
-        row = session.row(f"SELECT max({ROWID}) FROM {log.table} WHERE {ROWID} <= ({fence})")
-        assert row is not None
-        return int(row[0] or 0)
+        return int(session.value(f"SELECT max({ROWID}) FROM {log.table} WHERE {ROWID} <= ({fence})") or 0)
 
     def bind(self, value: Any, kind: FieldType) -> Any:
         """psycopg takes every canonical value as it is."""
@@ -247,7 +245,6 @@ class PostgresStore(PostgresSessions, SqlStore):
     def arrow_batches(
         self, log: SqlLog, after: int, upto: int, columns: dict[str, FieldType]
     ) -> Iterator[pa.RecordBatch]:
-        """By ADBC."""
         from weft.systems.postgres import arrow
 
         return arrow.batches(self, log, after, upto, columns)
@@ -263,7 +260,6 @@ class PostgresStore(PostgresSessions, SqlStore):
         return self._listener.wait(timeout)
 
     def unwatch(self) -> None:
-        """Stop listening."""
         self._listener.close()
 
 

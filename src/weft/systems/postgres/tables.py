@@ -14,7 +14,7 @@ from weft.columns import hint_of, is_binary_json, is_nested, length_of
 from weft.errors import DeclarationError, SchemaError, WeftError, nearest
 from weft.systems.postgres import copy, types
 from weft.systems.postgres.sessions import PostgresSessions
-from weft.systems.sql.driver import Role, Session, SqlDriver
+from weft.systems.sql.driver import Session, SqlDriver
 from weft.systems.sql.queries import subquery
 from weft.systems.sql.tables import ROW, Column, Slice, SqlTables, causes, check_event_time
 
@@ -27,24 +27,15 @@ _UNEQUAL = {"xml", "point", "line", "lseg", "box", "path", "polygon", "circle", 
 
 
 class LoadSessions(PostgresSessions):
-    """Sessions that write values as text in one way, whatever the server's settings are."""
+    """Sessions that write values as text in one way, whatever the server's settings are: a hash of a row is one of its
+    text."""
 
-    def connect_as(self, role: Role, *, autocommit: bool) -> psycopg.Connection[Any]:
-        """A connection with these settings."""
-        connection = super().connect_as(role, autocommit=True)
-        try:
-            # A hash of a row is one of its text.
-            connection.execute(
-                "SELECT set_config('DateStyle', 'ISO, YMD', false), set_config('IntervalStyle', 'postgres', false), "
-                "set_config('bytea_output', 'hex', false), set_config('extra_float_digits', '1', false)"
-            )
-            connection.autocommit = autocommit
-        except BaseException as error:
-            connection.close()
-            if self.is_driver_error(error):
-                raise self.explain(error) from None
-            raise
-        return connection
+    configuration: ClassVar[dict[str, str]] = PostgresSessions.configuration | {
+        "DateStyle": "ISO, YMD",
+        "IntervalStyle": "postgres",
+        "bytea_output": "hex",
+        "extra_float_digits": "1",
+    }
 
 
 class PostgresTables(SqlTables):
@@ -61,14 +52,12 @@ class PostgresTables(SqlTables):
     def identity(self) -> str:
         """The server by its cluster and its start, since copies of a cluster keep its number; then the database."""
         with self.driver.session("read") as session:
-            found = session.row(
+            ((database, started, port, allowed),) = session.rows(
                 "SELECT current_database(), pg_postmaster_start_time()::text, current_setting('port'), "
                 "has_function_privilege('pg_control_system()', 'EXECUTE')"
             )
-            assert found is not None
-            database, started, port, allowed = found
-            cluster = session.row("SELECT system_identifier FROM pg_control_system()") if allowed else None
-        return f"postgres:{cluster[0] if cluster else port}:{started}:{database}"
+            server = session.value("SELECT system_identifier FROM pg_control_system()") if allowed else port
+        return f"postgres:{server}:{started}:{database}"
 
     # ---------------------------------------------------------------------------------------------------------- reading
 
@@ -103,7 +92,6 @@ class PostgresTables(SqlTables):
         if parts < 2 or by is None:
             return [Slice(sql)], None
         connection = self.driver.connect_as("read", autocommit=False)
-        held = _Held(connection)
         try:
             session = Session(self.driver, connection)
             session.run("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
@@ -112,18 +100,17 @@ class PostgresTables(SqlTables):
             schema = self._describe(session, sql)
             bounds = self._bounds(session, sql, schema, parts, by)
             try:
-                row = session.row("SELECT pg_export_snapshot()")
+                snapshot = session.value("SELECT pg_export_snapshot()")
             except (psycopg.errors.ReadOnlySqlTransaction, psycopg.errors.ObjectNotInPrerequisiteState):
                 # A standby cannot export one.
-                held.close()
+                connection.close()
                 return [Slice(sql)], None
-            assert row is not None
         except BaseException as error:
-            held.close()
+            connection.close()
             if self.driver.is_driver_error(error):
                 raise self.driver.explain(error) from None
             raise
-        return [Slice(each, row[0]) for each in self._ranges(sql, by, bounds)], held
+        return [Slice(each, snapshot) for each in self._ranges(sql, by, bounds)], connection
 
     def _bounds(self, session: Session, sql: str, schema: pa.Schema, parts: int, by: str) -> list[str]:
         """Where all parts but the first begin, as literals."""
@@ -138,8 +125,7 @@ class PostgresTables(SqlTables):
                 f"A query cannot be split by the column {by!r}, which is {kind}.",
                 hint="Choose an integer, a date or a timestamp, best one with an index.",
             )
-        found = session.driver.execute(f"SELECT min({column}), max({column}) FROM {subquery(sql)} AS q").fetchone()
-        low, high = found
+        ((low, high),) = session.rows(f"SELECT min({column}), max({column}) FROM {subquery(sql)} AS q")
         if low is None or low == high:
             return []
         if pa.types.is_integer(kind):
@@ -165,7 +151,6 @@ class PostgresTables(SqlTables):
     # ---------------------------------------------------------------------------------------------------------- writing
 
     def columns(self, session: Session, schema: str | None, name: str) -> list[Column] | None:
-        """By the catalogue."""
         rows = session.rows(
             # A domain's own type is the one below it, maybe over several steps.
             "WITH RECURSIVE a AS (SELECT a.attnum, a.attname, a.atttypid AS oid, a.atttypmod AS modifier, "
@@ -182,7 +167,7 @@ class PostgresTables(SqlTables):
             "WHERE t.typtype <> 'd' ORDER BY a.attnum",
             (self.table(schema, name),),
         )
-        if not rows and session.row("SELECT to_regclass(?)::text", (self.table(schema, name),)) in (None, (None,)):
+        if not rows and session.value("SELECT to_regclass(?)::text", (self.table(schema, name),)) is None:
             return None
         return [
             Column(
@@ -203,7 +188,6 @@ class PostgresTables(SqlTables):
         return types.sql_type(field)
 
     def column_type(self, field: pa.Field, *, key: bool = False) -> str:
-        """Texts of a length, and jsonb."""
         if is_binary_json(field) and not key:
             return "jsonb"
         length = length_of(field)
@@ -214,7 +198,6 @@ class PostgresTables(SqlTables):
         return types.takes(column.sql, field)
 
     def copy_in(self, session: Session, table: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
-        """By binary COPY."""
         targets = self._targets(session, table, schema)
         names = self.listed(schema.names)
         sent = 0
@@ -229,12 +212,12 @@ class PostgresTables(SqlTables):
         return sent
 
     def _targets(self, session: Session, table: str, schema: pa.Schema) -> list[copy.Target]:
-        found = session.rows(
+        columns = session.rows(
             "SELECT attname, atttypid::bigint, atttypmod FROM pg_attribute "
             "WHERE attrelid = to_regclass(?) AND attnum > 0 AND NOT attisdropped",
             (table,),
         )
-        targets = {name: copy.Target(oid, modifier) for name, oid, modifier in found}
+        targets = {name: copy.Target(oid, modifier) for name, oid, modifier in columns}
         for name in schema.names:
             if name not in targets:
                 raise WeftError(f"The table {table} has no column {name!r}, or is not there.")
@@ -282,7 +265,6 @@ class PostgresTables(SqlTables):
         return bool(pa.types.is_integer(kind) or pa.types.is_date(kind) or pa.types.is_timestamp(kind))
 
     def is_sortable(self, field: pa.Field) -> bool:
-        """json has no order."""
         return not is_nested(field.type) and hint_of(field) != "json"
 
     def lock(self, session: Session, schema: str | None, name: str) -> None:
@@ -323,11 +305,9 @@ class PostgresTables(SqlTables):
         return f"md5(ROW({', '.join(expressions)})::text)"
 
     def moment(self, value: datetime) -> str:
-        """A timestamp with time zone."""
         return f"TIMESTAMPTZ '{value.astimezone(UTC).isoformat()}'"
 
     def add_seconds(self, expression: str, seconds: float) -> str:
-        """By an interval."""
         return f"({expression} + INTERVAL '{seconds:.6f} seconds')"
 
     def instant(self, expression: str, column: pa.Field) -> str:
@@ -342,14 +322,3 @@ class PostgresTables(SqlTables):
         return isinstance(error, SchemaError) or any(
             isinstance(cause, psycopg.Error) and (cause.sqlstate or "")[:2] in ("22", "23") for cause in causes(error)
         )
-
-
-class _Held:
-    """A transaction whose snapshot others read in."""
-
-    def __init__(self, connection: psycopg.Connection[Any]) -> None:
-        self._connection = connection
-
-    def close(self) -> None:
-        """End it; the snapshot is gone."""
-        self._connection.close()

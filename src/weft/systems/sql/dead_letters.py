@@ -46,7 +46,7 @@ class TableLetters:
                 columns = tables.columns(session, *self._table)
             if columns is None:
                 return
-            names = ", ".join(tables.quote(each.name) for each in columns if each.name in SCHEMA.names)
+            names = tables.listed(each.name for each in columns if each.name in SCHEMA.names)
             sql = f"SELECT {names} FROM {tables.table(*self._table)}"
             for batch in tables.read(Slice(sql), tables.describe(sql)):
                 yield from batch.to_pylist()

@@ -193,6 +193,16 @@ def _percent(sql: str, dialect: str) -> str:
     return replaced(sql.replace("%", "%%"), r"\?", "%s", dialect)
 
 
+@contextmanager
+def closed_on_error(connection: Any) -> Iterator[None]:
+    """Close a connection that cannot be set up."""
+    try:
+        yield
+    except BaseException:
+        connection.close()
+        raise
+
+
 def readable(file: int) -> bool:
     """Whether a read would not wait: there is something to read, or the end."""
     waiting = select.poll()

@@ -11,7 +11,6 @@ from weft.systems.sql.driver import Session
 from weft.systems.sql.system_tables import create_system_table, system_table
 from weft.systems.sql.tables import SqlTables
 
-_TABLE = "commits"
 _KEY = ("pipeline", "checkpoint_id", "batch_id")
 _COUNTS = ("rows_read", "inserted", "updated", "unchanged", "deleted", "quarantined")
 _FIELDS = pa.schema(
@@ -38,12 +37,12 @@ class ClaimRefusedError(Exception):
 
 def table(tables: SqlTables) -> str:
     """The quoted name."""
-    return system_table(tables, _TABLE)
+    return system_table(tables, "commits")
 
 
 def create(tables: SqlTables) -> None:
     """Make it where it is missing."""
-    create_system_table(tables, _TABLE, _FIELDS, _KEY)
+    create_system_table(tables, "commits", _FIELDS, _KEY)
 
 
 def is_committed(tables: SqlTables, load: Load) -> bool:
@@ -76,7 +75,7 @@ def claim(tables: SqlTables, session: Session, load: Load) -> None:
             f"DELETE FROM {table(tables)} WHERE pipeline = ? AND checkpoint_id = ? AND batch_id < ?",
             (load.pipeline, load.checkpoint_id, load.batch_id - _BATCHES_KEPT),
         )
-    names = ", ".join(map(tables.quote, _FIELDS.names))
+    names = tables.listed(_FIELDS.names)
     values = ", ".join([*"?" * len(_KEY), tables.moment(load.moment), *"0" * len(_COUNTS)])
     try:
         session.run(f"INSERT INTO {table(tables)} ({names}) VALUES ({values})", _key(load))

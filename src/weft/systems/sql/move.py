@@ -1,8 +1,9 @@
-"""How staged rows come into a target: what all modes share, and the statements of append and truncate."""
+"""How a load moves staged rows into its target: what all modes share, and the statements of append and truncate."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 import pyarrow as pa
@@ -16,33 +17,41 @@ DELTA, LINE, KEPT, CHAIN = "_weft_delta", "_weft_line", "_weft_kept", "_weft_cha
 _UNIQUE, _PRESENT, _RANK = "_weft_unique", "_weft_present", "_weft_rank"
 
 
-class Move:
-    """The statements that bring a staging table's rows into the target; those of an append."""
+@dataclass(frozen=True)
+class LoadTransaction:
+    """What every step of a load works with."""
 
-    OF_A_PIECE: ClassVar[tuple[str, ...]] = (DELTA, LINE, KEPT, CHAIN)
-    """The temporary tables that moving a piece makes anew."""
-    TEMPORARY: ClassVar[tuple[str, ...]] = (*OF_A_PIECE, _UNIQUE)
+    tables: SqlTables
+    session: Session
+    load: Load
+    schema: pa.Schema
+    """Of the rows as the target has them."""
+
+
+class Move:
+    """The statements that move the rows of a staging table into the target; those of an append."""
+
+    PER_PIECE: ClassVar[tuple[str, ...]] = (DELTA, LINE, KEPT, CHAIN)
+    """The temporary tables that each move of a piece creates again."""
+    TEMPORARY: ClassVar[tuple[str, ...]] = (*PER_PIECE, _UNIQUE)
+
+    can_compare: ClassVar[bool] = False
+    """Whether no row changes what becomes of another one, so that all may be compared before any is moved."""
+    per_piece: tuple[str, ...] = ()
+    """Those of `PER_PIECE` that this move uses."""
+    condition = "1 = 1"
+    """Which of the staged rows to move."""
+    present: str | None = None
+    """The table of all keys that the source has, where some rows do not stay in the staging table."""
 
     def __init__(
-        self,
-        tables: SqlTables,
-        session: Session,
-        load: Load,
-        schema: pa.Schema,
-        columns: dict[str, Column],
-        stage: str,
-        staged_as: dict[str, str],
+        self, transaction: LoadTransaction, columns: dict[str, Column], stage: str, staged_as: dict[str, str]
     ) -> None:
-        self.tables, self.session, self.load, self.columns = tables, session, load, columns
-        self.fields = {field.name: field for field in schema}
-        self.names = list(schema.names)
-        self.staged_as = staged_as
-        self.stage = stage
-        self.condition = "1 = 1"
-        """Which of the staged rows to move."""
-        self.target = tables.table(load.schema, load.table)
-        self.present: str | None = None
-        """The table of all keys that the source has, where some rows do not stay in the staging table."""
+        self.tables, self.session, self.load = transaction.tables, transaction.session, transaction.load
+        self.columns, self.stage, self.staged_as = columns, stage, staged_as
+        self.fields = {field.name: field for field in transaction.schema}
+        self.names = list(self.fields)
+        self.target = self.tables.table(self.load.schema, self.load.table)
 
     @property
     def source(self) -> str:
@@ -51,7 +60,7 @@ class Move:
         return table if self.condition == "1 = 1" else f"(SELECT * FROM {table} WHERE {self.condition})"
 
     def run(self) -> Counts:
-        """Move the rows, and say what became of them."""
+        """Move the rows; return the counts."""
         return self.clear() + self.apply() + self.delete_missing()
 
     def clear(self) -> Counts:
@@ -70,41 +79,14 @@ class Move:
         """Insert the staged rows as they are."""
         values = ", ".join(self._value(name) for name in self.names)
         cursor = self.session.run(
-            f"INSERT INTO {self.target} ({self._list(self.names)}) SELECT {values} FROM {self.source} AS s"
+            f"INSERT INTO {self.target} ({self.tables.listed(self.names)}) SELECT {values} FROM {self.source} AS s"
         )
         return Counts(inserted=int(cursor.rowcount))
-
-    # ----------------------------------------------------------------------------------------------------------- pieces
-
-    @property
-    def can_compare(self) -> bool:
-        """Whether no row changes what becomes of another one, so that all may be compared before any is moved."""
-        return False
-
-    def compare(self) -> None:
-        """Find the staged rows that are new or differ, so that pieces of them need only be written."""
-        raise NotImplementedError
-
-    def compare_more(self) -> None:
-        """Add what is new or differs of more rows."""
-        raise NotImplementedError
-
-    def compared_all(self) -> None:
-        """Nothing more is to be compared: make pieces easy to find."""
-        raise NotImplementedError
-
-    @property
-    def of_a_piece(self) -> tuple[str, ...]:
-        """The temporary tables that moving a piece of these rows makes anew."""
-        return ()
 
     # ------------------------------------------------------------------------------------------------------ expressions
 
     def _q(self, name: str) -> str:
         return self.tables.quote(name)
-
-    def _list(self, names: Sequence[str], alias: str = "") -> str:
-        return ", ".join(f"{alias}{self._q(name)}" for name in names)
 
     def _value(self, name: str) -> str:
         """A staged value as the type of its column."""
@@ -131,10 +113,6 @@ class Move:
         column = self.columns.get(key)  # there is none where the target is yet to be made
         return expression if column is None else self.tables.as_key(expression, column)
 
-    def _count(self, sql: str) -> int:
-        row = self.session.row(sql)
-        return int(row[0] or 0) if row else 0
-
     # ----------------------------------------------------------------------------------------------------------- checks
 
     @property
@@ -143,7 +121,7 @@ class Move:
         return list(self.load.keys)
 
     def check_keys(self, rows: int, put_aside: Callable[[], None] | None = None) -> int:
-        """Refuse null keys and rows that share one, or keep the right one of them; gives how many were left out.
+        """Refuse null keys and rows that share one, or keep the right one of them; return how many were left out.
 
         `put_aside` takes rows without a key from the staging table, where they are not refused."""
         load, tables = self.load, self.tables
@@ -153,7 +131,7 @@ class Move:
         keys = self.identity
         listed = self._same(keys)
         if len(keys) == 1 and tables.sorts_fast(self.fields[keys[0]]):
-            distinct = self._count(f"SELECT count(DISTINCT {listed}) FROM {stage}")
+            distinct = self.session.value(f"SELECT count(DISTINCT {listed}) FROM {stage}")
             if distinct == rows:  # a null would not be counted either
                 return 0
         null = " OR ".join(f"{self._same([key])} IS NULL" for key in load.keys)
@@ -167,10 +145,10 @@ class Move:
         )
         if not shared:
             return 0
-        if nulls := self._count(f"SELECT count(*) FROM {stage} WHERE {null}"):
+        if nulls := self.session.value(f"SELECT count(*) FROM {stage} WHERE {null}"):
             if put_aside is not None:
                 put_aside()
-                return nulls + self.check_keys(rows - nulls)
+                return int(nulls) + self.check_keys(rows - nulls)
             raise LoadRefusedError(
                 f"{nulls:,} of {rows:,} source rows of {load.name} have no key ({', '.join(load.keys)} is null).",
                 hint="Filter them out in the source, or choose other keys.",
@@ -221,7 +199,7 @@ class Move:
         tables.create_temporary_as(
             self.session,
             _PRESENT,
-            f"SELECT {self._list(keys)} FROM {tables.temporary(self.stage)}",
+            f"SELECT {tables.listed(keys)} FROM {tables.temporary(self.stage)}",
             keys=tables.stage_keys([self.fields[name] for name in keys], self.columns),
         )
         tables.filled(self.session, tables.temporary(_PRESENT))
@@ -232,5 +210,5 @@ class Truncate(Move):
     """Those of a truncate: the rows replace all that the target has."""
 
     def clear(self) -> Counts:
-        """Not by TRUNCATE: it commits (MySQL), or shows an empty table to whoever began to read before (PostgreSQL)."""
+        """Not by TRUNCATE: it commits (MySQL), or shows an empty table to readers that began before (PostgreSQL)."""
         return Counts(deleted=int(self.session.run(f"DELETE FROM {self.target}").rowcount))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime
+from typing import ClassVar
 
 from weft.errors import LoadRefusedError
 from weft.systems.load import IS_CURRENT, ROW_HASH, VALID_FROM, VALID_TO, Counts
@@ -17,15 +17,13 @@ _NEVER = datetime(9999, 12, 31, 23, 59, 59, 999_999, UTC)
 class Scd2(ComparedMove):
     """Versions by the moment of the load."""
 
-    since = VALID_FROM
+    since: ClassVar[str | None] = VALID_FROM
 
     @property
     def stored(self) -> str:
-        """The current versions."""
         wanted = dict.fromkeys((*self.load.keys, *self.load.compared(self.names), VALID_FROM))
-        return (
-            f"(SELECT {self._list(list(wanted))} FROM {self.target} WHERE {self._q(IS_CURRENT)} = {self.tables.true})"
-        )
+        listed, current = self.tables.listed(wanted), f"{self._q(IS_CURRENT)} = {self.tables.true}"
+        return f"(SELECT {listed} FROM {self.target} WHERE {current})"
 
     def apply(self) -> Counts:
         """End the versions that differ, and insert the new ones."""
@@ -34,10 +32,10 @@ class Scd2(ComparedMove):
         if not hits and not new:
             return Counts()
         delta, now = self._changes, self._now()
-        if self._count(f"SELECT count(*) FROM {delta} AS d WHERE {self._q(SINCE)} >= {now}"):
+        if self.session.value(f"SELECT count(*) FROM {delta} AS d WHERE {self._q(SINCE)} >= {now}"):
             # The clock went back: this load is later than what is stored, whatever the clock says.
             last = f"(SELECT max({self._q(SINCE)}) FROM {delta} AS d)"
-            (latest,) = self.session.row(f"SELECT {tables.add_seconds(last, 0.000_001)}") or (None,)
+            latest = self.session.value(f"SELECT {tables.add_seconds(last, 0.000_001)}")
             now = tables.moment(latest if isinstance(latest, datetime) else datetime.fromisoformat(str(latest)))
         if hits:
             self.session.run(
@@ -48,11 +46,11 @@ class Scd2(ComparedMove):
                     {VALID_TO: now, IS_CURRENT: tables.false},
                 )
             )
-        names = self._list([*self.names, VALID_FROM, VALID_TO, IS_CURRENT, ROW_HASH])
+        names = tables.listed([*self.names, VALID_FROM, VALID_TO, IS_CURRENT, ROW_HASH])
         digest = self._hash({name: f"s.{self._q(name)}" for name in load.compared(self.names)})
         self.session.run(
             f"INSERT INTO {self.target} ({names}) "
-            f"SELECT {self._list(self.names, 's.')}, {now}, NULL, {tables.true}, {digest} FROM {delta} AS s"
+            f"SELECT {tables.listed(self.names, 's.')}, {now}, NULL, {tables.true}, {digest} FROM {delta} AS s"
         )
         return Counts(inserted=new, updated=hits)
 
@@ -100,16 +98,14 @@ class Scd2(ComparedMove):
 class Scd2ByEvent(Scd2):
     """Versions by the time of an event, in whatever order the events come."""
 
+    # An event changes what becomes of others with its key.
+    can_compare: ClassVar[bool] = False
+
     @property
     def identity(self) -> list[str]:
         """Several events of one key are its history. Two at one instant would be a contradiction."""
         event = self.load.event_timestamp_column
         return [*self.load.keys, *([event] if event is not None and not self.load.deduplicate_by else [])]
-
-    @property
-    def can_compare(self) -> bool:
-        """An event changes what becomes of others with its key."""
-        return False
 
     def apply(self) -> Counts:
         """Put the events into the history of their keys, unless they change nothing."""
@@ -117,7 +113,7 @@ class Scd2ByEvent(Scd2):
         assert event is not None
         # Of the column's type, whatever the source had.
         began = self.tables.instant(self._value(event), self.columns[event].field)
-        if nulls := self._count(f"SELECT count(*) FROM {self.source} AS s WHERE {began} IS NULL"):
+        if nulls := self.session.value(f"SELECT count(*) FROM {self.source} AS s WHERE {began} IS NULL"):
             raise LoadRefusedError(
                 f"{nulls:,} source rows of {self.load.name} have no event time ({event} is null).",
                 hint="Filter them out in the source, or load without event_timestamp_column.",
@@ -126,7 +122,7 @@ class Scd2ByEvent(Scd2):
         # several rows of which one does, all of them are looked at again below.)
         earlier = f"{began} < t.{self._q(VALID_FROM)}"
         self._delta(earlier)
-        if not self._count(f"SELECT count(*) FROM {self.tables.temporary(DELTA)}"):
+        if not self.session.value(f"SELECT count(*) FROM {self.tables.temporary(DELTA)}"):
             return Counts()
         return self._put_into_history(began)
 
@@ -136,7 +132,7 @@ class Scd2ByEvent(Scd2):
         tables, load, run = self.tables, self.load, self.session.run
         for name in (LINE, KEPT, CHAIN):
             tables.drop_temporary(self.session, name)
-        keys, listed = list(load.keys), self._list(load.keys)
+        keys, listed = list(load.keys), tables.listed(load.keys)
         ts, until, src, digest = (self._q(name) for name in ("_ts", "_until", "_src", "_hash"))
         never = tables.moment(_NEVER)
         distinct = ", ".join(f"{self._same([key])} AS {self._q(key)}" for key in keys)
@@ -149,7 +145,7 @@ class Scd2ByEvent(Scd2):
         tables.create_temporary_as(
             self.session,
             LINE,
-            f"SELECT {self._list(keys, 't.')}, t.{self._q(VALID_FROM)} AS {ts}, t.{self._q(VALID_TO)} AS {until}, "
+            f"SELECT {tables.listed(keys, 't.')}, t.{self._q(VALID_FROM)} AS {ts}, t.{self._q(VALID_TO)} AS {until}, "
             f"0 AS {src}, {stored_hash} AS {digest} FROM {self.target} AS t JOIN {touched} AS s ON {self._on()}",
         )
         raw_keys = ", ".join(self._value(key) for key in keys)
@@ -205,7 +201,7 @@ class Scd2ByEvent(Scd2):
                 {VALID_TO: f"s.{self._q('_to')}", IS_CURRENT: current},
             )
         )
-        names = self._list([*self.names, VALID_FROM, VALID_TO, IS_CURRENT, ROW_HASH])
+        names = tables.listed([*self.names, VALID_FROM, VALID_TO, IS_CURRENT, ROW_HASH])
         values = ", ".join(self._value(name) for name in self.names)
         matching = " AND ".join(f"{self._value(key)} = c.{self._q(key)}" for key in keys)
         to = f"c.{self._q('_to')}"
@@ -215,5 +211,5 @@ class Scd2ByEvent(Scd2):
             f"FROM {self.source} AS s JOIN {chain} AS c ON {matching} AND {began} = c.{ts} WHERE c.{src} = 1"
         )
         added = int(cursor.rowcount)
-        fresh = self._count(f"SELECT count(*) FROM {chain} WHERE {src} = 1 AND {self._q('_is_new')} = 1")
-        return replace(Counts(), inserted=fresh, updated=added - fresh)
+        fresh = self.session.value(f"SELECT count(*) FROM {chain} WHERE {src} = 1 AND {self._q('_is_new')} = 1")
+        return Counts(inserted=fresh, updated=added - fresh)

@@ -13,14 +13,12 @@ from weft.errors import DeclarationError
 from weft.systems.base import Connection
 from weft.systems.declare import declare
 from weft.systems.log import EXTRA, META_TYPES, PUBLISH_ID, PUBLISHED_AT, ROWID, Appended, Batch
-from weft.systems.sql.driver import Role, Session, SqlDriver, readable
+from weft.systems.sql.driver import Session, SqlDriver
 from weft.systems.sql.log import SqlLog
 from weft.types import FieldType
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-__all__ = ["Role", "Session", "SqlStore", "contiguous", "publish_ids", "readable"]
 
 
 class SqlStore(SqlDriver):
@@ -84,8 +82,7 @@ class SqlStore(SqlDriver):
 
     def fence(self, session: Session, log: SqlLog) -> int:
         """The offset up to which a reader may look now: nothing at or below it appears later."""
-        row = session.row(f"SELECT max({self.quote(ROWID)}) FROM {log.table}")
-        return int(row[0] or 0) if row else 0
+        return int(session.value(f"SELECT max({self.quote(ROWID)}) FROM {log.table}") or 0)
 
     def head(self, session: Session, log: SqlLog) -> int:
         """The last event's offset at or below the fence: from there a reader may go on, also after a crash."""
@@ -93,12 +90,12 @@ class SqlStore(SqlDriver):
 
     def forget_keys(self, session: Session, log: SqlLog, before: int, limit: int) -> int:
         """Remove up to `limit` idempotency keys last seen before a moment (in microseconds); how many went."""
-        found = session.run(
+        cursor = session.run(
             f"DELETE FROM {self.keys} WHERE stream = ? AND id IN "
             f"(SELECT id FROM {self.keys} WHERE stream = ? AND seen < ? LIMIT ?)",
             (log.number, log.number, before, limit),
         )
-        return int(found.rowcount)
+        return int(cursor.rowcount)
 
     def unwatch(self) -> None:
         """Nobody waits for changes any more: give back what `changed` holds."""
@@ -130,13 +127,7 @@ class SqlStore(SqlDriver):
         full = f"{schema}.{name}"
         number = self._number(full)
         if number is None:
-            columns = {
-                **fields,
-                ROWID: META_TYPES[ROWID],
-                PUBLISHED_AT: META_TYPES[PUBLISHED_AT],
-                PUBLISH_ID: META_TYPES[PUBLISH_ID],
-                EXTRA: META_TYPES[EXTRA],
-            }
+            columns = fields | {name: META_TYPES[name] for name in (ROWID, PUBLISHED_AT, PUBLISH_ID, EXTRA)}
             with self.session("publish") as session:
                 if ROWID not in (self.reflect(session, schema, name) or columns):
                     raise _not_a_stream(full)
@@ -150,8 +141,8 @@ class SqlStore(SqlDriver):
 
     def _number(self, full: str) -> int | None:
         with self.session("read") as session:
-            row = session.row(f"SELECT id FROM {self.streams} WHERE name = ?", (full,))
-        return None if row is None else int(row[0])
+            number = session.value(f"SELECT id FROM {self.streams} WHERE name = ?", (full,))
+        return None if number is None else int(number)
 
     def names(self) -> list[tuple[str, str]]:
         """(schema, name) of every stream stored here. Asking creates nothing."""
@@ -193,15 +184,9 @@ class SqlStore(SqlDriver):
         return results
 
     def _deduplicate(self, session: Session, log: SqlLog, batches: dict[int, Batch]) -> dict[int, Batch]:
-        seen: set[bytes] = set()
-        wanted: list[bytes] = []
-        for batch in batches.values():
-            for key in batch.keys or ():
-                if key is not None and key not in seen:
-                    seen.add(key)
-                    wanted.append(key)
+        keys = {key for batch in batches.values() for key in batch.keys or () if key is not None}
         horizon = max(batch.key_horizon for batch in batches.values())
-        fresh = self.claim_keys(session, log, sorted(wanted), horizon) if wanted else set()
+        fresh = self.claim_keys(session, log, sorted(keys), horizon) if keys else set()
         kept: dict[int, Batch] = {}
         for i, batch in batches.items():
             mask = []
@@ -219,9 +204,7 @@ class SqlStore(SqlDriver):
     def now(self) -> float:
         """The clock that leases and ages are judged by."""
         with self.session("read") as session:
-            row = session.row(f"SELECT {self.now_sql}")
-        assert row is not None
-        return int(row[0]) / 1e6
+            return int(session.value(f"SELECT {self.now_sql}")) / 1e6
 
     def appended(self) -> None:
         """Nothing to do where readers of other processes poll."""
@@ -261,6 +244,15 @@ def contiguous(batches: Sequence[Batch], first: int) -> list[tuple[int, int]]:
                 ranges.append((first, first + count - 1))
                 first += count
     return ranges
+
+
+def bound(batch: Batch, binders: Sequence[Callable[[Any], Any] | None]) -> list[Any]:
+    """The columns of a batch as a driver takes them; `binders` convert the values of each."""
+    columns: list[Any] = [
+        values if bind is None else [None if value is None else bind(value) for value in values]
+        for values, bind in zip(batch.values, binders, strict=True)
+    ]
+    return columns if batch.extra is None else [*columns, batch.extra]
 
 
 def publish_ids(batch: Batch) -> Iterator[str]:

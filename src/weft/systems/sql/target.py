@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
 
 import pyarrow as pa
 
@@ -75,8 +74,8 @@ def create_statement(tables: SqlTables, load: Load, written: pa.Schema) -> str:
         types = {field.name: tables.column_type(field, key=True) for field in fields if field.name in load.keys}
         definitions += tables.stage_index({key: types[key] for key in load.keys})
     if primary:
-        definitions.append(f"PRIMARY KEY ({_listed(tables, primary)})")
-    definitions += [f"UNIQUE ({_listed(tables, group)})" for group in unique]
+        definitions.append(f"PRIMARY KEY ({tables.listed(primary)})")
+    definitions += [f"UNIQUE ({tables.listed(group)})" for group in unique]
     return f"CREATE TABLE IF NOT EXISTS {tables.table(load.schema, load.table)} ({', '.join(definitions)})"
 
 
@@ -92,10 +91,6 @@ def _keys(load: Load) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         if set(load.keys) not in [set(primary), *map(set, unique)]:
             unique.append(load.keys)
     return primary, [group for group in unique if set(group) != set(primary)]
-
-
-def _listed(tables: SqlTables, names: Sequence[str]) -> str:
-    return ", ".join(tables.quote(name) for name in names)
 
 
 def scd2_fields() -> list[pa.Field]:
@@ -136,10 +131,12 @@ def evolution(tables: SqlTables, load: Load, written: pa.Schema, columns: list[C
     declared = list(load.declared.schema or ()) if load.declared is not None else []
     present = {column.name: column for column in columns}
     table = tables.table(load.schema, load.table)
-    changes = []
-    for name, field in {field.name: field for field in [*written, *declared]}.items():
-        if name not in present:
-            changes.append(f"ALTER TABLE {table} ADD COLUMN {tables.quote(name)} {tables.column_type(field)}")
+    wanted = {field.name: field for field in [*written, *declared]}
+    changes = [
+        f"ALTER TABLE {table} ADD COLUMN {tables.quote(name)} {tables.column_type(field)}"
+        for name, field in wanted.items()
+        if name not in present
+    ]
     for field in declared:
         column = present.get(field.name)
         if column is not None and tables.widens_columns and _is_wider(field, column):

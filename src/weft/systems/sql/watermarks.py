@@ -75,14 +75,14 @@ def read(tables: SqlTables, load: Load) -> Watermark | None:
         return None
     with tables.driver.session("read") as session:
         counted = _COUNTED if _COUNTED in columns else "NULL"
-        found = session.row(
+        row = session.row(
             f"SELECT column_name, kind, {tables.quote('value')}, seen, {counted} FROM {_table(tables)} "
             "WHERE pipeline = ? AND target = ?",
             (load.pipeline, load.name),
         )
-    if found is None:
+    if row is None:
         return None
-    column, kind, text, seen, counted = found
+    column, kind, text, seen, counted = row
     return Watermark(str(column), str(kind), str(text), int(seen), counted=None if counted is None else str(counted))
 
 
@@ -92,9 +92,8 @@ def write(tables: SqlTables, session: Session, load: Load, mark: Watermark, rows
     values = (mark.column, mark.kind, mark.text, mark.seen + (rows_read if mark.adds_read else 0))
     moved_at = tables.moment(load.moment)
     if mark.after is None:
-        names = ", ".join(tables.quote(field.name) for field in _FIELDS)
         session.run(
-            f"INSERT INTO {_table(tables)} ({names}) VALUES (?, ?, ?, ?, ?, ?, {moved_at}, ?)",
+            f"INSERT INTO {_table(tables)} ({tables.listed(_FIELDS.names)}) VALUES (?, ?, ?, ?, ?, ?, {moved_at}, ?)",
             (*key, *values, mark.counted),
         )
         return

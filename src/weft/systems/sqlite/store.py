@@ -17,8 +17,9 @@ from uuid import UUID
 
 from weft.systems.base import Connection
 from weft.systems.log import EXTRA, PUBLISH_ID, PUBLISHED_AT, ROWID, Batch
+from weft.systems.sql.driver import Role, Session
 from weft.systems.sql.log import SqlLog
-from weft.systems.sql.store import Role, Session, SqlStore, contiguous, publish_ids
+from weft.systems.sql.store import SqlStore, bound, contiguous, publish_ids
 from weft.systems.sql.tokens import quote_name
 from weft.systems.sqlite.sessions import SqliteSessions
 from weft.types import FieldType, comparable, from_sql
@@ -61,7 +62,6 @@ class SqliteStore(SqliteSessions, SqlStore):
         self._drop_watcher()
 
     def close(self) -> None:
-        """Close every connection."""
         with self._lock:
             super().close()
             with self._watching:
@@ -120,7 +120,6 @@ class SqliteStore(SqliteSessions, SqlStore):
                 session.run(f"ALTER TABLE {log.table} ADD COLUMN {self.quote(name)} {kind.sql('sqlite')}")
 
     def insert_ignore(self, table: str, columns: Sequence[str]) -> str:
-        """INSERT OR IGNORE."""
         return f"INSERT OR IGNORE INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
 
     # ----------------------------------------------------------------------------------------------------------- values
@@ -133,20 +132,12 @@ class SqliteStore(SqliteSessions, SqlStore):
         driver = cast(sqlite3.Connection, session.driver)
         driver.executemany(
             _insert_sql(log.table, first.columns, first.extra is not None),
-            chain.from_iterable(self._rows(batch, binders, published) for batch in batches),
+            chain.from_iterable(
+                zip(*bound(batch, binders), repeat(published), publish_ids(batch), strict=False) for batch in batches
+            ),
         )
         (last,) = driver.execute("SELECT last_insert_rowid()").fetchone()
         return contiguous(batches, last - sum(batch.count for batch in batches) + 1)
-
-    @staticmethod
-    def _rows(batch: Batch, binders: list[Callable[[Any], Any] | None], published: str) -> Iterator[tuple[Any, ...]]:
-        columns: list[Any] = [
-            values if bind is None else [None if v is None else bind(v) for v in values]
-            for values, bind in zip(batch.values, binders, strict=True)
-        ]
-        if batch.extra is not None:
-            columns.append(batch.extra)
-        return zip(*columns, repeat(published), publish_ids(batch), strict=False)
 
     def claim_keys(self, session: Session, log: SqlLog, keys: list[bytes], horizon: float) -> set[bytes]:
         """Under the write lock, where nobody else can claim the same."""
@@ -156,11 +147,11 @@ class SqliteStore(SqliteSessions, SqlStore):
         for start in range(0, len(keys), 500):
             some = keys[start : start + 500]
             marks = ", ".join("?" * len(some))
-            found = session.rows(
+            seen = session.rows(
                 f"SELECT id FROM {self.keys} WHERE stream = ? AND seen >= ? AND id IN ({marks})",
                 (log.number, oldest, *some),
             )
-            fresh.difference_update(bytes(key) for (key,) in found)
+            fresh.difference_update(bytes(key) for (key,) in seen)
         session.driver.executemany(
             f"REPLACE INTO {self.keys} (stream, id, seen) VALUES (?, ?, ?)",
             [(log.number, key, now) for key in sorted(fresh)],
@@ -168,11 +159,18 @@ class SqliteStore(SqliteSessions, SqlStore):
         return fresh
 
     def bind(self, value: Any, kind: FieldType) -> Any:
-        """One value as sqlite3 takes it."""
         bind = _BINDERS.get(kind.base)
         return value if bind is None or value is None else bind(value)
 
-    decoders: ClassVar[dict[str, Callable[[Any], Any]]] = {}
+    decoders: ClassVar[dict[str, Callable[[Any], Any]]] = {
+        "bool": bool,
+        "decimal": Decimal,
+        "date": date.fromisoformat,
+        # The events of one commit share their time of publication.
+        "timestamp": lru_cache(maxsize=4096)(datetime.fromisoformat),
+        "json": json.loads,
+        "uuid": UUID,
+    }
 
     def arrow_batches(
         self, log: SqlLog, after: int, upto: int, columns: dict[str, FieldType]
@@ -230,14 +228,4 @@ _BINDERS: dict[str, Callable[[Any], Any]] = {
     "date": date.isoformat,
     "timestamp": _iso_timestamp,
     "uuid": str,
-}
-
-SqliteStore.decoders = {
-    "bool": bool,
-    "decimal": Decimal,
-    "date": date.fromisoformat,
-    # The events of one commit share their time of publication.
-    "timestamp": lru_cache(maxsize=4096)(datetime.fromisoformat),
-    "json": json.loads,
-    "uuid": UUID,
 }

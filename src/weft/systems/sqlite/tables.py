@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from itertools import chain
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pyarrow as pa
 
@@ -47,9 +47,7 @@ class LoadSessions(SqliteSessions):
         super().__init__(connection)
 
     def connect(self, role: Role) -> sqlite3.Connection:
-        """A connection with those functions."""
         driver = super().connect(role)
-        driver.create_function("weft_cast", 3, self._cast, deterministic=True)
         driver.create_function("weft_hash", -1, casts.row_hash, deterministic=True)
         driver.create_function("weft_add_seconds", 2, casts.add_seconds, deterministic=True)
         driver.create_collation("weft_decimal", casts.compare_decimals)
@@ -59,13 +57,6 @@ class LoadSessions(SqliteSessions):
     def _remember(self, why: str) -> None:
         # SQLite will only say that a function failed.
         self._refused = why
-
-    def _cast(self, value: Any, source: str, target: str) -> Any:
-        try:
-            return casts.cast(value, source, target)
-        except ValueError as error:
-            self._remember(str(error))
-            raise
 
     def explain(self, error: BaseException) -> WeftError:
         """A value that one of the functions refused, by what the function said."""
@@ -154,7 +145,6 @@ class SqliteTables(SqlTables):
     # ---------------------------------------------------------------------------------------------------------- writing
 
     def columns(self, session: Session, schema: str | None, name: str) -> list[Column] | None:
-        """By PRAGMA table_xinfo."""
         found = session.rows(
             'SELECT name, type, "notnull", dflt_value, pk, hidden FROM pragma_table_xinfo(?) ORDER BY cid',
             (self._name(schema, name),),
@@ -251,7 +241,6 @@ class SqliteTables(SqlTables):
         return super().create_index(f"weft.{name}", table, columns)
 
     def temporary(self, name: str) -> str:
-        """In this connection's own database."""
         return f"temp.{self.quote(name)}"
 
     def index_rows(self, session: Session, name: str) -> None:
@@ -264,7 +253,6 @@ class SqliteTables(SqlTables):
         session.run(f"CREATE INDEX IF NOT EXISTS {index} ON {table} ({self.listed(keys)})")
 
     def as_key(self, expression: str, column: Column) -> str:
-        """By the column's collation."""
         return expression if column.collation is None else f"{expression} COLLATE {column.collation}"
 
     def distinct(self, left: str, right: str, column: Column) -> str:
@@ -279,7 +267,6 @@ class SqliteTables(SqlTables):
         return f"weft_cast({expression}, '{casts.code(field)}', '{casts.code(target)}')"
 
     def row_hash(self, expressions: Sequence[str]) -> str:
-        """By a function of ours."""
         return f"weft_hash({', '.join(expressions)})"
 
     def ordered(self, expression: str, field: pa.Field) -> str:
@@ -291,7 +278,6 @@ class SqliteTables(SqlTables):
         return f"'{value.astimezone(UTC).isoformat(timespec='microseconds')}'"
 
     def add_seconds(self, expression: str, seconds: float) -> str:
-        """By a function of ours."""
         return f"weft_add_seconds({expression}, {seconds!r})"
 
     def instant(self, expression: str, column: pa.Field) -> str:
