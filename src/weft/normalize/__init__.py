@@ -64,8 +64,8 @@ def expression(
         kind = target if target is not None and needs_no_input(normalizers) else pa.string()
     if not normalizers:
         return quote(column), kind
-    made = exp.Null() if needs_no_input(normalizers) else words.column(quote(column), kind)
-    value = Value(made, kind, column, quote)
+    start = exp.Null() if needs_no_input(normalizers) else words.column(quote(column), kind)
+    value = Value(start, kind, column, quote)
     for number, step in enumerate(normalizers):
         if isinstance(step, Derive) and number:
             raise DeclarationError(

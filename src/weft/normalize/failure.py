@@ -28,15 +28,15 @@ class Parser(Normalizer):
 
     def parsed(self, value: Value, words: Words, kind: pa.DataType) -> Value:
         """What the text says, or what the user chose for those that say nothing."""
-        made = self.read(value.sql, words)
+        result = self.read(value.sql, words)
         if self.on_failure != "null":
             if self.on_failure == "error":
                 instead = words.failed(value.sql, f"{value.column}: {self.name} cannot read", kind)
             else:
                 instead = words.literal(fitting(self.default, value._replace(kind=kind), self.name), kind)
             # The text is looked at a second time only where it could not be read.
-            made = words.coalesce(made, words.case((words.is_not_null(value.sql), instead)))
-        return value._replace(sql=made, kind=kind)
+            result = words.coalesce(result, words.case((words.is_not_null(value.sql), instead)))
+        return value._replace(sql=result, kind=kind)
 
 
 def checked_failure(on_failure: object, default: object, who: str) -> None:

@@ -41,7 +41,7 @@ class ParseInt(Parser):
         import pyarrow as pa
 
         def number(x: exp.Expr) -> exp.Expr:
-            made = words.cast(x, pa.int64())
+            cast = words.cast(x, pa.int64())
             exact = pa.decimal128(_MAX_DIGITS, 0)
             wide = words.cast(x, exact)
             fits = [
@@ -49,8 +49,8 @@ class ParseInt(Parser):
                 words.compare(wide, ">", words.literal(Decimal(-_LARGEST - 2), exact), exact),
             ]
             return words.case(
-                (words.matches(x, "[+-]{0,1}0*[0-9]{1,18}"), made),
-                (words.matches(x, "[+-]{0,1}0*[0-9]{19}"), words.case((words.all_of(*fits), made))),
+                (words.matches(x, "[+-]{0,1}0*[0-9]{1,18}"), cast),
+                (words.matches(x, "[+-]{0,1}0*[0-9]{19}"), words.case((words.all_of(*fits), cast))),
             )
 
         return words.once(x, number)
@@ -79,10 +79,10 @@ class ParseNumeric(Parser):
         import pyarrow as pa
 
         kind = pa.decimal128(self.precision, self.scale)
-        found = self.needs(value, "text", "decimals", "whole numbers")
-        if found == "text":
+        family = self.needs(value, "text", "decimals", "whole numbers")
+        if family == "text":
             return self.parsed(value, words, kind)
-        if found == "whole numbers":
+        if family == "whole numbers":
             digits = {8: 3, 16: 5, 32: 10, 64: 19}[value.kind.bit_width]
             kind = pa.decimal128(digits, 0)
             return value._replace(sql=words.cast(value.sql, kind), kind=kind)
@@ -128,10 +128,10 @@ class Round(Normalizer):
 
     def apply(self, value: Value, words: Words) -> Value:
         """Whole numbers stay."""
-        found = self.needs(value, "decimals", "floats", "whole numbers")
-        if found == "whole numbers" or (found == "decimals" and self.digits >= value.kind.scale):
+        family = self.needs(value, "decimals", "floats", "whole numbers")
+        if family == "whole numbers" or (family == "decimals" and self.digits >= value.kind.scale):
             return value
-        if found == "floats":
+        if family == "floats":
             return value._replace(sql=words.round_float(value.sql, self.digits, value.kind))
         import pyarrow as pa
 
@@ -191,10 +191,10 @@ class ParseBool(Parser):
         """Texts are read, and 0 and 1; booleans are ones already."""
         import pyarrow as pa
 
-        found = self.needs(value, "text", "booleans", "whole numbers")
-        if found == "booleans":
+        family = self.needs(value, "text", "booleans", "whole numbers")
+        if family == "booleans":
             return value
-        if found == "whole numbers":
+        if family == "whole numbers":
             value = value._replace(sql=words.cast(value.sql, pa.string()), kind=pa.string())
             return ParseBool(self.on_failure, self.default, ("1",), ("0",)).parsed(value, words, pa.bool_())
         return self.parsed(value, words, pa.bool_())
@@ -203,9 +203,9 @@ class ParseBool(Parser):
         """By looking the word up."""
         import pyarrow as pa
 
-        said = {**dict.fromkeys(self.truthy, True), **dict.fromkeys(self.falsy, False)}
-        found = {word: words.literal(is_true, pa.bool_()) for word, is_true in said.items()}
-        return words.lookup(words.lower(x), found)
+        values = dict.fromkeys(self.truthy, words.literal(True, pa.bool_()))
+        values |= dict.fromkeys(self.falsy, words.literal(False, pa.bool_()))
+        return words.lookup(words.lower(x), values)
 
 
 @strict
@@ -223,9 +223,9 @@ def parse_bool(
     if default is not None and not isinstance(default, bool):
         raise DeclarationError(f"The default of parse_bool() is True or False, not {default!r}.")
     words = {"truthy": truthy, "falsy": falsy}
-    for name, given in words.items():
-        if isinstance(given, str) or not isinstance(given, Sequence) or not given:
-            raise DeclarationError(f"{name} of parse_bool() is a list of texts, not {given!r}.")
+    for name, texts in words.items():
+        if isinstance(texts, str) or not isinstance(texts, Sequence) or not texts:
+            raise DeclarationError(f"{name} of parse_bool() is a list of texts, not {texts!r}.")
     true, false = (
         tuple(_lowered(checked_text(word, "A word of parse_bool()")) for word in each) for each in words.values()
     )

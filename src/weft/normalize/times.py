@@ -30,8 +30,8 @@ class ParseTimestamp(Parser):
         """Texts are read; what is a time already is an instant."""
         from weft.columns import UTC_TIME
 
-        found = self.needs(value, "text", "timestamps", "dates")
-        if found == "text":
+        family = self.needs(value, "text", "timestamps", "dates")
+        if family == "text":
             return self.parsed(value, words, UTC_TIME)
         if value.kind == UTC_TIME:
             return value
@@ -63,11 +63,11 @@ def parse_timestamp(
     becomes `default`. Null stays null. Years are 1 to 9999.
     """
     who = "parse_timestamp()"
-    found = _formats(format, formats, who)
+    checked_formats = _formats(format, formats, who)
     checked_failure(on_failure, default, who)
     if default is not None and not isinstance(default, datetime):
         raise DeclarationError(f"The default of {who} is a datetime, not {default!r}.")
-    return ParseTimestamp(on_failure, default, found)
+    return ParseTimestamp(on_failure, default, checked_formats)
 
 
 @dataclass(frozen=True)
@@ -80,10 +80,10 @@ class ParseDate(Parser):
         """Texts are read; of a time it is the day in UTC."""
         import pyarrow as pa
 
-        found = self.needs(value, "text", "dates", "timestamps")
-        if found == "text":
+        family = self.needs(value, "text", "dates", "timestamps")
+        if family == "text":
             return self.parsed(value, words, pa.date32())
-        if found == "dates":
+        if family == "dates":
             return value
         return value._replace(sql=words.to_day(value.sql, value.kind), kind=pa.date32())
 
@@ -108,11 +108,11 @@ def parse_date(
     format may have a time as well, which is read and left out.
     """
     who = "parse_date()"
-    found = _formats(format, formats, who)
+    checked_formats = _formats(format, formats, who)
     checked_failure(on_failure, default, who)
     if default is not None and (not isinstance(default, date) or isinstance(default, datetime)):
         raise DeclarationError(f"The default of {who} is a date, not {default!r}.")
-    return ParseDate(on_failure, default, found)
+    return ParseDate(on_failure, default, checked_formats)
 
 
 def _formats(one: Any, several: Any, who: str) -> tuple[Format, ...]:
@@ -120,8 +120,8 @@ def _formats(one: Any, several: Any, who: str) -> tuple[Format, ...]:
         raise DeclarationError(f"{who} takes format or formats, not both.", hint="Put all of them into formats=[…].")
     if isinstance(several, str) or (several is not None and (not isinstance(several, Sequence) or not several)):
         raise DeclarationError(f"The formats of {who} are a list of texts, not {several!r}.")
-    given = several if several is not None else () if one is None else (one,)
-    return tuple(checked(each, who) for each in given)
+    texts = several if several is not None else () if one is None else (one,)
+    return tuple(checked(each, who) for each in texts)
 
 
 @dataclass(frozen=True)
@@ -174,12 +174,12 @@ class DateTrunc(Normalizer):
 
     def apply(self, value: Value, words: Words) -> Value:
         """The type stays."""
-        found = self.needs(value, "timestamps", "dates")
-        if found == "dates" and self.unit in _UNITS[5:]:
+        family = self.needs(value, "timestamps", "dates")
+        if family == "dates" and self.unit in _UNITS[5:]:
             raise DeclarationError(
                 f"date_trunc({self.unit!r}): the column {value.column!r} is a date, which has no {self.unit}."
             )
-        if found == "dates" and self.unit == "day":
+        if family == "dates" and self.unit == "day":
             return value
         return value._replace(sql=words.truncate_time(value.sql, value.kind, self.unit))
 

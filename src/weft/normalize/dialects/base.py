@@ -61,10 +61,10 @@ class Words:
         """A function of the database."""
         return exp.Anonymous(this=name, expressions=[self._argument(each) for each in arguments])
 
-    def _argument(self, given: exp.Expr | str | int) -> exp.Expr:
-        if isinstance(given, str):
-            return self.text(given)
-        return exp.Literal.number(given) if isinstance(given, int) else given.copy()
+    def _argument(self, argument: exp.Expr | str | int) -> exp.Expr:
+        if isinstance(argument, str):
+            return self.text(argument)
+        return exp.Literal.number(argument) if isinstance(argument, int) else argument.copy()
 
     def case(self, *cases: tuple[exp.Expr, exp.Expr], otherwise: exp.Expr | None = None) -> exp.Expr:
         """The value behind the first condition that is true."""
@@ -85,10 +85,10 @@ class Words:
         """Whether there is a value."""
         return exp.Not(this=exp.Is(this=exp.Paren(this=x.copy()), expression=exp.Null()))
 
-    def lookup(self, x: exp.Expr, found: dict[str, exp.Expr]) -> exp.Expr:
+    def lookup(self, x: exp.Expr, values: dict[str, exp.Expr]) -> exp.Expr:
         """What stands for a text; null where nothing does."""
         return exp.Case(
-            this=x.copy(), ifs=[exp.If(this=self.text(word), true=value.copy()) for word, value in found.items()]
+            this=x.copy(), ifs=[exp.If(this=self.text(word), true=value.copy()) for word, value in values.items()]
         )
 
     def compare(self, x: exp.Expr, sign: str, y: exp.Expr, kind: pa.DataType) -> exp.Expr:
@@ -97,9 +97,9 @@ class Words:
 
     def joined(self, *texts: exp.Expr | str) -> exp.Expr:
         """Texts, one behind the other; null if one is null."""
-        made = [self._argument(each) for each in texts]
-        whole = made[0]
-        for each in made[1:]:
+        parts = [self._argument(each) for each in texts]
+        whole = parts[0]
+        for each in parts[1:]:
             whole = exp.DPipe(this=whole, expression=each)
         return exp.Paren(this=whole)
 
@@ -111,17 +111,17 @@ class Words:
 
     def literal(self, value: Any, kind: pa.DataType) -> exp.Expr:
         """A constant of a type."""
-        found = family(kind)
-        if found == "text":
+        family_name = family(kind)
+        if family_name == "text":
             return self.text(value)
-        if found == "booleans":
+        if family_name == "booleans":
             return exp.true() if value else exp.false()
-        if found == "whole numbers":
+        if family_name == "whole numbers":
             size = exp.Literal.number(abs(value))
             number = exp.Paren(this=exp.Neg(this=size)) if value < 0 else size
             # Else it would make a larger type of a small one.
             return number if kind == pa.int64() else self.cast(number, kind)
-        if found == "bytes":
+        if family_name == "bytes":
             return self.call("UNHEX", value.hex())
         return self.cast(self.text(plain(value)), kind)
 
@@ -246,9 +246,9 @@ class Words:
 
     def instant_by(self, x: exp.Expr, format: Format) -> exp.Expr:
         """The instant that a text says in a format; null where it says none."""
-        made = self.instant(format.iso(x, self, clock=True), with_zone="%z" in format.parts)
+        instant = self.instant(format.iso(x, self, clock=True), with_zone="%z" in format.parts)
         afternoon = format.is_afternoon(x, self)
-        return made if afternoon is None else self.case((afternoon, self.later(made, 12)), otherwise=made)
+        return instant if afternoon is None else self.case((afternoon, self.later(instant, 12)), otherwise=instant)
 
     def day_by(self, x: exp.Expr, format: Format) -> exp.Expr:
         """The day that a text says in a format; null where it says none."""

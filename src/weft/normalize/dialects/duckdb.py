@@ -20,8 +20,8 @@ class DuckDB(Words):
 
     def column(self, quoted: str, kind: pa.DataType) -> exp.Expr:
         """A UUID, say, as text."""
-        found = super().column(quoted, kind)
-        return self.cast(found, kind) if family(kind) == "text" else found
+        named = super().column(quoted, kind)
+        return self.cast(named, kind) if family(kind) == "text" else named
 
     def lower(self, x: exp.Expr) -> exp.Expr:
         """One letter is two in lower case."""
@@ -33,8 +33,8 @@ class DuckDB(Words):
         spelled = x
         for letter, letters in SEVERAL_UPPER.items():
             spelled = self.replace(spelled, letter, letters)
-        found = self.call("REGEXP_MATCHES", x, several)
-        return self.once(x, lambda x: self.call("UPPER", self.case((found, spelled), otherwise=x)))
+        is_rare = self.call("REGEXP_MATCHES", x, several)
+        return self.once(x, lambda x: self.call("UPPER", self.case((is_rare, spelled), otherwise=x)))
 
     def trim(self, x: exp.Expr) -> exp.Expr:
         return self.call("TRIM", x, WHITESPACE)
@@ -51,8 +51,8 @@ class DuckDB(Words):
     def truncate_time(self, x: exp.Expr, kind: pa.DataType, unit: str) -> exp.Expr:
         """As times of UTC's clock."""
         local = at_zone(x, "UTC") if kind == UTC_TIME else self.cast(x, LOCAL_TIME)
-        made = self.call("DATE_TRUNC", unit, local)
-        return at_zone(made, "UTC") if kind == UTC_TIME else self.cast(made, kind)
+        truncated = self.call("DATE_TRUNC", unit, local)
+        return at_zone(truncated, "UTC") if kind == UTC_TIME else self.cast(truncated, kind)
 
     def failed(self, x: exp.Expr, message: str, kind: pa.DataType) -> exp.Expr:
         return self.cast(self.call("ERROR", self.joined(f"{message} ", x)), kind)

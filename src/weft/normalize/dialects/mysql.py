@@ -45,8 +45,8 @@ class MySQL(Words):
 
     def column(self, quoted: str, kind: pa.DataType) -> exp.Expr:
         """Text of one character set, compared byte by byte."""
-        found = super().column(quoted, kind)
-        return _collated(_utf8(found), _BINARY) if family(kind) == "text" else found
+        named = super().column(quoted, kind)
+        return _collated(_utf8(named), _BINARY) if family(kind) == "text" else named
 
     def cast(self, x: exp.Expr, kind: pa.DataType) -> exp.Expr:
         """Text as above; other types by their names in CAST."""
@@ -70,8 +70,8 @@ class MySQL(Words):
         spelled = x
         for letter, letters in SEVERAL_UPPER.items():
             spelled = self.replace(spelled, letter, letters)
-        found = self._finds(x, f"[{''.join(SEVERAL_UPPER)}]")
-        chosen = self.case((found, spelled), otherwise=x)
+        is_rare = self._finds(x, f"[{''.join(SEVERAL_UPPER)}]")
+        chosen = self.case((is_rare, spelled), otherwise=x)
         return _collated(self.call("UPPER", _collated(chosen, _LETTERS)), _BINARY)
 
     def trim(self, x: exp.Expr) -> exp.Expr:

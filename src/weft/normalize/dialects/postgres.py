@@ -36,8 +36,8 @@ class Postgres(Words):
 
     def column(self, quoted: str, kind: pa.DataType) -> exp.Expr:
         """Text of the database's own collation: another one may take different letters for the same."""
-        found = super().column(quoted, kind)
-        return _collated(self.cast(found, kind), "default") if family(kind) == "text" else found
+        named = super().column(quoted, kind)
+        return _collated(self.cast(named, kind), "default") if family(kind) == "text" else named
 
     def result(self, x: exp.Expr, kind: pa.DataType) -> exp.Expr:
         """Text of a collation that goes with columns: two that were written out do not go with each other."""
@@ -47,8 +47,8 @@ class Postgres(Words):
         """Without OFFSET 0 the planner would put the expression in again wherever it is used."""
         if _is_column(x):
             return make(x)
-        made = exp.select(make(exp.column("v"))).from_(exp.select(exp.alias_(x.copy(), "v")).offset(0).subquery("s"))
-        return made.subquery()
+        query = exp.select(make(exp.column("v"))).from_(exp.select(exp.alias_(x.copy(), "v")).offset(0).subquery("s"))
+        return query.subquery()
 
     def literal(self, value: Any, kind: pa.DataType) -> exp.Expr:
         """Bytes have a function of their own."""
@@ -66,10 +66,10 @@ class Postgres(Words):
     def _cased(self, function: str, x: exp.Expr) -> exp.Expr:
         def cased(x: exp.Expr) -> exp.Expr:
             # At the end of a word ICU would write another small sigma.
-            given = self.replace(x, "Σ", "σ") if function == "LOWER" else x
+            spelled = self.replace(x, "Σ", "σ") if function == "LOWER" else x
             return self.case(
                 (self._is_ascii(x), self.call(function, _collated(x, "C"))),
-                otherwise=_collated(self.call(function, _collated(given, "und-x-icu")), "C"),
+                otherwise=_collated(self.call(function, _collated(spelled, "und-x-icu")), "C"),
             )
 
         return _collated(self.once(x, cased), "default")
@@ -162,8 +162,8 @@ class Postgres(Words):
             for letter, before in zip("mdHMS" if clock else "md", "-- ::", strict=False):
                 texts += [before, self.call("SUBSTR", x, places[letter], 2) if letter in places else "00"]
             is_iso = shape == "____-__-__" or (clock and shape in ("____-__-__ __:__:__", "____-__-__T__:__:__"))
-            made = self.cast(x if is_iso else self.joined(*texts), UTC_TIME if clock else pa.date32())
-            return self.case((fits, made), otherwise=otherwise(x))
+            parsed = self.cast(x if is_iso else self.joined(*texts), UTC_TIME if clock else pa.date32())
+            return self.case((fits, parsed), otherwise=otherwise(x))
 
         return self.once(x, read)
 
@@ -173,12 +173,12 @@ class Postgres(Words):
         # What stands between the two, mostly a mark: they are looked up together.
         between = shape[first + 1 : second - 1]
         ordered = _MONTH_DAYS if first == places["m"] else [(day, month) for month, day in _MONTH_DAYS]
-        found = [
+        conditions = [
             self._among(x, places["Y"], places["Y"] + 4, map(str, range(1970, 2070))),
             self._among(x, first, second + 2, (f"{one}{between}{other}" for one, other in ordered)),
         ]
         limits = {"H": 24, "M": 60, "S": 60}
-        return found + [
+        return conditions + [
             self._among(x, places[c], places[c] + 2, (f"{n:02}" for n in range(limits[c])))
             for c in limits
             if c in places

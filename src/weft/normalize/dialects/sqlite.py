@@ -29,18 +29,18 @@ class SQLite(Words):
         return self.call("WEFT_STORED", x, _code(kind))
 
     def literal(self, value: Any, kind: pa.DataType) -> exp.Expr:
-        found = family(kind)
-        if found == "booleans":
+        family_name = family(kind)
+        if family_name == "booleans":
             return exp.Literal.number(int(value))
-        if found == "timestamps":
+        if family_name == "timestamps":
             return self.text(
                 value.isoformat("T", "microseconds") if kind != UTC_TIME else plain(value).replace(" ", "T")
             )
-        if found in ("decimals", "dates"):
+        if family_name in ("decimals", "dates"):
             return self.text(plain(value))
-        if found == "floats":
+        if family_name == "floats":
             return exp.Paren(this=exp.Var(this=repr(value).replace("inf", "9e999")))
-        if found == "bytes":
+        if family_name == "bytes":
             return exp.Var(this=f"X'{value.hex()}'")
         return super().literal(value, kind)
 

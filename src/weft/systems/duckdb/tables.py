@@ -98,13 +98,13 @@ class DuckDBTables(SqlTables):
 
     def columns(self, session: Session, schema: str | None, name: str) -> list[Column] | None:
         """From the information schema; DuckDB compares names without regard to case."""
-        found = session.rows(
+        rows = session.rows(
             "SELECT column_name, data_type, is_nullable, column_default, is_generated FROM information_schema.columns "
             "WHERE table_catalog = ? AND lower(table_schema) = lower(?) AND lower(table_name) = lower(?) "
             "ORDER BY ordinal_position",
             (self.driver.catalog, "main" if schema is None else schema, name),
         )
-        if not found:
+        if not rows:
             return None
         fields = _described(_relation(session.driver, f"SELECT * FROM {self.table(schema, name)}"), strict=False)
         return [
@@ -115,7 +115,7 @@ class DuckDBTables(SqlTables):
                 required=nullable == "NO" and default is None and generated != "ALWAYS",
                 generated=generated == "ALWAYS",
             )
-            for field, (column, kind, nullable, default, generated) in zip(fields, found, strict=True)
+            for field, (column, kind, nullable, default, generated) in zip(fields, rows, strict=True)
         ]
 
     def sql_type(self, field: pa.Field, *, key: bool = False) -> str:
@@ -270,11 +270,11 @@ def _described(relation: duckdb.DuckDBPyRelation, *, strict: bool = True) -> pa.
 
 
 def _field(name: str, kind: Any, field: pa.Field, *, strict: bool) -> pa.Field | None:
-    if found := _refused(kind):
+    if refused := _refused(kind):
         if not strict:
             return pa.field(name, pa.string())
         raise SchemaError(
-            f"Column {name!r} is of DuckDB's type {found}, which no other system holds.",
+            f"Column {name!r} is of DuckDB's type {refused}, which no other system holds.",
             field=name,
             hint=f"Leave it out of the query, or say what it is there: CAST({name} AS VARCHAR).",
         )
@@ -306,8 +306,8 @@ def _refused(kind: Any, *, inside: bool = False) -> str | None:
         return str(kind)
     if word in ("list", "array", "struct", "map"):
         for _, child in kind.children:
-            if not isinstance(child, int) and (found := _refused(child, inside=True)):
-                return found
+            if not isinstance(child, int) and (refused := _refused(child, inside=True)):
+                return refused
     return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 from urllib.parse import unquote, urlsplit
@@ -98,13 +99,10 @@ class MySQLConnection(Connection):
         pymysql = require("pymysql", self.kind)
         report: dict[str, Any] = {}
         try:
-            connection = pymysql.connect(**with_utf8_password(self.parameters()))
-            try:
-                with connection.cursor() as cursor, measured(report):
-                    cursor.execute("SELECT VERSION(), DATABASE()")
-                    version, database = cursor.fetchone()
-            finally:
-                connection.close()
+            connected = closing(pymysql.connect(**with_utf8_password(self.parameters())))
+            with connected as connection, connection.cursor() as cursor, measured(report):
+                cursor.execute("SELECT VERSION(), DATABASE()")
+                version, database = cursor.fetchone()
         except (pymysql.Error, OSError) as error:
             raise self.failed(error, hint=SIGN_IN_HINT) from None
         server = "" if "mariadb" in version.lower() else "MySQL "

@@ -53,12 +53,12 @@ def fields(driver: Any, sql: str) -> list[Field]:
     statement = packet.read_uint32()
     columns, parameters = packet.read_uint16(), packet.read_uint16()
     for each in (parameters, columns):
-        found = [_field(driver) for _ in range(each)]
+        described = [_field(driver) for _ in range(each)]
         if each:
             driver._read_packet()
     # No answer follows.
     driver._execute_command(_CLOSE, statement.to_bytes(4, "little"))
-    return found if columns else []
+    return described if columns else []
 
 
 def _field(driver: Any) -> Field:

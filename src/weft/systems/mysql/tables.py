@@ -95,8 +95,8 @@ class MySQLTables(SqlTables):
         with self.driver.session("read") as session:
             # MariaDB's is of the host, which may have several servers.
             unique = "@@datadir" if self._is_mariadb else "@@server_uuid"
-            found = session.row(f"SELECT @@hostname, @@port, {unique}, database()")
-        return "mysql:" + ":".join(map(str, found or ()))
+            row = session.row(f"SELECT @@hostname, @@port, {unique}, database()")
+        return "mysql:" + ":".join(map(str, row or ()))
 
     @cached_property
     def _is_mariadb(self) -> bool:
@@ -120,15 +120,13 @@ class MySQLTables(SqlTables):
             return pa.schema([types.field_of(field, stored) for field, stored in self._fields(session, sql)])
 
     def _fields(self, session: Session, sql: str) -> list[tuple[results.Field, types.Stored]]:
-        found = results.fields(session.driver, sql.strip().rstrip(";"))
-        if not found:
+        fields = results.fields(session.driver, sql.strip().rstrip(";"))
+        if not fields:
             raise DeclarationError("A source is one query: SELECT …", hint=f"This is none: {sql.strip()[:80]}")
-        catalogue = {}
-        for place in {(field.schema, field.table) for field in found if field.table and field.schema}:
-            catalogue[place] = _stored(session, *place)
-        return [
-            (field, catalogue.get((field.schema, field.table), {}).get(field.column, types.Stored())) for field in found
-        ]
+        places = {(field.schema, field.table) for field in fields if field.table and field.schema}
+        stored = {(*place, name): column for place in places for name, column in _stored(session, *place).items()}
+        expression = types.Stored()
+        return [(field, stored.get((field.schema, field.table, field.column), expression)) for field in fields]
 
     def read(self, part: Slice, schema: pa.Schema, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """The packets of one statement, which is one snapshot, as they come; the next while the last is used."""
@@ -155,34 +153,34 @@ class MySQLTables(SqlTables):
         return prefetch(read, cancel=lambda: opened[0].cut() if opened else None)
 
     def _selection(self, session: Session, sql: str, wanted: pa.Schema, *, pruned: bool) -> str:
-        found = {field.name: types.selected(self.quote(field.name), field) for field, _ in self._fields(session, sql)}
-        if not pruned and not any(found.values()):
+        fields = (field for field, _ in self._fields(session, sql))
+        expressions = {field.name: types.selected(self.quote(field.name), field) for field in fields}
+        if not pruned and not any(expressions.values()):
             return sql.strip().rstrip(";")
-        spelled = ", ".join(
-            f"{found[name]} AS {self.quote(name)}" if found.get(name) else self.quote(name) for name in wanted.names
-        )
-        return f"SELECT {spelled} FROM {subquery(sql)} AS q"
+        columns = ((expressions.get(name), self.quote(name)) for name in wanted.names)
+        selected = ", ".join(f"{expression} AS {column}" if expression else column for expression, column in columns)
+        return f"SELECT {selected} FROM {subquery(sql)} AS q"
 
     # ---------------------------------------------------------------------------------------------------------- writing
 
     def columns(self, session: Session, schema: str | None, name: str) -> list[Column] | None:
         table = self.table(schema, name)
         try:
-            found = session.rows(f"SHOW FULL COLUMNS FROM {table}")
+            rows = session.rows(f"SHOW FULL COLUMNS FROM {table}")
         except pymysql.Error as error:
             if error.args[0] in (ER.NO_SUCH_TABLE, ER.BAD_DB_ERROR):
                 return None
             raise
         fields = []
-        for field, stored in self._fields(session, f"SELECT {self.listed(row[0] for row in found)} FROM {table}"):
+        for field, stored in self._fields(session, f"SELECT {self.listed(row[0] for row in rows)} FROM {table}"):
             try:
                 fields.append(types.field_of(field, stored))
             except SchemaError:
                 fields.append(pa.field(field.name, pa.string()))
-        made = []
-        for field, (column, kind, collation, nullable, _, default, extra, *_) in zip(fields, found, strict=True):
+        columns = []
+        for field, (column, kind, collation, nullable, _, default, extra, *_) in zip(fields, rows, strict=True):
             generated = "GENERATED" in extra.replace("DEFAULT_GENERATED", "")
-            made.append(
+            columns.append(
                 Column(
                     name=column,
                     field=field.with_nullable(nullable == "YES"),
@@ -191,7 +189,7 @@ class MySQLTables(SqlTables):
                     generated=generated,
                 )
             )
-        return made
+        return columns
 
     def sql_type(self, field: pa.Field, *, key: bool = False) -> str:
         """Types that hold every value of the field; of a key as much as an index takes."""
@@ -349,14 +347,14 @@ def _is_rejection(error: BaseException) -> bool:
 
 def _stored(session: Session, schema: str, table: str) -> dict[str, types.Stored]:
     """What the catalogue says of a table's columns."""
-    found = session.rows(
+    rows = session.rows(
         "SELECT column_name, column_type, column_comment FROM information_schema.columns "
         "WHERE table_schema = ? AND table_name = ?",
         (schema, table),
     )
-    in_stream = any(name == ROWID for name, _, _ in found)
+    in_stream = any(name == ROWID for name, _, _ in rows)
     checked: set[str] = set()
-    if session.driver.is_mariadb() and any(kind == "longtext" for _, kind, _ in found):
+    if session.driver.is_mariadb() and any(kind == "longtext" for _, kind, _ in rows):
         clauses = session.rows(
             "SELECT check_clause FROM information_schema.check_constraints "
             "WHERE constraint_schema = ? AND table_name = ?",
@@ -365,7 +363,7 @@ def _stored(session: Session, schema: str, table: str) -> dict[str, types.Stored
         checked = {clause.lower() for (clause,) in clauses}
     return {
         name: types.Stored(kind, comment, f"json_valid({quote(name.lower())})" in checked, in_stream)
-        for name, kind, comment in found
+        for name, kind, comment in rows
     }
 
 

@@ -153,10 +153,10 @@ def takes(sql: str, stored: pa.Field, field: pa.Field) -> bool:
 
 def parse(sql: str) -> tuple[str, list[int]]:
     """A type's name, and the numbers behind it."""
-    found = re.match(r"([a-z ]+?)(?:\(([\d, ]+)\)|$|\s+(?:unsigned|zerofill|collate|character|comment))", sql)
-    if found is None:
+    match = re.match(r"([a-z ]+?)(?:\(([\d, ]+)\)|$|\s+(?:unsigned|zerofill|collate|character|comment))", sql)
+    if match is None:
         return sql, []
-    return found[1], [int(number) for number in (found[2] or "").split(",") if number.strip()]
+    return match[1], [int(number) for number in (match[2] or "").split(",") if number.strip()]
 
 
 def key_type(sql: str, field: pa.Field) -> str | None:

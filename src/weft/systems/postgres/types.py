@@ -136,13 +136,13 @@ def takes(sql: str, field: pa.Field) -> bool:
 
 def parse(sql: str) -> tuple[str, list[int]]:
     """A type's name without its modifiers, and those: `timestamp(3) with time zone`."""
-    found = re.search(r"\(([-0-9, ]+)\)", sql)
-    if found is None:
+    match = re.search(r"\(([-0-9, ]+)\)", sql)
+    if match is None:
         return sql, []
-    numbers = [int(number) for number in found[1].split(",")]
+    numbers = [int(number) for number in match[1].split(",")]
     if sql.startswith("numeric") and len(numbers) == 1:
         numbers.append(0)
-    return sql.replace(found[0], "", 1), numbers
+    return sql.replace(match[0], "", 1), numbers
 
 
 # ---------------------------------------------------------------------------------------------------------------- casts

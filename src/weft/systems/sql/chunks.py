@@ -26,8 +26,8 @@ def in_order(read: Read, after: int, upto: int, *, workers: int, chunk_bytes: in
                 end = min(after + size, upto)
                 waiting.append(pool.submit(read, after, end))
                 after = end
-            done, given = waiting.popleft().result()
+            done, sent = waiting.popleft().result()
             rows = sum(batch.num_rows for batch in done)
             if rows:
-                size = max(1, min(_MAX_CHUNK, size * 4, chunk_bytes * rows // max(given, 1)))
+                size = max(1, min(_MAX_CHUNK, size * 4, chunk_bytes * rows // max(sent, 1)))
             yield from done

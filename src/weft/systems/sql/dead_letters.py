@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -63,13 +63,8 @@ class TableLetters:
                     some,
                 )
 
-    @contextmanager
-    def _opened(self) -> Iterator[SqlTables]:
-        tables: SqlTables = system_for(self._connection.kind).load_tables()(self._connection)
-        try:
-            yield tables
-        finally:
-            tables.close()
+    def _opened(self) -> closing[SqlTables]:
+        return closing(system_for(self._connection.kind).load_tables()(self._connection))
 
 
 def letter_load(table: tuple[str | None, str], pipeline: str) -> Load:

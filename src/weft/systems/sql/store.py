@@ -178,9 +178,9 @@ class SqlStore(SqlDriver):
                 ranges += self.insert(session, log, [kept[i] for i in run])
             stored = iter(ranges)
             for i in members:
-                for (_, given), (_, count) in zip(batches[i].publishes, kept[i].publishes, strict=True):
+                for (_, published), (_, count) in zip(batches[i].publishes, kept[i].publishes, strict=True):
                     first, last = next(stored) if count else (None, None)
-                    results[i].append(Appended(first, last, count, given - count))
+                    results[i].append(Appended(first, last, count, published - count))
         return results
 
     def _deduplicate(self, session: Session, log: SqlLog, batches: dict[int, Batch]) -> dict[int, Batch]:

@@ -45,9 +45,9 @@ def _pattern(token: str, dialect: str) -> re.Pattern[str]:
 def replaced(sql: str, token: str, by: str, dialect: str) -> str:
     """The statement with something else in the place of each token (a regular expression) that is code."""
 
-    return _pattern(token, dialect).sub(lambda found: found[0] if found["token"] is None else by, sql)
+    return _pattern(token, dialect).sub(lambda match: match[0] if match["token"] is None else by, sql)
 
 
 def has(sql: str, token: str, dialect: str) -> bool:
     """Whether a token is there, as code."""
-    return any(found["token"] is not None for found in _pattern(token, dialect).finditer(sql))
+    return any(match["token"] is not None for match in _pattern(token, dialect).finditer(sql))

@@ -59,13 +59,13 @@ def _read(
         with store.session("read") as session:
 
             def ask(what: str, only: str = "") -> tuple[Any, ...]:
-                found = session.row(f"SELECT {what} {rows} {only}")
-                assert found is not None
-                return found
+                row = session.row(f"SELECT {what} {rows} {only}")
+                assert row is not None
+                return row
 
             session.run("BEGIN")  # what is asked for again is of the same rows, whatever a trim removes meanwhile
-            count, *given = ask(", ".join(["count(*)", *(part for form in forms for part in form.parts)]))
-            chunk, values = _Chunk(after, upto, count, ask), iter(given)
+            count, *columns_read = ask(", ".join(["count(*)", *(part for form in forms for part in form.parts)]))
+            chunk, values = _Chunk(after, upto, count, ask), iter(columns_read)
             arrays = [form.array(chunk, *islice(values, len(form.parts))) for form in forms if count]
             session.run("COMMIT")
     except SchemaError:  # SQLite's limit for one value, a billion bytes: read half as much at a time

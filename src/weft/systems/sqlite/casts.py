@@ -90,15 +90,15 @@ def _bool(value: Any, source: str, target: str) -> int:
 def _moment(value: Any, source: str) -> datetime:
     if not isinstance(value, str):
         raise ValueError
-    found = datetime.fromisoformat(value)
-    return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+    moment = datetime.fromisoformat(value)
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
 
 
 def _date(value: Any, source: str, target: str) -> str:
-    found = _moment(value, source)
-    if found.time() != time():
+    moment = _moment(value, source)
+    if moment.time() != time():
         raise ValueError
-    return found.date().isoformat()
+    return moment.date().isoformat()
 
 
 def _timestamp(value: Any, source: str, target: str) -> str:

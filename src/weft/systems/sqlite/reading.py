@@ -88,7 +88,7 @@ def _has_log(path: str) -> bool:
 def state(path: str) -> tuple[int, int]:
     """What differs once somebody has written to a file, or has removed it."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except FileNotFoundError:
         return 0, 0
-    return found.st_mtime_ns, found.st_size
+    return status.st_mtime_ns, status.st_size

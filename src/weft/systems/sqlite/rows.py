@@ -46,9 +46,9 @@ def _numbers(array: pa.Array) -> list[Any]:
     if not array.null_count:
         values: list[Any] = array.to_numpy().tolist()
         return values
-    made = array.fill_null(0).to_numpy().astype(object)
-    made[np.asarray(array.is_null())] = None
-    values = made.tolist()
+    numbers = array.fill_null(0).to_numpy().astype(object)
+    numbers[np.asarray(array.is_null())] = None
+    values = numbers.tolist()
     return values
 
 

@@ -101,9 +101,9 @@ class SqliteTables(SqlTables):
             unclear = [number for number, (_, kind) in enumerate(declared) if types.needs_look(kind)]
             if unclear:
                 seen = self._look(session, sql, [declared[number][0] for number in unclear])
-                for number, found in zip(unclear, seen, strict=True):
+                for number, kinds in zip(unclear, seen, strict=True):
                     name, kind = declared[number]
-                    fields[number] = types.seen_field(name, kind, found)
+                    fields[number] = types.seen_field(name, kind, kinds)
         for (name, _), field in zip(declared, fields, strict=True):
             if field is None:
                 raise SchemaError(
@@ -115,8 +115,8 @@ class SqliteTables(SqlTables):
 
     def _look(self, session: Session, sql: str, names: list[str]) -> list[set[str]]:
         kinds_of = ", ".join(f"typeof({self.quote(name)})" for name in names)
-        found = session.rows(f"SELECT DISTINCT * FROM (SELECT {kinds_of} FROM {subquery(sql)} LIMIT {_LOOK_ROWS})")
-        return [set(column) for column in zip(*found, strict=True)] or [set() for _ in names]
+        kinds = session.rows(f"SELECT DISTINCT * FROM (SELECT {kinds_of} FROM {subquery(sql)} LIMIT {_LOOK_ROWS})")
+        return [set(column) for column in zip(*kinds, strict=True)] or [set() for _ in names]
 
     def read(self, part: Slice, schema: pa.Schema, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """In one statement, which is one snapshot."""
@@ -128,37 +128,37 @@ class SqliteTables(SqlTables):
             self.driver.session("read") as session,
             closing(session.run(f"SELECT {chosen} FROM {subquery(part.sql)}")) as cursor,
         ):
-            while found := cursor.fetchmany(count):
+            while page := cursor.fetchmany(count):
                 if not names:
-                    yield bare_rows(found[0][0])
+                    yield bare_rows(page[0][0])
                     continue
                 arrays = [
-                    rows.arrow(column, field) for column, field in zip(zip(*found, strict=True), wanted, strict=True)
+                    rows.arrow(column, field) for column, field in zip(zip(*page, strict=True), wanted, strict=True)
                 ]
                 batch = pa.RecordBatch.from_arrays(arrays, schema=wanted)
                 # As many as make a batch of the right size, but cautiously: the next ones may be longer.
-                fitting = len(found) * _BATCH_BYTES // max(batch.nbytes, 1)
+                fitting = len(page) * _BATCH_BYTES // max(batch.nbytes, 1)
                 count = max(1, min(fitting, 4 * count, _MOST_ROWS))
-                del found, arrays
+                del page, arrays
                 yield batch
 
     # ---------------------------------------------------------------------------------------------------------- writing
 
     def columns(self, session: Session, schema: str | None, name: str) -> list[Column] | None:
-        found = session.rows(
+        described = session.rows(
             'SELECT name, type, "notnull", dflt_value, pk, hidden FROM pragma_table_xinfo(?) ORDER BY cid',
             (self._name(schema, name),),
         )
-        keys = [column for column, _, _, _, key, _ in found if key]
-        collations = self._collations(session, self.table(schema, name), [row[0] for row in found if row[-1] != 1])
-        made = []
-        for column, declared, required, default, key, hidden in found:
+        keys = [column for column, _, _, _, key, _ in described if key]
+        collations = self._collations(session, self.table(schema, name), [row[0] for row in described if row[-1] != 1])
+        columns = []
+        for column, declared, required, default, key, hidden in described:
             if hidden == 1:  # of a virtual table: not one of its columns
                 continue
             # The one integer key is the row's own number, which SQLite gives.
             numbered = bool(key) and len(keys) == 1 and declared.upper() == "INTEGER"
             field = types.declared_field(column, declared, nullable=not required)
-            made.append(
+            columns.append(
                 Column(
                     name=column,
                     field=pa.field(column, pa.string(), nullable=not required) if field is None else field,
@@ -168,21 +168,21 @@ class SqliteTables(SqlTables):
                     collation=collations[column],
                 )
             )
-        return made or None
+        return columns or None
 
     def _collations(self, session: Session, table: str, columns: list[str]) -> dict[str, str | None]:
         """By trying them, because no pragma tells: in a compound query, the first part says how columns compare."""
         if not columns:
             return {}
         tried = [f"max({self.quote(column)} = '{like}')" for column in columns for like in ("A", "a ")]
-        found = session.row(
+        equal = session.row(
             f"SELECT {', '.join(tried)} FROM "
             f"(SELECT {self.listed(columns)} FROM {table} WHERE 0 UNION ALL SELECT {', '.join(['?'] * len(columns))})",
             ["a"] * len(columns),
         )
-        assert found is not None
+        assert equal is not None
         return {
-            column: "NOCASE" if found[2 * number] else "RTRIM" if found[2 * number + 1] else None
+            column: "NOCASE" if equal[2 * number] else "RTRIM" if equal[2 * number + 1] else None
             for number, column in enumerate(columns)
         }
 
