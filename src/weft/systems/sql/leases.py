@@ -62,8 +62,8 @@ class Release:
 
 
 _COLUMNS = "first, last, events, member, token, expires, deliveries, reason"
-# A row among the consumers of a stream whose lock is for who creates a consumer and for who trims: so a trim knows all
-# of them. Not the stream's own row, which publishers hold on MySQL.
+# A row among the consumers of a stream. Creating a consumer and trimming both lock it: so a trim knows all consumers.
+# Not the stream's own row, which publishers lock on MySQL.
 _GATE = ""
 
 
@@ -232,7 +232,7 @@ class ConsumerLeases:
             if outside[-1] > state.position:
                 ahead = [rowid for rowid in outside if rowid > state.position]
                 return Refused(ahead, "they were not delivered to this consumer yet")
-            # Without a token nobody can tell a repeated ack from a late one; what is acknowledged stays so.
+            # Without a token, a repeated ack and a late one look the same; what is acknowledged stays so.
             if token is not None or release is not None:
                 why = "their lease is gone: another member acknowledged them, or the consumer was reset"
                 return Refused(outside, why, late=True)

@@ -204,7 +204,7 @@ class SqlLog:
     # -------------------------------------------------------------------------------------------------------- retention
 
     def trim(self, upto: int) -> int:
-        """Remove the events up to an offset, in steps; consumers that had not seen them are told how many they lost."""
+        """Remove the events up to an offset, in steps; the next lease of each consumer reports how many it lost."""
         removed = 0
         upto = min(upto, self.head())
         while True:
@@ -215,7 +215,7 @@ class SqlLog:
                 return removed
 
     def _trim_step(self, session: Session, upto: int) -> tuple[int, bool]:
-        # Consumers first: nobody may lease events that are about to go.
+        # Consumers first: nobody may lease events that are about to be removed.
         consumers = leases.lock_all(session, self)
         ((count, cut),) = session.rows(
             f"SELECT count(*), max(r) FROM (SELECT {self.rowid} AS r FROM {self.table} WHERE {self.rowid} <= ? "

@@ -1,4 +1,4 @@
-"""How staged rows meet stored ones with their keys, and the statements of a merge.
+"""How staged rows are compared with the stored ones of their keys, and the statements of a merge.
 
 The rows that are new or differ are first written into a temporary table, whose counts are the report; then one UPDATE
 and one INSERT apply it: an unchanged row costs one comparison and no write.
@@ -116,7 +116,7 @@ class Merge(ComparedMove):
         return Counts(inserted=new, updated=hits)
 
     def delete_missing(self) -> Counts:
-        """Against all rows of the source: those that were put aside are bad, not gone."""
+        """Compare with all rows of the source: rows that were put aside are bad, not missing."""
         if self.load.handle_deletes is None:
             return Counts()
         stage = self.tables.temporary(self.present or self.stage)

@@ -1,4 +1,4 @@
-"""Work done ahead in a thread: what is read next while the last of it is used."""
+"""Reading ahead in a thread: the next item is read while the last one is used."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _DONE = object()
 def prefetch(
     make: Callable[[], Iterator[T]], *, depth: int = 2, cancel: Callable[[], None] = lambda: None
 ) -> Iterator[T]:
-    """What the iterator gives, at most `depth` items ahead. It is made, used and closed in one thread.
+    """Yield the items of an iterator, read at most `depth` ahead. One thread makes, uses and closes it.
 
-    Who stops early waits for that thread; `cancel` is called to end what the thread may be waiting for.
+    A caller that stops early waits for that thread; `cancel` is called to end what the thread may be waiting for.
     """
     items: queue.Queue[Any] = queue.Queue(depth)
     stopped = threading.Event()

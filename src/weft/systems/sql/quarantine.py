@@ -1,4 +1,4 @@
-"""Rows that a target rejects: found by halving, and named or put aside alone, while their neighbours go on."""
+"""Rows that a target rejects: found by halving, and named or put aside alone, while the other rows are loaded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NUMBERED, _ASIDE = "_weft_numbered", "_weft_aside"
 _PIECE, _STAGED = "weft_piece", "weft_staged"
 # How many rejected rows an error names, how many columns of a row without keys, and how much of a value.
 _NAMED_ROWS, _NAMED_COLUMNS, _NAMED_LETTERS = 5, 3, 60
-# PostgreSQL cuts longer names without a word.
+# PostgreSQL cuts longer names off silently.
 _NAME_BYTES = 63
 _FIELDS = pa.schema(
     [
@@ -36,12 +36,12 @@ NOWHERE = -1
 
 
 def table_name(load: Load) -> str:
-    """Where the rejected rows of a table go."""
+    """Return the name of the table for rejected rows."""
     return f"{load.table}__quarantine"
 
 
 def prepare(tables: SqlTables, load: Load) -> None:
-    """Make the table for rejected rows."""
+    """Create the table for rejected rows."""
     if len(table_name(load).encode()) > _NAME_BYTES:
         raise DeclarationError(
             f"{table_name(load)!r} is longer than {_NAME_BYTES} bytes, so {load.name} cannot have a quarantine.",
@@ -51,7 +51,7 @@ def prepare(tables: SqlTables, load: Load) -> None:
         if tables.columns(session, load.schema, table_name(load)) is not None:
             return
     with suppress(WeftError), tables.driver.session("publish") as session:
-        # Where two do it at once, one fails, and the first INSERT would say so.
+        # Where two create it at once, one fails; if both do, the first INSERT raises the reason.
         session.run(
             f"CREATE TABLE IF NOT EXISTS {tables.table(load.schema, table_name(load))} "
             f"({', '.join(_definitions(tables, _FIELDS))})"
@@ -63,12 +63,12 @@ def _definitions(tables: SqlTables, fields: Iterable[pa.Field]) -> list[str]:
 
 
 def numbered(tables: SqlTables, select: str) -> str:
-    """The rows of a query, each with a number, from 1."""
+    """Return a query for the same rows, each with a number, from 1."""
     return f"SELECT q.*, row_number() OVER () AS {tables.quote(ROW)} FROM ({select}) AS q"
 
 
 def with_number(tables: SqlTables, keys: dict[str, str]) -> dict[str, str]:
-    """The types of keys in a staging table whose rows have a number too."""
+    """Return the types of keys in a staging table whose rows have a number too."""
     return {**keys, ROW: tables.sql_type(_NUMBER)}
 
 
@@ -81,7 +81,7 @@ def keep(transaction: LoadTransaction) -> None:
 
 
 def mark(transaction: LoadTransaction) -> None:
-    """Everything is staged: `undo` comes back to here."""
+    """Set the savepoint to which `undo` returns, once everything is staged."""
     if transaction.tables.savepoints:
         transaction.session.run(f"SAVEPOINT {_STAGED}")
 
@@ -179,7 +179,7 @@ class BadRows:
         if self.unstaged and self.load.handle_deletes:
             raise LoadRefusedError(
                 f"{self.unstaged:,} source rows of {self.load.name} have values that the database cannot even stage: "
-                "nobody can tell which of its rows the source no longer has.",
+                "so it is unknown which rows the source no longer has.",
                 hint="Filter them out in the source, or load without handle_deletes.",
             )
 
@@ -443,17 +443,17 @@ def _quarantine(transaction: LoadTransaction) -> str:
 
 
 def payload(row: dict[str, object]) -> str:
-    """A row that is put aside, as JSON."""
+    """Return a row that is put aside as JSON."""
     return json.dumps(row, ensure_ascii=False, default=_text)
 
 
 def keyless(load: Load) -> str:
-    """Why a row without a key is put aside."""
+    """Return the reason for which a row without a key is put aside."""
     return f"The row has no key ({', '.join(load.keys)} is null)."
 
 
 def name_of(row: dict[str, object], load: Load, wrong: str | None = None) -> str:
-    """A row by its keys, or by its first columns, and by the one that is wrong."""
+    """Describe a row by its keys, or by its first columns, and by the one that is wrong."""
     names = list(load.keys or list(row)[:_NAMED_COLUMNS])
     if wrong in row and wrong not in names:
         names.append(wrong)

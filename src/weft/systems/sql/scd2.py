@@ -59,7 +59,7 @@ class Scd2(ComparedMove):
         load, tables = self.load, self.tables
         deleted = 0
         if load.handle_deletes is not None:
-            # Against all rows of the source: those that were put aside are bad, not gone.
+            # Compare with all rows of the source: rows that were put aside are bad, not missing.
             stage = tables.temporary(self.present or self.stage)
             deleted += self._close(
                 self._later_of(self._now()), f"NOT EXISTS (SELECT 1 FROM {stage} AS s WHERE {self._on(value=True)})"
@@ -172,7 +172,7 @@ class Scd2ByEvent(Scd2):
             f"{self._q('_before')}, LAG({ts}) OVER ({order}) AS {self._q('_before_ts')}, "
             f"MIN({src}) OVER (PARTITION BY {self._same(keys)}) AS {self._q('_is_new')} FROM {line} AS l) AS w "
             f"WHERE {src} = 0 OR {self._q('_before')} IS NULL OR {self._q('_before')} <> {digest} "
-            # The key had gone and is back, with the values it had.
+            # The key was missing and is back, with the values it had.
             f"OR ({self._q('_cover')} <= {ts} AND {self._q('_before_ts')} < {self._q('_cover')})",
         )
         own_end = f"CASE WHEN {self._q('_cover')} > {ts} AND {self._q('_cover')} < {never} THEN {self._q('_cover')} END"

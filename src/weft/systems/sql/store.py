@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class SqlStore(SqlDriver):
-    """What the three databases share. A subclass says how to connect, quote, lock, insert and wait."""
+    """What the three databases share. A subclass implements how to connect, quote, lock, insert and wait."""
 
     for_update: ClassVar[str] = " FOR UPDATE"
     forbidden: ClassVar[str] = ""
@@ -43,7 +43,7 @@ class SqlStore(SqlDriver):
 
     @abstractmethod
     def reflect(self, session: Session, schema: str, name: str) -> dict[str, FieldType] | None:
-        """The columns of a table in order, or `None` where there is no such table."""
+        """Return the columns of a table in order, or `None` where there is no such table."""
 
     @abstractmethod
     def create_catalogue(self, session: Session) -> None:
@@ -51,8 +51,7 @@ class SqlStore(SqlDriver):
 
     @abstractmethod
     def create_stream(self, session: Session, schema: str, name: str, columns: dict[str, FieldType]) -> None:
-        """Create a stream's table and its row in the catalogue where they are missing; safe against others who do the
-        same."""
+        """Create a stream's table and its catalogue row where they are missing; safe where others do the same."""
 
     @abstractmethod
     def add_column(self, log: SqlLog, name: str, kind: FieldType) -> None:
@@ -60,36 +59,36 @@ class SqlStore(SqlDriver):
 
     @abstractmethod
     def insert(self, session: Session, log: SqlLog, batches: Sequence[Batch]) -> list[tuple[int, int]]:
-        """Insert batches that have the same columns; the first and last offset of each publish that has events."""
+        """Insert batches of the same columns; return the first and last offset of each publish that has events."""
 
     @abstractmethod
     def arrow_batches(
         self, log: SqlLog, after: int, upto: int, columns: dict[str, FieldType]
     ) -> Iterator[pa.RecordBatch]:
-        """A range as Arrow record batches, in order and in bounded memory."""
+        """Read a range as Arrow record batches, in order and in bounded memory."""
 
     @abstractmethod
     def bind(self, value: Any, kind: FieldType) -> Any:
-        """A canonical value as a parameter of the driver's."""
+        """Return a canonical value as a parameter of the driver."""
 
     @abstractmethod
     def insert_ignore(self, table: str, columns: Sequence[str]) -> str:
-        """An INSERT that leaves an existing row as it is."""
+        """Return an INSERT that leaves an existing row as it is."""
 
     @abstractmethod
     def changed(self, seen: object, timeout: float) -> object:
         """Block until something may have been appended since `seen`; see `weft.systems.log.Store`."""
 
     def fence(self, session: Session, log: SqlLog) -> int:
-        """The offset up to which a reader may look now: nothing at or below it appears later."""
+        """Return the offset up to which a reader may read now: nothing at or below it appears later."""
         return int(session.value(f"SELECT max({self.quote(ROWID)}) FROM {log.table}") or 0)
 
     def head(self, session: Session, log: SqlLog) -> int:
-        """The last event's offset at or below the fence: from there a reader may go on, also after a crash."""
+        """Return the last event's offset at or below the fence: a reader may go on from there, also after a crash."""
         return self.fence(session, log)
 
     def forget_keys(self, session: Session, log: SqlLog, before: int, limit: int) -> int:
-        """Remove up to `limit` idempotency keys last seen before a moment (in microseconds); how many went."""
+        """Remove up to `limit` idempotency keys last seen before a moment (in microseconds); return how many."""
         cursor = session.run(
             f"DELETE FROM {self.keys} WHERE stream = ? AND id IN "
             f"(SELECT id FROM {self.keys} WHERE stream = ? AND seen < ? LIMIT ?)",
@@ -98,10 +97,10 @@ class SqlStore(SqlDriver):
         return int(cursor.rowcount)
 
     def unwatch(self) -> None:
-        """Nobody waits for changes any more: give back what `changed` holds."""
+        """Release what `changed` holds: nobody waits for changes any more."""
 
     decoders: ClassVar[dict[str, Callable[[Any], Any]]] = {}
-    """By type: from what the driver gives to the canonical value."""
+    """By type: from the driver's value to the canonical one."""
 
     # -------------------------------------------------------------------------------------------------------- catalogue
 
@@ -112,7 +111,7 @@ class SqlStore(SqlDriver):
             self._ready = True
 
     def open(self, schema: str, name: str, fields: dict[str, FieldType]) -> SqlLog:
-        """The stream's log; its table is created where it is missing, and gets the declared columns it lacks."""
+        """Return a stream's log; create its table where it is missing, and add the declared columns that it lacks."""
         with self._lock:
             log = self._logs.get((schema, name))
             if log is None:
@@ -145,7 +144,7 @@ class SqlStore(SqlDriver):
         return None if number is None else int(number)
 
     def names(self) -> list[tuple[str, str]]:
-        """(schema, name) of every stream stored here. Asking creates nothing."""
+        """Return (schema, name) of every stream stored here; create nothing."""
         with self.session("read") as session:
             if self.reflect(session, "weft", "streams") is None:
                 return []
@@ -160,7 +159,7 @@ class SqlStore(SqlDriver):
             return self.append_in(session, batches)
 
     def append_in(self, session: Session, batches: Sequence[Batch]) -> list[list[Appended]]:
-        """The same inside a transaction of the caller's."""
+        """Store batches inside a transaction of the caller."""
         results: list[list[Appended]] = [[] for _ in batches]
         # Streams in the order of their numbers: two processes that each store into two streams must not wait for each
         # other.
@@ -199,15 +198,15 @@ class SqlStore(SqlDriver):
 
     @abstractmethod
     def claim_keys(self, session: Session, log: SqlLog, keys: list[bytes], horizon: float) -> set[bytes]:
-        """Remember sorted keys, and give those that were not seen within the horizon (in seconds)."""
+        """Store sorted keys, and return those that were not seen within the horizon (in seconds)."""
 
     def now(self) -> float:
-        """The clock that leases and ages are judged by."""
+        """Return the time by which leases and ages are judged."""
         with self.session("read") as session:
             return int(session.value(f"SELECT {self.now_sql}")) / 1e6
 
     def appended(self) -> None:
-        """Nothing to do where readers of other processes poll."""
+        """Wake the readers of other processes; nothing to do where they poll."""
 
 
 def _not_a_stream(full: str) -> DeclarationError:
@@ -236,7 +235,7 @@ def _select(batch: Batch, mask: list[bool]) -> Batch:
 
 
 def contiguous(batches: Sequence[Batch], first: int) -> list[tuple[int, int]]:
-    """The offsets of publishes that got theirs in one piece, without a gap."""
+    """Return the offsets of publishes that follow each other without a gap."""
     ranges = []
     for batch in batches:
         for _, count in batch.publishes:
@@ -256,5 +255,5 @@ def bound(batch: Batch, binders: Sequence[Callable[[Any], Any] | None]) -> list[
 
 
 def publish_ids(batch: Batch) -> Iterator[str]:
-    """The id of its publish for each event."""
+    """Return for each event the id of its publish."""
     return chain.from_iterable(repeat(publish_id, count) for publish_id, count in batch.publishes)
