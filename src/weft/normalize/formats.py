@@ -84,9 +84,9 @@ class Format:
             if len(part) == 1:
                 written += escaped(ord(part))
                 continue
-            beside = self.parts[max(number - 1, 0) : number] + self.parts[number + 1 : number + 2]
-            # Where numbers touch, two digits each tell where one ends.
-            touches = any((len(each) > 1 and each[1] in _NUMBERS) or each.isdigit() for each in beside)
+            neighbours = self.parts[max(number - 1, 0) : number] + self.parts[number + 1 : number + 2]
+            # Where numbers touch, two digits each show where one ends.
+            touches = any((len(each) > 1 and each[1] in _NUMBERS) or each.isdigit() for each in neighbours)
             letter = part[1]
             written += f"({fields.get(letter) or (_TWO if touches else _FIELDS).get(letter) or _FIELDS[letter]})"
         return written

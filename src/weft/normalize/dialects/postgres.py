@@ -86,7 +86,7 @@ class Postgres(Words):
 
     # ------------------------------------------------------------------------------------------------------------ times
 
-    # PostgreSQL's regular expressions take microseconds a character. So times with two digits a field are told by
+    # PostgreSQL's regular expressions take microseconds a character. So times with two digits a field are recognized by
     # looking each field up in a list, which it hashes; only what is left goes the long way.
 
     def instant(self, x: exp.Expr, *, with_zone: bool = True) -> exp.Expr:

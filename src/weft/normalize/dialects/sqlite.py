@@ -21,7 +21,7 @@ class SQLite(Words):
     dialect: ClassVar[str] = "sqlite"
 
     def column(self, quoted: str, kind: pa.DataType) -> exp.Expr:
-        """Of its type, whoever wrote it and however."""
+        """Of its type, however it was written."""
         return self.cast(super().column(quoted, kind), kind)
 
     def as_type(self, x: exp.Expr, kind: pa.DataType) -> exp.Expr:

@@ -30,7 +30,7 @@ _LONGEST_PAUSE_SECONDS = 0.25
 _memory: dict[str, duckdb.DuckDBPyConnection] = {}
 _memory_lock = threading.Lock()
 
-# Who may write to a file now. A load may take long, and nothing is wrong with waiting for it.
+# The locks of the writers of this process, by file. A load may take long, and nothing is wrong with waiting for it.
 TURN_SECONDS = 3600.0
 _turns: dict[str, threading.Lock] = {}
 _turns_lock = threading.Lock()
@@ -115,7 +115,7 @@ class DuckDBSessions(SqlDriver):
                     raise self.connection.failed(_one_line(error)) from None
                 if time.monotonic() > deadline:
                     raise self._held(error) from None
-            # Not all of those who wait at the same moment.
+            # Not all waiting processes at the same moment.
             time.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(pause * 1.5, _LONGEST_PAUSE_SECONDS)
 

@@ -53,8 +53,8 @@ class DuckDBTables(SqlTables):
         return super().__getstate__()
 
     def waiting_turn(self, role: Role) -> AbstractContextManager[None]:
-        """One process at a time can open the file, and who waits longest asks least often: next to busy processes it
-        would never get it. So those who open it often take turns before they ask."""
+        """One process at a time can open the file, and the one that waits longest asks least often: next to busy
+        processes it would never open it. So processes that open it often take turns before they ask."""
         return file_lock.waiting(self.connection.path or MEMORY, exclusive=role != "read")
 
     def create_index(self, name: str, table: str, columns: Sequence[str]) -> str | None:
@@ -320,7 +320,7 @@ def _relation(driver: duckdb.DuckDBPyConnection, sql: str) -> duckdb.DuckDBPyRel
 
 
 def _finite(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Refuse 'infinity': it is the largest number to Arrow, and a moment in the year 294247 to whoever reads it."""
+    """Refuse 'infinity': it is the largest number to Arrow, and a moment in the year 294247 to a reader."""
     for array, field in zip(batch.columns, batch.schema, strict=True):
         if pa.types.is_timestamp(field.type) or pa.types.is_date(field.type):
             bits = 31 if pa.types.is_date(field.type) else 63

@@ -74,7 +74,7 @@ def _text(packet: Any) -> str:
 
 
 def rows(driver: Any, sql: str, kinds: Sequence[pa.DataType], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Run a query and read its rows as they come. Who stops before the end must drop the connection."""
+    """Run a query and read its rows as they come. A caller that stops before the end must drop the connection."""
     driver._execute_command(_QUERY, sql)
     first = driver._read_packet()
     count = first.read_length_encoded_integer()
@@ -97,7 +97,7 @@ def _chunks(driver: Any) -> Iterator[tuple[bytearray, list[int]]]:
         if not received:
             raise pymysql.OperationalError(CR.CR_SERVER_LOST, "Lost connection to MySQL server during query")
         data += received
-        # Looked at as it comes: after the last packet nothing comes any more, and a read would wait for ever.
+        # Parsed as it comes: after the last packet nothing follows, and a read would wait indefinitely.
         position, more = _rows(data, position, starts)
         if position >= _CHUNK_BYTES or not more:
             rest = data[position:]

@@ -1,4 +1,4 @@
-"""Streams on MySQL and MariaDB. A stream's row in the catalogue holds its head; who appends locks it until the commit.
+"""Streams on MySQL and MariaDB. A stream's row in the catalogue holds its head; an append locks it until the commit.
 
 So the order of offsets is the order of commits, offsets have no holes, and whatever lies at or below the highest offset
 that can be seen can be seen too. There are no schemas here: stream `user_events` in schema `events` is the table
@@ -43,7 +43,7 @@ _KEYS = 1_000
 # A waiting process asks this often at first, then less and less.
 _POLL_SECONDS = 0.005
 _IDLE_POLL_SECONDS = 0.025
-# Who closes a store waits for a look to end.
+# Closing a store waits for a poll to end.
 _LOOK_SECONDS = 0.2
 
 

@@ -218,7 +218,7 @@ class MySQLTables(SqlTables):
         return self.quote(name) if schema is None else f"{self.quote(schema)}.{self.quote(name)}"
 
     def create_schema(self, session: Session, schema: str) -> None:
-        """A database, where it is missing: who may not create one may use one that is there."""
+        """Create a database where it is missing: a user without the right to create may use an existing one."""
         if not session.row("SELECT 1 FROM information_schema.schemata WHERE schema_name = ?", (schema,)):
             session.run(f"CREATE DATABASE IF NOT EXISTS {self.quote(schema)}")
 

@@ -1,9 +1,9 @@
 """Streams on PostgreSQL. Publishers do not wait for each other; a registry of what is in flight holds readers back.
 
 A publisher takes a shared advisory lock on the last offset that was given out before it takes its own, and keeps it
-until its transaction ends. So whoever reads `last_value` of the sequence and *then* the lowest of these locks has an
-offset at or below which nothing can appear any more. The lock goes after the commit is visible, and it goes by itself
-when a backend dies.
+until its transaction ends. So a reader that reads `last_value` of the sequence and *then* the lowest of these locks has
+an offset at or below which nothing can appear any more. The lock is released after the commit is visible, also when a
+backend dies.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class PostgresStore(PostgresSessions, SqlStore):
         super().close()
 
     def close_arrow_idle(self) -> None:
-        """Close the connections of the ADBC driver that nobody uses."""
+        """Close the idle connections of the ADBC driver."""
         while self.arrow_idle:
             self.arrow_idle.pop().close()
 
@@ -134,7 +134,7 @@ class PostgresStore(PostgresSessions, SqlStore):
             session.run(f"CREATE TABLE {table} ({spelled})")
         elif ROWID not in present:
             return
-        # One offset is given away: until then `last_value` would not tell whether the first offset is still to come.
+        # One offset is given away: before that, `last_value` does not show whether the first offset is still to come.
         session.run(f"CREATE SEQUENCE {sequence} MINVALUE 0 START 0 CACHE 1")
         session.run(f"SELECT setval('{sequence}', (SELECT coalesce(max({self.quote(ROWID)}), 0) FROM {table}))")
 

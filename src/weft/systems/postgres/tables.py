@@ -95,7 +95,7 @@ class PostgresTables(SqlTables):
         try:
             session = Session(self.driver, connection)
             session.run("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            # Whoever reads may take long, and this transaction only waits for them.
+            # Readers may take long, and this transaction only waits for them.
             session.run("SET LOCAL idle_in_transaction_session_timeout = 0")
             schema = self._describe(session, sql)
             bounds = self._bounds(session, sql, schema, parts, by)
@@ -268,7 +268,7 @@ class PostgresTables(SqlTables):
         return not is_nested(field.type) and hint_of(field) != "json"
 
     def lock(self, session: Session, schema: str | None, name: str) -> None:
-        """An advisory lock: whoever reads or appends by hand is not held up."""
+        """Take an advisory lock: readers and appends by hand do not wait."""
         session.run(f"SET LOCAL lock_timeout = '{_LOAD_LOCK}'")
         session.run(
             "SELECT pg_advisory_xact_lock(?, hashtext(coalesce(?::text, current_schema()) || '.' || ?))",

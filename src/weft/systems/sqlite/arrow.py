@@ -1,7 +1,7 @@
 """A range of a SQLite table as Arrow, without a Python object per value.
 
 SQLite itself concatenates each column of a chunk and Arrow takes it apart: integers as lines, floats as two of them,
-texts with a separator. Values that this does not tell exactly are rare; they are asked for again in a form that does.
+texts with a separator. Values that this does not show exactly are rare; they are read again in a form that does.
 Both let go of the interpreter's lock meanwhile, so chunks are read in threads. The ADBC driver for SQLite is not used:
 it brings a SQLite of its own, and two of those in one process drop each other's file locks.
 """
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _CHUNK_BYTES = 16 * 1024 * 1024
 # What only Weft writes, always in this many bytes. Most events have nothing extra; what they have is of any length.
 _WIDTHS = {PUBLISHED_AT: 32, PUBLISH_ID: 36, EXTRA: -1}
-# Between texts, and in place of a null. A text may hold them: then lengths tell where each ends.
+# Between texts, and in place of a null. A text may hold them: then lengths show where each ends.
 _SEPARATOR, _NULL = "\x1f", "\x1e"
 
 

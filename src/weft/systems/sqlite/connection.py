@@ -11,7 +11,7 @@ from weft.systems.base import measured
 from weft.systems.file import MEMORY, FileConnection
 from weft.systems.sql.tokens import quote_name
 
-# How long a check waits for somebody who has locked the file.
+# How long a check waits for another process that has locked the file.
 _CHECK_SECONDS = 5.0
 
 

@@ -20,7 +20,7 @@ class ReadConnection(sqlite3.Connection):
     is_lasting = True
     """Whether the next reader may have it too: the file that it reads is the one that is there."""
     opened_at: tuple[int, int] | None = None
-    """The state of a file that is read without locks, so that nobody who writes to it is held up, or seen."""
+    """The state of a file that is read without locks, so that writers neither wait nor are noticed."""
 
 
 def connect(path: str, timeout: float) -> ReadConnection:
@@ -53,8 +53,8 @@ def _connect(location: str, timeout: float, **options: Any) -> ReadConnection:
 def _options(path: str) -> str:
     """How SQLite shall open the file.
 
-    A log needs an index beside it. Who may write makes it, and removes it at the end. Who may not cannot make it, and
-    must not where the folder alone would let them: the file's owner could not write an index of theirs.
+    A log needs an index next to it. A process that may write creates it, and removes it at the end. Others cannot
+    create it, and must not where the folder alone would let them: the file's owner could not write an index of theirs.
     """
     if _may_write(path) and _may_write(os.path.dirname(path)):
         return "mode=rw"

@@ -20,7 +20,7 @@ from weft.systems.sqlite.connection import SQLiteConnection
 
 # How long a writer waits for another process's lock before it gives up with an error.
 LOCK_SECONDS = 30.0
-# SQLite's own busy handler sleeps up to 100 ms between tries, which starves a writer beside a busy one.
+# SQLite's own busy handler sleeps up to 100 ms between tries, which starves a writer next to a busy one.
 _RETRY_SECONDS = 0.0005
 
 
@@ -45,7 +45,7 @@ class SqliteSessions(SqlDriver):
     # ------------------------------------------------------------------------------------------------------ connections
 
     def connect(self, role: Role) -> sqlite3.Connection:
-        """A connection with the durability of its role. Who only reads changes nothing, not even the journal mode."""
+        """Open a connection with the durability of its role. A reader changes nothing, not even the journal mode."""
         if role == "read" and not self.in_memory:
             return reading.connect(self.path, LOCK_SECONDS)
         if not self.in_memory:
@@ -111,7 +111,7 @@ class SqliteSessions(SqlDriver):
             time.sleep(_RETRY_SECONDS)
 
     def commit(self, driver: sqlite3.Connection, role: Role) -> None:
-        """Commit; in WAL mode nobody can be in the way."""
+        """Commit; in WAL mode no other process can block it."""
         if role != "read":
             driver.execute("COMMIT")
         elif isinstance(driver, reading.ReadConnection) and driver.opened_at not in (None, reading.state(self.path)):

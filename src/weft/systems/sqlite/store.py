@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # Reading `data_version` costs some microseconds: at this pace a waiting process uses 1-3 % of a core and wakes within
 # milliseconds.
 _POLL_SECONDS = 0.003
-# Who closes a store waits for a look to end.
+# Closing a store waits for a poll to end.
 _LOOK_SECONDS = 0.2
 
 

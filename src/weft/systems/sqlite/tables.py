@@ -24,9 +24,9 @@ from weft.systems.sqlite.sessions import SqliteSessions
 
 # UPDATE … FROM.
 _OLDEST = (3, 33, 0)
-# What is looked at to tell the type of an expression.
+# How many rows are read to find the type of an expression.
 _LOOK_ROWS = 10_000
-# Of one batch, and how many rows are asked for while nobody knows how long they are.
+# The size of a batch, and how many rows are fetched before their size is known, and at most.
 _BATCH_BYTES, _FIRST_ROWS, _MOST_ROWS = 4 * 1024 * 1024, 256, 65_536
 # Rows of one INSERT: twice as fast as one each. Every SQLite takes 999 values.
 _INSERT_ROWS, _INSERT_VALUES = 32, 999
@@ -171,7 +171,8 @@ class SqliteTables(SqlTables):
         return columns or None
 
     def _collations(self, session: Session, table: str, columns: list[str]) -> dict[str, str | None]:
-        """By trying them, because no pragma tells: in a compound query, the first part says how columns compare."""
+        """Find them by comparing texts, because no pragma shows them: in a compound query, the first part decides how
+        columns compare."""
         if not columns:
             return {}
         tried = [f"max({self.quote(column)} = '{like}')" for column in columns for like in ("A", "a ")]
