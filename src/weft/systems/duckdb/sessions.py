@@ -40,6 +40,8 @@ class DuckDBSessions(SqlDriver):
     """One connection a session, closed with it. Readers open the file read-only, so that other readers may too."""
 
     dialect: ClassVar[str] = "duckdb"
+    driver_error: ClassVar[type[BaseException]] = duckdb.Error
+    takes_question_marks: ClassVar[bool] = True
     connection: FileConnection
 
     def __init__(self, connection: Connection) -> None:
@@ -165,18 +167,11 @@ class DuckDBSessions(SqlDriver):
         with suppress(duckdb.TransactionException):
             driver.execute("ROLLBACK")
 
-    def translate_sql(self, sql: str) -> str:
-        """`?` is DuckDB's own placeholder."""
-        return sql
-
     def execute(self, driver: duckdb.DuckDBPyConnection, sql: str, parameters: Sequence[Any] | None) -> Any:
         """Run a statement; the connection is its own cursor."""
         return driver.execute(sql, list(parameters)) if parameters else driver.execute(sql)
 
     # ----------------------------------------------------------------------------------------------------------- errors
-
-    def is_driver_error(self, error: BaseException) -> bool:
-        return isinstance(error, duckdb.Error)
 
     def explain(self, error: BaseException) -> WeftError:
         what = f"DuckDB ({self.connection.target}): {_one_line(error)}"

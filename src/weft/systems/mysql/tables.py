@@ -242,6 +242,7 @@ class MySQLTables(SqlTables):
     def create_temporary_as(self, session: Session, name: str, select: str, keys: dict[str, str] | None = None) -> int:
         definitions = [f"{self.quote(key)} {kind}" for key, kind in (keys or {}).items()] + self.stage_index(keys or {})
         defined = f" ({', '.join(definitions)})" if definitions else ""
+        self.drop_temporary(session, name)
         cursor = session.run(f"CREATE TEMPORARY TABLE {self.temporary(name)}{defined} AS {select}")
         session.driver.at_end.append(f"DROP TEMPORARY TABLE IF EXISTS {self.temporary(name)}")
         return int(cursor.rowcount)

@@ -33,6 +33,7 @@ class PostgresSessions(SqlDriver):
     """Pooled connections to a PostgreSQL database."""
 
     dialect: ClassVar[str] = "postgres"
+    driver_error: ClassVar[type[BaseException]] = psycopg.Error
     connection: PostgresConnection
     configuration: ClassVar[dict[str, str]] = {"TimeZone": "UTC", "default_transaction_isolation": "read committed"}
     """Settings of the server, by their names."""
@@ -68,14 +69,6 @@ class PostgresSessions(SqlDriver):
             raise self.connection.unreachable(error, answered="FATAL" in str(error)) from None
         return driver
 
-    def begin(self, driver: psycopg.Connection[Any], role: Role) -> None:
-        """psycopg begins with the first statement."""
-
-    def commit(self, driver: psycopg.Connection[Any], role: Role) -> None:
-        """Commit, unless each statement did."""
-        if role != "read":
-            driver.commit()
-
     def rollback(self, driver: psycopg.Connection[Any]) -> None:
         if driver.closed:
             raise psycopg.OperationalError("the connection is closed")
@@ -100,9 +93,6 @@ class PostgresSessions(SqlDriver):
         except psycopg.Error:
             return False
         return True
-
-    def is_driver_error(self, error: BaseException) -> bool:
-        return isinstance(error, psycopg.Error)
 
     def explain(self, error: BaseException) -> WeftError:
         """By SQLSTATE; https://www.postgresql.org/docs/current/errcodes-appendix.html lists them."""

@@ -239,10 +239,12 @@ class PostgresTables(SqlTables):
 
     def create_temporary(self, session: Session, name: str, columns: str) -> None:
         """It ends with the transaction."""
+        self.drop_temporary(session, name)
         session.run(f"CREATE TEMPORARY TABLE {self.temporary(name)} ({columns}) ON COMMIT DROP")
 
     def create_temporary_as(self, session: Session, name: str, select: str, keys: dict[str, str] | None = None) -> int:
-        """It ends with the transaction. The server says how many rows went into it."""
+        """It ends with the transaction. The server reports how many rows went into it."""
+        self.drop_temporary(session, name)
         cursor = session.run(f"CREATE TEMPORARY TABLE {self.temporary(name)} ON COMMIT DROP AS {select}")
         return int(cursor.rowcount)
 

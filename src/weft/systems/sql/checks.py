@@ -170,7 +170,6 @@ class Checks:
         listed = ", ".join(names)
         present = " AND ".join(f"{name} IS NOT NULL" for name in names)
         # A table of its own: MySQL cannot name a temporary table twice in one statement.
-        self.tables.drop_temporary(self.session, REPEATED)
         self.tables.create_temporary_as(
             self.session,
             REPEATED,

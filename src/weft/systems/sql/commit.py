@@ -373,7 +373,6 @@ class _Commit:
     def _stage(self, bad: quarantine.BadRows | None, columns: dict[str, Column]) -> tuple[str, dict[str, str]]:
         """Fill the staging table; return its name, and the types of its columns where they are known."""
         tables, session = self.tables, self.session
-        tables.drop_temporary(session, _STAGE)
         keys = tables.stage_keys([self.schema.field(name) for name in self.load.keys], columns)
         if bad is not None and self.load.projection is not None:
             self._stage_projected(bad, keys)
@@ -419,7 +418,6 @@ class _Commit:
     def _stage_projected(self, bad: quarantine.BadRows, keys: dict[str, str]) -> None:
         """Fill the staging table, and put rows aside of which the columns of the target cannot be computed."""
         tables, session, rows = self.tables, self.session, self.rows
-        tables.drop_temporary(session, _RAW)
         if isinstance(rows, Batches):
             types = [f"{tables.quote(field.name)} {tables.sql_type(field)}" for field in rows.schema]
             count, self.bytes = bad.stage(_RAW, types, rows.schema, self._counted())
@@ -437,7 +435,6 @@ class _Commit:
         if self.load.projection is None:
             return rows
         if isinstance(rows, Batches):
-            tables.drop_temporary(self.session, _RAW)
             types = (f"{tables.quote(field.name)} {tables.sql_type(field)}" for field in rows.schema)
             tables.create_temporary(self.session, _RAW, ", ".join(types))
             source = tables.temporary(_RAW)
@@ -489,8 +486,6 @@ class _Commit:
     def _rejected(self, move: Move, select: str) -> LoadRefusedError | None:
         """The error that names the rows of a query which the target rejects, where there are such."""
         tables, session = self.tables, self.session
-        for name in (*Move.PER_PIECE, quarantine.NUMBERED):
-            tables.drop_temporary(session, name)
         search = quarantine.RejectedRows(self.transaction)
         keys = tables.stage_keys([self.schema.field(name) for name in self.load.keys], move.columns)
         rows = tables.create_temporary_as(

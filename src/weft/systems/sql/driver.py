@@ -61,6 +61,10 @@ class SqlDriver(ABC):
     """A subclass implements how to connect, quote, begin and commit, and what the driver's errors mean."""
 
     dialect: ClassVar[str]
+    driver_error: ClassVar[type[BaseException]]
+    """The base class of the driver's errors."""
+    takes_question_marks: ClassVar[bool] = False
+    """Whether the driver's placeholder is `?`, as everywhere in this code; else it is `%s`."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection.resolved()
@@ -76,21 +80,21 @@ class SqlDriver(ABC):
     def execute(self, driver: Any, sql: str, parameters: Sequence[Any] | None) -> Any:
         """Run a translated statement, or one as it is where `parameters` is `None`; return the cursor."""
 
-    @abstractmethod
-    def begin(self, driver: Any, role: Role) -> None:
-        """Begin the transaction of a role."""
+    def begin(self, driver: Any, role: Role) -> None:  # noqa: B027 - optional, not forgotten
+        """Begin the transaction of a role, where the driver does not with the first statement."""
 
-    @abstractmethod
     def commit(self, driver: Any, role: Role) -> None:
-        """Commit the transaction of a role."""
+        """Commit the transaction of a role; readers are in autocommit mode."""
+        if role != "read":
+            driver.commit()
 
-    @abstractmethod
     def rollback(self, driver: Any) -> None:
         """Roll back the open transaction; raise where the connection is broken, which is then dropped."""
+        driver.rollback()
 
-    @abstractmethod
     def is_driver_error(self, error: BaseException) -> bool:
         """Whether the driver raised this error."""
+        return isinstance(error, self.driver_error)
 
     @abstractmethod
     def explain(self, error: BaseException) -> WeftError:
@@ -114,7 +118,7 @@ class SqlDriver(ABC):
 
     def translate_sql(self, sql: str) -> str:
         """Replace `?` by the driver's placeholder."""
-        return _percent(sql, self.dialect)
+        return sql if self.takes_question_marks else _percent(sql, self.dialect)
 
     # --------------------------------------------------------------------------------------------------------- sessions
 

@@ -21,7 +21,6 @@ class ComparedMove(Move):
     """A move that compares the staged rows with the stored ones of the same keys."""
 
     can_compare: ClassVar[bool] = True
-    per_piece: tuple[str, ...] = Move.PER_PIECE
     is_compared = False
     """Whether all staged rows were compared with the target beforehand, by `compare`."""
     since: ClassVar[str | None] = None
@@ -38,10 +37,9 @@ class ComparedMove(Move):
         Each piece that is rejected leaves dead rows in the target: to compare the next one would take ever longer.
         """
         tables = self.tables
-        tables.drop_temporary(self.session, DELTA)
         number = {ROW: tables.sql_type(pa.field(ROW, pa.int64()))}
         tables.create_temporary_as(self.session, DELTA, self._differing(), keys=number)
-        self.is_compared, self.per_piece = True, ()
+        self.is_compared = True
 
     def compare_more(self) -> None:
         """Add what is new or differs of more rows."""
@@ -82,7 +80,6 @@ class ComparedMove(Move):
         """Write the staged rows that are new or differ; how many differ, and how many are new."""
         tables = self.tables
         if not self.is_compared:
-            tables.drop_temporary(self.session, DELTA)
             tables.create_temporary_as(self.session, DELTA, self._differing(otherwise))
         ((total, hits),) = self.session.rows(f"SELECT count(*), sum({self._q(HIT)}) FROM {self._changes} AS d")
         total, hits = int(total), int(hits or 0)

@@ -31,14 +31,10 @@ class LoadTransaction:
 class Move:
     """The statements that move the rows of a staging table into the target; those of an append."""
 
-    PER_PIECE: ClassVar[tuple[str, ...]] = (DELTA, LINE, KEPT, CHAIN)
-    """The temporary tables that each move of a piece creates again."""
-    TEMPORARY: ClassVar[tuple[str, ...]] = (*PER_PIECE, _UNIQUE)
-
+    TEMPORARY: ClassVar[tuple[str, ...]] = (DELTA, LINE, KEPT, CHAIN, _UNIQUE)
+    """The temporary tables of all moves."""
     can_compare: ClassVar[bool] = False
     """Whether no row changes what becomes of another one, so that all may be compared before any is moved."""
-    per_piece: tuple[str, ...] = ()
-    """Those of `PER_PIECE` that this move uses."""
     condition = "1 = 1"
     """Which of the staged rows to move."""
     present: str | None = None
@@ -181,7 +177,6 @@ class Move:
             f"SELECT q.*, row_number() OVER (PARTITION BY {self._same(load.keys)} ORDER BY {', '.join([*by, *rest])}) "
             f"AS {self._q(_RANK)} FROM {tables.temporary(self.stage)} AS q"
         )
-        tables.drop_temporary(self.session, _UNIQUE)
         kept = tables.create_temporary_as(
             self.session,
             _UNIQUE,
@@ -195,7 +190,6 @@ class Move:
     def remember_keys(self) -> None:
         """Keep what the source has, before rows are put aside."""
         tables, keys = self.tables, self.load.keys
-        tables.drop_temporary(self.session, _PRESENT)
         tables.create_temporary_as(
             self.session,
             _PRESENT,

@@ -120,7 +120,6 @@ class BadRows:
         self._is_trial = is_trial
         self._is_rejected = False
         if not self.tables.savepoints:
-            self.tables.drop_temporary(self.session, _ASIDE)
             definitions = ", ".join(_definitions(self.tables, [*_FIELDS, _NUMBER]))
             self.tables.create_temporary(self.session, _ASIDE, definitions)
             keep(transaction)
@@ -157,8 +156,6 @@ class BadRows:
         number = f"q.{tables.quote(ROW)}"
         select = f"SELECT {projection}, {number} FROM {tables.temporary(raw)} AS q"
         if not self._try(lambda: tables.create_temporary_as(session, stage, select, keys=keys)):
-            # Not everywhere does it go with the savepoint.
-            tables.drop_temporary(session, stage)
             tables.create_temporary_as(session, stage, f"{select} WHERE 1 = 0", keys=keys)
             keep(self.transaction)
 
@@ -317,8 +314,6 @@ class BadRows:
             counts = move.apply()
 
         if not self._try(apply):
-            for name in move.per_piece:
-                tables.drop_temporary(self.session, name)
             return None
         if not tables.savepoints:
             undo(self.transaction)
@@ -402,8 +397,6 @@ class RejectedRows(BadRows):
     def unprojected(self, stage: str, select: str, projection: str, names: Sequence[str]) -> LoadRefusedError | None:
         """The error that names the rows of a query of which the columns of the target cannot be computed."""
         tables, session = self.tables, self.session
-        for name in (NUMBERED, stage):
-            tables.drop_temporary(session, name)
         rows = tables.create_temporary_as(session, NUMBERED, numbered(tables, select))
         return self.refusal(lambda: self.project(NUMBERED, stage, projection, names, rows, {}))
 

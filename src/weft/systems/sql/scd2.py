@@ -130,10 +130,10 @@ class Scd2ByEvent(Scd2):
         """Put events into the history of their keys: each begins a version where it changes something, ends the one
         before it, and is ended by the one after it, whatever order they come in."""
         tables, load, run = self.tables, self.load, self.session.run
-        for name in (LINE, KEPT, CHAIN):
-            tables.drop_temporary(self.session, name)
         keys, listed = list(load.keys), tables.listed(load.keys)
         ts, until, src, digest = (self._q(name) for name in ("_ts", "_until", "_src", "_hash"))
+        covered, before, before_ts, is_new = (self._q(name) for name in ("_cover", "_before", "_before_ts", "_is_new"))
+        end, following, to = (self._q(name) for name in ("_end", "_next", "_to"))
         never = tables.moment(_NEVER)
         distinct = ", ".join(f"{self._same([key])} AS {self._q(key)}" for key in keys)
         touched = f"(SELECT DISTINCT {distinct} FROM {tables.temporary(DELTA)})"
@@ -168,48 +168,41 @@ class Scd2ByEvent(Scd2):
         tables.create_temporary_as(
             self.session,
             KEPT,
-            f"SELECT * FROM (SELECT l.*, {cover} AS {self._q('_cover')}, LAG({digest}) OVER ({order}) AS "
-            f"{self._q('_before')}, LAG({ts}) OVER ({order}) AS {self._q('_before_ts')}, "
-            f"MIN({src}) OVER (PARTITION BY {self._same(keys)}) AS {self._q('_is_new')} FROM {line} AS l) AS w "
-            f"WHERE {src} = 0 OR {self._q('_before')} IS NULL OR {self._q('_before')} <> {digest} "
+            f"SELECT * FROM (SELECT l.*, {cover} AS {covered}, LAG({digest}) OVER ({order}) AS {before}, "
+            f"LAG({ts}) OVER ({order}) AS {before_ts}, MIN({src}) OVER (PARTITION BY {self._same(keys)}) AS {is_new} "
+            f"FROM {line} AS l) AS w WHERE {src} = 0 OR {before} IS NULL OR {before} <> {digest} "
             # The key was missing and is back, with the values it had.
-            f"OR ({self._q('_cover')} <= {ts} AND {self._q('_before_ts')} < {self._q('_cover')})",
+            f"OR ({covered} <= {ts} AND {before_ts} < {covered})",
         )
-        own_end = f"CASE WHEN {self._q('_cover')} > {ts} AND {self._q('_cover')} < {never} THEN {self._q('_cover')} END"
-        following = f"LEAD({ts}) OVER ({order})"
+        own_end = f"CASE WHEN {covered} > {ts} AND {covered} < {never} THEN {covered} END"
         tables.create_temporary_as(
             self.session,
             CHAIN,
-            f"SELECT c.*, CASE WHEN {self._q('_end')} IS NULL THEN {self._q('_next')} "
-            f"WHEN {self._q('_next')} IS NULL OR {self._q('_end')} < {self._q('_next')} THEN {self._q('_end')} "
-            f"ELSE {self._q('_next')} END AS {self._q('_to')} FROM "
-            f"(SELECT k.*, {own_end} AS {self._q('_end')}, {following} AS {self._q('_next')} "
+            f"SELECT c.*, CASE WHEN {end} IS NULL THEN {following} "
+            f"WHEN {following} IS NULL OR {end} < {following} THEN {end} ELSE {following} END AS {to} "
+            f"FROM (SELECT k.*, {own_end} AS {end}, LEAD({ts}) OVER ({order}) AS {following} "
             f"FROM {tables.temporary(KEPT)} AS k) AS c",
         )
         chain = tables.temporary(CHAIN)
-        current = f"CASE WHEN s.{self._q('_to')} IS NULL THEN {tables.true} ELSE {tables.false} END"
-        moved = (
-            f"SELECT * FROM {chain} WHERE {src} = 0 "
-            f"AND COALESCE({self._q('_to')}, {never}) <> COALESCE({until}, {never})"
-        )
+        current = f"CASE WHEN s.{to} IS NULL THEN {tables.true} ELSE {tables.false} END"
+        is_moved = f"{src} = 0 AND COALESCE({to}, {never}) <> COALESCE({until}, {never})"
         run(
             tables.update_from(
                 self.target,
-                f"({moved})",
+                f"(SELECT * FROM {chain} WHERE {is_moved})",
                 f"{self._on()} AND t.{self._q(VALID_FROM)} = s.{ts} "
                 f"AND COALESCE(t.{self._q(VALID_TO)}, {never}) = COALESCE(s.{until}, {never})",
-                {VALID_TO: f"s.{self._q('_to')}", IS_CURRENT: current},
+                {VALID_TO: f"s.{to}", IS_CURRENT: current},
             )
         )
         names = tables.listed([*self.names, VALID_FROM, VALID_TO, IS_CURRENT, ROW_HASH])
         values = ", ".join(self._value(name) for name in self.names)
         matching = " AND ".join(f"{self._value(key)} = c.{self._q(key)}" for key in keys)
-        to = f"c.{self._q('_to')}"
         cursor = run(
-            f"INSERT INTO {self.target} ({names}) SELECT {values}, c.{ts}, {to}, "
-            f"CASE WHEN {to} IS NULL THEN {tables.true} ELSE {tables.false} END, c.{digest} "
+            f"INSERT INTO {self.target} ({names}) SELECT {values}, c.{ts}, c.{to}, "
+            f"CASE WHEN c.{to} IS NULL THEN {tables.true} ELSE {tables.false} END, c.{digest} "
             f"FROM {self.source} AS s JOIN {chain} AS c ON {matching} AND {began} = c.{ts} WHERE c.{src} = 1"
         )
         added = int(cursor.rowcount)
-        fresh = self.session.value(f"SELECT count(*) FROM {chain} WHERE {src} = 1 AND {self._q('_is_new')} = 1")
+        fresh = self.session.value(f"SELECT count(*) FROM {chain} WHERE {src} = 1 AND {is_new} = 1")
         return Counts(inserted=fresh, updated=added - fresh)

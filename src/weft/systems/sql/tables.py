@@ -190,11 +190,14 @@ class SqlTables(ABC):
         return self.quote(name)
 
     def create_temporary(self, session: Session, name: str, columns: str) -> None:
-        """Create a temporary table with these column definitions; the transaction ends it, or the load drops it."""
+        """Create or replace a temporary table with these column definitions; the transaction ends it, or the load
+        drops it."""
+        self.drop_temporary(session, name)
         session.run(f"CREATE TEMPORARY TABLE {self.temporary(name)} ({columns})")
 
     def create_temporary_as(self, session: Session, name: str, select: str, keys: dict[str, str] | None = None) -> int:
-        """Create a temporary table of a query's rows; return how many. `keys`: the result of `stage_keys`."""
+        """Create or replace a temporary table of a query's rows; return how many. `keys`: those of `stage_keys`."""
+        self.drop_temporary(session, name)
         session.run(f"CREATE TEMPORARY TABLE {self.temporary(name)} AS {select}")
         return int(session.value(f"SELECT count(*) FROM {self.temporary(name)}"))
 
@@ -224,10 +227,9 @@ class SqlTables(ABC):
     def filled(self, session: Session, table: str) -> None:  # noqa: B027 - optional, not forgotten
         """Collect statistics of a temporary table that was filled, where the planner needs them."""
 
+    @abstractmethod
     def create_key_index(self, session: Session, schema: str | None, name: str, keys: Sequence[str]) -> None:
         """Create the index that finds the versions of a key in a new scd2 table."""
-        index, table = self.quote(f"{name[:40]}_keys"), self.table(schema, name)
-        session.run(f"CREATE INDEX {index} ON {table} ({self.listed(keys)})")
 
     def ordered(self, expression: str, field: pa.Field) -> str:
         """Return the expression that compares a value by its type, not by how it is stored."""

@@ -29,6 +29,8 @@ class SqliteSessions(SqlDriver):
     NORMAL."""
 
     dialect: ClassVar[str] = "sqlite"
+    driver_error: ClassVar[type[BaseException]] = sqlite3.Error
+    takes_question_marks: ClassVar[bool] = True
     connection: SQLiteConnection
 
     def __init__(self, connection: Connection) -> None:
@@ -132,13 +134,6 @@ class SqliteSessions(SqlDriver):
 
     def execute(self, driver: sqlite3.Connection, sql: str, parameters: Sequence[Any] | None) -> sqlite3.Cursor:
         return driver.execute(sql, parameters or ())
-
-    def translate_sql(self, sql: str) -> str:
-        """SQLite's placeholder is ours."""
-        return sql
-
-    def is_driver_error(self, error: BaseException) -> bool:
-        return isinstance(error, sqlite3.Error)
 
     def explain(self, error: BaseException) -> WeftError:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
