@@ -227,13 +227,10 @@ def parse_bool(
         if isinstance(texts, str) or not isinstance(texts, Sequence) or not texts:
             raise DeclarationError(f"{name} of parse_bool() is a list of texts, not {texts!r}.")
     true, false = (
-        tuple(_lowered(checked_text(word, "A word of parse_bool()")) for word in each) for each in words.values()
+        tuple("".join(c.lower() for c in checked_text(word, "A word of parse_bool()")) for word in each)
+        for each in words.values()
     )
     both = set(true) & set(false)
     if both:
         raise DeclarationError(f"parse_bool() cannot take {min(both)!r} for both true and false.")
     return ParseBool(on_failure, default, true, false)
-
-
-def _lowered(word: str) -> str:
-    return "".join(c.lower() for c in word)

@@ -67,15 +67,13 @@ class Postgres(Words):
         def cased(x: exp.Expr) -> exp.Expr:
             # At the end of a word ICU would write another small sigma.
             spelled = self.replace(x, "Σ", "σ") if function == "LOWER" else x
+            is_ascii = exp.EQ(this=self.call("OCTET_LENGTH", x), expression=self.call("LENGTH", x))
             return self.case(
-                (self._is_ascii(x), self.call(function, _collated(x, "C"))),
+                (is_ascii, self.call(function, _collated(x, "C"))),
                 otherwise=_collated(self.call(function, _collated(spelled, "und-x-icu")), "C"),
             )
 
         return _collated(self.once(x, cased), "default")
-
-    def _is_ascii(self, x: exp.Expr) -> exp.Expr:
-        return exp.EQ(this=self.call("OCTET_LENGTH", x), expression=self.call("LENGTH", x))
 
     def matches(self, x: exp.Expr, pattern: str) -> exp.Expr:
         """`$` is the end, and nothing but the end."""
@@ -152,8 +150,11 @@ class Postgres(Words):
             if len(part) > 1:
                 places[part[1]] = len(shape) + 1
             shape += {"%Y": "____"}.get(part, "__") if len(part) > 1 else part
-        fixed = set(places) <= set("YmdHMS") and _are_neighbours(places)
-        if not fixed or {"%", "_", "\\"} & set(format.parts):
+        if not set(places) <= set("YmdHMS") or {"%", "_", "\\"} & set(format.parts):
+            return otherwise(x)
+        # Month and day are looked up together.
+        first, second = sorted((places["m"], places["d"]))
+        if any(first < place < second for place in places.values()):
             return otherwise(x)
 
         def read(x: exp.Expr) -> exp.Expr:
@@ -216,11 +217,6 @@ class Postgres(Words):
         said = self.joined(f"{message} ", x)
         wrong = {"text": pa.int64(), "bytes": pa.int64()}.get(family(kind), kind)
         return self.cast(self.cast(said, wrong), kind)
-
-
-def _are_neighbours(places: dict[str, int]) -> bool:
-    ends = sorted((places["m"], places["d"]))
-    return not any(ends[0] < place < ends[1] for place in places.values())
 
 
 def _is_column(x: exp.Expr) -> bool:

@@ -7,8 +7,8 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from typing import Any, ClassVar
 
 import duckdb
@@ -47,7 +47,7 @@ class DuckDBSessions(SqlDriver):
     def __init__(self, connection: Connection) -> None:
         super().__init__(connection)
         self._catalog: str | None = None
-        self._releases: dict[int, list[Callable[[], None]]] = {}
+        self._turns: dict[int, threading.Lock] = {}
 
     # ------------------------------------------------------------------------------------------------------ connections
 
@@ -67,23 +67,19 @@ class DuckDBSessions(SqlDriver):
 
     def connect(self, role: Role) -> duckdb.DuckDBPyConnection:
         """Open the file; wait some seconds for a process that has it open in another way."""
-        turn = self._take_turn() if role != "read" else None
-        try:
-            driver = self._in_memory() if self.path == MEMORY else self._wait_for_file(role == "read")
-        except BaseException:
+        with ExitStack() as undo:
+            turn = self._take_turn() if role != "read" else None
             if turn is not None:
-                turn.release()
-            raise
-        if turn is not None:
-            self._releases.setdefault(id(driver), []).append(turn.release)
-        try:
+                undo.callback(turn.release)
+            driver = self._in_memory() if self.path == MEMORY else self._wait_for_file(role == "read")
+            undo.callback(driver.close)
             # The time zone decides what a date is as an instant.
             driver.execute("SET TimeZone = 'UTC'")
             if self._catalog is None:
                 ((self._catalog,),) = driver.execute("SELECT current_database()").fetchall()
-        except BaseException:
-            self._drop(driver)
-            raise
+            undo.pop_all()
+        if turn is not None:
+            self._turns[id(driver)] = turn
         return driver
 
     def _take_turn(self) -> threading.Lock:
@@ -147,8 +143,8 @@ class DuckDBSessions(SqlDriver):
 
     def _drop(self, driver: duckdb.DuckDBPyConnection) -> None:
         super()._drop(driver)
-        for release in self._releases.pop(id(driver), []):
-            release()
+        if (turn := self._turns.pop(id(driver), None)) is not None:
+            turn.release()
 
     # ----------------------------------------------------------------------------------------------------- transactions
 

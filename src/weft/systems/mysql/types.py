@@ -52,10 +52,9 @@ def field_of(field: Field, stored: Stored) -> pa.Field:
         return pa.field(name, _decimal(field))
     if kind in (FIELD_TYPE.DATE, FIELD_TYPE.NEWDATE):
         return pa.field(name, pa.date32())
-    if kind == FIELD_TYPE.TIMESTAMP or (kind == FIELD_TYPE.DATETIME and _is_instant(stored)):
-        return pa.field(name, UTC_TIME)
-    if kind == FIELD_TYPE.DATETIME:
-        return pa.field(name, LOCAL_TIME)
+    if kind in (FIELD_TYPE.TIMESTAMP, FIELD_TYPE.DATETIME):
+        is_instant = kind == FIELD_TYPE.TIMESTAMP or stored.in_stream or stored.comment == "timestamptz"
+        return pa.field(name, UTC_TIME if is_instant else LOCAL_TIME)
     if kind == FIELD_TYPE.TIME:
         return hinted(name, "time")
     if kind == FIELD_TYPE.BIT:
@@ -75,10 +74,6 @@ def field_of(field: Field, stored: Stored) -> pa.Field:
     # Of NULL itself nothing is known.
     is_bytes = field.charset == _BINARY and kind != FIELD_TYPE.NULL
     return pa.field(name, pa.binary() if is_bytes else pa.string())
-
-
-def _is_instant(stored: Stored) -> bool:
-    return stored.in_stream or stored.comment == "timestamptz"
 
 
 def _decimal(field: Field) -> pa.DataType:
@@ -120,9 +115,7 @@ _TYPES: dict[pa.DataType, str] = {
 def sql_type(field: pa.Field, *, key: bool, collation: str) -> str:
     """The type of a new column; comments carry what a type cannot say. `collation`: bytewise and without padding."""
     text = f"CHARACTER SET utf8mb4 COLLATE {collation}"
-    if is_nested(field.type):
-        return f"LONGTEXT {text} COMMENT 'json'"
-    hint = hint_of(field)
+    hint = "json" if is_nested(field.type) else hint_of(field)
     if hint == "uuid":
         return "CHAR(36) CHARACTER SET ascii COLLATE ascii_general_ci COMMENT 'uuid'"
     if hint == "time":
@@ -202,7 +195,8 @@ def cast(expression: str, field: pa.Field, sql: str) -> str:
         if not is_narrower and not pa.types.is_integer(kind) and not pa.types.is_boolean(kind):
             return _checked(expression, f"CAST({expression} AS DECIMAL({precision},{scale})) = {expression}")
     if base == "date" and not pa.types.is_date(kind):
-        return _checked(expression, f"CAST(CAST({expression} AS DATE) AS DATETIME(6)) = {_moment(expression)}", "DATE")
+        day, moment = f"CAST(CAST({expression} AS DATE) AS DATETIME(6))", f"CAST({expression} AS DATETIME(6))"
+        return _checked(expression, f"{day} = {moment}", "DATE")
     if base in _TIMES and not pa.types.is_date(kind):
         unit = 10 ** (6 - (numbers[0] if numbers else 0))
         if (base == "time") != (hint == "time") and not (pa.types.is_string(kind) and hint is None):
@@ -240,10 +234,6 @@ def as_stored(expression: str, sql: str) -> str:
         return f"CAST({expression} AS JSON)"
     # A letter has as many bytes as its character set says.
     return f"CONVERT({expression} USING utf8mb4)" if "collate" in sql else expression
-
-
-def _moment(expression: str) -> str:
-    return f"CAST({expression} AS DATETIME(6))"
 
 
 def _checked(expression: str, same: str, kind: str | None = None) -> str:

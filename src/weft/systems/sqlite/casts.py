@@ -55,10 +55,6 @@ def _int(value: Any, source: str, target: str) -> int:
     return int(number)
 
 
-def _float(value: Any, source: str, target: str) -> float:
-    return float(value)
-
-
 def _decimal(value: Any, source: str, target: str) -> str:
     precision, scale = map(int, target.split()[1:])
     number = Decimal(repr(value) if isinstance(value, float) else value)
@@ -87,7 +83,7 @@ def _bool(value: Any, source: str, target: str) -> int:
     return int(text in _TRUE)
 
 
-def _moment(value: Any, source: str) -> datetime:
+def _moment(value: Any) -> datetime:
     if not isinstance(value, str):
         raise ValueError
     moment = datetime.fromisoformat(value)
@@ -95,18 +91,10 @@ def _moment(value: Any, source: str) -> datetime:
 
 
 def _date(value: Any, source: str, target: str) -> str:
-    moment = _moment(value, source)
+    moment = _moment(value)
     if moment.time() != time():
         raise ValueError
     return moment.date().isoformat()
-
-
-def _timestamp(value: Any, source: str, target: str) -> str:
-    return _moment(value, source).isoformat(timespec="microseconds")
-
-
-def _local(value: Any, source: str, target: str) -> str:
-    return _moment(value, source).replace(tzinfo=None).isoformat(timespec="microseconds")
 
 
 def _string(value: Any, source: str, target: str) -> str:
@@ -117,10 +105,6 @@ def _string(value: Any, source: str, target: str) -> str:
     return str(value)
 
 
-def _bytes(value: Any, source: str, target: str) -> bytes:
-    return value if isinstance(value, bytes) else str(value).encode()
-
-
 def _json(value: Any, source: str, target: str) -> str:
     text = _string(value, source, target)
     if source in ("date", "timestamp", "local", "uuid", "time"):
@@ -129,27 +113,19 @@ def _json(value: Any, source: str, target: str) -> str:
     return text
 
 
-def _uuid(value: Any, source: str, target: str) -> str:
-    return str(UUID(bytes=value) if isinstance(value, bytes) else UUID(value))
-
-
-def _time(value: Any, source: str, target: str) -> str:
-    return time.fromisoformat(value).isoformat()
-
-
 _TARGETS: dict[str, Callable[[Any, str, str], Any]] = {
     **dict.fromkeys(("int8", "int16", "int32", "int64"), _int),
-    **dict.fromkeys(("float32", "float64"), _float),
+    **dict.fromkeys(("float32", "float64"), lambda value, source, target: float(value)),
     "decimal": _decimal,
     "bool": _bool,
     "date": _date,
-    "timestamp": _timestamp,
-    "local": _local,
+    "timestamp": lambda value, source, target: _moment(value).isoformat(timespec="microseconds"),
+    "local": lambda value, source, target: _moment(value).replace(tzinfo=None).isoformat(timespec="microseconds"),
     "string": _string,
-    "binary": _bytes,
+    "binary": lambda value, source, target: value if isinstance(value, bytes) else str(value).encode(),
     "json": _json,
-    "uuid": _uuid,
-    "time": _time,
+    "uuid": lambda value, source, target: str(UUID(bytes=value) if isinstance(value, bytes) else UUID(value)),
+    "time": lambda value, source, target: time.fromisoformat(value).isoformat(),
 }
 
 
