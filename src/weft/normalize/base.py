@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from sqlglot import exp
 
-    from weft.normalize.dialects.base import Words
+    from weft.normalize.dialects.base import SqlWriter
 
 
 class Value(NamedTuple):
@@ -32,8 +32,8 @@ class Value(NamedTuple):
 class Normalizer:
     """One step that makes a column's values uniform. Steps are applied from left to right."""
 
-    def apply(self, value: Value, words: Words) -> Value:
-        """The value after this step, in the words of a dialect."""
+    def apply(self, value: Value, writer: SqlWriter) -> Value:
+        """The value after this step, as SQL of a dialect."""
         raise NotImplementedError
 
     def refusal(self, dialect: str) -> str | None:
@@ -64,8 +64,8 @@ _HINTS = {
 }
 
 
-def _listed(words: tuple[str, ...]) -> str:
-    return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+def _listed(names: tuple[str, ...]) -> str:
+    return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 _P = ParamSpec("_P")
@@ -102,7 +102,7 @@ def signature_text(signature: inspect.Signature) -> str:
 
 
 def one_of(value: object, allowed: tuple[str, ...], what: str) -> str:
-    """One of a few words; `DeclarationError` names the nearest."""
+    """Return one of a few texts; else raise a `DeclarationError` that names the nearest."""
     if isinstance(value, str) and value in allowed:
         return value
     close = nearest(value, allowed) if isinstance(value, str) else None

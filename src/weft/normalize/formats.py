@@ -11,7 +11,7 @@ from weft.errors import DeclarationError
 if TYPE_CHECKING:
     from sqlglot import exp
 
-    from weft.normalize.dialects.base import Words
+    from weft.normalize.dialects.base import SqlWriter
 
 _MONTHS = (
     *("january", "february", "march", "april", "may", "june"),
@@ -19,8 +19,8 @@ _MONTHS = (
 )
 
 
-def _any_case(*words: str) -> str:
-    return "|".join("".join(f"[{c.upper()}{c}]" for c in word) for word in words)
+def _any_case(*names: str) -> str:
+    return "|".join("".join(f"[{c.upper()}{c}]" for c in name) for name in names)
 
 
 # What each field looks like: with two digits, and where it may have one, with one or two. The longer comes first.
@@ -59,11 +59,11 @@ class Format:
     parts: tuple[str, ...]
     """Fields as `%Y`, literals as single characters."""
 
-    def iso(self, x: exp.Expr, words: Words, *, clock: bool) -> exp.Expr:
+    def iso(self, x: exp.Expr, writer: SqlWriter, *, clock: bool) -> exp.Expr:
         """The day, and with `clock` the time, that a text says in this format, as ISO 8601; null where it is of another
         format. Half a day is missing in the afternoon where the format has AM and PM."""
-        return words.once(
-            x, lambda x: words.case((words.matches(x, self.pattern()), self._rearranged(x, words, clock=clock)))
+        return writer.once(
+            x, lambda x: writer.case((writer.matches(x, self.pattern()), self._rearranged(x, writer, clock=clock)))
         )
 
     @property
@@ -71,9 +71,9 @@ class Format:
         """The letters of the fields in their order."""
         return "".join(part[1] for part in self.parts if len(part) > 1)
 
-    def is_afternoon(self, x: exp.Expr, words: Words) -> exp.Expr | None:
+    def is_afternoon(self, x: exp.Expr, writer: SqlWriter) -> exp.Expr | None:
         """Whether a text of this format says PM; `None` where the format has no such thing."""
-        return words.matches(x, self.pattern(p=_any_case("pm"))) if "%p" in self.parts else None
+        return writer.matches(x, self.pattern(p=_any_case("pm"))) if "%p" in self.parts else None
 
     def pattern(self, **fields: str) -> str:
         """A regular expression with a group for each field."""
@@ -91,7 +91,7 @@ class Format:
             written += f"({fields.get(letter) or (_TWO if touches else _FIELDS).get(letter) or _FIELDS[letter]})"
         return written
 
-    def _rearranged(self, x: exp.Expr, words: Words, *, clock: bool) -> exp.Expr:
+    def _rearranged(self, x: exp.Expr, writer: SqlWriter, *, clock: bool) -> exp.Expr:
         """First `2026-<1>-<2>T<3>:<4>:<5>`; then what is between angles gets two digits."""
         groups = {letter: number for number, letter in enumerate(self.fields, 1)}
 
@@ -104,23 +104,23 @@ class Format:
             parts += ["T", *field("hour"), ":", *field("minute"), ":", *field("second")]
             parts += [".", groups["f"]] if "f" in groups else []
             parts += [groups["z"]] if "z" in groups else []
-        iso = words.substitute(x, words.whole(self.pattern()), tuple(parts))
+        iso = writer.substitute(x, writer.whole(self.pattern()), tuple(parts))
         if "b" in groups or "B" in groups:
-            iso = words.lower(iso)
+            iso = writer.lower(iso)
             for number, month in enumerate(_MONTHS, 1):
-                iso = words.replace(iso, f"<{month if 'B' in groups else month[:3]}>", f"{number:02}")
-            iso = words.replace(words.replace(iso, "t", "T"), "z", "Z")
-        iso = words.substitute(iso, "<([0-9])>", ("0", 1))
-        iso = words.replace(words.replace(iso, "<", ""), ">", "")
+                iso = writer.replace(iso, f"<{month if 'B' in groups else month[:3]}>", f"{number:02}")
+            iso = writer.replace(writer.replace(iso, "t", "T"), "z", "Z")
+        iso = writer.substitute(iso, "<([0-9])>", ("0", 1))
+        iso = writer.replace(writer.replace(iso, "<", ""), ">", "")
         if "I" in groups:
-            iso = words.replace(iso, "T12:", "T00:")
+            iso = writer.replace(iso, "T12:", "T00:")
         if "y" in groups:
             # As strptime and POSIX have it.
             recent = "([0-5][0-9]|6[0-8])-.*"
-            iso = words.once(
+            iso = writer.once(
                 iso,
-                lambda iso: words.case(
-                    (words.matches(iso, recent), words.joined("20", iso)), otherwise=words.joined("19", iso)
+                lambda iso: writer.case(
+                    (writer.matches(iso, recent), writer.joined("20", iso)), otherwise=writer.joined("19", iso)
                 ),
             )
         return iso

@@ -58,7 +58,7 @@ def is_plain(pattern: str) -> bool:
 
 
 def written(pattern: str, dialect: str) -> str:
-    """The pattern in the words of a dialect."""
+    """Write the pattern for a dialect."""
     return _write(_parsed(pattern), dialect)
 
 

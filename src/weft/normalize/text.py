@@ -9,12 +9,12 @@ from weft.normalize.base import Normalizer, Value, strict, whole
 from weft.normalize.base import text as checked_text
 
 if TYPE_CHECKING:
-    from weft.normalize.dialects.base import Words
+    from weft.normalize.dialects.base import SqlWriter
 
 
 @dataclass(frozen=True)
 class TextStep(Normalizer):
-    """A step from text to text, by the method of `Words` that has its name. Null stays null."""
+    """A step from text to text, by the method of `SqlWriter` that has its name. Null stays null."""
 
     method: str
     arguments: tuple[Any, ...] = ()
@@ -24,10 +24,10 @@ class TextStep(Normalizer):
         """What the user called, for errors."""
         return f"{self.method}()"
 
-    def apply(self, value: Value, words: Words) -> Value:
+    def apply(self, value: Value, writer: SqlWriter) -> Value:
         """Call the method."""
         self.needs(value, "text")
-        return value._replace(sql=getattr(words, self.method)(value.sql, *self.arguments))
+        return value._replace(sql=getattr(writer, self.method)(value.sql, *self.arguments))
 
 
 @strict

@@ -15,7 +15,7 @@ from weft.normalize.formats import Format, checked
 if TYPE_CHECKING:
     from sqlglot import exp
 
-    from weft.normalize.dialects.base import Words
+    from weft.normalize.dialects.base import SqlWriter
 
 OnFailure = Literal["null", "error", "default"]
 
@@ -26,22 +26,22 @@ class ParseTimestamp(Parser):
 
     formats: tuple[Format, ...] = ()
 
-    def apply(self, value: Value, words: Words) -> Value:
+    def apply(self, value: Value, writer: SqlWriter) -> Value:
         """Texts are read; what is a time already is an instant."""
         from weft.columns import UTC_TIME
 
         family = self.needs(value, "text", "timestamps", "dates")
         if family == "text":
-            return self.parsed(value, words, UTC_TIME)
+            return self.parsed(value, writer, UTC_TIME)
         if value.kind == UTC_TIME:
             return value
-        return value._replace(sql=words.to_utc(value.sql, value.kind), kind=UTC_TIME)
+        return value._replace(sql=writer.to_utc(value.sql, value.kind), kind=UTC_TIME)
 
-    def read(self, x: exp.Expr, words: Words) -> exp.Expr:
+    def read(self, x: exp.Expr, writer: SqlWriter) -> exp.Expr:
         """By each format in turn."""
         if not self.formats:
-            return words.instant(x)
-        return words.coalesce(*(words.instant_by(x, each) for each in self.formats))
+            return writer.instant(x)
+        return writer.coalesce(*(writer.instant_by(x, each) for each in self.formats))
 
 
 @strict
@@ -76,22 +76,22 @@ class ParseDate(Parser):
 
     formats: tuple[Format, ...] = ()
 
-    def apply(self, value: Value, words: Words) -> Value:
+    def apply(self, value: Value, writer: SqlWriter) -> Value:
         """Texts are read; of a time it is the day in UTC."""
         import pyarrow as pa
 
         family = self.needs(value, "text", "dates", "timestamps")
         if family == "text":
-            return self.parsed(value, words, pa.date32())
+            return self.parsed(value, writer, pa.date32())
         if family == "dates":
             return value
-        return value._replace(sql=words.to_day(value.sql, value.kind), kind=pa.date32())
+        return value._replace(sql=writer.to_day(value.sql, value.kind), kind=pa.date32())
 
-    def read(self, x: exp.Expr, words: Words) -> exp.Expr:
+    def read(self, x: exp.Expr, writer: SqlWriter) -> exp.Expr:
         """By each format in turn."""
         if not self.formats:
-            return words.day(x)
-        return words.coalesce(*(words.day_by(x, each) for each in self.formats))
+            return writer.day(x)
+        return writer.coalesce(*(writer.day_by(x, each) for each in self.formats))
 
 
 @strict
@@ -130,12 +130,12 @@ class ToTimezone(Normalizer):
 
     zone: str
 
-    def apply(self, value: Value, words: Words) -> Value:
+    def apply(self, value: Value, writer: SqlWriter) -> Value:
         """A clock's time has no zone."""
         from weft.columns import LOCAL_TIME
 
         self.needs(value, "timestamps")
-        return value._replace(sql=words.to_zone(value.sql, value.kind, self.zone), kind=LOCAL_TIME)
+        return value._replace(sql=writer.to_zone(value.sql, value.kind, self.zone), kind=LOCAL_TIME)
 
     def refusal(self, dialect: str) -> str | None:
         """CONVERT_TZ cannot be trusted."""
@@ -172,7 +172,7 @@ class DateTrunc(Normalizer):
 
     unit: str
 
-    def apply(self, value: Value, words: Words) -> Value:
+    def apply(self, value: Value, writer: SqlWriter) -> Value:
         """The type stays."""
         family = self.needs(value, "timestamps", "dates")
         if family == "dates" and self.unit in _UNITS[5:]:
@@ -181,7 +181,7 @@ class DateTrunc(Normalizer):
             )
         if family == "dates" and self.unit == "day":
             return value
-        return value._replace(sql=words.truncate_time(value.sql, value.kind, self.unit))
+        return value._replace(sql=writer.truncate_time(value.sql, value.kind, self.unit))
 
 
 @strict

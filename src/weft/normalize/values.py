@@ -9,7 +9,7 @@ from weft.errors import DeclarationError
 from weft.normalize.base import Normalizer, Value, fitting, strict
 
 if TYPE_CHECKING:
-    from weft.normalize.dialects.base import Words
+    from weft.normalize.dialects.base import SqlWriter
 
 
 @dataclass(frozen=True)
@@ -18,10 +18,10 @@ class Default(Normalizer):
 
     value: Any
 
-    def apply(self, value: Value, words: Words) -> Value:
+    def apply(self, value: Value, writer: SqlWriter) -> Value:
         """The type stays."""
-        constant = words.literal(fitting(self.value, value, self.name), value.kind)
-        return value._replace(sql=words.coalesce(value.sql, constant))
+        constant = writer.literal(fitting(self.value, value, self.name), value.kind)
+        return value._replace(sql=writer.coalesce(value.sql, constant))
 
 
 @strict
@@ -42,11 +42,11 @@ class Nullif(Normalizer):
 
     values: tuple[Any, ...]
 
-    def apply(self, value: Value, words: Words) -> Value:
+    def apply(self, value: Value, writer: SqlWriter) -> Value:
         """One after the other."""
         result = value.sql
         for each in self.values:
-            result = words.nullif(result, words.literal(fitting(each, value, "nullif()"), value.kind))
+            result = writer.nullif(result, writer.literal(fitting(each, value, "nullif()"), value.kind))
         return value._replace(sql=result)
 
 
@@ -72,14 +72,14 @@ class Sql(Normalizer):
     expression: str
     kind: Any = None
 
-    def apply(self, value: Value, words: Words) -> Value:
+    def apply(self, value: Value, writer: SqlWriter) -> Value:
         """Of the type that was said; else of the one before."""
         from weft.column_types import column_field
         from weft.normalize.expressions import written
 
         kind = value.kind if self.kind is None else column_field("", self.kind).type
         result = written(self.expression, value, allow_value=not isinstance(self, Derive))
-        return value._replace(sql=words.as_type(result, kind), kind=kind)
+        return value._replace(sql=writer.as_type(result, kind), kind=kind)
 
     def refusal(self, dialect: str) -> str | None:
         """What sqlglot cannot say in that dialect."""

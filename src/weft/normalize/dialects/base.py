@@ -1,7 +1,7 @@
-"""The words in which the normalizers are written, and how each SQL dialect says them.
+"""The SQL of the normalizers, and how each dialect writes it.
 
-A normalizer is defined once, in these words; a word is a sqlglot expression, and sqlglot writes it out. What a
-database means by a word of its own is made the same everywhere here: this is the only place where dialects differ.
+A normalizer is defined once, by methods of `SqlWriter`, which return sqlglot expressions. What databases compute in
+different ways is made the same here: this is the only place where dialects differ.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ ISO_INSTANT = f"{_DAY}([T ]{_CLOCK}{_ZONE}){{0,1}}"
 ISO_BEYOND = "0000.*|(0001-01-01|9999-12-31)[T ][0-9:.]*[+-][0-9:]*"
 
 
-class Words:
-    """The words of standard SQL. A dialect says differently what it means differently."""
+class SqlWriter:
+    """Writes standard SQL. A dialect overrides what it writes or computes in another way."""
 
     dialect: ClassVar[str]
 
@@ -216,7 +216,7 @@ class Words:
         raise NotImplementedError
 
     def regex_replace(self, x: exp.Expr, pattern: str, replacement: patterns.Replacement) -> exp.Expr:
-        """The same with a pattern in Python's words."""
+        """Every match of a pattern in Python's syntax replaced."""
         return self.substitute(x, patterns.written(pattern, self.dialect), replacement)
 
     def reference(self, group: int) -> str:

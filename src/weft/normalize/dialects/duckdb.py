@@ -10,10 +10,10 @@ from sqlglot import exp
 from weft.columns import LOCAL_TIME, UTC_TIME
 from weft.normalize import patterns
 from weft.normalize.base import family
-from weft.normalize.dialects.base import SEVERAL_UPPER, WHITESPACE, Words, at_zone
+from weft.normalize.dialects.base import SEVERAL_UPPER, WHITESPACE, SqlWriter, at_zone
 
 
-class DuckDB(Words):
+class DuckDB(SqlWriter):
     """Its cases are of single letters."""
 
     dialect: ClassVar[str] = "duckdb"
@@ -58,4 +58,4 @@ class DuckDB(Words):
         return self.cast(self.call("ERROR", self.joined(f"{message} ", x)), kind)
 
 
-WORDS = DuckDB()
+WRITER = DuckDB()

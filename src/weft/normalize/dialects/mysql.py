@@ -13,7 +13,7 @@ from sqlglot import exp
 from weft.columns import LOCAL_TIME, UTC_TIME
 from weft.normalize import patterns
 from weft.normalize.base import family
-from weft.normalize.dialects.base import ISO_INSTANT, SEVERAL_UPPER, WHITESPACE, Words
+from weft.normalize.dialects.base import ISO_INSTANT, SEVERAL_UPPER, WHITESPACE, SqlWriter
 
 # Byte by byte, and without padding: else "a" and "a " are the same.
 _BINARY = "/*M! utf8mb4_nopad_bin */ /*!80000 utf8mb4_0900_bin */"
@@ -31,11 +31,11 @@ _FORMATS = {
 }
 
 
-class MySQL(Words):
+class MySQL(SqlWriter):
     """Instants are DATETIME(6) in UTC."""
 
     dialect: ClassVar[str] = "mysql"
-    types: ClassVar[dict[pa.DataType, str]] = Words.types | {
+    types: ClassVar[dict[pa.DataType, str]] = SqlWriter.types | {
         **dict.fromkeys((pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64()), "SIGNED"),
         **dict.fromkeys((UTC_TIME, LOCAL_TIME), "DATETIME(6)"),
         pa.float32(): "FLOAT",
@@ -153,4 +153,4 @@ def _collated(x: exp.Expr, name: str) -> exp.Expr:
     return exp.Paren(this=exp.Collate(this=exp.Paren(this=x.copy()), expression=exp.Var(this=name)))
 
 
-WORDS = MySQL()
+WRITER = MySQL()

@@ -12,7 +12,7 @@ from sqlglot import exp
 from weft.columns import LOCAL_TIME, UTC_TIME
 from weft.normalize import patterns
 from weft.normalize.base import family
-from weft.normalize.dialects.base import ISO_INSTANT, Words, at_zone
+from weft.normalize.dialects.base import ISO_INSTANT, SqlWriter, at_zone
 from weft.normalize.formats import Format, checked
 
 _ISO_DAY = checked("%Y-%m-%d", "parse_date()")
@@ -24,11 +24,11 @@ _MONTH_DAYS = [
 ]
 
 
-class Postgres(Words):
+class Postgres(SqlWriter):
     """A value that is used several times is made once, in a subquery: it costs next to nothing there."""
 
     dialect: ClassVar[str] = "postgres"
-    types: ClassVar[dict[pa.DataType, str]] = Words.types | {
+    types: ClassVar[dict[pa.DataType, str]] = SqlWriter.types | {
         pa.int8(): "SMALLINT",
         pa.float64(): "DOUBLE PRECISION",
         pa.binary(): "BYTEA",
@@ -229,4 +229,4 @@ def _collated(x: exp.Expr, name: str) -> exp.Expr:
     return exp.Paren(this=exp.Collate(this=exp.Paren(this=x.copy()), expression=exp.to_identifier(name, quoted=True)))
 
 
-WORDS = Postgres()
+WRITER = Postgres()

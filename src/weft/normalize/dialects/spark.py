@@ -9,14 +9,14 @@ from sqlglot import exp
 
 from weft.columns import LOCAL_TIME, UTC_TIME
 from weft.normalize import patterns
-from weft.normalize.dialects.base import ISO_INSTANT, Words
+from weft.normalize.dialects.base import ISO_INSTANT, SqlWriter
 
 
-class Spark(Words):
+class Spark(SqlWriter):
     """Java's regular expressions, and ICU's cases."""
 
     dialect: ClassVar[str] = "spark"
-    types: ClassVar[dict[pa.DataType, str]] = Words.types | {
+    types: ClassVar[dict[pa.DataType, str]] = SqlWriter.types | {
         pa.float32(): "FLOAT",
         UTC_TIME: "TIMESTAMP",
         LOCAL_TIME: "TIMESTAMP_NTZ",
@@ -71,4 +71,4 @@ class Spark(Words):
         return self.cast(self.call("RAISE_ERROR", self.joined(f"{message} ", x)), kind)
 
 
-WORDS = Spark()
+WRITER = Spark()

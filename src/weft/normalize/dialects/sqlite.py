@@ -10,12 +10,12 @@ from sqlglot import exp
 from weft.columns import UTC_TIME
 from weft.normalize import patterns
 from weft.normalize.base import family
-from weft.normalize.dialects.base import Words, plain
+from weft.normalize.dialects.base import SqlWriter, plain
 from weft.normalize.formats import Format
 from weft.systems.sqlite.casts import code
 
 
-class SQLite(Words):
+class SQLite(SqlWriter):
     """Values are as Weft stores them: decimals, dates and times are texts, booleans 0 and 1."""
 
     dialect: ClassVar[str] = "sqlite"
@@ -107,4 +107,4 @@ def _code(kind: pa.DataType) -> str:
     return code(pa.field("", kind))
 
 
-WORDS = SQLite()
+WRITER = SQLite()

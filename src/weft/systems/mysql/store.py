@@ -172,17 +172,13 @@ class MySQLStore(MySQLSessions, SqlStore):
         """Under the lock of the head, which `insert` takes again."""
         sql = f"SELECT {self.now_sql} FROM {self.streams} WHERE id = ?{self.for_update}"
         now = session.value(sql, (log.number,))
-        fresh = set(keys)
-        for some in _slices(keys):
-            seen = session.rows(
-                f"SELECT id FROM {self.keys} WHERE stream = ? AND seen >= ? AND id IN ({_marks('?', some)})",
-                (log.number, now - int(horizon * 1e6), *some),
-            )
-            fresh.difference_update(key for (key,) in seen)
-        for some in _slices(sorted(fresh)):
+        fresh = self.unseen(session, log, keys, now - int(horizon * 1e6))
+        ordered = sorted(fresh)
+        for start in range(0, len(ordered), _KEYS):
+            some = ordered[start : start + _KEYS]
+            rows = ", ".join([f"({log.number}, ?, {now})"] * len(some))
             session.run(
-                f"INSERT INTO {self.keys} (stream, id, seen) VALUES {_marks(f'({log.number}, ?, {now})', some)} "
-                f"ON DUPLICATE KEY UPDATE seen = {now}",
+                f"INSERT INTO {self.keys} (stream, id, seen) VALUES {rows} ON DUPLICATE KEY UPDATE seen = {now}",
                 some,
             )
         return fresh
@@ -253,14 +249,6 @@ class MySQLStore(MySQLSessions, SqlStore):
 
 
 _STORAGE = "ENGINE=InnoDB ROW_FORMAT=DYNAMIC"
-
-
-def _marks(mark: str, values: Sequence[object]) -> str:
-    return ", ".join([mark] * len(values))
-
-
-def _slices(keys: list[bytes]) -> Iterator[list[bytes]]:
-    return (keys[start : start + _KEYS] for start in range(0, len(keys), _KEYS))
 
 
 # --------------------------------------------------------------------------------------------------------- SQL literals

@@ -12,10 +12,12 @@ from psycopg.types.string import TextBinaryLoader, TextLoader
 from weft import settings
 from weft.errors import BusyError, ConnectionFailedError, DeclarationError, SchemaError, StorageError, WeftError
 from weft.systems.postgres.connection import PostgresConnection
-from weft.systems.sql.driver import Role, SqlDriver, closed_on_error, readable
+from weft.systems.sql.driver import Role, Session, SqlDriver, closed_on_error, readable
 
 # How long a statement waits for somebody's lock before it gives up with an error.
 LOCK_SECONDS = 30
+# The key of the advisory lock around CREATE: "weft" in ASCII. Two-part keys never meet the one-part keys of appends.
+_CREATE_LOCK = f"{0x77656674}, 0"
 # PostgreSQL cuts longer names without an error, and two of them could become one.
 _NAME_BYTES = 63
 
@@ -124,6 +126,18 @@ class PostgresSessions(SqlDriver):
         return WeftError(what)
 
     # ------------------------------------------------------------------------------------------------------------ names
+
+    def create_schema(self, session: Session, schema: str) -> None:
+        """Create a schema where it is missing; nobody else creates anything until the transaction ends."""
+        # Two CREATE … IF NOT EXISTS at once can both find nothing, and the second fails: one at a time.
+        session.run(f"SELECT pg_advisory_xact_lock({_CREATE_LOCK})")
+        # CREATE SCHEMA IF NOT EXISTS needs the right to create schemas even where there is nothing to create.
+        if not self.has_schema(session, schema):
+            session.run(f"CREATE SCHEMA {self.quote(schema)}")
+
+    def has_schema(self, session: Session, schema: str) -> bool:
+        """Whether a schema exists."""
+        return session.row("SELECT 1 FROM pg_namespace WHERE nspname = ?", (schema,)) is not None
 
     def quote(self, name: str) -> str:
         if len(name.encode()) > _NAME_BYTES:

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
 # ALTER TABLE waits no longer than this at a time: everybody who comes to the table meanwhile waits behind it.
 _ALTER_LOCK = "100ms"
-# The key of the advisory lock around CREATE: "weft" in ASCII. Two-part keys never meet the registry's one-part keys.
-_CREATE_LOCK = f"{0x77656674}, 0"
 # The registry's keys are (stream << 44) | offset: 2^19 streams with 2^44 offsets each.
 _OFFSET_BITS = 44
 _MAX_STREAM = 2**19 - 1
@@ -92,7 +90,7 @@ class PostgresStore(PostgresSessions, SqlStore):
         """The four bookkeeping tables. Where they are, nothing is asked for that a role without CREATE may not do."""
         if self.reflect(session, "weft", "keys"):
             return
-        self._create_schema(session, "weft")
+        self.create_schema(session, "weft")
         for statement in (
             f"CREATE TABLE IF NOT EXISTS {self.streams} ("
             f"id integer GENERATED ALWAYS AS IDENTITY (MAXVALUE {_MAX_STREAM}) PRIMARY KEY, name text NOT NULL UNIQUE, "
@@ -110,16 +108,9 @@ class PostgresStore(PostgresSessions, SqlStore):
         ):
             session.run(statement)
 
-    def _create_schema(self, session: Session, schema: str) -> None:
-        # Two CREATE … IF NOT EXISTS at once can both find nothing, and the second fails: one at a time.
-        session.run(f"SELECT pg_advisory_xact_lock({_CREATE_LOCK})")
-        # CREATE SCHEMA IF NOT EXISTS needs the right to create schemas even where there is nothing to create.
-        if session.row("SELECT 1 FROM pg_namespace WHERE nspname = ?", (schema,)) is None:
-            session.run(f"CREATE SCHEMA {self.quote(schema)}")
-
     def create_stream(self, session: Session, schema: str, name: str, columns: dict[str, FieldType]) -> None:
         """The table and its sequence."""
-        self._create_schema(session, schema)
+        self.create_schema(session, schema)
         full = f"{schema}.{name}"
         if session.row(f"SELECT id FROM {self.streams} WHERE name = ?", (full,)):
             return
@@ -155,10 +146,6 @@ class PostgresStore(PostgresSessions, SqlStore):
                 if time.monotonic() > deadline:
                     raise
             time.sleep(random.uniform(0.1, 0.3))
-
-    def insert_ignore(self, table: str, columns: Sequence[str]) -> str:
-        marks = ", ".join("?" * len(columns))
-        return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks}) ON CONFLICT DO NOTHING"
 
     # ---------------------------------------------------------------------------------------------------------- writing
 

@@ -226,12 +226,9 @@ class PostgresTables(SqlTables):
     # ----------------------------------------------------------------------------------------------- words of a dialect
 
     def create_schema(self, session: Session, schema: str) -> None:
-        """Where it is missing: IF NOT EXISTS would need the right to create schemas even where it is there."""
-        known = "SELECT 1 FROM pg_namespace WHERE nspname = ?"
-        if session.row(known, (schema,)) is None:
-            session.run("SELECT pg_advisory_xact_lock(?, 0)", (_LOCK_SPACE,))
-            if session.row(known, (schema,)) is None:
-                session.run(f"CREATE SCHEMA {self.quote(schema)}")
+        """Without the lock of CREATE where it exists."""
+        if not self.driver.has_schema(session, schema):
+            self.driver.create_schema(session, schema)
 
     def temporary(self, name: str) -> str:
         """In the session's own schema, whatever other tables are called."""

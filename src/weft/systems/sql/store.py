@@ -20,6 +20,9 @@ from weft.types import FieldType
 if TYPE_CHECKING:
     import pyarrow as pa
 
+# Idempotency keys in one statement. Every SQLite takes 999 values.
+_KEYS = 900
+
 
 class SqlStore(SqlDriver):
     """What the three databases share. A subclass implements how to connect, quote, lock, insert and wait."""
@@ -71,9 +74,10 @@ class SqlStore(SqlDriver):
     def bind(self, value: Any, kind: FieldType) -> Any:
         """Return a canonical value as a parameter of the driver."""
 
-    @abstractmethod
     def insert_ignore(self, table: str, columns: Sequence[str]) -> str:
         """Return an INSERT that leaves an existing row as it is."""
+        marks = ", ".join("?" * len(columns))
+        return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks}) ON CONFLICT DO NOTHING"
 
     @abstractmethod
     def changed(self, seen: object, timeout: float) -> object:
@@ -199,6 +203,15 @@ class SqlStore(SqlDriver):
     @abstractmethod
     def claim_keys(self, session: Session, log: SqlLog, keys: list[bytes], horizon: float) -> set[bytes]:
         """Store sorted keys, and return those that were not seen within the horizon (in seconds)."""
+
+    def unseen(self, session: Session, log: SqlLog, keys: list[bytes], since: int) -> set[bytes]:
+        """Return the keys that were not seen since a moment (in microseconds)."""
+        fresh = set(keys)
+        for start in range(0, len(keys), _KEYS):
+            some = keys[start : start + _KEYS]
+            sql = f"SELECT id FROM {self.keys} WHERE stream = ? AND seen >= ? AND id IN ({', '.join('?' * len(some))})"
+            fresh.difference_update(bytes(key) for (key,) in session.rows(sql, (log.number, since, *some)))
+        return fresh
 
     def now(self) -> float:
         """Return the time by which leases and ages are judged."""

@@ -110,7 +110,7 @@ class SqliteStore(SqliteSessions, SqlStore):
             for column, kind in columns.items()
         )
         session.run(f"CREATE TABLE IF NOT EXISTS {self.table(schema, name)} ({spelled})")
-        session.run(f"INSERT OR IGNORE INTO {self.streams} (name) VALUES (?)", (f"{schema}.{name}",))
+        session.run(self.insert_ignore(self.streams, ("name",)), (f"{schema}.{name}",))
 
     def add_column(self, log: SqlLog, name: str, kind: FieldType) -> None:
         """ALTER TABLE under the write lock, where nobody else can add the same."""
@@ -118,9 +118,6 @@ class SqliteStore(SqliteSessions, SqlStore):
             present = self.reflect(session, log.schema, log.name) or {}
             if comparable(name) not in map(comparable, present):
                 session.run(f"ALTER TABLE {log.table} ADD COLUMN {self.quote(name)} {kind.sql('sqlite')}")
-
-    def insert_ignore(self, table: str, columns: Sequence[str]) -> str:
-        return f"INSERT OR IGNORE INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
 
     # ----------------------------------------------------------------------------------------------------------- values
 
@@ -142,16 +139,7 @@ class SqliteStore(SqliteSessions, SqlStore):
     def claim_keys(self, session: Session, log: SqlLog, keys: list[bytes], horizon: float) -> set[bytes]:
         """Under the write lock, where nobody else can claim the same."""
         now = int(self.clock() * 1e6)
-        oldest = now - int(horizon * 1e6)
-        fresh = set(keys)
-        for start in range(0, len(keys), 500):
-            some = keys[start : start + 500]
-            marks = ", ".join("?" * len(some))
-            seen = session.rows(
-                f"SELECT id FROM {self.keys} WHERE stream = ? AND seen >= ? AND id IN ({marks})",
-                (log.number, oldest, *some),
-            )
-            fresh.difference_update(bytes(key) for (key,) in seen)
+        fresh = self.unseen(session, log, keys, now - int(horizon * 1e6))
         session.driver.executemany(
             f"REPLACE INTO {self.keys} (stream, id, seen) VALUES (?, ?, ?)",
             [(log.number, key, now) for key in sorted(fresh)],
