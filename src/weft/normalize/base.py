@@ -25,7 +25,7 @@ class Value(NamedTuple):
     column: str
     """The name of the column that it came from, for errors."""
     quote: Callable[[str], str]
-    """How columns are spelled."""
+    """Quotes the name of a column."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def text(value: Any, what: str, *, empty: bool = False) -> str:
 
 
 def family(kind: pa.DataType) -> str:
-    """What a type is, in one word."""
+    """Return the family of a type, for errors."""
     import pyarrow as pa
 
     for matches, name in (

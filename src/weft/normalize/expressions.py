@@ -1,4 +1,4 @@
-"""What users write in SQL: read as PostgreSQL's, written for each database by sqlglot."""
+"""Expressions of users: parsed as PostgreSQL's SQL, written for each database by sqlglot."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def written(text: str, value: Value, *, allow_value: bool) -> exp.Expr:
 
 
 def untranslatable(text: str, dialect: str) -> str | None:
-    """What of an expression a dialect does not have."""
+    """Return what of an expression a dialect does not have."""
     try:
         parsed(text).sql(dialect=dialect, unsupported_level=ErrorLevel.RAISE)
     except UnsupportedError as error:

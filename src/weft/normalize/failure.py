@@ -1,4 +1,4 @@
-"""What the parsers of texts share: what becomes of a text that they cannot read."""
+"""What the parsers of texts share: how they treat a text that cannot be parsed."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Parser(Normalizer):
     default: Any = None
 
     def read(self, x: exp.Expr, writer: SqlWriter) -> exp.Expr:
-        """What the text says; null where it cannot be read."""
+        """Parse the text; null where it cannot be parsed."""
         raise NotImplementedError
 
     def parsed(self, value: Value, writer: SqlWriter, kind: pa.DataType) -> Value:
-        """What the text says, or what the user chose for those that say nothing."""
+        """Parse the text, or return what the user chose for texts that cannot be parsed."""
         result = self.read(value.sql, writer)
         if self.on_failure != "null":
             if self.on_failure == "error":

@@ -37,7 +37,7 @@ class ParseInt(Parser):
         return value._replace(sql=writer.cast(value.sql, pa.int64()), kind=pa.int64())
 
     def read(self, x: exp.Expr, writer: SqlWriter) -> exp.Expr:
-        """Of up to 18 digits all fit; of 19, those up to the largest."""
+        """Numbers of up to 18 digits all fit; of those of 19, the ones up to the largest."""
         import pyarrow as pa
 
         def number(x: exp.Expr) -> exp.Expr:
@@ -202,7 +202,7 @@ class ParseBool(Parser):
         return self.parsed(value, writer, pa.bool_())
 
     def read(self, x: exp.Expr, writer: SqlWriter) -> exp.Expr:
-        """By looking the word up."""
+        """Look the text up."""
         import pyarrow as pa
 
         values = dict.fromkeys(self.truthy, writer.literal(True, pa.bool_()))

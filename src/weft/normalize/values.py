@@ -73,7 +73,7 @@ class Sql(Normalizer):
     kind: Any = None
 
     def apply(self, value: Value, writer: SqlWriter) -> Value:
-        """Of the type that was said; else of the one before."""
+        """Of the declared type; else of the type before."""
         from weft.column_types import column_field
         from weft.normalize.expressions import written
 
@@ -82,7 +82,7 @@ class Sql(Normalizer):
         return value._replace(sql=writer.as_type(result, kind), kind=kind)
 
     def refusal(self, dialect: str) -> str | None:
-        """What sqlglot cannot say in that dialect."""
+        """Return what sqlglot cannot write in that dialect."""
         from weft.normalize.expressions import untranslatable
 
         return untranslatable(self.expression, dialect)

@@ -50,11 +50,11 @@ class SqlWriter:
         return exp.Var(this=quoted)
 
     def result(self, x: exp.Expr, kind: pa.DataType) -> exp.Expr:
-        """What leaves the last step."""
+        """Return the result of the last step."""
         return x
 
     def once(self, x: exp.Expr, make: Callable[[exp.Expr], exp.Expr]) -> exp.Expr:
-        """What `make` makes of `x`, which it uses several times."""
+        """Return `make(x)`, which uses `x` several times."""
         return make(x)
 
     def call(self, name: str, *arguments: exp.Expr | str | int) -> exp.Expr:
@@ -86,7 +86,7 @@ class SqlWriter:
         return exp.Not(this=exp.Is(this=exp.Paren(this=x.copy()), expression=exp.Null()))
 
     def lookup(self, x: exp.Expr, values: dict[str, exp.Expr]) -> exp.Expr:
-        """What stands for a text; null where nothing does."""
+        """The value that belongs to a text; null where none does."""
         return exp.Case(
             this=x.copy(), ifs=[exp.If(this=self.text(word), true=value.copy()) for word, value in values.items()]
         )
@@ -126,7 +126,7 @@ class SqlWriter:
         return self.cast(self.text(plain(value)), kind)
 
     def as_type(self, x: exp.Expr, kind: pa.DataType) -> exp.Expr:
-        """What a user's expression gave, as a type, by the database's own rules."""
+        """The result of a user's expression as a type, by the database's own rules."""
         return self.cast(x, kind)
 
     def cast(self, x: exp.Expr, kind: pa.DataType) -> exp.Expr:

@@ -45,7 +45,7 @@ class SQLite(SqlWriter):
         return super().literal(value, kind)
 
     def cast(self, x: exp.Expr, kind: pa.DataType) -> exp.Expr:
-        """By our own function: SQLite's CAST makes something up."""
+        """Call our own function: SQLite's CAST returns a value where it should fail."""
         return self.call("WEFT_CAST", x, "", _code(kind))
 
     def compare(self, x: exp.Expr, sign: str, y: exp.Expr, kind: pa.DataType) -> exp.Expr:
@@ -73,14 +73,14 @@ class SQLite(SqlWriter):
         return self.call("WEFT_SUBSTITUTE", x, pattern, self.replacement(replacement))
 
     def instant_by(self, x: exp.Expr, format: Format) -> exp.Expr:
-        """By Python: SQLite's parser has no room for so many functions inside each other."""
+        """In Python: SQLite's parser has no room for so many functions inside each other."""
         return self.call("WEFT_INSTANT", x, format.pattern(), format.fields)
 
     def day_by(self, x: exp.Expr, format: Format) -> exp.Expr:
         return self.call("WEFT_DAY", x, format.pattern(), format.fields)
 
     def later(self, x: exp.Expr, hours: int) -> exp.Expr:
-        """By the function that loads use."""
+        """Call the function that loads use."""
         return self.call("WEFT_ADD_SECONDS", x, hours * 3600)
 
     def to_day(self, x: exp.Expr, kind: pa.DataType) -> exp.Expr:

@@ -58,7 +58,7 @@ class DuckDBSessions(SqlDriver):
 
     @property
     def catalog(self) -> str:
-        """What DuckDB calls the file inside: without it, `a.t` in the file a.duckdb could mean two things."""
+        """DuckDB's own name of the file: without it, `a.t` in the file a.duckdb could mean two things."""
         if self._catalog is None:
             with self.session("read" if self.path == MEMORY or os.path.exists(self.path) else "publish"):
                 pass

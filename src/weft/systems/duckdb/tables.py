@@ -69,7 +69,7 @@ class DuckDBTables(SqlTables):
     # ---------------------------------------------------------------------------------------------------------- reading
 
     def describe(self, sql: str) -> pa.Schema:
-        """By binding the query: DuckDB plans it and runs nothing."""
+        """Bind the query: DuckDB plans it and runs nothing."""
         with self.driver.session("read") as session:
             return _described(_relation(session.driver, sql))
 
@@ -184,7 +184,7 @@ class DuckDBTables(SqlTables):
         return f"CASE WHEN {expression} IS NULL OR {same} THEN {there} ELSE {wrong} END"
 
     def row_hash(self, expressions: Sequence[str]) -> str:
-        """Of a JSON list of texts, in which null, empty and shifted values differ."""
+        """Hash a JSON list of texts, in which null, empty and shifted values differ."""
         texts = ", ".join(f"CAST({each} AS VARCHAR)" for each in expressions)
         return f"md5(CAST(to_json([{texts}]) AS VARCHAR))"
 
@@ -201,7 +201,7 @@ class DuckDBTables(SqlTables):
         return f"CAST({expression} AS TIMESTAMP WITH TIME ZONE)"
 
     def is_rejection(self, error: BaseException) -> bool:
-        """What DuckDB refused, or what was refused in its place."""
+        """Whether DuckDB refused it, or Weft in its place."""
         return isinstance(error, SchemaError) or is_rejection(error)
 
 
@@ -288,7 +288,7 @@ def _field(name: str, kind: Any, field: pa.Field, *, strict: bool) -> pa.Field |
 
 
 def _selected(quoted: str, kind: Any) -> str | None:
-    """What to select in place of a column whose type cannot be taken as it is."""
+    """Return what to select in place of a column whose type has no equal in Arrow."""
     word = _word(kind) if kind is not None else ""
     if word in _AS_TEXT:
         return f"CAST({quoted} AS VARCHAR)"

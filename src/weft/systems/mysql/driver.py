@@ -42,7 +42,7 @@ class Driver(pymysql.Connection):
 
     def __init__(self, **parameters: Any) -> None:
         self.at_end: list[str] = []
-        """What is run when the transaction is over."""
+        """The statements to run when the transaction is over."""
         self._parameters = parameters
         super().__init__(**parameters)
 

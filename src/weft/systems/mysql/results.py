@@ -28,7 +28,7 @@ _PREPARE, _QUERY, _CLOSE = 0x16, 0x03, 0x19
 
 @dataclass(frozen=True)
 class Field:
-    """What the server says of a result's column."""
+    """The server's description of a result's column."""
 
     name: str
     type: int
@@ -159,7 +159,7 @@ def _batch(data: bytearray, starts: list[int], schema: pa.Schema) -> pa.RecordBa
 
 
 def _located(data: np.ndarray, cursor: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Where the values at these cursors begin and end, and which are null."""
+    """Return where the values at these cursors begin and end, and which are null."""
     first = data[cursor]
     length = first.astype(np.int64)
     begin = cursor + 1

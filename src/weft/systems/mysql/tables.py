@@ -115,7 +115,7 @@ class MySQLTables(SqlTables):
     # ---------------------------------------------------------------------------------------------------------- reading
 
     def describe(self, sql: str) -> pa.Schema:
-        """By preparing the query, which runs nothing, and by the comments of the columns that it shows."""
+        """Prepare the query, which runs nothing, and read the comments of the columns that it shows."""
         with self.driver.session("read") as session:
             return pa.schema([types.field_of(field, stored) for field, stored in self._fields(session, sql)])
 
@@ -205,7 +205,7 @@ class MySQLTables(SqlTables):
         return self.sql_type(field, key=True).replace("VARCHAR(255)", f"VARCHAR({length})")
 
     def fits(self, column: Column, field: pa.Field) -> bool:
-        """Where nothing would be rounded."""
+        """Whether nothing would be rounded."""
         return types.takes(column.sql, column.field, field)
 
     def copy_in(self, session: Session, table: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
@@ -231,7 +231,7 @@ class MySQLTables(SqlTables):
         return f"INDEX ({self.listed(columns)})"
 
     def create_index(self, name: str, table: str, columns: Sequence[str]) -> str | None:
-        """It is made with the table."""
+        """None: `index_clause` creates it with the table."""
         return None
 
     def create_temporary(self, session: Session, name: str, columns: str) -> None:
@@ -256,7 +256,7 @@ class MySQLTables(SqlTables):
         }
 
     def stage_index(self, keys: dict[str, str]) -> list[str]:
-        """Of as many keys as an index takes; one of its own for the numbers of rows."""
+        """An index of as many keys as it takes; one of its own for the numbers of rows."""
         parts = [f"{self.quote(key)}{types.prefix(kind)}" for key, kind in keys.items() if key != ROW]
         numbers = [f"INDEX ({self.quote(ROW)})"] if ROW in keys else []
         return [f"INDEX ({', '.join(parts[:_INDEXED])})", *numbers] if parts else numbers
@@ -266,7 +266,7 @@ class MySQLTables(SqlTables):
         session.run(f"DROP TEMPORARY TABLE IF EXISTS {self.temporary(name)}")
 
     def create_key_index(self, session: Session, schema: str | None, name: str, keys: Sequence[str]) -> None:
-        """It is made with the table, by `stage_index`: a crash between two statements would leave the table without."""
+        """`stage_index` creates it with the table: a crash between two statements would leave the table without."""
 
     def lock(self, session: Session, schema: str | None, name: str) -> None:
         """A named lock of the server, which outlives the transaction by one statement."""
@@ -330,7 +330,7 @@ class MySQLTables(SqlTables):
         return f"CAST({expression} AS DATETIME(6))"
 
     def is_rejection(self, error: BaseException) -> bool:
-        """What the server refused, or what was refused in its place."""
+        """Whether the server refused it, or Weft in its place."""
         return isinstance(error, SchemaError) or _is_rejection(error)
 
 
@@ -347,7 +347,7 @@ def _is_rejection(error: BaseException) -> bool:
 
 
 def _stored(session: Session, schema: str, table: str) -> dict[str, types.Stored]:
-    """What the catalogue says of a table's columns."""
+    """Return what the catalogue has on a table's columns."""
     rows = session.rows(
         "SELECT column_name, column_type, column_comment FROM information_schema.columns "
         "WHERE table_schema = ? AND table_name = ?",

@@ -27,7 +27,7 @@ _HINTS = ("uuid", "json", "time")
 
 @dataclass(frozen=True)
 class Stored:
-    """What the catalogue says of a column beyond its type."""
+    """What the catalogue has on a column beyond its type."""
 
     type: str = ""
     comment: str = ""
@@ -90,7 +90,7 @@ def _decimal(field: Field) -> pa.DataType:
 
 
 def selected(quoted: str, field: Field) -> str | None:
-    """What to select in place of a column whose text is not what it holds."""
+    """Return what to select in place of a column whose text is not its value."""
     if field.type == FIELD_TYPE.FLOAT:
         return f"({quoted} + 0e0)"  # as a FLOAT it has six digits
     return f"({quoted} + 0)" if field.type == FIELD_TYPE.BIT else None
@@ -162,7 +162,7 @@ def key_type(sql: str, field: pa.Field) -> str | None:
 
 
 def prefix(sql: str) -> str:
-    """How much of a column goes into an index: of texts and bytes a part."""
+    """Return how much of a column goes into an index: a part of texts and bytes."""
     base, numbers = parse(sql.lower())
     if base.endswith(("text", "blob")) or (base in ("varchar", "varbinary") and numbers[0] > _PREFIX):
         return f"({_PREFIX})"

@@ -43,7 +43,7 @@ class PostgresSessions(SqlDriver):
     # ------------------------------------------------------------------------------------------------------ connections
 
     def parameters(self) -> dict[str, Any]:
-        """What libpq connects with: the URL's parameters, and ours where it says nothing."""
+        """Return the parameters of libpq: those of the URL, and our defaults for the others."""
         return {**_DEFAULTS, **conninfo_to_dict(self.connection.url), "client_encoding": "UTF8"}
 
     def connect(self, role: Role) -> psycopg.Connection[Any]:
@@ -97,7 +97,7 @@ class PostgresSessions(SqlDriver):
         return True
 
     def explain(self, error: BaseException) -> WeftError:
-        """By SQLSTATE; https://www.postgresql.org/docs/current/errcodes-appendix.html lists them."""
+        """Map by SQLSTATE; https://www.postgresql.org/docs/current/errcodes-appendix.html lists them."""
         assert isinstance(error, psycopg.Error)
         code = error.sqlstate or ""
         said = " ".join((error.diag.message_primary or str(error)).split())

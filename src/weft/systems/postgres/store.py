@@ -150,7 +150,7 @@ class PostgresStore(PostgresSessions, SqlStore):
     # ---------------------------------------------------------------------------------------------------------- writing
 
     def append(self, batches: Sequence[Batch]) -> list[list[Appended]]:
-        """What is one statement is its own transaction: one round trip instead of three."""
+        """A single statement is its own transaction: one round trip instead of three."""
         shapes = {(id(batch.log), batch.columns, batch.extra is None, batch.keys is None) for batch in batches}
         alone = len(shapes) == 1 and batches[0].keys is None
         with self.session("read" if alone else "publish") as session:

@@ -62,7 +62,7 @@ class PostgresTables(SqlTables):
     # ---------------------------------------------------------------------------------------------------------- reading
 
     def describe(self, sql: str) -> pa.Schema:
-        """By preparing the query: the server names the types of its columns."""
+        """Prepare the query: the server returns the types of its columns."""
         with self.driver.session("read") as session:
             return self._describe(session, sql)
 
@@ -113,7 +113,7 @@ class PostgresTables(SqlTables):
         return [Slice(each, snapshot) for each in self._ranges(sql, by, bounds)], connection
 
     def _bounds(self, session: Session, sql: str, schema: pa.Schema, parts: int, by: str) -> list[str]:
-        """Where all parts but the first begin, as literals."""
+        """Return where all parts but the first begin, as literals."""
         if by not in schema.names:
             close = nearest(by, schema.names)
             hint = f"Did you mean {close!r}?" if close else f"Its columns: {', '.join(schema.names[:30])}."
@@ -194,7 +194,7 @@ class PostgresTables(SqlTables):
         return self.sql_type(field, key=key) if length is None else f"character varying({length})"
 
     def fits(self, column: Column, field: pa.Field) -> bool:
-        """Where the column's type takes the values by COPY, unchanged."""
+        """Whether COPY writes the values into the column unchanged."""
         return types.takes(column.sql, field)
 
     def copy_in(self, session: Session, table: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
@@ -300,7 +300,7 @@ class PostgresTables(SqlTables):
         return types.cast(expression, field, column.sql)
 
     def row_hash(self, expressions: Sequence[str]) -> str:
-        """Of the row's text, in which nulls are empty and empty texts quoted."""
+        """Hash the row's text, in which nulls are empty and empty texts quoted."""
         return f"md5(ROW({', '.join(expressions)})::text)"
 
     def moment(self, value: datetime) -> str:
@@ -310,7 +310,7 @@ class PostgresTables(SqlTables):
         return f"({expression} + INTERVAL '{seconds:.6f} seconds')"
 
     def instant(self, expression: str, column: pa.Field) -> str:
-        """What has no zone is in UTC."""
+        """Values without a zone are in UTC."""
         check_event_time(column)
         if pa.types.is_date(column.type):
             return f"(CAST({expression} AS timestamp) AT TIME ZONE 'UTC')"

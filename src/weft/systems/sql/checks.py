@@ -19,7 +19,7 @@ Quote = Callable[[str], str]
 
 
 def condition(check: Expectation, quote: Quote, dialect: str) -> str:
-    """What a row meets that breaks an expectation."""
+    """Return the condition that a row meets which breaks an expectation."""
     columns = [quote(name) for name in check.columns]
     if check.kind == "not_null":
         return " OR ".join(f"{column} IS NULL" for column in columns)
@@ -50,7 +50,7 @@ def refuse_unknown_columns(checks: tuple[Expectation, ...], columns: list[str], 
 
 
 def is_broken(check: Expectation, rows: int, latest: Any, moment: datetime) -> str | None:
-    """What is wrong with all rows together, if anything: their number, or the time of the latest one."""
+    """Return what is wrong with all rows together, if anything: their number, or the time of the latest one."""
     if check.kind == "row_count":
         low, high = check.values
         if (low is not None and rows < low) or (high is not None and rows > high):
@@ -82,7 +82,7 @@ def refuse_broken(load: Load, broken: list[str], hint: str, *, can_quarantine: b
 
 
 def implied(load: Load, written: list[str]) -> tuple[Expectation, ...]:
-    """What a table that is yet to be made would demand of its rows."""
+    """Return the expectations that a table which does not exist yet would enforce."""
     reaction: Reaction = "quarantine" if load.on_bad_rows == "quarantine" else "fail"
     declared = load.declared
     required = [] if declared is None else [field.name for field in declared.schema or () if not field.nullable]

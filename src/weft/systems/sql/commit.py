@@ -138,12 +138,12 @@ def _refusal(failed: _Commit) -> LoadRefusedError | None:
 
 
 def attempt(tables: SqlTables, load: Load, rows: SourceRows) -> Counts:
-    """What a load would do to an existing target: carry it out, and undo it."""
+    """Return what a load would do to an existing target: carry it out, and undo it."""
     return _undone(tables, load, rows, _Trial.run)
 
 
 def attempt_unmade(tables: SqlTables, load: Load, rows: SourceRows) -> Counts:
-    """What a load would do to a target that does not exist, or not yet as it will be: stage and check its rows."""
+    """Return what a load would do to a target that does not exist or will change: stage and check its rows."""
     more = checks.implied(load, load.written(rows.schema).names)
     return _undone(tables, replace(load, checks=(*load.checks, *more)), rows, _Trial.check)
 

@@ -53,7 +53,7 @@ class _Lease(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """How a nack gives events back."""
+    """How a nack releases events."""
 
     delay: float
     reason: str | None

@@ -91,12 +91,12 @@ class SqlLog:
         return max(self.floor() - offset, 0)
 
     def lost_after(self, offset: int, following: int | None) -> tuple[int, int]:
-        """What retention removed."""
+        """Return what retention removed."""
         lost = self.removed_after(offset)
         return (offset + lost, lost) if lost else (0, 0)
 
     def count(self) -> int:
-        """How many events are stored and visible."""
+        """Return how many events are stored and visible."""
         with self.store.session("read") as session:
             fence = self.store.fence(session, self)
             return int(session.value(f"SELECT count(*) FROM {self.table} WHERE {self.rowid} <= ?", (fence,)))
@@ -237,7 +237,7 @@ class SqlLog:
                     return
 
     def count_between(self, session: Session, first: int, last: int) -> int:
-        """How many events a range holds now."""
+        """Return how many events a range holds now."""
         sql = f"SELECT count(*) FROM {self.table} WHERE {self.rowid} >= ? AND {self.rowid} <= ?"
         return int(session.value(sql, (first, last)))
 

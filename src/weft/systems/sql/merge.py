@@ -55,7 +55,7 @@ class ComparedMove(Move):
 
     @property
     def _changes(self) -> str:
-        """What is new or differs, of the rows that are to be moved."""
+        """The rows to move that are new or differ."""
         delta = self.tables.temporary(DELTA)
         return f"(SELECT * FROM {delta} WHERE {self.condition})" if self.is_compared else delta
 

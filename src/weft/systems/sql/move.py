@@ -25,7 +25,7 @@ class LoadTransaction:
     session: Session
     load: Load
     schema: pa.Schema
-    """Of the rows as the target has them."""
+    """The schema of the rows as the target has them."""
 
 
 class Move:
@@ -36,7 +36,7 @@ class Move:
     can_compare: ClassVar[bool] = False
     """Whether no row changes what becomes of another one, so that all may be compared before any is moved."""
     condition = "1 = 1"
-    """Which of the staged rows to move."""
+    """The condition on the staged rows to move."""
     present: str | None = None
     """The table of all keys that the source has, where some rows do not stay in the staging table."""
 
@@ -161,7 +161,7 @@ class Move:
         return self._keep_greatest(rows)
 
     def _keep_greatest(self, rows: int) -> int:
-        """Of rows with one key, the greatest by `deduplicate_by`; ties go by all columns, so that a re-run agrees."""
+        """Keep the greatest row of each key by `deduplicate_by`; all columns break ties, so that a re-run agrees."""
         load, tables = self.load, self.tables
         by = [
             f"{self._q(name)} IS NULL, {tables.ordered(self._q(name), self.fields[name])} DESC"

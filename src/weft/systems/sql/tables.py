@@ -68,13 +68,13 @@ class SqlTables(ABC):
     clock: ClassVar[str | None] = None
     """The server's clock at the statement, not at the beginning of its transaction; `None` where SQL has none."""
     row_lock: ClassVar[str] = ""
-    """What a SELECT ends with that locks its rows; nothing where one connection at a time may write."""
+    """The clause of SELECT that locks its rows; empty where one connection at a time may write."""
     has_schemas: ClassVar[bool] = True
     """Whether Weft's own tables are in a schema `weft`; else their names begin with `weft.`."""
     widens_columns: ClassVar[bool] = True
     """Whether the type of a column can be changed to a wider one."""
     explain: ClassVar[str] = "EXPLAIN"
-    """What stands before a query to ask for its plan."""
+    """The keyword that returns the plan of a query."""
     true: ClassVar[str] = "TRUE"
     false: ClassVar[str] = "FALSE"
 

@@ -92,7 +92,7 @@ class _Chunk:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """How a column is read: what SQLite is asked for, and the array that comes of the answers."""
+    """How a column is read: the expressions to select, and the function that builds an array of the results."""
 
     parts: tuple[str, ...]
     array: Callable[..., pa.Array]
@@ -204,7 +204,7 @@ def _alike(column: str, kind: FieldType, width: int) -> _Form:
 
 
 def _cut(data: bytes, offsets: np.ndarray[Any, Any], kind: FieldType) -> pa.Array:
-    """What is between each two offsets."""
+    """Return what is between each two offsets."""
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
     return pa.Array.from_buffers(pa.binary() if kind.base == "bytes" else pa.string(), len(offsets) - 1, buffers)
 

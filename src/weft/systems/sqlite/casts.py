@@ -130,7 +130,7 @@ _TARGETS: dict[str, Callable[[Any, str, str], Any]] = {
 
 
 def row_hash(*values: Any) -> str:
-    """Of what Python would write for them: null, empty, shifted and differently typed values all look different."""
+    """Hash the values' `repr`: null, empty, shifted and differently typed values all differ in it."""
     return md5(repr(values).encode("utf-8", "surrogatepass"), usedforsecurity=False).hexdigest()
 
 

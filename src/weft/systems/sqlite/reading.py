@@ -86,7 +86,7 @@ def _has_log(path: str) -> bool:
 
 
 def state(path: str) -> tuple[int, int]:
-    """What differs once somebody has written to a file, or has removed it."""
+    """Return a value that changes once somebody has written to a file, or has removed it."""
     try:
         status = os.stat(path)
     except FileNotFoundError:

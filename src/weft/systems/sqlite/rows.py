@@ -42,7 +42,7 @@ def stored(array: pa.Array, field: pa.Field) -> list[Any]:
 
 
 def _numbers(array: pa.Array) -> list[Any]:
-    """By numpy, which makes Python's numbers ten times as fast as Arrow does."""
+    """Convert by numpy, which creates Python's numbers ten times as fast as Arrow does."""
     if not array.null_count:
         values: list[Any] = array.to_numpy().tolist()
         return values

@@ -89,7 +89,7 @@ class SqliteTables(SqlTables):
     # ---------------------------------------------------------------------------------------------------------- reading
 
     def describe(self, sql: str) -> pa.Schema:
-        """By a temporary view, whose columns have the declared types of what they come from."""
+        """Create a temporary view, whose columns have the declared types of their origins."""
         view = self.quote(_QUERY)
         with self.driver.session("read") as session:
             try:
@@ -197,7 +197,7 @@ class SqliteTables(SqlTables):
         return "BIGINT" if key and kind == "INTEGER" else kind
 
     def fits(self, column: Column, field: pa.Field) -> bool:
-        """Where the values are stored alike, or the column takes anything."""
+        """Whether both store values alike, or the column takes anything."""
         if types.declared_field(column.name, column.sql) is None:
             return True
         if is_nested(field.type):
@@ -205,7 +205,7 @@ class SqliteTables(SqlTables):
         return _widens(field, column.field) and hint_of(column.field) in (None, hint_of(field))
 
     def copy_in(self, session: Session, table: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
-        """By INSERTs of some rows each, of values that were made a column at a time."""
+        """Run INSERTs of some rows each; the values are converted a column at a time."""
         names = self.listed(schema.names)
         marks = f"({', '.join('?' * len(schema))})"
         several = max(1, min(_INSERT_ROWS, _INSERT_VALUES // max(len(schema), 1)))
@@ -261,7 +261,7 @@ class SqliteTables(SqlTables):
         return f"{left} IS NOT {right}" if column.collation is None else f"{left} COLLATE BINARY IS NOT {right}"
 
     def cast(self, expression: str, field: pa.Field, column: Column) -> str:
-        """By a function of ours, unless both are stored alike."""
+        """Call a function of Weft, unless both are stored alike."""
         if self.fits(column, field) and not types.is_loose(field):
             return expression
         target = column.field if types.declared_field(column.name, column.sql) is not None else field
@@ -282,7 +282,7 @@ class SqliteTables(SqlTables):
         return f"weft_add_seconds({expression}, {seconds!r})"
 
     def instant(self, expression: str, column: pa.Field) -> str:
-        """What has no zone is in UTC."""
+        """Values without a zone are in UTC."""
         check_event_time(column)
         if pa.types.is_date(column.type):
             return f"({expression} || 'T00:00:00.000000+00:00')"
