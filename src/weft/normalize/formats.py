@@ -142,7 +142,7 @@ def checked(text: object, who: str) -> Format:
                 letter or "", f"Known: {', '.join(f'%{each}' for each in _FIELDS)}, and %% for a percent."
             )
             raise DeclarationError(
-                f"The format {text!r} of {who} has {match[0]!r}, which is none of its fields.", hint=hint
+                f"The format {text!r} of {who} has {match[0]!r}, which is not a field of it.", hint=hint
             )
     counts = {meaning: sum(parts.count(f"%{c}") for c in letters) for meaning, letters in _MEANINGS.items()}
     missing = [meaning for meaning in ("year", "month", "day") if not counts[meaning]]

@@ -113,7 +113,7 @@ def truncate(length: int) -> Normalizer:
 
 @strict
 def email_normalize() -> Normalizer:
-    """Like `trim()`, `lower()` and `empty_to_null()`. Nothing is checked: what is no address stays."""
+    """Like `trim()`, `lower()` and `empty_to_null()`. Nothing is checked: a text that is not an address stays."""
     return TextStep("email_normalize")
 
 

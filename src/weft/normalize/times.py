@@ -59,8 +59,8 @@ def parse_timestamp(
     With a format it takes times such as `%Y-%m-%d %H:%M:%S` in the manner of `strptime`; of several in `formats` the
     first that fits counts.
 
-    What is no time, the empty text too, becomes null; with `on_failure="error"` it fails the load, with `"default"` it
-    becomes `default`. Null stays null. Years are 1 to 9999.
+    A text that is not a time, the empty one too, becomes null; with `on_failure="error"` it fails the load, with
+    `"default"` it becomes `default`. Null stays null. Years are 1 to 9999.
     """
     who = "parse_timestamp()"
     checked_formats = _formats(format, formats, who)

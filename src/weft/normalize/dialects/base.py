@@ -230,7 +230,7 @@ class SqlWriter:
     # ------------------------------------------------------------------------------------------------------------ times
 
     def instant(self, x: exp.Expr, *, with_zone: bool = True) -> exp.Expr:
-        """The instant that a text in ISO 8601 says, in UTC where it names no zone; null where it is none.
+        """The instant of a text in ISO 8601, in UTC where it names no zone; null where the text cannot be parsed.
 
         Without `with_zone` none of the texts names one.
         """
@@ -241,7 +241,7 @@ class SqlWriter:
         return self.all_of(self.matches(x, pattern), exp.Not(this=self.matches(x, ISO_BEYOND)))
 
     def day(self, x: exp.Expr) -> exp.Expr:
-        """The day that a text in ISO 8601 says; null where it is none."""
+        """The day of a text in ISO 8601; null where the text cannot be parsed."""
         return self.once(x, lambda x: self.case((self.is_time(x, ISO_DAY), self.cast(x, pa.date32()))))
 
     def instant_by(self, x: exp.Expr, format: Format) -> exp.Expr:

@@ -314,7 +314,7 @@ def _refused(kind: Any, *, inside: bool = False) -> str | None:
 def _relation(driver: duckdb.DuckDBPyConnection, sql: str) -> duckdb.DuckDBPyRelation:
     statements = driver.extract_statements(sql)
     if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
-        raise DeclarationError("A source is one query: SELECT …", hint=f"This is none: {sql.strip()[:80]}")
+        raise DeclarationError("A source is one query: SELECT …", hint=f"This is not a query: {sql.strip()[:80]}")
     # By name rather than by `execute`, whose results are copied once more.
     return driver.sql(sql)
 
@@ -326,7 +326,7 @@ def _finite(batch: pa.RecordBatch) -> pa.RecordBatch:
             bits = 31 if pa.types.is_date(field.type) else 63
             bounds = pc.min_max(array.cast(pa.int32() if bits == 31 else pa.int64()))
             if (1 << bits) - 1 in (bounds["max"].as_py(), -(bounds["min"].as_py() or 0)):
-                raise SchemaError(f"Column {field.name!r} holds infinity, which is no date.", field=field.name)
+                raise SchemaError(f"Column {field.name!r} holds infinity, which is not a date.", field=field.name)
     return batch
 
 

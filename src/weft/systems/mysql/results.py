@@ -207,7 +207,7 @@ def _refused(texts: pa.Array, field: pa.Field, error: Exception) -> SchemaError:
         if pc.any(zeros).as_py():
             value = texts.filter(zeros)[0].as_py()
             return SchemaError(
-                f"Column {field.name!r} holds {value!r}, which is no date.",
+                f"Column {field.name!r} holds {value!r}, which is not a date.",
                 field=field.name,
                 hint=f"Say in the query what it shall be: NULLIF({field.name}, 0).",
             )

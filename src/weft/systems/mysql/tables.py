@@ -122,7 +122,7 @@ class MySQLTables(SqlTables):
     def _fields(self, session: Session, sql: str) -> list[tuple[results.Field, types.Stored]]:
         fields = results.fields(session.driver, sql.strip().rstrip(";"))
         if not fields:
-            raise DeclarationError("A source is one query: SELECT …", hint=f"This is none: {sql.strip()[:80]}")
+            raise DeclarationError("A source is one query: SELECT …", hint=f"This is not a query: {sql.strip()[:80]}")
         places = {(field.schema, field.table) for field in fields if field.table and field.schema}
         stored = {(*place, name): column for place in places for name, column in _stored(session, *place).items()}
         expression = types.Stored()

@@ -158,7 +158,7 @@ def cast(expression: str, field: pa.Field, sql: str) -> str:
 def _checked(expression: str, there: str, same: str, sql: str) -> str:
     wrong = f"CAST(CAST({expression} AS text) || ' does not fit {sql}' AS {sql.partition('(')[0]})"
     if sql.startswith(("character", "text")):
-        # These take every text: fail on the way, by a number that is none.
+        # These types take every text: fail on the way, by casting a text that is not a number.
         wrong = f"CAST(CAST(CAST({expression} AS text) || ' does not fit {sql}' AS integer) AS text)"
     return f"CASE WHEN {expression} IS NULL OR {same} THEN {there} ELSE {wrong} END"
 

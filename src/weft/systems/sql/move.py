@@ -106,7 +106,7 @@ class Move:
         return ", ".join(self._as_key(key, self._q(key)) for key in keys)
 
     def _as_key(self, key: str, expression: str) -> str:
-        column = self.columns.get(key)  # there is none where the target is yet to be made
+        column = self.columns.get(key)  # there is none where the target does not exist yet
         return expression if column is None else self.tables.as_key(expression, column)
 
     # ----------------------------------------------------------------------------------------------------------- checks
@@ -131,8 +131,8 @@ class Move:
             if distinct == rows:  # a null would not be counted either
                 return 0
         null = " OR ".join(f"{self._same([key])} IS NULL" for key in load.keys)
-        # One pass finds both; which of them it was is only asked where there is something. A type of its own that
-        # compares texts, as citext, is none that a driver knows.
+        # One pass finds both; which of them it was is only queried where there is something. Drivers do not know types
+        # that compare texts in their own way, as citext.
         shown = ", ".join(
             f"CAST({self._same([key])} AS text)" if self._same([key]) != self._q(key) else self._q(key) for key in keys
         )

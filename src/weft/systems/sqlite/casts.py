@@ -142,7 +142,7 @@ def add_seconds(value: str | None, seconds: float) -> str | None:
 
 
 def compare_decimals(one: str, other: str) -> int:
-    """-1, 0 or 1, as SQLite wants it of a collation. What is no number comes after all numbers, by its letters."""
+    """Return -1, 0 or 1, as a collation of SQLite does. Other texts come after all numbers, by their letters."""
     left, right = _sortable(one), _sortable(other)
     return (left > right) - (left < right)
 
