@@ -27,7 +27,7 @@ from weft.systems.base import Connection, system_for
 from weft.systems.load import AnyMode, Columns, Counts, Load, LoadOptions, refuse_own
 from weft.systems.sql import commit as sql_commit
 from weft.systems.sql import ledger, staging
-from weft.systems.sql.commit import Batches, Query, Staged
+from weft.systems.sql.commit import Batches, Query, StagedRows
 from weft.systems.sql.tables import SqlTables
 
 if TYPE_CHECKING:
@@ -270,7 +270,9 @@ class Job:
             stage = tasks.unpacking(unpack, tasks.stage(tables, table, schema))
             written = frame.mapInArrow(stage, tasks.RESULT).collect()
             found = [outcome.unpack(bytes(each)) for (each,) in written]
-            rows = Staged(table, schema, tuple(attempt for attempt, _, _ in found), sum(sent for _, _, sent in found))
+            rows = StagedRows(
+                table, schema, tuple(attempt for attempt, _, _ in found), sum(sent for _, _, sent in found)
+            )
             return sql_commit.commit(tables, self.load, rows)
 
     # ------------------------------------------------------------------------------------------------ files and Delta

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from weft.errors import DeclarationError
 from weft.normalize.base import Normalizer, Value
-from weft.normalize.dialects import DIALECTS, words_of
+from weft.normalize.dialects import DIALECTS, writer_for
 from weft.normalize.numbers import clamp, parse_bool, parse_int, parse_numeric, round
 from weft.normalize.text import (
     email_normalize,
@@ -53,7 +53,7 @@ def expression(
     from sqlglot import exp
     from sqlglot.errors import ErrorLevel
 
-    words = words_of(dialect)
+    writer = writer_for(dialect)
     if quote is None:
 
         def quote(name: str) -> str:
@@ -64,8 +64,8 @@ def expression(
         kind = target if target is not None and needs_no_input(normalizers) else pa.string()
     if not normalizers:
         return quote(column), kind
-    made = exp.Null() if needs_no_input(normalizers) else words.column(quote(column), kind)
-    value = Value(made, kind, column, quote)
+    start = exp.Null() if needs_no_input(normalizers) else writer.column(quote(column), kind)
+    value = Value(start, kind, column, quote)
     for number, step in enumerate(normalizers):
         if isinstance(step, Derive) and number:
             raise DeclarationError(
@@ -79,8 +79,8 @@ def expression(
                 f"{step.name} of the column {column!r} cannot be run by {dialect}: {refusal}.",
                 hint=f"It can by {others}.",
             )
-        value = step.apply(value, words)
-    written = words.result(value.sql, value.kind).sql(dialect=dialect, unsupported_level=ErrorLevel.IGNORE)
+        value = step.apply(value, writer)
+    written = writer.result(value.sql, value.kind).sql(dialect=dialect, unsupported_level=ErrorLevel.IGNORE)
     return written, value.kind
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from sqlglot import exp
 
-    from weft.normalize.dialects.base import Words
+    from weft.normalize.dialects.base import SqlWriter
 
 
 class Value(NamedTuple):
@@ -25,15 +25,15 @@ class Value(NamedTuple):
     column: str
     """The name of the column that it came from, for errors."""
     quote: Callable[[str], str]
-    """How columns are spelled."""
+    """Quotes the name of a column."""
 
 
 @dataclass(frozen=True)
 class Normalizer:
     """One step that makes a column's values uniform. Steps are applied from left to right."""
 
-    def apply(self, value: Value, words: Words) -> Value:
-        """The value after this step, in the words of a dialect."""
+    def apply(self, value: Value, writer: SqlWriter) -> Value:
+        """The value after this step, as SQL of a dialect."""
         raise NotImplementedError
 
     def refusal(self, dialect: str) -> str | None:
@@ -48,13 +48,13 @@ class Normalizer:
 
     def needs(self, value: Value, *families: str) -> str:
         """The family of the value's type; refused where it is none of these."""
-        found = family(value.kind)
-        if found not in families:
+        actual = family(value.kind)
+        if actual not in families:
             raise DeclarationError(
                 f"{self.name} takes {_listed(families)}, and the column {value.column!r} is {value.kind} there.",
-                hint=_HINTS.get((found, families[0])),
+                hint=_HINTS.get((actual, families[0])),
             )
-        return found
+        return actual
 
 
 _HINTS = {
@@ -64,8 +64,8 @@ _HINTS = {
 }
 
 
-def _listed(words: tuple[str, ...]) -> str:
-    return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+def _listed(names: tuple[str, ...]) -> str:
+    return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 _P = ParamSpec("_P")
@@ -101,37 +101,37 @@ def signature_text(signature: inspect.Signature) -> str:
     return str(inspect.Signature(plain))
 
 
-def one_of(given: object, allowed: tuple[str, ...], what: str) -> str:
-    """One of a few words; `DeclarationError` names the nearest."""
-    if isinstance(given, str) and given in allowed:
-        return given
-    close = nearest(given, allowed) if isinstance(given, str) else None
+def one_of(value: object, allowed: tuple[str, ...], what: str) -> str:
+    """Return one of a few texts; else raise a `DeclarationError` that names the nearest."""
+    if isinstance(value, str) and value in allowed:
+        return value
+    close = nearest(value, allowed) if isinstance(value, str) else None
     raise DeclarationError(
-        f"{what} cannot be {given!r}.", hint=f"Did you mean {close!r}?" if close else f"One of: {', '.join(allowed)}."
+        f"{what} cannot be {value!r}.", hint=f"Did you mean {close!r}?" if close else f"One of: {', '.join(allowed)}."
     )
 
 
-def whole(given: Any, what: str, low: int, high: int) -> int:
+def whole(value: Any, what: str, low: int, high: int) -> int:
     """A whole number between two bounds."""
-    if type(given) is not int or not low <= given <= high:
-        raise DeclarationError(f"{what} must be a whole number from {low} to {high:,}, not {given!r}.")
-    return given
+    if type(value) is not int or not low <= value <= high:
+        raise DeclarationError(f"{what} must be a whole number from {low} to {high:,}, not {value!r}.")
+    return value
 
 
-def text(given: Any, what: str, *, empty: bool = False) -> str:
+def text(value: Any, what: str, *, empty: bool = False) -> str:
     """A text that every database can hold."""
-    if not isinstance(given, str) or (not given and not empty):
-        raise DeclarationError(f"{what} must be a text{'' if empty else ' that is not empty'}, not {given!r}.")
-    if "\0" in given or any(0xD800 <= ord(c) < 0xE000 for c in given):
-        raise DeclarationError(f"{what} holds a character that no database stores: {given!r}.")
-    return given
+    if not isinstance(value, str) or (not value and not empty):
+        raise DeclarationError(f"{what} must be a text{'' if empty else ' that is not empty'}, not {value!r}.")
+    if "\0" in value or any(0xD800 <= ord(c) < 0xE000 for c in value):
+        raise DeclarationError(f"{what} holds a character that no database stores: {value!r}.")
+    return value
 
 
 def family(kind: pa.DataType) -> str:
-    """What a type is, in one word."""
+    """Return the family of a type, for errors."""
     import pyarrow as pa
 
-    for matches, found in (
+    for matches, name in (
         (pa.types.is_boolean, "booleans"),
         (pa.types.is_integer, "whole numbers"),
         (pa.types.is_floating, "floats"),
@@ -143,33 +143,34 @@ def family(kind: pa.DataType) -> str:
         (pa.types.is_null, "nothing"),
     ):
         if matches(kind):
-            return found
+            return name
     return "nested values"
 
 
-def fitting(given: Any, value: Value, who: str) -> Any:
+def fitting(constant: Any, value: Value, who: str) -> Any:
     """A constant in the form that the value's type has; refused where it is of another type or does not fit."""
     import pyarrow as pa
 
     from weft.columns import LOCAL_TIME
 
-    found = family(value.kind)
-    exact = {"booleans": bool, "text": str, "bytes": bytes}.get(found)
+    family_name = family(value.kind)
+    exact = {"booleans": bool, "text": str, "bytes": bytes}.get(family_name)
     try:
-        if given is None or (isinstance(given, float) and found in ("decimals", "whole numbers")):
+        if constant is None or (isinstance(constant, float) and family_name in ("decimals", "whole numbers")):
             raise ValueError
-        if (exact is not None and type(given) is not exact) or (exact is not bool and isinstance(given, bool)):
+        if (exact is not None and type(constant) is not exact) or (exact is not bool and isinstance(constant, bool)):
             raise ValueError
-        if found == "text":
-            return text(given, f"The value of {who}", empty=True)
-        is_naive = getattr(given, "tzinfo", None) is None
-        if found == "timestamps" and value.kind == LOCAL_TIME and not is_naive:
+        if family_name == "text":
+            return text(constant, f"The value of {who}", empty=True)
+        is_naive = getattr(constant, "tzinfo", None) is None
+        if family_name == "timestamps" and value.kind == LOCAL_TIME and not is_naive:
             raise ValueError
-        made = pa.scalar(given, value.kind).as_py()
-        if found == "floats" and made != made:
+        scalar = pa.scalar(constant, value.kind).as_py()
+        if family_name == "floats" and scalar != scalar:
             raise ValueError
-        return made
+        return scalar
     except (ValueError, TypeError, OverflowError, pa.ArrowException):
         raise DeclarationError(
-            f"{who} has the value {given!r}, which does not fit the column {value.column!r}: it is {value.kind} there."
+            f"{who} has the value {constant!r}, which does not fit the column {value.column!r}: "
+            f"it is {value.kind} there."
         ) from None

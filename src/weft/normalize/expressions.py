@@ -1,4 +1,4 @@
-"""What users write in SQL: read as PostgreSQL's, written for each database by sqlglot."""
+"""Expressions of users: parsed as PostgreSQL's SQL, written for each database by sqlglot."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ _REFUSED: tuple[tuple[type[exp.Expr], str], ...] = (
 def parsed(text: str) -> exp.Expr:
     """One expression over the columns of one row."""
     try:
-        found = sqlglot.parse(text, read=_READ)
+        statements = sqlglot.parse(text, read=_READ)
     except SqlglotError as error:
         said = str(error).splitlines()[0].split(". Line")[0]
         raise DeclarationError(
             f"The expression {text!r} cannot be read: {said}.", hint="It is one expression in PostgreSQL's SQL."
         ) from None
-    made = found[0] if len(found) == 1 else None
-    if made is None or not isinstance(made, exp.Condition | exp.Interval | exp.Subquery):
+    expression = statements[0] if len(statements) == 1 else None
+    if expression is None or not isinstance(expression, exp.Condition | exp.Interval | exp.Subquery):
         raise DeclarationError(f"{text!r} is not one expression.", hint="Such as: UPPER(value) || '-' || region")
     for kind, what in _REFUSED:
-        if made.find(kind) is not None:
+        if expression.find(kind) is not None:
             raise DeclarationError(
                 f"The expression {text!r} has {what}; it is over one row.", hint="Put that into the source's query."
             )
-    for column in made.find_all(exp.Column):
+    for column in expression.find_all(exp.Column):
         if column.table:
             raise DeclarationError(
                 f"The expression {text!r} names {column.sql(_READ)}.",
                 hint=f"Columns of the source have no table here: {column.name}.",
             )
-    return made
+    return expression
 
 
 def written(text: str, value: Value, *, allow_value: bool) -> exp.Expr:
     """The expression over quoted columns and the value so far."""
-    made = parsed(text)
+    expression = parsed(text)
 
     def spelled(node: exp.Expr) -> exp.Expr:
         if not isinstance(node, exp.Column):
@@ -62,11 +62,11 @@ def written(text: str, value: Value, *, allow_value: bool) -> exp.Expr:
             )
         return exp.Paren(this=value.sql.copy())
 
-    return exp.Paren(this=made.transform(spelled))
+    return exp.Paren(this=expression.transform(spelled))
 
 
 def untranslatable(text: str, dialect: str) -> str | None:
-    """What of an expression a dialect does not have."""
+    """Return what of an expression a dialect does not have."""
     try:
         parsed(text).sql(dialect=dialect, unsupported_level=ErrorLevel.RAISE)
     except UnsupportedError as error:

@@ -1,4 +1,4 @@
-"""What the parsers of texts share: what becomes of a text that they cannot read."""
+"""What the parsers of texts share: how they treat a text that cannot be parsed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from sqlglot import exp
 
-    from weft.normalize.dialects.base import Words
+    from weft.normalize.dialects.base import SqlWriter
 
 
 @dataclass(frozen=True)
@@ -22,21 +22,21 @@ class Parser(Normalizer):
     on_failure: str = "null"
     default: Any = None
 
-    def read(self, x: exp.Expr, words: Words) -> exp.Expr:
-        """What the text says; null where it cannot be read."""
+    def read(self, x: exp.Expr, writer: SqlWriter) -> exp.Expr:
+        """Parse the text; null where it cannot be parsed."""
         raise NotImplementedError
 
-    def parsed(self, value: Value, words: Words, kind: pa.DataType) -> Value:
-        """What the text says, or what the user chose for those that say nothing."""
-        made = self.read(value.sql, words)
+    def parsed(self, value: Value, writer: SqlWriter, kind: pa.DataType) -> Value:
+        """Parse the text, or return what the user chose for texts that cannot be parsed."""
+        result = self.read(value.sql, writer)
         if self.on_failure != "null":
             if self.on_failure == "error":
-                instead = words.failed(value.sql, f"{value.column}: {self.name} cannot read", kind)
+                instead = writer.failed(value.sql, f"{value.column}: {self.name} cannot read", kind)
             else:
-                instead = words.literal(fitting(self.default, value._replace(kind=kind), self.name), kind)
+                instead = writer.literal(fitting(self.default, value._replace(kind=kind), self.name), kind)
             # The text is looked at a second time only where it could not be read.
-            made = words.coalesce(made, words.case((words.is_not_null(value.sql), instead)))
-        return value._replace(sql=made, kind=kind)
+            result = writer.coalesce(result, writer.case((writer.is_not_null(value.sql), instead)))
+        return value._replace(sql=result, kind=kind)
 
 
 def checked_failure(on_failure: object, default: object, who: str) -> None:

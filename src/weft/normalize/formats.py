@@ -11,7 +11,7 @@ from weft.errors import DeclarationError
 if TYPE_CHECKING:
     from sqlglot import exp
 
-    from weft.normalize.dialects.base import Words
+    from weft.normalize.dialects.base import SqlWriter
 
 _MONTHS = (
     *("january", "february", "march", "april", "may", "june"),
@@ -19,8 +19,8 @@ _MONTHS = (
 )
 
 
-def _any_case(*words: str) -> str:
-    return "|".join("".join(f"[{c.upper()}{c}]" for c in word) for word in words)
+def _any_case(*names: str) -> str:
+    return "|".join("".join(f"[{c.upper()}{c}]" for c in name) for name in names)
 
 
 # What each field looks like: with two digits, and where it may have one, with one or two. The longer comes first.
@@ -36,12 +36,8 @@ _TWO = {
 }
 _NUMBERS = {
     **_TWO,
-    "m": f"{_TWO['m']}|[1-9]",
-    "d": f"{_TWO['d']}|[1-9]",
-    "H": f"{_TWO['H']}|[0-9]",
-    "I": f"{_TWO['I']}|[1-9]",
-    "M": f"{_TWO['M']}|[0-9]",
-    "S": f"{_TWO['S']}|[0-9]",
+    **{letter: f"{_TWO[letter]}|[1-9]" for letter in "mdI"},
+    **{letter: f"{_TWO[letter]}|[0-9]" for letter in "HMS"},
     "f": "[0-9]{1,6}",
 }
 _FIELDS = {
@@ -63,11 +59,11 @@ class Format:
     parts: tuple[str, ...]
     """Fields as `%Y`, literals as single characters."""
 
-    def iso(self, x: exp.Expr, words: Words, *, clock: bool) -> exp.Expr:
+    def iso(self, x: exp.Expr, writer: SqlWriter, *, clock: bool) -> exp.Expr:
         """The day, and with `clock` the time, that a text says in this format, as ISO 8601; null where it is of another
         format. Half a day is missing in the afternoon where the format has AM and PM."""
-        return words.once(
-            x, lambda x: words.case((words.matches(x, self.pattern()), self._rearranged(x, words, clock=clock)))
+        return writer.once(
+            x, lambda x: writer.case((writer.matches(x, self.pattern()), self._rearranged(x, writer, clock=clock)))
         )
 
     @property
@@ -75,27 +71,27 @@ class Format:
         """The letters of the fields in their order."""
         return "".join(part[1] for part in self.parts if len(part) > 1)
 
-    def is_afternoon(self, x: exp.Expr, words: Words) -> exp.Expr | None:
+    def is_afternoon(self, x: exp.Expr, writer: SqlWriter) -> exp.Expr | None:
         """Whether a text of this format says PM; `None` where the format has no such thing."""
-        return words.matches(x, self.pattern(p=_any_case("pm"))) if "%p" in self.parts else None
+        return writer.matches(x, self.pattern(p=_any_case("pm"))) if "%p" in self.parts else None
 
     def pattern(self, **fields: str) -> str:
         """A regular expression with a group for each field."""
         from weft.normalize.patterns import escaped
 
-        made = ""
+        written = ""
         for number, part in enumerate(self.parts):
             if len(part) == 1:
-                made += escaped(ord(part))
+                written += escaped(ord(part))
                 continue
-            beside = self.parts[max(number - 1, 0) : number] + self.parts[number + 1 : number + 2]
-            # Where numbers touch, two digits each tell where one ends.
-            touches = any((len(each) > 1 and each[1] in _NUMBERS) or each.isdigit() for each in beside)
+            neighbours = self.parts[max(number - 1, 0) : number] + self.parts[number + 1 : number + 2]
+            # Where numbers touch, two digits each show where one ends.
+            touches = any((len(each) > 1 and each[1] in _NUMBERS) or each.isdigit() for each in neighbours)
             letter = part[1]
-            made += f"({fields.get(letter) or (_TWO if touches else _FIELDS).get(letter) or _FIELDS[letter]})"
-        return made
+            written += f"({fields.get(letter) or (_TWO if touches else _FIELDS).get(letter) or _FIELDS[letter]})"
+        return written
 
-    def _rearranged(self, x: exp.Expr, words: Words, *, clock: bool) -> exp.Expr:
+    def _rearranged(self, x: exp.Expr, writer: SqlWriter, *, clock: bool) -> exp.Expr:
         """First `2026-<1>-<2>T<3>:<4>:<5>`; then what is between angles gets two digits."""
         groups = {letter: number for number, letter in enumerate(self.fields, 1)}
 
@@ -108,26 +104,26 @@ class Format:
             parts += ["T", *field("hour"), ":", *field("minute"), ":", *field("second")]
             parts += [".", groups["f"]] if "f" in groups else []
             parts += [groups["z"]] if "z" in groups else []
-        made = words.substitute(x, words.whole(self.pattern()), tuple(parts))
+        iso = writer.substitute(x, writer.whole(self.pattern()), tuple(parts))
         if "b" in groups or "B" in groups:
-            made = words.lower(made)
+            iso = writer.lower(iso)
             for number, month in enumerate(_MONTHS, 1):
-                made = words.replace(made, f"<{month if 'B' in groups else month[:3]}>", f"{number:02}")
-            made = words.replace(words.replace(made, "t", "T"), "z", "Z")
-        made = words.substitute(made, "<([0-9])>", ("0", 1))
-        made = words.replace(words.replace(made, "<", ""), ">", "")
+                iso = writer.replace(iso, f"<{month if 'B' in groups else month[:3]}>", f"{number:02}")
+            iso = writer.replace(writer.replace(iso, "t", "T"), "z", "Z")
+        iso = writer.substitute(iso, "<([0-9])>", ("0", 1))
+        iso = writer.replace(writer.replace(iso, "<", ""), ">", "")
         if "I" in groups:
-            made = words.replace(made, "T12:", "T00:")
+            iso = writer.replace(iso, "T12:", "T00:")
         if "y" in groups:
             # As strptime and POSIX have it.
             recent = "([0-5][0-9]|6[0-8])-.*"
-            made = words.once(
-                made,
-                lambda made: words.case(
-                    (words.matches(made, recent), words.joined("20", made)), otherwise=words.joined("19", made)
+            iso = writer.once(
+                iso,
+                lambda iso: writer.case(
+                    (writer.matches(iso, recent), writer.joined("20", iso)), otherwise=writer.joined("19", iso)
                 ),
             )
-        return made
+        return iso
 
 
 def checked(text: object, who: str) -> Format:
@@ -135,8 +131,8 @@ def checked(text: object, who: str) -> Format:
     if not isinstance(text, str) or not text or "\0" in text:
         raise DeclarationError(f"A format of {who} is a text such as '%Y-%m-%d', not {text!r}.")
     parts = []
-    for found in _PART.finditer(text):
-        letter, literal = found["field"], found["literal"]
+    for match in _PART.finditer(text):
+        letter, literal = match["field"], match["literal"]
         if literal or letter == "%":
             parts.append(literal or "%")
         elif letter in _FIELDS:
@@ -146,7 +142,7 @@ def checked(text: object, who: str) -> Format:
                 letter or "", f"Known: {', '.join(f'%{each}' for each in _FIELDS)}, and %% for a percent."
             )
             raise DeclarationError(
-                f"The format {text!r} of {who} has {found[0]!r}, which is none of its fields.", hint=hint
+                f"The format {text!r} of {who} has {match[0]!r}, which is not a field of it.", hint=hint
             )
     counts = {meaning: sum(parts.count(f"%{c}") for c in letters) for meaning, letters in _MEANINGS.items()}
     missing = [meaning for meaning in ("year", "month", "day") if not counts[meaning]]

@@ -16,7 +16,7 @@ from weft.normalize.times import OnFailure
 if TYPE_CHECKING:
     from sqlglot import exp
 
-    from weft.normalize.dialects.base import Words
+    from weft.normalize.dialects.base import SqlWriter
 
 _LARGEST = (1 << 63) - 1
 _MAX_DIGITS = 38
@@ -26,36 +26,34 @@ _MAX_DIGITS = 38
 class ParseInt(Parser):
     """See `parse_int`."""
 
-    def apply(self, value: Value, words: Words) -> Value:
+    def apply(self, value: Value, writer: SqlWriter) -> Value:
         """Texts are read; whole numbers are ones already."""
         import pyarrow as pa
 
         if self.needs(value, "text", "whole numbers") == "text":
-            return self.parsed(value, words, pa.int64())
-        return (
-            value
-            if value.kind == pa.int64()
-            else value._replace(sql=words.cast(value.sql, pa.int64()), kind=pa.int64())
-        )
+            return self.parsed(value, writer, pa.int64())
+        if value.kind == pa.int64():
+            return value
+        return value._replace(sql=writer.cast(value.sql, pa.int64()), kind=pa.int64())
 
-    def read(self, x: exp.Expr, words: Words) -> exp.Expr:
-        """Of up to 18 digits all fit; of 19, those up to the largest."""
+    def read(self, x: exp.Expr, writer: SqlWriter) -> exp.Expr:
+        """Numbers of up to 18 digits all fit; of those of 19, the ones up to the largest."""
         import pyarrow as pa
 
         def number(x: exp.Expr) -> exp.Expr:
-            made = words.cast(x, pa.int64())
+            cast = writer.cast(x, pa.int64())
             exact = pa.decimal128(_MAX_DIGITS, 0)
-            wide = words.cast(x, exact)
+            wide = writer.cast(x, exact)
             fits = [
-                words.compare(wide, "<", words.literal(Decimal(_LARGEST + 1), exact), exact),
-                words.compare(wide, ">", words.literal(Decimal(-_LARGEST - 2), exact), exact),
+                writer.compare(wide, "<", writer.literal(Decimal(_LARGEST + 1), exact), exact),
+                writer.compare(wide, ">", writer.literal(Decimal(-_LARGEST - 2), exact), exact),
             ]
-            return words.case(
-                (words.matches(x, "[+-]{0,1}0*[0-9]{1,18}"), made),
-                (words.matches(x, "[+-]{0,1}0*[0-9]{19}"), words.case((words.all_of(*fits), made))),
+            return writer.case(
+                (writer.matches(x, "[+-]{0,1}0*[0-9]{1,18}"), cast),
+                (writer.matches(x, "[+-]{0,1}0*[0-9]{19}"), writer.case((writer.all_of(*fits), cast))),
             )
 
-        return words.once(x, number)
+        return writer.once(x, number)
 
 
 @strict
@@ -76,21 +74,21 @@ class ParseNumeric(Parser):
     precision: int = _MAX_DIGITS
     scale: int = 18
 
-    def apply(self, value: Value, words: Words) -> Value:
+    def apply(self, value: Value, writer: SqlWriter) -> Value:
         """Texts are read; whole numbers become decimals, decimals are ones already."""
         import pyarrow as pa
 
         kind = pa.decimal128(self.precision, self.scale)
-        found = self.needs(value, "text", "decimals", "whole numbers")
-        if found == "text":
-            return self.parsed(value, words, kind)
-        if found == "whole numbers":
+        family = self.needs(value, "text", "decimals", "whole numbers")
+        if family == "text":
+            return self.parsed(value, writer, kind)
+        if family == "whole numbers":
             digits = {8: 3, 16: 5, 32: 10, 64: 19}[value.kind.bit_width]
             kind = pa.decimal128(digits, 0)
-            return value._replace(sql=words.cast(value.sql, kind), kind=kind)
+            return value._replace(sql=writer.cast(value.sql, kind), kind=kind)
         return value
 
-    def read(self, x: exp.Expr, words: Words) -> exp.Expr:
+    def read(self, x: exp.Expr, writer: SqlWriter) -> exp.Expr:
         """No more digits than there is room for, but for zeros at both ends."""
         import pyarrow as pa
 
@@ -99,7 +97,7 @@ class ParseNumeric(Parser):
         behind = f"|[.][0-9]{{1,{self.scale}}}0*" if self.scale else ""
         pattern = f"[+-]{{0,1}}({digits}([.][0-9]{{0,{self.scale}}}0*){{0,1}}|[.]0+{behind})"
         kind = pa.decimal128(self.precision, self.scale)
-        return words.once(x, lambda x: words.case((words.matches(x, pattern), words.cast(x, kind))))
+        return writer.once(x, lambda x: writer.case((writer.matches(x, pattern), writer.cast(x, kind))))
 
 
 @strict
@@ -128,19 +126,19 @@ class Round(Normalizer):
 
     digits: int
 
-    def apply(self, value: Value, words: Words) -> Value:
+    def apply(self, value: Value, writer: SqlWriter) -> Value:
         """Whole numbers stay."""
-        found = self.needs(value, "decimals", "floats", "whole numbers")
-        if found == "whole numbers" or (found == "decimals" and self.digits >= value.kind.scale):
+        family = self.needs(value, "decimals", "floats", "whole numbers")
+        if family == "whole numbers" or (family == "decimals" and self.digits >= value.kind.scale):
             return value
-        if found == "floats":
-            return value._replace(sql=words.round_float(value.sql, self.digits, value.kind))
+        if family == "floats":
+            return value._replace(sql=writer.round_float(value.sql, self.digits, value.kind))
         import pyarrow as pa
 
         # One more before the point: 9.99 becomes 10.0.
         kept = value.kind.precision - value.kind.scale + self.digits
         kind = pa.decimal128(min(kept + 1, _MAX_DIGITS), self.digits)
-        return value._replace(sql=words.round_decimal(value.sql, self.digits, kind), kind=kind)
+        return value._replace(sql=writer.round_decimal(value.sql, self.digits, kind), kind=kind)
 
 
 @strict
@@ -157,21 +155,21 @@ class Clamp(Normalizer):
     low: Any
     high: Any
 
-    def apply(self, value: Value, words: Words) -> Value:
+    def apply(self, value: Value, writer: SqlWriter) -> Value:
         """The type stays."""
+        kind = value.kind
         self.needs(value, "decimals", "floats", "whole numbers", "dates", "timestamps")
         low, high = (None if each is None else fitting(each, value, "clamp()") for each in (self.low, self.high))
         if low is not None and high is not None and low > high:
             raise DeclarationError(f"clamp(): {self.low!r} is more than {self.high!r}.")
 
         def clamped(x: exp.Expr) -> exp.Expr:
-            bounds = ((low, "<"), (high, ">"))
-            made = [(each, words.literal(each, value.kind), sign) for each, sign in bounds if each is not None]
-            return words.case(
-                *((words.compare(x, sign, bound, value.kind), bound) for _, bound, sign in made), otherwise=x
-            )
+            bounds = [
+                (writer.literal(each, kind), sign) for each, sign in ((low, "<"), (high, ">")) if each is not None
+            ]
+            return writer.case(*((writer.compare(x, sign, bound, kind), bound) for bound, sign in bounds), otherwise=x)
 
-        return value._replace(sql=words.once(value.sql, clamped))
+        return value._replace(sql=writer.once(value.sql, clamped))
 
 
 @strict
@@ -191,25 +189,25 @@ class ParseBool(Parser):
     truthy: tuple[str, ...] = ()
     falsy: tuple[str, ...] = ()
 
-    def apply(self, value: Value, words: Words) -> Value:
+    def apply(self, value: Value, writer: SqlWriter) -> Value:
         """Texts are read, and 0 and 1; booleans are ones already."""
         import pyarrow as pa
 
-        found = self.needs(value, "text", "booleans", "whole numbers")
-        if found == "booleans":
+        family = self.needs(value, "text", "booleans", "whole numbers")
+        if family == "booleans":
             return value
-        if found == "whole numbers":
-            value = value._replace(sql=words.cast(value.sql, pa.string()), kind=pa.string())
-            return ParseBool(self.on_failure, self.default, ("1",), ("0",)).parsed(value, words, pa.bool_())
-        return self.parsed(value, words, pa.bool_())
+        if family == "whole numbers":
+            value = value._replace(sql=writer.cast(value.sql, pa.string()), kind=pa.string())
+            return ParseBool(self.on_failure, self.default, ("1",), ("0",)).parsed(value, writer, pa.bool_())
+        return self.parsed(value, writer, pa.bool_())
 
-    def read(self, x: exp.Expr, words: Words) -> exp.Expr:
-        """By looking the word up."""
+    def read(self, x: exp.Expr, writer: SqlWriter) -> exp.Expr:
+        """Look the text up."""
         import pyarrow as pa
 
-        said = {**dict.fromkeys(self.truthy, True), **dict.fromkeys(self.falsy, False)}
-        found = {word: words.literal(is_true, pa.bool_()) for word, is_true in said.items()}
-        return words.lookup(words.lower(x), found)
+        values = dict.fromkeys(self.truthy, writer.literal(True, pa.bool_()))
+        values |= dict.fromkeys(self.falsy, writer.literal(False, pa.bool_()))
+        return writer.lookup(writer.lower(x), values)
 
 
 @strict
@@ -226,18 +224,14 @@ def parse_bool(
     checked_failure(on_failure, default, "parse_bool()")
     if default is not None and not isinstance(default, bool):
         raise DeclarationError(f"The default of parse_bool() is True or False, not {default!r}.")
-    words = {"truthy": truthy, "falsy": falsy}
-    for name, given in words.items():
-        if isinstance(given, str) or not isinstance(given, Sequence) or not given:
-            raise DeclarationError(f"{name} of parse_bool() is a list of texts, not {given!r}.")
+    both = {"truthy": truthy, "falsy": falsy}
+    for name, texts in both.items():
+        if isinstance(texts, str) or not isinstance(texts, Sequence) or not texts:
+            raise DeclarationError(f"{name} of parse_bool() is a list of texts, not {texts!r}.")
     true, false = (
-        tuple(_lowered(checked_text(word, "A word of parse_bool()")) for word in each) for each in words.values()
+        tuple("".join(c.lower() for c in checked_text(word, "A word of parse_bool()")) for word in each)
+        for each in both.values()
     )
-    both = set(true) & set(false)
-    if both:
-        raise DeclarationError(f"parse_bool() cannot take {min(both)!r} for both true and false.")
+    if shared := set(true) & set(false):
+        raise DeclarationError(f"parse_bool() cannot take {min(shared)!r} for both true and false.")
     return ParseBool(on_failure, default, true, false)
-
-
-def _lowered(word: str) -> str:
-    return "".join(c.lower() for c in word)

@@ -58,7 +58,7 @@ def is_plain(pattern: str) -> bool:
 
 
 def written(pattern: str, dialect: str) -> str:
-    """The pattern in the words of a dialect."""
+    """Write the pattern for a dialect."""
     return _write(_parsed(pattern), dialect)
 
 
@@ -67,18 +67,18 @@ def end(dialect: str) -> str:
     return _ENDS.get(dialect, r"\z")
 
 
-def replacement(given: str, groups: int) -> Replacement:
+def replacement(text: str, groups: int) -> Replacement:
     """A replacement's texts and groups: `\\1` to `\\9`, and `\\\\` for a backslash."""
     parts: list[str | int] = []
-    for literal, escaped in re.findall(r"([^\\]+)|\\(.?)", given, re.S):
+    for literal, escaped in re.findall(r"([^\\]+)|\\(.?)", text, re.S):
         if (not escaped and not literal) or (escaped and escaped not in "\\123456789"):
             raise DeclarationError(
-                f"The replacement {given!r} has a backslash that means nothing.",
+                f"The replacement {text!r} has a backslash that means nothing.",
                 hint=r"\1 to \9 are groups; write \\ for a backslash.",
             )
         if escaped.isdigit() and int(escaped) > groups:
             raise DeclarationError(
-                f"The replacement {given!r} names the group {escaped}; the pattern has {groups}.",
+                f"The replacement {text!r} names the group {escaped}; the pattern has {groups}.",
                 hint="Groups are in parentheses.",
             )
         parts.append(int(escaped) if escaped.isdigit() else literal or escaped)

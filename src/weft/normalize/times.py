@@ -15,7 +15,7 @@ from weft.normalize.formats import Format, checked
 if TYPE_CHECKING:
     from sqlglot import exp
 
-    from weft.normalize.dialects.base import Words
+    from weft.normalize.dialects.base import SqlWriter
 
 OnFailure = Literal["null", "error", "default"]
 
@@ -26,22 +26,22 @@ class ParseTimestamp(Parser):
 
     formats: tuple[Format, ...] = ()
 
-    def apply(self, value: Value, words: Words) -> Value:
+    def apply(self, value: Value, writer: SqlWriter) -> Value:
         """Texts are read; what is a time already is an instant."""
         from weft.columns import UTC_TIME
 
-        found = self.needs(value, "text", "timestamps", "dates")
-        if found == "text":
-            return self.parsed(value, words, UTC_TIME)
+        family = self.needs(value, "text", "timestamps", "dates")
+        if family == "text":
+            return self.parsed(value, writer, UTC_TIME)
         if value.kind == UTC_TIME:
             return value
-        return value._replace(sql=words.to_utc(value.sql, value.kind), kind=UTC_TIME)
+        return value._replace(sql=writer.to_utc(value.sql, value.kind), kind=UTC_TIME)
 
-    def read(self, x: exp.Expr, words: Words) -> exp.Expr:
+    def read(self, x: exp.Expr, writer: SqlWriter) -> exp.Expr:
         """By each format in turn."""
         if not self.formats:
-            return words.instant(x)
-        return words.coalesce(*(words.instant_by(x, each) for each in self.formats))
+            return writer.instant(x)
+        return writer.coalesce(*(writer.instant_by(x, each) for each in self.formats))
 
 
 @strict
@@ -59,15 +59,15 @@ def parse_timestamp(
     With a format it takes times such as `%Y-%m-%d %H:%M:%S` in the manner of `strptime`; of several in `formats` the
     first that fits counts.
 
-    What is no time, the empty text too, becomes null; with `on_failure="error"` it fails the load, with `"default"` it
-    becomes `default`. Null stays null. Years are 1 to 9999.
+    A text that is not a time, the empty one too, becomes null; with `on_failure="error"` it fails the load, with
+    `"default"` it becomes `default`. Null stays null. Years are 1 to 9999.
     """
     who = "parse_timestamp()"
-    found = _formats(format, formats, who)
+    checked_formats = _formats(format, formats, who)
     checked_failure(on_failure, default, who)
     if default is not None and not isinstance(default, datetime):
         raise DeclarationError(f"The default of {who} is a datetime, not {default!r}.")
-    return ParseTimestamp(on_failure, default, found)
+    return ParseTimestamp(on_failure, default, checked_formats)
 
 
 @dataclass(frozen=True)
@@ -76,22 +76,22 @@ class ParseDate(Parser):
 
     formats: tuple[Format, ...] = ()
 
-    def apply(self, value: Value, words: Words) -> Value:
+    def apply(self, value: Value, writer: SqlWriter) -> Value:
         """Texts are read; of a time it is the day in UTC."""
         import pyarrow as pa
 
-        found = self.needs(value, "text", "dates", "timestamps")
-        if found == "text":
-            return self.parsed(value, words, pa.date32())
-        if found == "dates":
+        family = self.needs(value, "text", "dates", "timestamps")
+        if family == "text":
+            return self.parsed(value, writer, pa.date32())
+        if family == "dates":
             return value
-        return value._replace(sql=words.to_day(value.sql, value.kind), kind=pa.date32())
+        return value._replace(sql=writer.to_day(value.sql, value.kind), kind=pa.date32())
 
-    def read(self, x: exp.Expr, words: Words) -> exp.Expr:
+    def read(self, x: exp.Expr, writer: SqlWriter) -> exp.Expr:
         """By each format in turn."""
         if not self.formats:
-            return words.day(x)
-        return words.coalesce(*(words.day_by(x, each) for each in self.formats))
+            return writer.day(x)
+        return writer.coalesce(*(writer.day_by(x, each) for each in self.formats))
 
 
 @strict
@@ -108,11 +108,11 @@ def parse_date(
     format may have a time as well, which is read and left out.
     """
     who = "parse_date()"
-    found = _formats(format, formats, who)
+    checked_formats = _formats(format, formats, who)
     checked_failure(on_failure, default, who)
     if default is not None and (not isinstance(default, date) or isinstance(default, datetime)):
         raise DeclarationError(f"The default of {who} is a date, not {default!r}.")
-    return ParseDate(on_failure, default, found)
+    return ParseDate(on_failure, default, checked_formats)
 
 
 def _formats(one: Any, several: Any, who: str) -> tuple[Format, ...]:
@@ -120,8 +120,8 @@ def _formats(one: Any, several: Any, who: str) -> tuple[Format, ...]:
         raise DeclarationError(f"{who} takes format or formats, not both.", hint="Put all of them into formats=[…].")
     if isinstance(several, str) or (several is not None and (not isinstance(several, Sequence) or not several)):
         raise DeclarationError(f"The formats of {who} are a list of texts, not {several!r}.")
-    given = several if several is not None else () if one is None else (one,)
-    return tuple(checked(each, who) for each in given)
+    texts = several if several is not None else () if one is None else (one,)
+    return tuple(checked(each, who) for each in texts)
 
 
 @dataclass(frozen=True)
@@ -130,12 +130,12 @@ class ToTimezone(Normalizer):
 
     zone: str
 
-    def apply(self, value: Value, words: Words) -> Value:
+    def apply(self, value: Value, writer: SqlWriter) -> Value:
         """A clock's time has no zone."""
         from weft.columns import LOCAL_TIME
 
         self.needs(value, "timestamps")
-        return value._replace(sql=words.to_zone(value.sql, value.kind, self.zone), kind=LOCAL_TIME)
+        return value._replace(sql=writer.to_zone(value.sql, value.kind, self.zone), kind=LOCAL_TIME)
 
     def refusal(self, dialect: str) -> str | None:
         """CONVERT_TZ cannot be trusted."""
@@ -172,16 +172,16 @@ class DateTrunc(Normalizer):
 
     unit: str
 
-    def apply(self, value: Value, words: Words) -> Value:
+    def apply(self, value: Value, writer: SqlWriter) -> Value:
         """The type stays."""
-        found = self.needs(value, "timestamps", "dates")
-        if found == "dates" and self.unit in _UNITS[5:]:
+        family = self.needs(value, "timestamps", "dates")
+        if family == "dates" and self.unit in _UNITS[5:]:
             raise DeclarationError(
                 f"date_trunc({self.unit!r}): the column {value.column!r} is a date, which has no {self.unit}."
             )
-        if found == "dates" and self.unit == "day":
+        if family == "dates" and self.unit == "day":
             return value
-        return value._replace(sql=words.truncate_time(value.sql, value.kind, self.unit))
+        return value._replace(sql=writer.truncate_time(value.sql, value.kind, self.unit))
 
 
 @strict

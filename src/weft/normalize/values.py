@@ -9,7 +9,7 @@ from weft.errors import DeclarationError
 from weft.normalize.base import Normalizer, Value, fitting, strict
 
 if TYPE_CHECKING:
-    from weft.normalize.dialects.base import Words
+    from weft.normalize.dialects.base import SqlWriter
 
 
 @dataclass(frozen=True)
@@ -18,22 +18,22 @@ class Default(Normalizer):
 
     value: Any
 
-    def apply(self, value: Value, words: Words) -> Value:
+    def apply(self, value: Value, writer: SqlWriter) -> Value:
         """The type stays."""
-        made = words.literal(fitting(self.value, value, self.name), value.kind)
-        return value._replace(sql=words.coalesce(value.sql, made))
+        constant = writer.literal(fitting(self.value, value, self.name), value.kind)
+        return value._replace(sql=writer.coalesce(value.sql, constant))
 
 
 @strict
 def default(value: Any) -> Normalizer:
     """Null becomes `value`, which must be of the column's type; everything else stays, the empty text too."""
-    return Default(_given(value, "default()"))
+    return Default(_constant(value, "default()"))
 
 
 @strict
 def not_null_or(value: Any) -> Normalizer:
     """The same as `default(value)`, for a column that must never be null."""
-    return Default(_given(value, "not_null_or()"))
+    return Default(_constant(value, "not_null_or()"))
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,12 @@ class Nullif(Normalizer):
 
     values: tuple[Any, ...]
 
-    def apply(self, value: Value, words: Words) -> Value:
+    def apply(self, value: Value, writer: SqlWriter) -> Value:
         """One after the other."""
-        made = value.sql
+        result = value.sql
         for each in self.values:
-            made = words.nullif(made, words.literal(fitting(each, value, "nullif()"), value.kind))
-        return value._replace(sql=made)
+            result = writer.nullif(result, writer.literal(fitting(each, value, "nullif()"), value.kind))
+        return value._replace(sql=result)
 
 
 @strict
@@ -56,10 +56,10 @@ def nullif(*values: Any) -> Normalizer:
     and spaces count. Null stays null."""
     if not values:
         raise DeclarationError("nullif() needs a value.", hint="Write nullif('N/A', '-').")
-    return Nullif(tuple(_given(each, "nullif()") for each in values))
+    return Nullif(tuple(_constant(each, "nullif()") for each in values))
 
 
-def _given(value: Any, who: str) -> Any:
+def _constant(value: Any, who: str) -> Any:
     if value is None or value.__hash__ is None:
         raise DeclarationError(f"{who} takes a value of the column's type, not {value!r}.")
     return value
@@ -72,17 +72,17 @@ class Sql(Normalizer):
     expression: str
     kind: Any = None
 
-    def apply(self, value: Value, words: Words) -> Value:
-        """Of the type that was said; else of the one before."""
+    def apply(self, value: Value, writer: SqlWriter) -> Value:
+        """Of the declared type; else of the type before."""
         from weft.column_types import column_field
         from weft.normalize.expressions import written
 
         kind = value.kind if self.kind is None else column_field("", self.kind).type
-        made = written(self.expression, value, allow_value=not isinstance(self, Derive))
-        return value._replace(sql=words.as_type(made, kind), kind=kind)
+        result = written(self.expression, value, allow_value=not isinstance(self, Derive))
+        return value._replace(sql=writer.as_type(result, kind), kind=kind)
 
     def refusal(self, dialect: str) -> str | None:
-        """What sqlglot cannot say in that dialect."""
+        """Return what sqlglot cannot write in that dialect."""
         from weft.normalize.expressions import untranslatable
 
         return untranslatable(self.expression, dialect)
@@ -110,16 +110,16 @@ def derive(expression: str, kind: Any = None) -> Normalizer:
     return Derive(_checked(expression, "derive()"), _kind(kind))
 
 
-def _checked(given: object, who: str) -> str:
-    if not isinstance(given, str) or not given.strip():
-        raise DeclarationError(f"{who} takes an expression as a text, not {given!r}.")
+def _checked(expression: object, who: str) -> str:
+    if not isinstance(expression, str) or not expression.strip():
+        raise DeclarationError(f"{who} takes an expression as a text, not {expression!r}.")
     from weft.normalize.expressions import parsed
 
-    parsed(given)
-    return given
+    parsed(expression)
+    return expression
 
 
-def _kind(given: Any) -> Any:
+def _kind(kind: Any) -> Any:
     from weft.column_types import check_type
 
-    return None if given is None else check_type(given)
+    return None if kind is None else check_type(kind)

@@ -294,12 +294,12 @@ def _check_text(name: str, kind: Any, normalizers: list[Normalizer], where: str)
     if not normalizers or kind.arrow == "string":
         return
     from weft.normalize.failure import Parser
-    from weft.normalize.text import OfText
+    from weft.normalize.text import TextStep
     from weft.normalize.values import Sql
 
     last: Normalizer | None = None
     for each in normalizers:
-        if isinstance(each, OfText):
+        if isinstance(each, TextStep):
             last = each
         elif isinstance(each, Parser | Sql):
             last = None

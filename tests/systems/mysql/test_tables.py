@@ -107,7 +107,7 @@ def test_times_of_streams_are_instants(tables: MySQLTables) -> None:
 
 def test_zero_dates_are_refused_by_name(tables: MySQLTables) -> None:
     run(tables, "SET SESSION sql_mode = ''", "CREATE TABLE t (v DATE)", "INSERT INTO t VALUES ('0000-00-00')")
-    with pytest.raises(SchemaError, match=r"Column 'v' holds '0000-00-00', which is no date") as caught:
+    with pytest.raises(SchemaError, match=r"Column 'v' holds '0000-00-00', which is not a date") as caught:
         read(tables, "SELECT v FROM t")
     assert "NULLIF(v, 0)" in str(caught.value)
 

@@ -56,7 +56,7 @@ def once(given: list[dict[str, Any]], size: int = 30) -> Iterator[pa.RecordBatch
     yield from pa.Table.from_pylist(given, schema=SCHEMA).to_batches(max_chunksize=size)
 
 
-def as_rows(tables: SqlTables, how: str, given: list[dict[str, Any]]) -> sql_commit.Rows:
+def as_rows(tables: SqlTables, how: str, given: list[dict[str, Any]]) -> sql_commit.SourceRows:
     if how == "once":
         return sql_commit.Batches(SCHEMA, once(given))
     load(tables, pa.Table.from_pylist(given, schema=SCHEMA), target="source")
@@ -144,7 +144,7 @@ def test_staged_rows_are_named(tables: SqlTables) -> None:
     with staging.staging_table(tables, SCHEMA) as table:
         attempt, _, _ = staging.fill(tables, table, SCHEMA, once(rows()))
         with pytest.raises(LoadRefusedError, match="rejected 3 rows"):
-            sql_commit.commit(tables, planned, sql_commit.Staged(table, SCHEMA, (attempt,)))
+            sql_commit.commit(tables, planned, sql_commit.StagedRows(table, SCHEMA, (attempt,)))
     assert ids(tables) == [1000]
 
 

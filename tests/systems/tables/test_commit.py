@@ -168,7 +168,7 @@ def test_staging_by_several_writers(tables: SqlTables) -> None:
         assert rows == 2
         # What is in use is not swept away.
         assert staging.sweep(tables) == []
-        counts = sql_commit.commit(tables, planned, sql_commit.Staged(table, schema, (one, two)))
+        counts = sql_commit.commit(tables, planned, sql_commit.StagedRows(table, schema, (one, two)))
     assert counts.inserted == 4
     assert names_of(tables) == ["n1", "n2", "n3", "n4"]
     with tables.driver.session("publish") as session:

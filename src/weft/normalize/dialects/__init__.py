@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 from weft.errors import DeclarationError, nearest
 
 if TYPE_CHECKING:
-    from weft.normalize.dialects.base import Words
+    from weft.normalize.dialects.base import SqlWriter
 
 DIALECTS = ("duckdb", "mysql", "postgres", "spark", "sqlite")
 
 
 @cache
-def words_of(dialect: str) -> Words:
-    """The words of a dialect."""
+def writer_for(dialect: str) -> SqlWriter:
+    """Return the writer of a dialect."""
     if dialect not in DIALECTS:
         close = nearest(dialect, DIALECTS)
         raise DeclarationError(
             f"Normalizers cannot be written for {dialect!r}.",
             hint=f"Did you mean {close!r}?" if close else f"Dialects: {', '.join(DIALECTS)}.",
         )
-    words: Words = import_module(f"weft.normalize.dialects.{dialect}").WORDS
-    return words
+    writer: SqlWriter = import_module(f"weft.normalize.dialects.{dialect}").WRITER
+    return writer

@@ -1,7 +1,7 @@
-"""The words in which the normalizers are written, and how each SQL dialect says them.
+"""The SQL of the normalizers, and how each dialect writes it.
 
-A normalizer is defined once, in these words; a word is a sqlglot expression, and sqlglot writes it out. What a
-database means by a word of its own is made the same everywhere here: this is the only place where dialects differ.
+A normalizer is defined once, by methods of `SqlWriter`, which return sqlglot expressions. What databases compute in
+different ways is made the same here: this is the only place where dialects differ.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 from sqlglot import exp
 
-from weft.columns import UTC_TIME
+from weft.columns import LOCAL_TIME, UTC_TIME
 from weft.normalize import patterns
 from weft.normalize.base import family
 from weft.normalize.formats import Format
@@ -38,37 +38,33 @@ ISO_INSTANT = f"{_DAY}([T ]{_CLOCK}{_ZONE}){{0,1}}"
 ISO_BEYOND = "0000.*|(0001-01-01|9999-12-31)[T ][0-9:.]*[+-][0-9:]*"
 
 
-class Words:
-    """The words of standard SQL. A dialect says differently what it means differently."""
+class SqlWriter:
+    """Writes standard SQL. A dialect overrides what it writes or computes in another way."""
 
     dialect: ClassVar[str]
 
     # ------------------------------------------------------------------------------------------------------- structure
-
-    def write(self, x: exp.Expr) -> str:
-        """The text of an expression."""
-        return x.sql(dialect=self.dialect)
 
     def column(self, quoted: str, kind: pa.DataType) -> exp.Expr:
         """A column, by its quoted name, as what its type says: `text` is text whatever the database calls it."""
         return exp.Var(this=quoted)
 
     def result(self, x: exp.Expr, kind: pa.DataType) -> exp.Expr:
-        """What leaves the last step."""
+        """Return the result of the last step."""
         return x
 
     def once(self, x: exp.Expr, make: Callable[[exp.Expr], exp.Expr]) -> exp.Expr:
-        """What `make` makes of `x`, which it uses several times."""
+        """Return `make(x)`, which uses `x` several times."""
         return make(x)
 
     def call(self, name: str, *arguments: exp.Expr | str | int) -> exp.Expr:
         """A function of the database."""
         return exp.Anonymous(this=name, expressions=[self._argument(each) for each in arguments])
 
-    def _argument(self, given: exp.Expr | str | int) -> exp.Expr:
-        if isinstance(given, str):
-            return self.text(given)
-        return exp.Literal.number(given) if isinstance(given, int) else given.copy()
+    def _argument(self, argument: exp.Expr | str | int) -> exp.Expr:
+        if isinstance(argument, str):
+            return self.text(argument)
+        return exp.Literal.number(argument) if isinstance(argument, int) else argument.copy()
 
     def case(self, *cases: tuple[exp.Expr, exp.Expr], otherwise: exp.Expr | None = None) -> exp.Expr:
         """The value behind the first condition that is true."""
@@ -89,10 +85,10 @@ class Words:
         """Whether there is a value."""
         return exp.Not(this=exp.Is(this=exp.Paren(this=x.copy()), expression=exp.Null()))
 
-    def lookup(self, x: exp.Expr, found: dict[str, exp.Expr]) -> exp.Expr:
-        """What stands for a text; null where nothing does."""
+    def lookup(self, x: exp.Expr, values: dict[str, exp.Expr]) -> exp.Expr:
+        """The value that belongs to a text; null where none does."""
         return exp.Case(
-            this=x.copy(), ifs=[exp.If(this=self.text(word), true=value.copy()) for word, value in found.items()]
+            this=x.copy(), ifs=[exp.If(this=self.text(word), true=value.copy()) for word, value in values.items()]
         )
 
     def compare(self, x: exp.Expr, sign: str, y: exp.Expr, kind: pa.DataType) -> exp.Expr:
@@ -101,9 +97,9 @@ class Words:
 
     def joined(self, *texts: exp.Expr | str) -> exp.Expr:
         """Texts, one behind the other; null if one is null."""
-        made = [self._argument(each) for each in texts]
-        whole = made[0]
-        for each in made[1:]:
+        parts = [self._argument(each) for each in texts]
+        whole = parts[0]
+        for each in parts[1:]:
             whole = exp.DPipe(this=whole, expression=each)
         return exp.Paren(this=whole)
 
@@ -113,28 +109,24 @@ class Words:
         """A text."""
         return exp.Literal.string(value)
 
-    def null(self, kind: pa.DataType) -> exp.Expr:
-        """Null of a type."""
-        return self.cast(exp.Null(), kind)
-
     def literal(self, value: Any, kind: pa.DataType) -> exp.Expr:
         """A constant of a type."""
-        found = family(kind)
-        if found == "text":
+        family_name = family(kind)
+        if family_name == "text":
             return self.text(value)
-        if found == "booleans":
+        if family_name == "booleans":
             return exp.true() if value else exp.false()
-        if found == "whole numbers":
+        if family_name == "whole numbers":
             size = exp.Literal.number(abs(value))
             number = exp.Paren(this=exp.Neg(this=size)) if value < 0 else size
             # Else it would make a larger type of a small one.
             return number if kind == pa.int64() else self.cast(number, kind)
-        if found == "bytes":
+        if family_name == "bytes":
             return self.call("UNHEX", value.hex())
         return self.cast(self.text(plain(value)), kind)
 
     def as_type(self, x: exp.Expr, kind: pa.DataType) -> exp.Expr:
-        """What a user's expression gave, as a type, by the database's own rules."""
+        """The result of a user's expression as a type, by the database's own rules."""
         return self.cast(x, kind)
 
     def cast(self, x: exp.Expr, kind: pa.DataType) -> exp.Expr:
@@ -148,12 +140,25 @@ class Words:
             return f"DECIMAL({kind.precision}, {kind.scale})"
         return self.types[kind]
 
-    types: ClassVar[dict[pa.DataType, str]] = {}
+    types: ClassVar[dict[pa.DataType, str]] = {
+        pa.bool_(): "BOOLEAN",
+        pa.int8(): "TINYINT",
+        pa.int16(): "SMALLINT",
+        pa.int32(): "INTEGER",
+        pa.int64(): "BIGINT",
+        pa.float32(): "REAL",
+        pa.float64(): "DOUBLE",
+        pa.date32(): "DATE",
+        UTC_TIME: "TIMESTAMPTZ",
+        LOCAL_TIME: "TIMESTAMP",
+        pa.string(): "TEXT",
+        pa.binary(): "BLOB",
+    }
 
     # ------------------------------------------------------------------------------------------------------------ texts
 
     def lower(self, x: exp.Expr) -> exp.Expr:
-        """Each letter's lower case, whatever stands beside it."""
+        """Each letter's lower case, whatever stands next to it."""
         raise NotImplementedError
 
     def upper(self, x: exp.Expr) -> exp.Expr:
@@ -162,13 +167,35 @@ class Words:
 
     def trim(self, x: exp.Expr) -> exp.Expr:
         """Without white space at both ends."""
-        raise NotImplementedError
+        return self.call("BTRIM", x, WHITESPACE)
+
+    def empty_to_null(self, x: exp.Expr) -> exp.Expr:
+        """Null where it is the empty text."""
+        return self.nullif(x, self.text(""))
+
+    def whitespace_to_null(self, x: exp.Expr) -> exp.Expr:
+        """Null where trimming leaves nothing."""
+        return self.once(x, lambda x: self.case((self.is_not_null(self.empty_to_null(self.trim(x))), x)))
+
+    def email_normalize(self, x: exp.Expr) -> exp.Expr:
+        """Trimmed, in lower case; null where that leaves nothing."""
+        return self.empty_to_null(self.lower(self.trim(x)))
+
+    def phone_normalize(self, x: exp.Expr) -> exp.Expr:
+        """The digits, and a plus sign if there was one before them."""
+
+        def digits(x: exp.Expr) -> exp.Expr:
+            left = self.empty_to_null(self.substitute(x, "[^0-9]+", ()))
+            with_plus = self.matches(self.substitute(x, "[^0-9+]+", ()), "[+][0-9+]*")
+            return self.case((with_plus, self.joined("+", left)), otherwise=left)
+
+        return self.once(x, digits)
 
     def replace(self, x: exp.Expr, old: str, new: str) -> exp.Expr:
         """With every occurrence of a text replaced."""
         return self.call("REPLACE", x, old, new)
 
-    def left(self, x: exp.Expr, length: int) -> exp.Expr:
+    def truncate(self, x: exp.Expr, length: int) -> exp.Expr:
         """The first characters."""
         return self.call("LEFT", x, length)
 
@@ -189,7 +216,7 @@ class Words:
         raise NotImplementedError
 
     def regex_replace(self, x: exp.Expr, pattern: str, replacement: patterns.Replacement) -> exp.Expr:
-        """The same with a pattern in Python's words."""
+        """Every match of a pattern in Python's syntax replaced."""
         return self.substitute(x, patterns.written(pattern, self.dialect), replacement)
 
     def reference(self, group: int) -> str:
@@ -203,7 +230,7 @@ class Words:
     # ------------------------------------------------------------------------------------------------------------ times
 
     def instant(self, x: exp.Expr, *, with_zone: bool = True) -> exp.Expr:
-        """The instant that a text in ISO 8601 says, in UTC where it names no zone; null where it is none.
+        """The instant of a text in ISO 8601, in UTC where it names no zone; null where the text cannot be parsed.
 
         Without `with_zone` none of the texts names one.
         """
@@ -214,14 +241,14 @@ class Words:
         return self.all_of(self.matches(x, pattern), exp.Not(this=self.matches(x, ISO_BEYOND)))
 
     def day(self, x: exp.Expr) -> exp.Expr:
-        """The day that a text in ISO 8601 says; null where it is none."""
+        """The day of a text in ISO 8601; null where the text cannot be parsed."""
         return self.once(x, lambda x: self.case((self.is_time(x, ISO_DAY), self.cast(x, pa.date32()))))
 
     def instant_by(self, x: exp.Expr, format: Format) -> exp.Expr:
         """The instant that a text says in a format; null where it says none."""
-        made = self.instant(format.iso(x, self, clock=True), with_zone="%z" in format.parts)
+        instant = self.instant(format.iso(x, self, clock=True), with_zone="%z" in format.parts)
         afternoon = format.is_afternoon(x, self)
-        return made if afternoon is None else self.case((afternoon, self.later(made, 12)), otherwise=made)
+        return instant if afternoon is None else self.case((afternoon, self.later(instant, 12)), otherwise=instant)
 
     def day_by(self, x: exp.Expr, format: Format) -> exp.Expr:
         """The day that a text says in a format; null where it says none."""
@@ -229,7 +256,8 @@ class Words:
 
     def later(self, x: exp.Expr, hours: int) -> exp.Expr:
         """An instant some hours later."""
-        raise NotImplementedError
+        interval = exp.Var(this=f"INTERVAL '{hours}' HOUR")
+        return exp.Paren(this=exp.Add(this=exp.Paren(this=x.copy()), expression=interval))
 
     def to_utc(self, x: exp.Expr, kind: pa.DataType) -> exp.Expr:
         """A day or a time without a zone as an instant: it is in UTC."""
@@ -270,6 +298,11 @@ class Words:
     def failed(self, x: exp.Expr, message: str, kind: pa.DataType) -> exp.Expr:
         """An error of the statement that says the message and the value."""
         raise NotImplementedError
+
+
+def at_zone(x: exp.Expr, zone: str) -> exp.Expr:
+    """An instant as the time that clocks in a zone show, or the other way round."""
+    return exp.Paren(this=exp.AtTimeZone(this=exp.Paren(this=x.copy()), zone=exp.Literal.string(zone)))
 
 
 # As many digits before the point as floats have that are not whole, and as many behind it as are left.

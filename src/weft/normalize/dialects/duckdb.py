@@ -10,32 +10,18 @@ from sqlglot import exp
 from weft.columns import LOCAL_TIME, UTC_TIME
 from weft.normalize import patterns
 from weft.normalize.base import family
-from weft.normalize.dialects.base import SEVERAL_UPPER, WHITESPACE, Words
+from weft.normalize.dialects.base import SEVERAL_UPPER, WHITESPACE, SqlWriter, at_zone
 
 
-class DuckDB(Words):
+class DuckDB(SqlWriter):
     """Its cases are of single letters."""
 
     dialect: ClassVar[str] = "duckdb"
-    types: ClassVar[dict[pa.DataType, str]] = {
-        pa.bool_(): "BOOLEAN",
-        pa.int8(): "TINYINT",
-        pa.int16(): "SMALLINT",
-        pa.int32(): "INTEGER",
-        pa.int64(): "BIGINT",
-        pa.float32(): "REAL",
-        pa.float64(): "DOUBLE",
-        pa.date32(): "DATE",
-        UTC_TIME: "TIMESTAMPTZ",
-        LOCAL_TIME: "TIMESTAMP",
-        pa.string(): "TEXT",
-        pa.binary(): "BLOB",
-    }
 
     def column(self, quoted: str, kind: pa.DataType) -> exp.Expr:
         """A UUID, say, as text."""
-        found = super().column(quoted, kind)
-        return self.cast(found, kind) if family(kind) == "text" else found
+        named = super().column(quoted, kind)
+        return self.cast(named, kind) if family(kind) == "text" else named
 
     def lower(self, x: exp.Expr) -> exp.Expr:
         """One letter is two in lower case."""
@@ -47,42 +33,29 @@ class DuckDB(Words):
         spelled = x
         for letter, letters in SEVERAL_UPPER.items():
             spelled = self.replace(spelled, letter, letters)
-        found = self.call("REGEXP_MATCHES", x, several)
-        return self.once(x, lambda x: self.call("UPPER", self.case((found, spelled), otherwise=x)))
+        is_rare = self.call("REGEXP_MATCHES", x, several)
+        return self.once(x, lambda x: self.call("UPPER", self.case((is_rare, spelled), otherwise=x)))
 
     def trim(self, x: exp.Expr) -> exp.Expr:
-        """Of a set of characters."""
         return self.call("TRIM", x, WHITESPACE)
 
     def matches(self, x: exp.Expr, pattern: str) -> exp.Expr:
-        """Of the whole text."""
         return self.call("REGEXP_FULL_MATCH", x, pattern)
 
     def substitute(self, x: exp.Expr, pattern: str, replacement: patterns.Replacement) -> exp.Expr:
-        """Every match."""
         return self.call("REGEXP_REPLACE", x, pattern, self.replacement(replacement), "g")
 
-    def later(self, x: exp.Expr, hours: int) -> exp.Expr:
-        """By an interval."""
-        return exp.Paren(this=exp.Add(this=x.copy(), expression=self.call("TO_HOURS", hours)))
-
     def to_zone(self, x: exp.Expr, kind: pa.DataType, zone: str) -> exp.Expr:
-        """By DuckDB's own data of time zones."""
-        return _at_zone(x if kind == UTC_TIME else self.to_utc(x, kind), zone)
+        return at_zone(x if kind == UTC_TIME else self.to_utc(x, kind), zone)
 
     def truncate_time(self, x: exp.Expr, kind: pa.DataType, unit: str) -> exp.Expr:
         """As times of UTC's clock."""
-        local = _at_zone(x, "UTC") if kind == UTC_TIME else self.cast(x, LOCAL_TIME)
-        made = self.call("DATE_TRUNC", unit, local)
-        return _at_zone(made, "UTC") if kind == UTC_TIME else self.cast(made, kind)
+        local = at_zone(x, "UTC") if kind == UTC_TIME else self.cast(x, LOCAL_TIME)
+        truncated = self.call("DATE_TRUNC", unit, local)
+        return at_zone(truncated, "UTC") if kind == UTC_TIME else self.cast(truncated, kind)
 
     def failed(self, x: exp.Expr, message: str, kind: pa.DataType) -> exp.Expr:
-        """It has a function for that."""
         return self.cast(self.call("ERROR", self.joined(f"{message} ", x)), kind)
 
 
-def _at_zone(x: exp.Expr, zone: str) -> exp.Expr:
-    return exp.Paren(this=exp.AtTimeZone(this=exp.Paren(this=x.copy()), zone=exp.Literal.string(zone)))
-
-
-WORDS = DuckDB()
+WRITER = DuckDB()

@@ -13,7 +13,7 @@ from sqlglot import exp
 from weft.columns import LOCAL_TIME, UTC_TIME
 from weft.normalize import patterns
 from weft.normalize.base import family
-from weft.normalize.dialects.base import ISO_INSTANT, SEVERAL_UPPER, WHITESPACE, Words
+from weft.normalize.dialects.base import ISO_INSTANT, SEVERAL_UPPER, WHITESPACE, SqlWriter
 
 # Byte by byte, and without padding: else "a" and "a " are the same.
 _BINARY = "/*M! utf8mb4_nopad_bin */ /*!80000 utf8mb4_0900_bin */"
@@ -31,29 +31,22 @@ _FORMATS = {
 }
 
 
-class MySQL(Words):
+class MySQL(SqlWriter):
     """Instants are DATETIME(6) in UTC."""
 
     dialect: ClassVar[str] = "mysql"
-    types: ClassVar[dict[pa.DataType, str]] = {
-        pa.bool_(): "SIGNED",
-        pa.int8(): "SIGNED",
-        pa.int16(): "SIGNED",
-        pa.int32(): "SIGNED",
-        pa.int64(): "SIGNED",
+    types: ClassVar[dict[pa.DataType, str]] = SqlWriter.types | {
+        **dict.fromkeys((pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64()), "SIGNED"),
+        **dict.fromkeys((UTC_TIME, LOCAL_TIME), "DATETIME(6)"),
         pa.float32(): "FLOAT",
-        pa.float64(): "DOUBLE",
-        pa.date32(): "DATE",
-        UTC_TIME: "DATETIME(6)",
-        LOCAL_TIME: "DATETIME(6)",
         pa.string(): "CHAR",
         pa.binary(): "BINARY",
     }
 
     def column(self, quoted: str, kind: pa.DataType) -> exp.Expr:
         """Text of one character set, compared byte by byte."""
-        found = super().column(quoted, kind)
-        return _collated(_utf8(found), _BINARY) if family(kind) == "text" else found
+        named = super().column(quoted, kind)
+        return _collated(_utf8(named), _BINARY) if family(kind) == "text" else named
 
     def cast(self, x: exp.Expr, kind: pa.DataType) -> exp.Expr:
         """Text as above; other types by their names in CAST."""
@@ -77,14 +70,14 @@ class MySQL(Words):
         spelled = x
         for letter, letters in SEVERAL_UPPER.items():
             spelled = self.replace(spelled, letter, letters)
-        found = self._finds(x, f"[{''.join(SEVERAL_UPPER)}]")
-        chosen = self.case((found, spelled), otherwise=x)
+        is_rare = self._finds(x, f"[{''.join(SEVERAL_UPPER)}]")
+        chosen = self.case((is_rare, spelled), otherwise=x)
         return _collated(self.call("UPPER", _collated(chosen, _LETTERS)), _BINARY)
 
     def trim(self, x: exp.Expr) -> exp.Expr:
         """TRIM takes one text, not a set. Without the look behind, white space inside would take quadratic time."""
         space = f"[{WHITESPACE}]"
-        return self._own(self.call("REGEXP_REPLACE", x, f"^{space}+|(?<!{space}){space}+\\z", ""))
+        return _collated(self.call("REGEXP_REPLACE", x, f"^{space}+|(?<!{space}){space}+\\z", ""), _BINARY)
 
     def matches(self, x: exp.Expr, pattern: str) -> exp.Expr:
         r"""`\z`, since `$` is also before a newline at the end."""
@@ -94,11 +87,7 @@ class MySQL(Words):
         return exp.GT(this=self.call("REGEXP_INSTR", x, pattern), expression=exp.Literal.number(0))
 
     def substitute(self, x: exp.Expr, pattern: str, replacement: patterns.Replacement) -> exp.Expr:
-        """Every match."""
-        return self._own(self.call("REGEXP_REPLACE", x, pattern, self.replacement(replacement)))
-
-    def _own(self, x: exp.Expr) -> exp.Expr:
-        return _collated(x, _BINARY)
+        return _collated(self.call("REGEXP_REPLACE", x, pattern, self.replacement(replacement)), _BINARY)
 
     # ------------------------------------------------------------------------------------------------------------ times
 
@@ -126,17 +115,11 @@ class MySQL(Words):
         plain = self.cast(self.replace(x, "Z", ""), LOCAL_TIME)
         return self.case((self.all_of(is_time, has_offset), shifted), (is_time, plain))
 
-    def later(self, x: exp.Expr, hours: int) -> exp.Expr:
-        """By an interval."""
-        hour = exp.Interval(this=exp.Literal.number(hours), unit=exp.Var(this="HOUR"))
-        return exp.Paren(this=exp.Add(this=exp.Paren(this=x.copy()), expression=hour))
-
     def to_zone(self, x: exp.Expr, kind: pa.DataType, zone: str) -> exp.Expr:
         """UTC alone (`ToTimezone.refusal`)."""
         return self.cast(x, LOCAL_TIME)
 
     def truncate_time(self, x: exp.Expr, kind: pa.DataType, unit: str) -> exp.Expr:
-        """By text, or by days."""
         if unit == "week":
             monday = exp.Interval(this=self.call("WEEKDAY", x), unit=exp.Var(this="DAY"))
             return self.cast(exp.Sub(this=self.call("DATE", x), expression=monday), kind)
@@ -170,4 +153,4 @@ def _collated(x: exp.Expr, name: str) -> exp.Expr:
     return exp.Paren(this=exp.Collate(this=exp.Paren(this=x.copy()), expression=exp.Var(this=name)))
 
 
-WORDS = MySQL()
+WRITER = MySQL()

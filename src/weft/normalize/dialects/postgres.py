@@ -12,7 +12,7 @@ from sqlglot import exp
 from weft.columns import LOCAL_TIME, UTC_TIME
 from weft.normalize import patterns
 from weft.normalize.base import family
-from weft.normalize.dialects.base import ISO_INSTANT, WHITESPACE, Words
+from weft.normalize.dialects.base import ISO_INSTANT, SqlWriter, at_zone
 from weft.normalize.formats import Format, checked
 
 _ISO_DAY = checked("%Y-%m-%d", "parse_date()")
@@ -24,29 +24,20 @@ _MONTH_DAYS = [
 ]
 
 
-class Postgres(Words):
+class Postgres(SqlWriter):
     """A value that is used several times is made once, in a subquery: it costs next to nothing there."""
 
     dialect: ClassVar[str] = "postgres"
-    types: ClassVar[dict[pa.DataType, str]] = {
-        pa.bool_(): "BOOLEAN",
+    types: ClassVar[dict[pa.DataType, str]] = SqlWriter.types | {
         pa.int8(): "SMALLINT",
-        pa.int16(): "SMALLINT",
-        pa.int32(): "INTEGER",
-        pa.int64(): "BIGINT",
-        pa.float32(): "REAL",
         pa.float64(): "DOUBLE PRECISION",
-        pa.date32(): "DATE",
-        UTC_TIME: "TIMESTAMPTZ",
-        LOCAL_TIME: "TIMESTAMP",
-        pa.string(): "TEXT",
         pa.binary(): "BYTEA",
     }
 
     def column(self, quoted: str, kind: pa.DataType) -> exp.Expr:
         """Text of the database's own collation: another one may take different letters for the same."""
-        found = super().column(quoted, kind)
-        return _collated(self.cast(found, kind), "default") if family(kind) == "text" else found
+        named = super().column(quoted, kind)
+        return _collated(self.cast(named, kind), "default") if family(kind) == "text" else named
 
     def result(self, x: exp.Expr, kind: pa.DataType) -> exp.Expr:
         """Text of a collation that goes with columns: two that were written out do not go with each other."""
@@ -56,8 +47,8 @@ class Postgres(Words):
         """Without OFFSET 0 the planner would put the expression in again wherever it is used."""
         if _is_column(x):
             return make(x)
-        made = exp.select(make(exp.column("v"))).from_(exp.select(exp.alias_(x.copy(), "v")).offset(0).subquery("s"))
-        return made.subquery()
+        query = exp.select(make(exp.column("v"))).from_(exp.select(exp.alias_(x.copy(), "v")).offset(0).subquery("s"))
+        return query.subquery()
 
     def literal(self, value: Any, kind: pa.DataType) -> exp.Expr:
         """Bytes have a function of their own."""
@@ -70,38 +61,30 @@ class Postgres(Words):
         return self._cased("LOWER", x)
 
     def upper(self, x: exp.Expr) -> exp.Expr:
-        """The same."""
         return self._cased("UPPER", x)
 
     def _cased(self, function: str, x: exp.Expr) -> exp.Expr:
         def cased(x: exp.Expr) -> exp.Expr:
             # At the end of a word ICU would write another small sigma.
-            given = self.replace(x, "Σ", "σ") if function == "LOWER" else x
+            spelled = self.replace(x, "Σ", "σ") if function == "LOWER" else x
+            is_ascii = exp.EQ(this=self.call("OCTET_LENGTH", x), expression=self.call("LENGTH", x))
             return self.case(
-                (self._is_ascii(x), self.call(function, _collated(x, "C"))),
-                otherwise=_collated(self.call(function, _collated(given, "und-x-icu")), "C"),
+                (is_ascii, self.call(function, _collated(x, "C"))),
+                otherwise=_collated(self.call(function, _collated(spelled, "und-x-icu")), "C"),
             )
 
         return _collated(self.once(x, cased), "default")
-
-    def trim(self, x: exp.Expr) -> exp.Expr:
-        """Of a set of characters."""
-        return self.call("BTRIM", x, WHITESPACE)
-
-    def _is_ascii(self, x: exp.Expr) -> exp.Expr:
-        return exp.EQ(this=self.call("OCTET_LENGTH", x), expression=self.call("LENGTH", x))
 
     def matches(self, x: exp.Expr, pattern: str) -> exp.Expr:
         """`$` is the end, and nothing but the end."""
         return exp.RegexpLike(this=exp.Paren(this=x.copy()), expression=self.text(f"^({pattern})$"))
 
     def substitute(self, x: exp.Expr, pattern: str, replacement: patterns.Replacement) -> exp.Expr:
-        """Every match."""
         return self.call("REGEXP_REPLACE", x, pattern, self.replacement(replacement), "g")
 
     # ------------------------------------------------------------------------------------------------------------ times
 
-    # PostgreSQL's regular expressions take microseconds a character. So times with two digits a field are told by
+    # PostgreSQL's regular expressions take microseconds a character. So times with two digits a field are recognized by
     # looking each field up in a list, which it hashes; only what is left goes the long way.
 
     def instant(self, x: exp.Expr, *, with_zone: bool = True) -> exp.Expr:
@@ -167,8 +150,11 @@ class Postgres(Words):
             if len(part) > 1:
                 places[part[1]] = len(shape) + 1
             shape += {"%Y": "____"}.get(part, "__") if len(part) > 1 else part
-        fixed = set(places) <= set("YmdHMS") and _are_neighbours(places)
-        if not fixed or {"%", "_", "\\"} & set(format.parts):
+        if not set(places) <= set("YmdHMS") or {"%", "_", "\\"} & set(format.parts):
+            return otherwise(x)
+        # Month and day are looked up together.
+        first, second = sorted((places["m"], places["d"]))
+        if any(first < place < second for place in places.values()):
             return otherwise(x)
 
         def read(x: exp.Expr) -> exp.Expr:
@@ -177,8 +163,8 @@ class Postgres(Words):
             for letter, before in zip("mdHMS" if clock else "md", "-- ::", strict=False):
                 texts += [before, self.call("SUBSTR", x, places[letter], 2) if letter in places else "00"]
             is_iso = shape == "____-__-__" or (clock and shape in ("____-__-__ __:__:__", "____-__-__T__:__:__"))
-            made = self.cast(x if is_iso else self.joined(*texts), UTC_TIME if clock else pa.date32())
-            return self.case((fits, made), otherwise=otherwise(x))
+            parsed = self.cast(x if is_iso else self.joined(*texts), UTC_TIME if clock else pa.date32())
+            return self.case((fits, parsed), otherwise=otherwise(x))
 
         return self.once(x, read)
 
@@ -188,12 +174,12 @@ class Postgres(Words):
         # What stands between the two, mostly a mark: they are looked up together.
         between = shape[first + 1 : second - 1]
         ordered = _MONTH_DAYS if first == places["m"] else [(day, month) for month, day in _MONTH_DAYS]
-        found = [
+        conditions = [
             self._among(x, places["Y"], places["Y"] + 4, map(str, range(1970, 2070))),
             self._among(x, first, second + 2, (f"{one}{between}{other}" for one, other in ordered)),
         ]
         limits = {"H": 24, "M": 60, "S": 60}
-        return found + [
+        return conditions + [
             self._among(x, places[c], places[c] + 2, (f"{n:02}" for n in range(limits[c])))
             for c in limits
             if c in places
@@ -206,24 +192,18 @@ class Postgres(Words):
     def _is_like(self, x: exp.Expr, *shapes: str) -> exp.Expr:
         return exp.or_(*(exp.Like(this=x.copy(), expression=self.text(shape)) for shape in shapes))
 
-    def later(self, x: exp.Expr, hours: int) -> exp.Expr:
-        """By an interval."""
-        return exp.Paren(this=exp.Add(this=x.copy(), expression=exp.Var(this=f"INTERVAL '{hours} hours'")))
-
     def to_utc(self, x: exp.Expr, kind: pa.DataType) -> exp.Expr:
         """Whatever zone the session is in."""
-        return _at_zone(self.cast(x, LOCAL_TIME), "UTC")
+        return at_zone(self.cast(x, LOCAL_TIME), "UTC")
 
     def to_day(self, x: exp.Expr, kind: pa.DataType) -> exp.Expr:
         """Whatever zone the session is in."""
-        return self.cast(_at_zone(x, "UTC") if kind == UTC_TIME else x, pa.date32())
+        return self.cast(at_zone(x, "UTC") if kind == UTC_TIME else x, pa.date32())
 
     def to_zone(self, x: exp.Expr, kind: pa.DataType, zone: str) -> exp.Expr:
-        """By PostgreSQL's own data of time zones."""
-        return _at_zone(x if kind == UTC_TIME else self.to_utc(x, kind), zone)
+        return at_zone(x if kind == UTC_TIME else self.to_utc(x, kind), zone)
 
     def truncate_time(self, x: exp.Expr, kind: pa.DataType, unit: str) -> exp.Expr:
-        """Instants in UTC."""
         if kind == UTC_TIME:
             return self.call("DATE_TRUNC", unit, x, "UTC")
         if kind == LOCAL_TIME:
@@ -239,11 +219,6 @@ class Postgres(Words):
         return self.cast(self.cast(said, wrong), kind)
 
 
-def _are_neighbours(places: dict[str, int]) -> bool:
-    ends = sorted((places["m"], places["d"]))
-    return not any(ends[0] < place < ends[1] for place in places.values())
-
-
 def _is_column(x: exp.Expr) -> bool:
     while isinstance(x, exp.Collate | exp.Cast | exp.Paren):
         x = x.this
@@ -254,8 +229,4 @@ def _collated(x: exp.Expr, name: str) -> exp.Expr:
     return exp.Paren(this=exp.Collate(this=exp.Paren(this=x.copy()), expression=exp.to_identifier(name, quoted=True)))
 
 
-def _at_zone(x: exp.Expr, zone: str) -> exp.Expr:
-    return exp.Paren(this=exp.AtTimeZone(this=exp.Paren(this=x.copy()), zone=exp.Literal.string(zone)))
-
-
-WORDS = Postgres()
+WRITER = Postgres()

@@ -9,22 +9,15 @@ from sqlglot import exp
 
 from weft.columns import LOCAL_TIME, UTC_TIME
 from weft.normalize import patterns
-from weft.normalize.dialects.base import ISO_INSTANT, WHITESPACE, Words
+from weft.normalize.dialects.base import ISO_INSTANT, SqlWriter
 
 
-class Spark(Words):
+class Spark(SqlWriter):
     """Java's regular expressions, and ICU's cases."""
 
     dialect: ClassVar[str] = "spark"
-    types: ClassVar[dict[pa.DataType, str]] = {
-        pa.bool_(): "BOOLEAN",
-        pa.int8(): "TINYINT",
-        pa.int16(): "SMALLINT",
-        pa.int32(): "INT",
-        pa.int64(): "BIGINT",
+    types: ClassVar[dict[pa.DataType, str]] = SqlWriter.types | {
         pa.float32(): "FLOAT",
-        pa.float64(): "DOUBLE",
-        pa.date32(): "DATE",
         UTC_TIME: "TIMESTAMP",
         LOCAL_TIME: "TIMESTAMP_NTZ",
         pa.string(): "STRING",
@@ -36,15 +29,9 @@ class Spark(Words):
         return self.call("LOWER", self.replace(x, "Σ", "σ"))
 
     def upper(self, x: exp.Expr) -> exp.Expr:
-        """As it is."""
         return self.call("UPPER", x)
 
-    def trim(self, x: exp.Expr) -> exp.Expr:
-        """Of a set of characters."""
-        return self.call("BTRIM", x, WHITESPACE)
-
-    def left(self, x: exp.Expr, length: int) -> exp.Expr:
-        """The first characters."""
+    def truncate(self, x: exp.Expr, length: int) -> exp.Expr:
         return self.call("SUBSTRING", x, 1, length)
 
     def matches(self, x: exp.Expr, pattern: str) -> exp.Expr:
@@ -52,15 +39,12 @@ class Spark(Words):
         return self.call("REGEXP_LIKE", x, f"^({pattern})\\z")
 
     def substitute(self, x: exp.Expr, pattern: str, replacement: patterns.Replacement) -> exp.Expr:
-        """Every match."""
         return self.call("REGEXP_REPLACE", x, pattern, self.replacement(replacement))
 
     def reference(self, group: int) -> str:
-        """As Java has it."""
         return f"${group}"
 
     def replacement(self, parts: patterns.Replacement) -> str:
-        """Backslashes and dollars are escaped."""
         return "".join(
             self.reference(part) if isinstance(part, int) else part.replace("\\", "\\\\").replace("$", "\\$")
             for part in parts
@@ -70,10 +54,6 @@ class Spark(Words):
         """Seconds may be missing only where there is no zone either: they are put in."""
         whole = self.substitute(x, self.whole("(.{16})([Z+-].*)"), (1, ":00", 2)) if with_zone else x
         return self.case((self.is_time(x, ISO_INSTANT), self.cast(whole, UTC_TIME)))
-
-    def later(self, x: exp.Expr, hours: int) -> exp.Expr:
-        """By an interval."""
-        return exp.Paren(this=exp.Add(this=x.copy(), expression=exp.Var(this=f"INTERVAL '{hours}' HOUR")))
 
     def to_zone(self, x: exp.Expr, kind: pa.DataType, zone: str) -> exp.Expr:
         """From the session's zone, in which an instant becomes a clock's time."""
@@ -88,8 +68,7 @@ class Spark(Words):
         return self.cast(self.call("ROUND", self.cast(x, pa.float64()), digits), kind)
 
     def failed(self, x: exp.Expr, message: str, kind: pa.DataType) -> exp.Expr:
-        """It has a function for that."""
         return self.cast(self.call("RAISE_ERROR", self.joined(f"{message} ", x)), kind)
 
 
-WORDS = Spark()
+WRITER = Spark()

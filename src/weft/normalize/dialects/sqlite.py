@@ -10,46 +10,42 @@ from sqlglot import exp
 from weft.columns import UTC_TIME
 from weft.normalize import patterns
 from weft.normalize.base import family
-from weft.normalize.dialects.base import Words, plain
+from weft.normalize.dialects.base import SqlWriter, plain
 from weft.normalize.formats import Format
+from weft.systems.sqlite.casts import code
 
 
-class SQLite(Words):
+class SQLite(SqlWriter):
     """Values are as Weft stores them: decimals, dates and times are texts, booleans 0 and 1."""
 
     dialect: ClassVar[str] = "sqlite"
 
     def column(self, quoted: str, kind: pa.DataType) -> exp.Expr:
-        """Of its type, whoever wrote it and however."""
+        """Of its type, however it was written."""
         return self.cast(super().column(quoted, kind), kind)
 
     def as_type(self, x: exp.Expr, kind: pa.DataType) -> exp.Expr:
         """Rounded, where SQLite computed a decimal as a float."""
         return self.call("WEFT_STORED", x, _code(kind))
 
-    def null(self, kind: pa.DataType) -> exp.Expr:
-        """Of no type."""
-        return exp.Null()
-
     def literal(self, value: Any, kind: pa.DataType) -> exp.Expr:
-        """As it is stored."""
-        found = family(kind)
-        if found == "booleans":
+        family_name = family(kind)
+        if family_name == "booleans":
             return exp.Literal.number(int(value))
-        if found == "timestamps":
+        if family_name == "timestamps":
             return self.text(
                 value.isoformat("T", "microseconds") if kind != UTC_TIME else plain(value).replace(" ", "T")
             )
-        if found in ("decimals", "dates"):
+        if family_name in ("decimals", "dates"):
             return self.text(plain(value))
-        if found == "floats":
+        if family_name == "floats":
             return exp.Paren(this=exp.Var(this=repr(value).replace("inf", "9e999")))
-        if found == "bytes":
+        if family_name == "bytes":
             return exp.Var(this=f"X'{value.hex()}'")
         return super().literal(value, kind)
 
     def cast(self, x: exp.Expr, kind: pa.DataType) -> exp.Expr:
-        """By our own function: SQLite's CAST makes something up."""
+        """Call our own function: SQLite's CAST returns a value where it should fail."""
         return self.call("WEFT_CAST", x, "", _code(kind))
 
     def compare(self, x: exp.Expr, sign: str, y: exp.Expr, kind: pa.DataType) -> exp.Expr:
@@ -59,39 +55,32 @@ class SQLite(Words):
         return super().compare(self.call("WEFT_COMPARE", x, y), sign, exp.Literal.number(0), kind)
 
     def lower(self, x: exp.Expr) -> exp.Expr:
-        """As Python has it."""
         return self.call("WEFT_LOWER", x)
 
     def upper(self, x: exp.Expr) -> exp.Expr:
-        """As Python has it."""
         return self.call("WEFT_UPPER", x)
 
     def trim(self, x: exp.Expr) -> exp.Expr:
-        """As Python has it."""
         return self.call("WEFT_TRIM", x)
 
-    def left(self, x: exp.Expr, length: int) -> exp.Expr:
-        """The first characters."""
+    def truncate(self, x: exp.Expr, length: int) -> exp.Expr:
         return self.call("SUBSTR", x, 1, length)
 
     def matches(self, x: exp.Expr, pattern: str) -> exp.Expr:
-        """Of the whole text."""
         return self.call("WEFT_MATCHES", x, pattern)
 
     def substitute(self, x: exp.Expr, pattern: str, replacement: patterns.Replacement) -> exp.Expr:
-        """Every match."""
         return self.call("WEFT_SUBSTITUTE", x, pattern, self.replacement(replacement))
 
     def instant_by(self, x: exp.Expr, format: Format) -> exp.Expr:
-        """By Python: SQLite's parser has no room for so many functions inside each other."""
+        """In Python: SQLite's parser has no room for so many functions inside each other."""
         return self.call("WEFT_INSTANT", x, format.pattern(), format.fields)
 
     def day_by(self, x: exp.Expr, format: Format) -> exp.Expr:
-        """The same."""
         return self.call("WEFT_DAY", x, format.pattern(), format.fields)
 
     def later(self, x: exp.Expr, hours: int) -> exp.Expr:
-        """By the function that loads use."""
+        """Call the function that loads use."""
         return self.call("WEFT_ADD_SECONDS", x, hours * 3600)
 
     def to_day(self, x: exp.Expr, kind: pa.DataType) -> exp.Expr:
@@ -99,30 +88,23 @@ class SQLite(Words):
         return self.call("SUBSTR", x, 1, 10)
 
     def to_zone(self, x: exp.Expr, kind: pa.DataType, zone: str) -> exp.Expr:
-        """By Python's data of time zones."""
         return self.call("WEFT_ZONE", x, zone)
 
     def truncate_time(self, x: exp.Expr, kind: pa.DataType, unit: str) -> exp.Expr:
-        """By Python."""
         return self.call("WEFT_TRUNCATE", x, unit)
 
     def round_decimal(self, x: exp.Expr, digits: int, kind: pa.DataType) -> exp.Expr:
-        """By Python."""
         return self.call("WEFT_ROUND", x, digits)
 
     def round_float(self, x: exp.Expr, digits: int, kind: pa.DataType) -> exp.Expr:
-        """By Python."""
         return self.as_type(self.call("WEFT_ROUND", x, digits), kind)
 
     def failed(self, x: exp.Expr, message: str, kind: pa.DataType) -> exp.Expr:
-        """A function that raises."""
         return self.call("WEFT_FAIL", self.joined(f"{message} ", x))
 
 
 def _code(kind: pa.DataType) -> str:
-    from weft.systems.sqlite.casts import code
-
     return code(pa.field("", kind))
 
 
-WORDS = SQLite()
+WRITER = SQLite()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -30,10 +31,6 @@ class DuckDBConnection(FileConnection):
             return missing
         from weft.systems.duckdb.sessions import DuckDBSessions
 
-        driver = DuckDBSessions(self)
-        try:
-            with measured(report), driver.session("read") as session:
-                session.rows("SELECT count(*) FROM duckdb_tables()")
-        finally:
-            driver.close()
+        with closing(DuckDBSessions(self)) as driver, measured(report), driver.session("read") as session:
+            session.rows("SELECT count(*) FROM duckdb_tables()")
         return report

@@ -27,7 +27,7 @@ def waiting(path: str, *, exclusive: bool) -> Iterator[None]:
 
 
 def _lock(file: IO[str], *, exclusive: bool) -> None:
-    """Lock a file; it is unlocked when it is closed. Who holds it for very long is not waited for."""
+    """Lock a file; closing it unlocks it. A process that holds the lock for very long is not waited for."""
     deadline = time.monotonic() + _TURN_SECONDS
     while time.monotonic() < deadline:
         try:

@@ -7,8 +7,8 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from typing import Any, ClassVar
 
 import duckdb
@@ -30,7 +30,7 @@ _LONGEST_PAUSE_SECONDS = 0.25
 _memory: dict[str, duckdb.DuckDBPyConnection] = {}
 _memory_lock = threading.Lock()
 
-# Who may write to a file now. A load may take long, and nothing is wrong with waiting for it.
+# The locks of the writers of this process, by file. A load may take long, and nothing is wrong with waiting for it.
 TURN_SECONDS = 3600.0
 _turns: dict[str, threading.Lock] = {}
 _turns_lock = threading.Lock()
@@ -40,28 +40,25 @@ class DuckDBSessions(SqlDriver):
     """One connection a session, closed with it. Readers open the file read-only, so that other readers may too."""
 
     dialect: ClassVar[str] = "duckdb"
+    driver_error: ClassVar[type[BaseException]] = duckdb.Error
+    takes_question_marks: ClassVar[bool] = True
+    connection: FileConnection
 
     def __init__(self, connection: Connection) -> None:
         super().__init__(connection)
         self._catalog: str | None = None
-        self._releases: dict[int, list[Callable[[], None]]] = {}
+        self._turns: dict[int, threading.Lock] = {}
 
     # ------------------------------------------------------------------------------------------------------ connections
 
     @property
-    def file(self) -> FileConnection:
-        """The connection."""
-        assert isinstance(self.connection, FileConnection)
-        return self.connection
-
-    @property
     def path(self) -> str:
         """The file, or `:memory:`."""
-        return self.file.path or ""
+        return self.connection.path or ""
 
     @property
     def catalog(self) -> str:
-        """What DuckDB calls the file inside: without it, `a.t` in the file a.duckdb could mean two things."""
+        """DuckDB's own name of the file: without it, `a.t` in the file a.duckdb could mean two things."""
         if self._catalog is None:
             with self.session("read" if self.path == MEMORY or os.path.exists(self.path) else "publish"):
                 pass
@@ -70,23 +67,19 @@ class DuckDBSessions(SqlDriver):
 
     def connect(self, role: Role) -> duckdb.DuckDBPyConnection:
         """Open the file; wait some seconds for a process that has it open in another way."""
-        turn = self._take_turn() if role != "read" else None
-        try:
-            driver = self._in_memory() if self.path == MEMORY else self._wait_for_file(role == "read")
-        except BaseException:
+        with ExitStack() as undo:
+            turn = self._take_turn() if role != "read" else None
             if turn is not None:
-                turn.release()
-            raise
-        if turn is not None:
-            self._releases.setdefault(id(driver), []).append(turn.release)
-        try:
+                undo.callback(turn.release)
+            driver = self._in_memory() if self.path == MEMORY else self._wait_for_file(role == "read")
+            undo.callback(driver.close)
             # The time zone decides what a date is as an instant.
             driver.execute("SET TimeZone = 'UTC'")
             if self._catalog is None:
                 ((self._catalog,),) = driver.execute("SELECT current_database()").fetchall()
-        except BaseException:
-            self._drop(driver)
-            raise
+            undo.pop_all()
+        if turn is not None:
+            self._turns[id(driver)] = turn
         return driver
 
     def _take_turn(self) -> threading.Lock:
@@ -116,11 +109,11 @@ class DuckDBSessions(SqlDriver):
             except duckdb.Error as error:
                 if not _is_held(error):
                     if read_only:
-                        self.file.refuse_missing()
+                        self.connection.refuse_missing()
                     raise self.connection.failed(_one_line(error)) from None
                 if time.monotonic() > deadline:
                     raise self._held(error) from None
-            # Not all of those who wait at the same moment.
+            # Not all waiting processes at the same moment.
             time.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(pause * 1.5, _LONGEST_PAUSE_SECONDS)
 
@@ -150,8 +143,8 @@ class DuckDBSessions(SqlDriver):
 
     def _drop(self, driver: duckdb.DuckDBPyConnection) -> None:
         super()._drop(driver)
-        for release in self._releases.pop(id(driver), []):
-            release()
+        if (turn := self._turns.pop(id(driver), None)) is not None:
+            turn.release()
 
     # ----------------------------------------------------------------------------------------------------- transactions
 
@@ -170,22 +163,13 @@ class DuckDBSessions(SqlDriver):
         with suppress(duckdb.TransactionException):
             driver.execute("ROLLBACK")
 
-    def translate_sql(self, sql: str) -> str:
-        """`?` is DuckDB's own placeholder."""
-        return sql
-
     def execute(self, driver: duckdb.DuckDBPyConnection, sql: str, parameters: Sequence[Any] | None) -> Any:
         """Run a statement; the connection is its own cursor."""
         return driver.execute(sql, list(parameters)) if parameters else driver.execute(sql)
 
     # ----------------------------------------------------------------------------------------------------------- errors
 
-    def is_driver_error(self, error: BaseException) -> bool:
-        """Whether DuckDB raised this."""
-        return isinstance(error, duckdb.Error)
-
     def explain(self, error: BaseException) -> WeftError:
-        """By the class of the error."""
         what = f"DuckDB ({self.connection.target}): {_one_line(error)}"
         if isinstance(error, duckdb.TransactionException) and "onflict" in what:
             return BusyError(what, hint="Nothing was stored: somebody else changed the same rows. Try again.")
@@ -202,13 +186,9 @@ class DuckDBSessions(SqlDriver):
 
     # ------------------------------------------------------------------------------------------------------------ names
 
-    def quote(self, name: str) -> str:
-        """A quoted identifier."""
-        return '"' + name.replace('"', '""') + '"'
-
     def table(self, schema: str, name: str) -> str:
         """With the catalogue's name, so that it cannot be taken for the schema's."""
-        return f"{self.quote(self.catalog)}.{self.quote(schema)}.{self.quote(name)}"
+        return f"{self.quote(self.catalog)}.{super().table(schema, name)}"
 
 
 def is_rejection(error: BaseException) -> bool:

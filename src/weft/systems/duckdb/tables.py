@@ -19,9 +19,10 @@ from weft.systems.duckdb import file_lock
 from weft.systems.duckdb.connection import DuckDBConnection
 from weft.systems.duckdb.sessions import DuckDBSessions, is_rejection
 from weft.systems.file import MEMORY
-from weft.systems.sql.driver import Role, Session
+from weft.systems.sql.driver import Role, Session, SqlDriver
 from weft.systems.sql.queries import bare_rows, subquery
 from weft.systems.sql.tables import Column, Slice, SqlTables
+from weft.systems.sql.tokens import quote_name
 
 # A batch's rows: a multiple of what DuckDB's own vectors have.
 _READ_ROWS = 16 * 1024
@@ -34,13 +35,16 @@ class DuckDBTables(SqlTables):
     """The tables of one file. DuckDB keeps lists, structs and maps as they are."""
 
     dialect: ClassVar[str] = "duckdb"
+    sessions: ClassVar[type[SqlDriver]] = DuckDBSessions
     one_host: ClassVar[bool] = True
     one_writer: ClassVar[bool] = True
     savepoints: ClassVar[bool] = False
     clock: ClassVar[str | None] = "now()"
 
+    connection: DuckDBConnection
+    driver: DuckDBSessions
+
     def __getstate__(self) -> dict[str, Any]:
-        assert isinstance(self.connection, DuckDBConnection)
         if self.connection.path == MEMORY:
             raise DeclarationError(
                 f"Spark's tasks cannot reach {self.connection.label}: it is in the memory of this process.",
@@ -48,19 +52,9 @@ class DuckDBTables(SqlTables):
             )
         return super().__getstate__()
 
-    def open_driver(self) -> DuckDBSessions:
-        """Sessions that close the file."""
-        return DuckDBSessions(self.connection)
-
-    @property
-    def _catalog(self) -> str:
-        assert isinstance(self.driver, DuckDBSessions)
-        return self.driver.catalog
-
     def waiting_turn(self, role: Role) -> AbstractContextManager[None]:
-        """One process at a time can open the file, and who waits longest asks least often: next to busy processes it
-        would never get it. So those who open it often take turns before they ask."""
-        assert isinstance(self.connection, DuckDBConnection)
+        """One process at a time can open the file, and the one that waits longest asks least often: next to busy
+        processes it would never open it. So processes that open it often take turns before they ask."""
         return file_lock.waiting(self.connection.path or MEMORY, exclusive=role != "read")
 
     def create_index(self, name: str, table: str, columns: Sequence[str]) -> str | None:
@@ -69,14 +63,13 @@ class DuckDBTables(SqlTables):
 
     def identity(self) -> str:
         """The file, however it was written."""
-        assert isinstance(self.connection, DuckDBConnection)
         path = self.connection.path or ""
         return f"duckdb:{self.connection.name or ''}:{MEMORY}" if path == MEMORY else f"duckdb:{os.path.realpath(path)}"
 
     # ---------------------------------------------------------------------------------------------------------- reading
 
     def describe(self, sql: str) -> pa.Schema:
-        """By binding the query: DuckDB plans it and runs nothing."""
+        """Bind the query: DuckDB plans it and runs nothing."""
         with self.driver.session("read") as session:
             return _described(_relation(session.driver, sql))
 
@@ -87,8 +80,7 @@ class DuckDBTables(SqlTables):
         with self.driver.session("read") as session:
             relation = _relation(session.driver, part.sql)
             if not schema.names:
-                ((count,),) = session.rows(f"SELECT count(*) FROM {subquery(part.sql)} AS q")
-                yield bare_rows(count)
+                yield bare_rows(session.value(f"SELECT count(*) FROM {subquery(part.sql)} AS q"))
                 return
             by_name = dict(zip(relation.columns, relation.types, strict=True))
             selected = [_selected(self.quote(field.name), by_name.get(field.name)) for field in schema]
@@ -106,13 +98,13 @@ class DuckDBTables(SqlTables):
 
     def columns(self, session: Session, schema: str | None, name: str) -> list[Column] | None:
         """From the information schema; DuckDB compares names without regard to case."""
-        found = session.rows(
+        rows = session.rows(
             "SELECT column_name, data_type, is_nullable, column_default, is_generated FROM information_schema.columns "
             "WHERE table_catalog = ? AND lower(table_schema) = lower(?) AND lower(table_name) = lower(?) "
             "ORDER BY ordinal_position",
-            (self._catalog, "main" if schema is None else schema, name),
+            (self.driver.catalog, "main" if schema is None else schema, name),
         )
-        if not found:
+        if not rows:
             return None
         fields = _described(_relation(session.driver, f"SELECT * FROM {self.table(schema, name)}"), strict=False)
         return [
@@ -123,7 +115,7 @@ class DuckDBTables(SqlTables):
                 required=nullable == "NO" and default is None and generated != "ALWAYS",
                 generated=generated == "ALWAYS",
             )
-            for field, (column, kind, nullable, default, generated) in zip(fields, found, strict=True)
+            for field, (column, kind, nullable, default, generated) in zip(fields, rows, strict=True)
         ]
 
     def sql_type(self, field: pa.Field, *, key: bool = False) -> str:
@@ -138,7 +130,7 @@ class DuckDBTables(SqlTables):
 
     def copy_in(self, session: Session, table: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
         """INSERT … SELECT from Arrow, a row group at a time."""
-        names = ", ".join(self.quote(name) for name in schema.names)
+        names = self.listed(schema.names)
         as_json = [
             index for index, field in enumerate(schema) if is_nested(field.type) and _sql(field.type) == _HINTED["json"]
         ]
@@ -164,11 +156,9 @@ class DuckDBTables(SqlTables):
         return self.driver.table("main" if schema is None else schema, name)
 
     def create_schema(self, session: Session, schema: str) -> None:
-        """In the file's own catalogue."""
-        session.run(f"CREATE SCHEMA IF NOT EXISTS {self.quote(self._catalog)}.{self.quote(schema)}")
+        session.run(f"CREATE SCHEMA IF NOT EXISTS {self.quote(self.driver.catalog)}.{self.quote(schema)}")
 
     def temporary(self, name: str) -> str:
-        """In the catalogue of temporary tables."""
         return f"temp.main.{self.quote(name)}"
 
     def create_key_index(self, session: Session, schema: str | None, name: str, keys: Sequence[str]) -> None:
@@ -189,22 +179,21 @@ class DuckDBTables(SqlTables):
         same = f"CAST({there} AS {back}) = CAST({expression} AS {back})"
         if own == "VARCHAR" and column.sql == "TIME":
             same = f"{expression} NOT LIKE '%-%'"  # a date
-        wrong = f"error(CAST({expression} AS VARCHAR) || ' does not fit {_unquoted(column.sql)}')"
+        kind = column.sql.replace("'", "")
+        wrong = f"error(CAST({expression} AS VARCHAR) || ' does not fit {kind}')"
         return f"CASE WHEN {expression} IS NULL OR {same} THEN {there} ELSE {wrong} END"
 
     def row_hash(self, expressions: Sequence[str]) -> str:
-        """Of a JSON list of texts, in which null, empty and shifted values differ."""
+        """Hash a JSON list of texts, in which null, empty and shifted values differ."""
         texts = ", ".join(f"CAST({each} AS VARCHAR)" for each in expressions)
         return f"md5(CAST(to_json([{texts}]) AS VARCHAR))"
 
     def moment(self, value: datetime) -> str:
-        """With its offset, which is 0."""
         return (
             f"TIMESTAMPTZ '{value.astimezone(UTC).replace(tzinfo=None).isoformat(sep=' ', timespec='microseconds')}+00'"
         )
 
     def add_seconds(self, expression: str, seconds: float) -> str:
-        """By whole microseconds."""
         return f"({expression} + to_microseconds({round(seconds * 1_000_000)}))"
 
     def instant(self, expression: str, column: pa.Field) -> str:
@@ -212,7 +201,7 @@ class DuckDBTables(SqlTables):
         return f"CAST({expression} AS TIMESTAMP WITH TIME ZONE)"
 
     def is_rejection(self, error: BaseException) -> bool:
-        """What DuckDB refused, or what was refused in its place."""
+        """Whether DuckDB refused it, or Weft in its place."""
         return isinstance(error, SchemaError) or is_rejection(error)
 
 
@@ -250,7 +239,7 @@ def _sql(kind: pa.DataType) -> str:
         # DuckDB has no struct without fields, and none whose names differ by case alone.
         if not names or len({name.lower() for name in names}) < len(names) or "" in names:
             return _HINTED["json"]
-        quoted = ['"' + name.replace('"', '""') + '"' for name in names]
+        quoted = [quote_name(name) for name in names]
         return _native(
             kind,
             [field.type for field in kind],
@@ -281,11 +270,11 @@ def _described(relation: duckdb.DuckDBPyRelation, *, strict: bool = True) -> pa.
 
 
 def _field(name: str, kind: Any, field: pa.Field, *, strict: bool) -> pa.Field | None:
-    if found := _refused(kind):
+    if refused := _refused(kind):
         if not strict:
             return pa.field(name, pa.string())
         raise SchemaError(
-            f"Column {name!r} is of DuckDB's type {found}, which no other system holds.",
+            f"Column {name!r} is of DuckDB's type {refused}, which no other system holds.",
             field=name,
             hint=f"Leave it out of the query, or say what it is there: CAST({name} AS VARCHAR).",
         )
@@ -299,7 +288,7 @@ def _field(name: str, kind: Any, field: pa.Field, *, strict: bool) -> pa.Field |
 
 
 def _selected(quoted: str, kind: Any) -> str | None:
-    """What to select in place of a column whose type cannot be taken as it is."""
+    """Return what to select in place of a column whose type has no equal in Arrow."""
     word = _word(kind) if kind is not None else ""
     if word in _AS_TEXT:
         return f"CAST({quoted} AS VARCHAR)"
@@ -317,27 +306,27 @@ def _refused(kind: Any, *, inside: bool = False) -> str | None:
         return str(kind)
     if word in ("list", "array", "struct", "map"):
         for _, child in kind.children:
-            if not isinstance(child, int) and (found := _refused(child, inside=True)):
-                return found
+            if not isinstance(child, int) and (refused := _refused(child, inside=True)):
+                return refused
     return None
 
 
 def _relation(driver: duckdb.DuckDBPyConnection, sql: str) -> duckdb.DuckDBPyRelation:
     statements = driver.extract_statements(sql)
     if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
-        raise DeclarationError("A source is one query: SELECT …", hint=f"This is none: {sql.strip()[:80]}")
+        raise DeclarationError("A source is one query: SELECT …", hint=f"This is not a query: {sql.strip()[:80]}")
     # By name rather than by `execute`, whose results are copied once more.
     return driver.sql(sql)
 
 
 def _finite(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Refuse 'infinity': it is the largest number to Arrow, and a moment in the year 294247 to whoever reads it."""
+    """Refuse 'infinity': it is the largest number to Arrow, and a moment in the year 294247 to a reader."""
     for array, field in zip(batch.columns, batch.schema, strict=True):
         if pa.types.is_timestamp(field.type) or pa.types.is_date(field.type):
             bits = 31 if pa.types.is_date(field.type) else 63
             bounds = pc.min_max(array.cast(pa.int32() if bits == 31 else pa.int64()))
             if (1 << bits) - 1 in (bounds["max"].as_py(), -(bounds["min"].as_py() or 0)):
-                raise SchemaError(f"Column {field.name!r} holds infinity, which is no date.", field=field.name)
+                raise SchemaError(f"Column {field.name!r} holds infinity, which is not a date.", field=field.name)
     return batch
 
 
@@ -346,15 +335,8 @@ def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]
     for batch in chain(batches, [None]):
         if batch is not None and batch.num_rows:
             group.append(batch)
-        full = sum(each.num_rows for each in group) >= _WRITE_ROWS or sum(map(_size, group)) >= _WRITE_BYTES
+        rows, size = sum(each.num_rows for each in group), sum(each.nbytes for each in group)
+        full = rows >= _WRITE_ROWS or size >= _WRITE_BYTES
         if group and (full or batch is None):
             yield group
             group = []
-
-
-def _unquoted(sql: str) -> str:
-    return sql.replace("'", "")
-
-
-def _size(batch: pa.RecordBatch) -> int:
-    return int(batch.nbytes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 from urllib.parse import unquote, urlsplit
@@ -11,6 +12,7 @@ from urllib.parse import unquote, urlsplit
 from weft import settings
 from weft.errors import SettingsError
 from weft.systems.base import SIGN_IN_HINT, Connection, measured, require, url_parameters
+from weft.systems.sql.tokens import quote_name
 
 
 def _flag(text: str) -> bool:
@@ -84,7 +86,7 @@ class MySQLConnection(Connection):
 
     def stream_table(self, stream: Any) -> str:
         """There are no schemas: the table is called `schema.name`."""
-        return "`" + f"{stream.schema}.{stream.name}".replace("`", "``") + "`"
+        return quote_name(f"{stream.schema}.{stream.name}", "`")
 
     def reports_missing(self, error: str) -> Literal["table", "database"] | None:
         """In the server's words."""
@@ -97,13 +99,10 @@ class MySQLConnection(Connection):
         pymysql = require("pymysql", self.kind)
         report: dict[str, Any] = {}
         try:
-            connection = pymysql.connect(**with_utf8_password(self.parameters()))
-            try:
-                with connection.cursor() as cursor, measured(report):
-                    cursor.execute("SELECT VERSION(), DATABASE()")
-                    version, database = cursor.fetchone()
-            finally:
-                connection.close()
+            connected = closing(pymysql.connect(**with_utf8_password(self.parameters())))
+            with connected as connection, connection.cursor() as cursor, measured(report):
+                cursor.execute("SELECT VERSION(), DATABASE()")
+                version, database = cursor.fetchone()
         except (pymysql.Error, OSError) as error:
             raise self.failed(error, hint=SIGN_IN_HINT) from None
         server = "" if "mariadb" in version.lower() else "MySQL "

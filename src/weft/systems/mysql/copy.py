@@ -83,8 +83,8 @@ def _literals(array: pa.Array, field: pa.Field) -> pa.Array:
     else:
         texts = array.cast(pa.string()).cast(pa.binary())
     if pa.types.is_string(kind) or pa.types.is_binary(kind) or is_nested(kind):
-        for found, written in ((b"\\", b"\\\\"), (b"'", b"\\'")):
-            texts = pc.replace_substring(texts, found, written)
+        for mark, escaped in ((b"\\", b"\\\\"), (b"'", b"\\'")):
+            texts = pc.replace_substring(texts, mark, escaped)
     return pc.binary_join_element_wise(before, texts, _QUOTE, _EMPTY).fill_null(b"NULL")
 
 

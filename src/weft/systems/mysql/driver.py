@@ -13,6 +13,7 @@ from pymysql.constants import FIELD_TYPE
 from pymysql.converters import conversions
 
 from weft.systems.mysql.connection import with_utf8_password
+from weft.systems.sql.driver import closed_on_error
 
 # How long a statement waits for somebody's lock before it gives up with an error.
 LOCK_SECONDS = 30
@@ -32,7 +33,7 @@ _CONVERSIONS = {
     for key, convert in conversions.items()
     if key not in (FIELD_TYPE.DATE, FIELD_TYPE.DATETIME, FIELD_TYPE.TIMESTAMP, FIELD_TYPE.TIME)
 }
-# A peer that is gone without a word is noticed within a minute.
+# A peer that vanished silently is noticed within a minute.
 _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 60_000}
 
 
@@ -41,7 +42,7 @@ class Driver(pymysql.Connection):
 
     def __init__(self, **parameters: Any) -> None:
         self.at_end: list[str] = []
-        """What is run when the transaction is over."""
+        """The statements to run when the transaction is over."""
         self._parameters = parameters
         super().__init__(**parameters)
 
@@ -55,8 +56,8 @@ class Driver(pymysql.Connection):
                     opened.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def query(self, sql: Any, unbuffered: bool = False) -> int:
-        """Run a statement. Where this process is told to stop meanwhile, so is the server: it would go on to the end,
-        and hold its locks, because it does not notice that nobody waits for its answer."""
+        """Run a statement. A signal that stops this process also stops the statement on the server, which would
+        otherwise run to its end and hold its locks, because it does not notice that nobody waits for its answer."""
         try:
             return int(super().query(sql, unbuffered))
         except Exception:
@@ -67,7 +68,7 @@ class Driver(pymysql.Connection):
             raise
 
     def _end_on_server(self) -> None:
-        # What stops this process must not wait for a server that is gone: then its statement has ended, too.
+        # What stops this process must not wait for a server that stopped: then its statement has ended, too.
         with suppress(Exception):
             other = pymysql.Connection(**{**self._parameters, "connect_timeout": _STOP_SECONDS})
             try:
@@ -90,7 +91,7 @@ class Driver(pymysql.Connection):
             self.query(self.at_end.pop())
 
     def cut(self) -> None:
-        """Close the connection without a word: an answer may still be under way."""
+        """Close the connection without the protocol's farewell: an answer may still be under way."""
         self._force_close()  # type: ignore[attr-defined]
 
     def _create_ssl_ctx(self, sslp: Any) -> ssl.SSLContext:
@@ -129,9 +130,6 @@ def connect(parameters: dict[str, Any], *, autocommit: bool) -> Driver:
         conv=_CONVERSIONS,
         program_name="weft",
     )
-    try:
+    with closed_on_error(driver):
         driver.query(_ISOLATION)
-    except BaseException:
-        driver.close()
-        raise
     return driver

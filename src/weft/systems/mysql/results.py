@@ -28,7 +28,7 @@ _PREPARE, _QUERY, _CLOSE = 0x16, 0x03, 0x19
 
 @dataclass(frozen=True)
 class Field:
-    """What the server says of a result's column."""
+    """The server's description of a result's column."""
 
     name: str
     type: int
@@ -53,12 +53,12 @@ def fields(driver: Any, sql: str) -> list[Field]:
     statement = packet.read_uint32()
     columns, parameters = packet.read_uint16(), packet.read_uint16()
     for each in (parameters, columns):
-        found = [_field(driver) for _ in range(each)]
+        described = [_field(driver) for _ in range(each)]
         if each:
             driver._read_packet()
     # No answer follows.
     driver._execute_command(_CLOSE, statement.to_bytes(4, "little"))
-    return found if columns else []
+    return described if columns else []
 
 
 def _field(driver: Any) -> Field:
@@ -74,7 +74,7 @@ def _text(packet: Any) -> str:
 
 
 def rows(driver: Any, sql: str, kinds: Sequence[pa.DataType], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Run a query and read its rows as they come. Who stops before the end must drop the connection."""
+    """Run a query and read its rows as they come. A caller that stops before the end must drop the connection."""
     driver._execute_command(_QUERY, sql)
     first = driver._read_packet()
     count = first.read_length_encoded_integer()
@@ -97,7 +97,7 @@ def _chunks(driver: Any) -> Iterator[tuple[bytearray, list[int]]]:
         if not received:
             raise pymysql.OperationalError(CR.CR_SERVER_LOST, "Lost connection to MySQL server during query")
         data += received
-        # Looked at as it comes: after the last packet nothing comes any more, and a read would wait for ever.
+        # Parsed as it comes: after the last packet nothing follows, and a read would wait indefinitely.
         position, more = _rows(data, position, starts)
         if position >= _CHUNK_BYTES or not more:
             rest = data[position:]
@@ -159,7 +159,7 @@ def _batch(data: bytearray, starts: list[int], schema: pa.Schema) -> pa.RecordBa
 
 
 def _located(data: np.ndarray, cursor: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Where the values at these cursors begin and end, and which are null."""
+    """Return where the values at these cursors begin and end, and which are null."""
     first = data[cursor]
     length = first.astype(np.int64)
     begin = cursor + 1
@@ -207,7 +207,7 @@ def _refused(texts: pa.Array, field: pa.Field, error: Exception) -> SchemaError:
         if pc.any(zeros).as_py():
             value = texts.filter(zeros)[0].as_py()
             return SchemaError(
-                f"Column {field.name!r} holds {value!r}, which is no date.",
+                f"Column {field.name!r} holds {value!r}, which is not a date.",
                 field=field.name,
                 hint=f"Say in the query what it shall be: NULLIF({field.name}, 0).",
             )

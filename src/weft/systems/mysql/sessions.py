@@ -14,18 +14,20 @@ from weft.errors import BusyError, ConnectionFailedError, SchemaError, StorageEr
 from weft.systems.mysql.connection import MySQLConnection
 from weft.systems.mysql.driver import Driver, connect
 from weft.systems.sql.driver import Role, SqlDriver, readable
+from weft.systems.sql.tokens import quote_name
 
 
 class MySQLSessions(SqlDriver):
     """Pooled connections. There are no schemas: what is `name` in schema `schema` elsewhere is `schema.name` here."""
 
     dialect: ClassVar[str] = "mysql"
+    driver_error: ClassVar[type[BaseException]] = pymysql.Error
+    connection: MySQLConnection
 
     # ------------------------------------------------------------------------------------------------------ connections
 
     def connect(self, role: Role) -> Driver:
         """A connection; only readers are in autocommit mode."""
-        assert isinstance(self.connection, MySQLConnection)
         try:
             return connect(self.connection.parameters(), autocommit=role == "read")
         except (pymysql.Error, RuntimeError) as error:  # RuntimeError: the package cryptography is missing
@@ -33,20 +35,7 @@ class MySQLSessions(SqlDriver):
             answered = code >= 1000 and code // 1000 != 2  # those from 2000 on are the client's own
             raise self.connection.unreachable(error, answered=answered) from None
 
-    def begin(self, driver: Driver, role: Role) -> None:
-        """The first statement begins a transaction."""
-
-    def commit(self, driver: Driver, role: Role) -> None:
-        """Commit, unless each statement did."""
-        if role != "read":
-            driver.commit()
-
-    def rollback(self, driver: Driver) -> None:
-        """Undo what was open."""
-        driver.rollback()
-
     def execute(self, driver: Driver, sql: str, parameters: Sequence[Any] | None) -> Any:
-        """Run a statement."""
         cursor = driver.cursor()
         cursor.execute(sql, None if parameters is None else tuple(parameters))
         return cursor
@@ -56,19 +45,13 @@ class MySQLSessions(SqlDriver):
         return not driver.open or readable(driver.file)
 
     def alive(self, driver: Driver) -> bool:
-        """Ask it."""
         try:
             driver.ping(reconnect=False)
         except pymysql.Error:
             return False
         return True
 
-    def is_driver_error(self, error: BaseException) -> bool:
-        """Whether PyMySQL raised this."""
-        return isinstance(error, pymysql.Error)
-
     def explain(self, error: BaseException) -> WeftError:
-        """By the server's error number."""
         code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
         said = " ".join(str(error.args[1] if len(error.args) > 1 else error).split())
         said = settings.redact(said, self.connection.secrets()) or "the connection is closed"
@@ -96,7 +79,6 @@ class MySQLSessions(SqlDriver):
     # ------------------------------------------------------------------------------------------------------------ names
 
     def quote(self, name: str) -> str:
-        """A quoted identifier."""
         return quote(name)
 
     def table(self, schema: str, name: str) -> str:
@@ -107,37 +89,17 @@ class MySQLSessions(SqlDriver):
 # No connection, refused, too many, shut down, killed, cut off, silent; a user or database that is not there.
 _LOST = {
     *range(CR.CR_CONNECTION_ERROR, CR.CR_SERVER_LOST + 1),
-    2055,
-    ER.CON_COUNT_ERROR,
-    ER.OUT_OF_RESOURCES,
-    ER.ACCESS_DENIED_ERROR,
-    ER.BAD_DB_ERROR,
-    ER.SERVER_SHUTDOWN,
-    ER.NORMAL_SHUTDOWN,
-    ER.NEW_ABORTING_CONNECTION,
-    ER.NET_READ_ERROR,
-    ER.NET_READ_INTERRUPTED,
-    ER.NET_ERROR_ON_WRITE,
-    ER.NET_WRITE_INTERRUPTED,
-    1203,
-    1226,
-    1317,
-    1927,
-    4031,
+    *(ER.CON_COUNT_ERROR, ER.OUT_OF_RESOURCES, ER.ACCESS_DENIED_ERROR, ER.BAD_DB_ERROR),
+    *(ER.SERVER_SHUTDOWN, ER.NORMAL_SHUTDOWN, ER.NEW_ABORTING_CONNECTION),
+    *(ER.NET_READ_ERROR, ER.NET_READ_INTERRUPTED, ER.NET_ERROR_ON_WRITE, ER.NET_WRITE_INTERRUPTED),
+    *(1203, 1226, 1317, 1927, 2055, 4031),
 }
 # Lock wait timeout, deadlock, a row changed since it was read.
 BUSY = {ER.LOCK_WAIT_TIMEOUT, ER.LOCK_DEADLOCK, ER.CHECKREAD}
 # Disk full, table full, write errors; read-only.
 _FULL = {
-    ER.DISK_FULL,
-    ER.RECORD_FILE_FULL,
-    ER.ERROR_ON_WRITE,
-    1026,
-    1030,
-    ER.OPTION_PREVENTS_STATEMENT,
-    1036,
-    1792,
-    1836,
+    *(ER.DISK_FULL, ER.RECORD_FILE_FULL, ER.ERROR_ON_WRITE, ER.OPTION_PREVENTS_STATEMENT),
+    *(1026, 1030, 1036, 1792, 1836),
 }
 _DENIED = {ER.DBACCESS_DENIED_ERROR, ER.TABLEACCESS_DENIED_ERROR, ER.COLUMNACCESS_DENIED_ERROR, 1227}
 # A packet, a row, a number of columns or of decimals (MySQL: 30) beyond the server's limits; a text that is none.
@@ -147,4 +109,4 @@ _TOO_LARGE = {ER.NET_PACKET_TOO_LARGE, ER.TOO_BIG_ROWSIZE, ER.TOO_MANY_FIELDS, 1
 @lru_cache(maxsize=4096)
 def quote(name: str) -> str:
     """A quoted identifier."""
-    return "`" + name.replace("`", "``") + "`"
+    return quote_name(name, "`")

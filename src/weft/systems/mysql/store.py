@@ -1,4 +1,4 @@
-"""Streams on MySQL and MariaDB. A stream's row in the catalogue holds its head; who appends locks it until the commit.
+"""Streams on MySQL and MariaDB. A stream's row in the catalogue holds its head; an append locks it until the commit.
 
 So the order of offsets is the order of commits, offsets have no holes, and whatever lies at or below the highest offset
 that can be seen can be seen too. There are no schemas here: stream `user_events` in schema `events` is the table
@@ -28,8 +28,9 @@ from weft.systems.base import Connection
 from weft.systems.log import EXTRA, PUBLISH_ID, PUBLISHED_AT, ROWID, Batch
 from weft.systems.mysql.driver import LOCK_SECONDS, Driver
 from weft.systems.mysql.sessions import BUSY, MySQLSessions, quote
+from weft.systems.sql.driver import Session
 from weft.systems.sql.log import SqlLog
-from weft.systems.sql.store import Session, SqlStore, contiguous, publish_ids
+from weft.systems.sql.store import SqlStore, bound, contiguous, publish_ids
 from weft.types import FieldType, from_sql
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ _KEYS = 1_000
 # A waiting process asks this often at first, then less and less.
 _POLL_SECONDS = 0.005
 _IDLE_POLL_SECONDS = 0.025
-# Who closes a store waits for a look to end.
+# Closing a store waits for a poll to end.
 _LOOK_SECONDS = 0.2
 
 
@@ -60,7 +61,6 @@ class MySQLStore(MySQLSessions, SqlStore):
         self._watcher: Driver | None = None
 
     def close(self) -> None:
-        """Close every connection."""
         self.unwatch()
         super().close()
 
@@ -81,8 +81,8 @@ class MySQLStore(MySQLSessions, SqlStore):
         if self.reflect(session, "weft", "keys"):
             return
         # Without padding: under other collations "a" and "a " are the same name.
-        mariadb = "mariadb" in session.driver.get_server_info().lower()
-        text = f"CHARACTER SET utf8mb4 COLLATE {'utf8mb4_nopad_bin' if mariadb else 'utf8mb4_0900_bin'}"
+        collation = "utf8mb4_nopad_bin" if session.driver.is_mariadb() else "utf8mb4_0900_bin"
+        text = f"CHARACTER SET utf8mb4 COLLATE {collation}"
         name = f"VARCHAR(255) {text} NOT NULL"
         for table, columns in (
             (
@@ -117,10 +117,8 @@ class MySQLStore(MySQLSessions, SqlStore):
         )
         table = self.table(schema, name)
         session.run(f"CREATE TABLE IF NOT EXISTS {table} ({spelled}) {_STORAGE}")
-        highest = session.row(f"SELECT max({quote(ROWID)}) FROM {table}")
-        session.run(
-            self.insert_ignore(self.streams, ("name", "head")), (f"{schema}.{name}", (highest and highest[0]) or 0)
-        )
+        highest = session.value(f"SELECT max({quote(ROWID)}) FROM {table}") or 0
+        session.run(self.insert_ignore(self.streams, ("name", "head")), (f"{schema}.{name}", highest))
 
     def add_column(self, log: SqlLog, name: str, kind: FieldType) -> None:
         """ALTER TABLE in short tries: behind one that waits for a long reader, every publisher would wait too."""
@@ -155,7 +153,7 @@ class MySQLStore(MySQLSessions, SqlStore):
         """Take the offsets, which locks the head until the commit, then insert under them."""
         types, first = log.types(), batches[0]
         if not self._packet:
-            self._packet = int(session.rows("SELECT @@max_allowed_packet")[0][0])
+            self._packet = int(session.value("SELECT @@max_allowed_packet"))
         count = sum(batch.count for batch in batches)
         cursor = session.run(
             f"UPDATE {self.streams} SET head = LAST_INSERT_ID(head + ?) WHERE id = ?", (count, log.number)
@@ -172,20 +170,15 @@ class MySQLStore(MySQLSessions, SqlStore):
 
     def claim_keys(self, session: Session, log: SqlLog, keys: list[bytes], horizon: float) -> set[bytes]:
         """Under the lock of the head, which `insert` takes again."""
-        ((now,),) = session.rows(
-            f"SELECT {self.now_sql} FROM {self.streams} WHERE id = ?{self.for_update}", (log.number,)
-        )
-        fresh = set(keys)
-        for some in _slices(keys):
-            found = session.rows(
-                f"SELECT id FROM {self.keys} WHERE stream = ? AND seen >= ? AND id IN ({_marks('?', some)})",
-                (log.number, now - int(horizon * 1e6), *some),
-            )
-            fresh.difference_update(key for (key,) in found)
-        for some in _slices(sorted(fresh)):
+        sql = f"SELECT {self.now_sql} FROM {self.streams} WHERE id = ?{self.for_update}"
+        now = session.value(sql, (log.number,))
+        fresh = self.unseen(session, log, keys, now - int(horizon * 1e6))
+        ordered = sorted(fresh)
+        for start in range(0, len(ordered), _KEYS):
+            some = ordered[start : start + _KEYS]
+            rows = ", ".join([f"({log.number}, ?, {now})"] * len(some))
             session.run(
-                f"INSERT INTO {self.keys} (stream, id, seen) VALUES {_marks(f'({log.number}, ?, {now})', some)} "
-                f"ON DUPLICATE KEY UPDATE seen = {now}",
+                f"INSERT INTO {self.keys} (stream, id, seen) VALUES {rows} ON DUPLICATE KEY UPDATE seen = {now}",
                 some,
             )
         return fresh
@@ -232,9 +225,9 @@ class MySQLStore(MySQLSessions, SqlStore):
                     if self._watcher is None:
                         self._watcher = self.connect("read")
                     cursor = self.execute(self._watcher, f"SELECT sum(head) FROM {self.streams}", ())
-                    found = int(cursor.fetchone()[0] or 0)
-                    if found != seen:
-                        return found
+                    heads = int(cursor.fetchone()[0] or 0)
+                    if heads != seen:
+                        return heads
                 except (pymysql.Error, ConnectionFailedError):
                     self._drop_watcher()
                     pause = _LOOK_SECONDS
@@ -245,7 +238,6 @@ class MySQLStore(MySQLSessions, SqlStore):
                 pause = min(pause * 1.5, max(pause, _IDLE_POLL_SECONDS))
 
     def unwatch(self) -> None:
-        """Close the connection that polls."""
         with self._watching:
             self._drop_watcher()
 
@@ -259,28 +251,14 @@ class MySQLStore(MySQLSessions, SqlStore):
 _STORAGE = "ENGINE=InnoDB ROW_FORMAT=DYNAMIC"
 
 
-def _marks(mark: str, values: Sequence[object]) -> str:
-    return ", ".join([mark] * len(values))
-
-
-def _slices(keys: list[bytes]) -> Iterator[list[bytes]]:
-    return (keys[start : start + _KEYS] for start in range(0, len(keys), _KEYS))
-
-
 # --------------------------------------------------------------------------------------------------------- SQL literals
 
 
 def _rows(
     batch: Batch, offsets: Iterator[int], binders: list[Callable[[Any], Any] | None]
 ) -> Iterator[tuple[Any, ...]]:
-    columns: list[Any] = [
-        values if bind is None else [None if v is None else bind(v) for v in values]
-        for values, bind in zip(batch.values, binders, strict=True)
-    ]
-    if batch.extra is not None:
-        columns.append(batch.extra)
     # The ids first: they end the rows, and `zip` must not take an offset that the next batch needs.
-    return zip(publish_ids(batch), offsets, *columns, strict=False)
+    return zip(publish_ids(batch), offsets, *bound(batch, binders), strict=False)
 
 
 def _bytes_literal(value: bytes) -> msgspec.Raw:

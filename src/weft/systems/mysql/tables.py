@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,8 +22,8 @@ from weft.errors import BusyError, DeclarationError, SchemaError, WeftError
 from weft.systems.log import ROWID
 from weft.systems.mysql import copy, results, types
 from weft.systems.mysql.driver import LOCK_SECONDS, Driver
-from weft.systems.mysql.sessions import MySQLSessions
-from weft.systems.sql.driver import Role, Session
+from weft.systems.mysql.sessions import MySQLSessions, quote
+from weft.systems.sql.driver import Role, Session, SqlDriver, closed_on_error
 from weft.systems.sql.prefetch import prefetch
 from weft.systems.sql.queries import bare_rows, subquery
 from weft.systems.sql.tables import ROW, Column, Slice, SqlTables
@@ -36,299 +36,16 @@ _INDEXED = 4
 _LONGEST_VARCHAR = 4_000
 
 
-class MySQLTables(SqlTables):
-    """Tables of a server, by default those of the connection's database."""
-
-    dialect: ClassVar[str] = "mysql"
-    clock: ClassVar[str | None] = "UTC_TIMESTAMP(6)"
-    row_lock: ClassVar[str] = " FOR UPDATE"
-    has_schemas: ClassVar[bool] = False
-
-    @cached_property
-    def driver(self) -> LoadSessions:
-        """The pooled connections of this process."""
-        return self.open_driver()
-
-    def open_driver(self) -> LoadSessions:
-        """Connections of loads."""
-        return LoadSessions(self.connection)
-
-    def identity(self) -> str:
-        """The server's own name for itself, and the database that names without a schema are in."""
-        with self.driver.session("read") as session:
-            # MariaDB's is of the host, which may have several servers.
-            unique = "@@datadir" if self._is_mariadb else "@@server_uuid"
-            found = session.row(f"SELECT @@hostname, @@port, {unique}, database()")
-        return "mysql:" + ":".join(map(str, found or ()))
-
-    @cached_property
-    def _is_mariadb(self) -> bool:
-        with self.driver.session("read") as session:
-            return bool(session.driver.is_mariadb())
-
-    def assume(self, product: str) -> None:
-        """MariaDB where it is called so, else MySQL."""
-        self.__dict__["_is_mariadb"] = product == "mariadb"
-
-    @cached_property
-    def _packet(self) -> int:
-        with self.driver.session("read") as session:
-            return int(session.rows("SELECT @@max_allowed_packet")[0][0])
-
-    # ---------------------------------------------------------------------------------------------------------- reading
-
-    def describe(self, sql: str) -> pa.Schema:
-        """By preparing the query, which runs nothing, and by the comments of the columns that it shows."""
-        with self.driver.session("read") as session:
-            return pa.schema([types.field_of(field, stored) for field, stored in self._fields(session, sql)])
-
-    def _fields(self, session: Session, sql: str) -> list[tuple[results.Field, types.Stored]]:
-        found = results.fields(session.driver, sql.strip().rstrip(";"))
-        if not found:
-            raise DeclarationError("A source is one query: SELECT …", hint=f"This is none: {sql.strip()[:80]}")
-        catalogue = {}
-        for place in {(field.schema, field.table) for field in found if field.table and field.schema}:
-            catalogue[place] = _stored(session, *place)
-        return [
-            (field, catalogue.get((field.schema, field.table), {}).get(field.column, types.Stored())) for field in found
-        ]
-
-    def read(self, part: Slice, schema: pa.Schema, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """The packets of one statement, which is one snapshot, as they come; the next while the last is used."""
-        wanted = schema if columns is None else pa.schema([schema.field(name) for name in columns])
-        opened: list[Driver] = []
-
-        def read() -> Iterator[pa.RecordBatch]:
-            with self.driver.session("read") as session:
-                opened.append(session.driver)
-                if not wanted.names:
-                    ((count,),) = session.rows(f"SELECT count(*) FROM {subquery(part.sql)} AS q")
-                    yield bare_rows(int(count))
-                    return
-                sql = self._selection(session, part.sql, wanted, pruned=columns is not None)
-                done = False
-                try:
-                    for batch in results.rows(session.driver, sql, [field.type for field in wanted], wanted.names):
-                        yield _in_schema(batch, wanted)
-                    done = True
-                finally:
-                    if not done:
-                        # What is still under way would be taken for the answer to the next statement.
-                        session.driver.cut()
-
-        return prefetch(read, cancel=lambda: opened[0].cut() if opened else None)
-
-    def _selection(self, session: Session, sql: str, wanted: pa.Schema, *, pruned: bool) -> str:
-        found = {field.name: types.selected(self.quote(field.name), field) for field, _ in self._fields(session, sql)}
-        if not pruned and not any(found.values()):
-            return sql.strip().rstrip(";")
-        spelled = ", ".join(
-            f"{found[name]} AS {self.quote(name)}" if found.get(name) else self.quote(name) for name in wanted.names
-        )
-        return f"SELECT {spelled} FROM {subquery(sql)} AS q"
-
-    # ---------------------------------------------------------------------------------------------------------- writing
-
-    def columns(self, session: Session, schema: str | None, name: str) -> list[Column] | None:
-        """By SHOW COLUMNS."""
-        table = self.table(schema, name)
-        try:
-            found = session.rows(f"SHOW FULL COLUMNS FROM {table}")
-        except pymysql.Error as error:
-            if error.args[0] in (ER.NO_SUCH_TABLE, ER.BAD_DB_ERROR):
-                return None
-            raise
-        chosen = ", ".join(self.quote(row[0]) for row in found)
-        fields = []
-        for field, stored in self._fields(session, f"SELECT {chosen} FROM {table}"):
-            try:
-                fields.append(types.field_of(field, stored))
-            except SchemaError:
-                fields.append(pa.field(field.name, pa.string()))
-        made = []
-        for field, (column, kind, collation, nullable, _, default, extra, *_) in zip(fields, found, strict=True):
-            generated = "GENERATED" in extra.replace("DEFAULT_GENERATED", "")
-            made.append(
-                Column(
-                    name=column,
-                    field=field.with_nullable(nullable == "YES"),
-                    sql=kind if collation is None else f"{kind} collate {collation}",
-                    required=nullable == "NO" and default is None and not generated and "auto_increment" not in extra,
-                    generated=generated,
-                )
-            )
-        return made
-
-    def sql_type(self, field: pa.Field, *, key: bool = False) -> str:
-        """Types that hold every value of the field; of a key as much as an index takes."""
-        # Without padding: under other collations "a" and "a " are the same.
-        collation = "utf8mb4_nopad_bin" if self._is_mariadb else "utf8mb4_0900_bin"
-        return types.sql_type(field, key=key, collation=collation)
-
-    def column_type(self, field: pa.Field, *, key: bool = False) -> str:
-        """Texts of a length, where a row has room for them."""
-        length = length_of(field)
-        if length is None or length > _LONGEST_VARCHAR:
-            return self.sql_type(field, key=key)
-        return self.sql_type(field, key=True).replace("VARCHAR(255)", f"VARCHAR({length})")
-
-    def fits(self, column: Column, field: pa.Field) -> bool:
-        """Where nothing would be rounded."""
-        return types.takes(column.sql, column.field, field)
-
-    def copy_in(self, session: Session, table: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
-        """By INSERT statements of many rows."""
-        names = ", ".join(self.quote(name) for name in schema.names)
-        into = f"INSERT INTO {table} ({names}) VALUES "
-        return copy.insert(session.driver, into, schema, batches, self._packet)
-
-    # ----------------------------------------------------------------------------------------------- words of a dialect
-
-    def table(self, schema: str | None, name: str) -> str:
-        """A schema is a database."""
-        return self.quote(name) if schema is None else f"{self.quote(schema)}.{self.quote(name)}"
-
-    def create_schema(self, session: Session, schema: str) -> None:
-        """A database, where it is missing: who may not create one may use one that is there."""
-        if not session.row("SELECT 1 FROM information_schema.schemata WHERE schema_name = ?", (schema,)):
-            session.run(f"CREATE DATABASE IF NOT EXISTS {self.quote(schema)}")
-
-    def change_type(self, name: str, kind: str, *, nullable: bool) -> str:
-        """The whole definition, which would allow nulls where it does not say."""
-        return f"MODIFY COLUMN {self.quote(name)} {kind}{'' if nullable else ' NOT NULL'}"
-
-    def index_clause(self, columns: Sequence[str]) -> str | None:
-        """MySQL has no CREATE INDEX IF NOT EXISTS."""
-        return f"INDEX ({', '.join(map(self.quote, columns))})"
-
-    def create_index(self, name: str, table: str, columns: Sequence[str]) -> str | None:
-        """It is made with the table."""
-        return None
-
-    def create_temporary(self, session: Session, name: str, columns: str) -> None:
-        """A temporary table, which is dropped when the transaction ends."""
-        session.run(f"CREATE TEMPORARY TABLE {self.temporary(name)} ({columns})")
-        session.driver.at_end.append(f"DROP TEMPORARY TABLE IF EXISTS {self.temporary(name)}")
-
-    def create_temporary_as(
-        self,
-        session: Session,
-        name: str,
-        select: str,
-        parameters: Sequence[Any] = (),
-        keys: dict[str, str] | None = None,
-    ) -> int:
-        """The same, of a query's rows."""
-        definitions = [f"{self.quote(key)} {kind}" for key, kind in (keys or {}).items()] + self.stage_index(keys or {})
-        defined = f" ({', '.join(definitions)})" if definitions else ""
-        cursor = session.run(f"CREATE TEMPORARY TABLE {self.temporary(name)}{defined} AS {select}", parameters)
-        session.driver.at_end.append(f"DROP TEMPORARY TABLE IF EXISTS {self.temporary(name)}")
-        return int(cursor.rowcount)
-
-    def stage_keys(self, keys: Sequence[pa.Field], columns: dict[str, Column]) -> dict[str, str]:
-        """As the target has them: both mean the same by equal, and MariaDB joins texts only by an index in any time."""
-        return {
-            field.name: types.key_type(columns[field.name].sql, field) or self.sql_type(field, key=False)
-            for field in keys
-            if field.name in columns
-        }
-
-    def stage_index(self, keys: dict[str, str]) -> list[str]:
-        """Of as many keys as an index takes; one of its own for the numbers of rows."""
-        parts = [f"{self.quote(key)}{types.prefix(kind)}" for key, kind in keys.items() if key != ROW]
-        numbers = [f"INDEX ({self.quote(ROW)})"] if ROW in keys else []
-        return [f"INDEX ({', '.join(parts[:_INDEXED])})", *numbers] if parts else numbers
-
-    def drop_temporary(self, session: Session, name: str) -> None:
-        """Without the word TEMPORARY it would commit."""
-        session.run(f"DROP TEMPORARY TABLE IF EXISTS {self.temporary(name)}")
-
-    def create_key_index(self, session: Session, schema: str | None, name: str, keys: Sequence[str]) -> None:
-        """It is made with the table, by `stage_index`: a crash between two statements would leave the table without."""
-
-    def lock(self, session: Session, schema: str | None, name: str) -> None:
-        """A named lock of the server, which outlives the transaction by one statement."""
-        row = session.row("SELECT coalesce(?, database())", (schema,))
-        whole = f"{row[0] if row else ''}\0{name}".encode()
-        key = f"weft:{hashlib.sha256(whole).hexdigest()[:40]}"
-        # Before the wait: were the answer lost, the lock might be held all the same.
-        session.driver.at_end.append(f"DO RELEASE_LOCK('{key}')")
-        taken = session.row(f"SELECT GET_LOCK('{key}', {LOCK_SECONDS})")
-        if taken is None or taken[0] != 1:
-            raise BusyError(
-                f"Another load has been changing {name!r} for {LOCK_SECONDS} s.",
-                hint="Nothing was stored. Try again when it is done.",
-            )
-
-    def distinct(self, left: str, right: str, column: Column) -> str:
-        """Texts by their bytes: a collation may take letters, cases and spaces for the same."""
-        if "collate" in column.sql:
-            if "collate utf8mb4" not in column.sql:
-                left, right = f"CONVERT({left} USING utf8mb4)", f"CONVERT({right} USING utf8mb4)"
-            left, right = f"CAST({left} AS BINARY)", f"CAST({right} AS BINARY)"
-        elif column.sql.startswith("float"):
-            right = f"CAST({right} AS FLOAT)"
-        elif column.sql == "json":
-            right = f"CAST({right} AS JSON)"
-        return f"NOT ({left} <=> {right})"
-
-    def cast(self, expression: str, field: pa.Field, column: Column) -> str:
-        """The value itself, checked where strict mode would round it."""
-        return types.cast(expression, field, column.sql)
-
-    def update_from(self, table: str, source: str, on: str, assignments: dict[str, str]) -> str:
-        """UPDATE … JOIN. A value may not use a column that is assigned before it: that one is new already."""
-        changes = ", ".join(f"t.{self.quote(name)} = {value}" for name, value in assignments.items())
-        return f"UPDATE {table} AS t JOIN {source} AS s ON {on} SET {changes}"
-
-    def delete_where(self, table: str, condition: str) -> str:
-        """MySQL wants to hear twice what is deleted from."""
-        return f"DELETE s FROM {table} AS s WHERE {condition}"
-
-    def delete_missing(self, table: str, source: str, on: str) -> str:
-        """The form for several tables, the only one in which every version takes an alias."""
-        return f"DELETE t FROM {table} AS t WHERE NOT EXISTS (SELECT 1 FROM {source} AS s WHERE {on})"
-
-    def as_hashed(self, expression: str, column: Column) -> str:
-        """Staged values are of their own types, whose texts differ: 1.5 is 1.50 in the column."""
-        return types.as_stored(expression, column.sql)
-
-    def row_hash(self, expressions: Sequence[str]) -> str:
-        """Each value with its length before it; null has none."""
-        parts = ", ".join(f"IFNULL(CONCAT(LENGTH({each}), ':', {each}), 'N')" for each in expressions)
-        return f"MD5(CONCAT('', {parts}))"
-
-    def moment(self, value: datetime) -> str:
-        """In UTC, without saying so."""
-        text = value.astimezone(UTC).replace(tzinfo=None).isoformat(sep=" ", timespec="microseconds")
-        return f"TIMESTAMP'{text}'"
-
-    def add_seconds(self, expression: str, seconds: float) -> str:
-        """By whole microseconds."""
-        return f"({expression} + INTERVAL {round(seconds * 1_000_000)} MICROSECOND)"
-
-    def instant(self, expression: str, column: pa.Field) -> str:
-        """Dates and times without a zone are UTC."""
-        return f"CAST({expression} AS DATETIME(6))"
-
-    def is_rejection(self, error: BaseException) -> bool:
-        """What the server refused, or what was refused in its place."""
-        return isinstance(error, SchemaError) or _is_rejection(error)
-
-
 class LoadSessions(MySQLSessions):
     """Sessions that leave neither locks nor temporary tables behind."""
 
     def connect(self, role: Role) -> Driver:
         """A connection that may be slow to read, and joins without an index by hashes."""
         driver = super().connect(role)
-        try:
+        with closed_on_error(driver):
             driver.query("SET SESSION net_write_timeout = 3600, net_read_timeout = 3600")
             if driver.is_mariadb():
                 driver.query("SET SESSION join_cache_level = 8, join_buffer_size = 67108864")
-        except BaseException:
-            driver.close()
-            raise
         return driver
 
     def commit(self, driver: Driver, role: Role) -> None:
@@ -364,6 +81,259 @@ class LoadSessions(MySQLSessions):
         )
 
 
+class MySQLTables(SqlTables):
+    """Tables of a server, by default those of the connection's database."""
+
+    dialect: ClassVar[str] = "mysql"
+    sessions: ClassVar[type[SqlDriver]] = LoadSessions
+    clock: ClassVar[str | None] = "UTC_TIMESTAMP(6)"
+    row_lock: ClassVar[str] = " FOR UPDATE"
+    has_schemas: ClassVar[bool] = False
+
+    def identity(self) -> str:
+        """The server's own name for itself, and the database that names without a schema are in."""
+        with self.driver.session("read") as session:
+            # MariaDB's is of the host, which may have several servers.
+            unique = "@@datadir" if self._is_mariadb else "@@server_uuid"
+            row = session.row(f"SELECT @@hostname, @@port, {unique}, database()")
+        return "mysql:" + ":".join(map(str, row or ()))
+
+    @cached_property
+    def _is_mariadb(self) -> bool:
+        with self.driver.session("read") as session:
+            return bool(session.driver.is_mariadb())
+
+    def assume(self, product: str) -> None:
+        """MariaDB where it is called so, else MySQL."""
+        self.__dict__["_is_mariadb"] = product == "mariadb"
+
+    @cached_property
+    def _packet(self) -> int:
+        with self.driver.session("read") as session:
+            return int(session.value("SELECT @@max_allowed_packet"))
+
+    # ---------------------------------------------------------------------------------------------------------- reading
+
+    def describe(self, sql: str) -> pa.Schema:
+        """Prepare the query, which runs nothing, and read the comments of the columns that it shows."""
+        with self.driver.session("read") as session:
+            return pa.schema([types.field_of(field, stored) for field, stored in self._fields(session, sql)])
+
+    def _fields(self, session: Session, sql: str) -> list[tuple[results.Field, types.Stored]]:
+        fields = results.fields(session.driver, sql.strip().rstrip(";"))
+        if not fields:
+            raise DeclarationError("A source is one query: SELECT …", hint=f"This is not a query: {sql.strip()[:80]}")
+        places = {(field.schema, field.table) for field in fields if field.table and field.schema}
+        stored = {(*place, name): column for place in places for name, column in _stored(session, *place).items()}
+        expression = types.Stored()
+        return [(field, stored.get((field.schema, field.table, field.column), expression)) for field in fields]
+
+    def read(self, part: Slice, schema: pa.Schema, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """The packets of one statement, which is one snapshot, as they come; the next while the last is used."""
+        wanted = schema if columns is None else pa.schema([schema.field(name) for name in columns])
+        opened: list[Driver] = []
+
+        def read() -> Iterator[pa.RecordBatch]:
+            with self.driver.session("read") as session:
+                opened.append(session.driver)
+                if not wanted.names:
+                    yield bare_rows(session.value(f"SELECT count(*) FROM {subquery(part.sql)} AS q"))
+                    return
+                sql = self._selection(session, part.sql, wanted, pruned=columns is not None)
+                done = False
+                try:
+                    for batch in results.rows(session.driver, sql, [field.type for field in wanted], wanted.names):
+                        yield _in_schema(batch, wanted)
+                    done = True
+                finally:
+                    if not done:
+                        # What is still under way would be taken for the answer to the next statement.
+                        session.driver.cut()
+
+        return prefetch(read, cancel=lambda: opened[0].cut() if opened else None)
+
+    def _selection(self, session: Session, sql: str, wanted: pa.Schema, *, pruned: bool) -> str:
+        fields = (field for field, _ in self._fields(session, sql))
+        expressions = {field.name: types.selected(self.quote(field.name), field) for field in fields}
+        if not pruned and not any(expressions.values()):
+            return sql.strip().rstrip(";")
+        columns = ((expressions.get(name), self.quote(name)) for name in wanted.names)
+        selected = ", ".join(f"{expression} AS {column}" if expression else column for expression, column in columns)
+        return f"SELECT {selected} FROM {subquery(sql)} AS q"
+
+    # ---------------------------------------------------------------------------------------------------------- writing
+
+    def columns(self, session: Session, schema: str | None, name: str) -> list[Column] | None:
+        table = self.table(schema, name)
+        try:
+            rows = session.rows(f"SHOW FULL COLUMNS FROM {table}")
+        except pymysql.Error as error:
+            if error.args[0] in (ER.NO_SUCH_TABLE, ER.BAD_DB_ERROR):
+                return None
+            raise
+        fields = []
+        for field, stored in self._fields(session, f"SELECT {self.listed(row[0] for row in rows)} FROM {table}"):
+            try:
+                fields.append(types.field_of(field, stored))
+            except SchemaError:
+                fields.append(pa.field(field.name, pa.string()))
+        columns = []
+        for field, (column, kind, collation, nullable, _, default, extra, *_) in zip(fields, rows, strict=True):
+            generated = "GENERATED" in extra.replace("DEFAULT_GENERATED", "")
+            columns.append(
+                Column(
+                    name=column,
+                    field=field.with_nullable(nullable == "YES"),
+                    sql=kind if collation is None else f"{kind} collate {collation}",
+                    required=nullable == "NO" and default is None and not generated and "auto_increment" not in extra,
+                    generated=generated,
+                )
+            )
+        return columns
+
+    def sql_type(self, field: pa.Field, *, key: bool = False) -> str:
+        """Types that hold every value of the field; of a key as much as an index takes."""
+        # Without padding: under other collations "a" and "a " are the same.
+        collation = "utf8mb4_nopad_bin" if self._is_mariadb else "utf8mb4_0900_bin"
+        return types.sql_type(field, key=key, collation=collation)
+
+    def column_type(self, field: pa.Field, *, key: bool = False) -> str:
+        """Texts of a length, where a row has room for them."""
+        length = length_of(field)
+        if length is None or length > _LONGEST_VARCHAR:
+            return self.sql_type(field, key=key)
+        return self.sql_type(field, key=True).replace("VARCHAR(255)", f"VARCHAR({length})")
+
+    def fits(self, column: Column, field: pa.Field) -> bool:
+        """Whether nothing would be rounded."""
+        return types.takes(column.sql, column.field, field)
+
+    def copy_in(self, session: Session, table: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
+        into = f"INSERT INTO {table} ({self.listed(schema.names)}) VALUES "
+        return copy.insert(session.driver, into, schema, batches, self._packet)
+
+    # ----------------------------------------------------------------------------------------------- words of a dialect
+
+    def table(self, schema: str | None, name: str) -> str:
+        return self.quote(name) if schema is None else f"{self.quote(schema)}.{self.quote(name)}"
+
+    def create_schema(self, session: Session, schema: str) -> None:
+        """Create a database where it is missing: a user without the right to create may use an existing one."""
+        if not session.row("SELECT 1 FROM information_schema.schemata WHERE schema_name = ?", (schema,)):
+            session.run(f"CREATE DATABASE IF NOT EXISTS {self.quote(schema)}")
+
+    def change_type(self, name: str, kind: str, *, nullable: bool) -> str:
+        """The whole definition, which would allow nulls where it does not say."""
+        return f"MODIFY COLUMN {self.quote(name)} {kind}{'' if nullable else ' NOT NULL'}"
+
+    def index_clause(self, columns: Sequence[str]) -> str | None:
+        """MySQL has no CREATE INDEX IF NOT EXISTS."""
+        return f"INDEX ({self.listed(columns)})"
+
+    def create_index(self, name: str, table: str, columns: Sequence[str]) -> str | None:
+        """None: `index_clause` creates it with the table."""
+        return None
+
+    def create_temporary(self, session: Session, name: str, columns: str) -> None:
+        """A temporary table, which is dropped when the transaction ends."""
+        super().create_temporary(session, name, columns)
+        session.driver.at_end.append(f"DROP TEMPORARY TABLE IF EXISTS {self.temporary(name)}")
+
+    def create_temporary_as(self, session: Session, name: str, select: str, keys: dict[str, str] | None = None) -> int:
+        definitions = [f"{self.quote(key)} {kind}" for key, kind in (keys or {}).items()] + self.stage_index(keys or {})
+        defined = f" ({', '.join(definitions)})" if definitions else ""
+        self.drop_temporary(session, name)
+        cursor = session.run(f"CREATE TEMPORARY TABLE {self.temporary(name)}{defined} AS {select}")
+        session.driver.at_end.append(f"DROP TEMPORARY TABLE IF EXISTS {self.temporary(name)}")
+        return int(cursor.rowcount)
+
+    def stage_keys(self, keys: Sequence[pa.Field], columns: dict[str, Column]) -> dict[str, str]:
+        """As the target has them: both mean the same by equal, and MariaDB joins texts only by an index in any time."""
+        return {
+            field.name: types.key_type(columns[field.name].sql, field) or self.sql_type(field, key=False)
+            for field in keys
+            if field.name in columns
+        }
+
+    def stage_index(self, keys: dict[str, str]) -> list[str]:
+        """An index of as many keys as it takes; one of its own for the numbers of rows."""
+        parts = [f"{self.quote(key)}{types.prefix(kind)}" for key, kind in keys.items() if key != ROW]
+        numbers = [f"INDEX ({self.quote(ROW)})"] if ROW in keys else []
+        return [f"INDEX ({', '.join(parts[:_INDEXED])})", *numbers] if parts else numbers
+
+    def drop_temporary(self, session: Session, name: str) -> None:
+        """Without the word TEMPORARY it would commit."""
+        session.run(f"DROP TEMPORARY TABLE IF EXISTS {self.temporary(name)}")
+
+    def create_key_index(self, session: Session, schema: str | None, name: str, keys: Sequence[str]) -> None:
+        """`stage_index` creates it with the table: a crash between two statements would leave the table without."""
+
+    def lock(self, session: Session, schema: str | None, name: str) -> None:
+        """A named lock of the server, which outlives the transaction by one statement."""
+        database = session.value("SELECT coalesce(?, database())", (schema,))
+        whole = f"{database}\0{name}".encode()
+        key = f"weft:{hashlib.sha256(whole).hexdigest()[:40]}"
+        # Before the wait: were the answer lost, the lock might be held all the same.
+        session.driver.at_end.append(f"DO RELEASE_LOCK('{key}')")
+        if session.value(f"SELECT GET_LOCK('{key}', {LOCK_SECONDS})") != 1:
+            raise BusyError(
+                f"Another load has been changing {name!r} for {LOCK_SECONDS} s.",
+                hint="Nothing was stored. Try again when it is done.",
+            )
+
+    def distinct(self, left: str, right: str, column: Column) -> str:
+        """Texts by their bytes: a collation may take letters, cases and spaces for the same."""
+        if "collate" in column.sql:
+            if "collate utf8mb4" not in column.sql:
+                left, right = f"CONVERT({left} USING utf8mb4)", f"CONVERT({right} USING utf8mb4)"
+            left, right = f"CAST({left} AS BINARY)", f"CAST({right} AS BINARY)"
+        elif column.sql.startswith("float"):
+            right = f"CAST({right} AS FLOAT)"
+        elif column.sql == "json":
+            right = f"CAST({right} AS JSON)"
+        return f"NOT ({left} <=> {right})"
+
+    def cast(self, expression: str, field: pa.Field, column: Column) -> str:
+        """The value itself, checked where strict mode would round it."""
+        return types.cast(expression, field, column.sql)
+
+    def update_from(self, table: str, source: str, on: str, assignments: dict[str, str]) -> str:
+        """UPDATE … JOIN. A value may not use a column that is assigned before it: that one is new already."""
+        changes = ", ".join(f"t.{self.quote(name)} = {value}" for name, value in assignments.items())
+        return f"UPDATE {table} AS t JOIN {source} AS s ON {on} SET {changes}"
+
+    def delete_where(self, table: str, condition: str) -> str:
+        return f"DELETE s FROM {table} AS s WHERE {condition}"
+
+    def delete_missing(self, table: str, source: str, on: str) -> str:
+        """The form for several tables, the only one in which every version takes an alias."""
+        return f"DELETE t FROM {table} AS t WHERE NOT EXISTS (SELECT 1 FROM {source} AS s WHERE {on})"
+
+    def as_hashed(self, expression: str, column: Column) -> str:
+        """Staged values are of their own types, whose texts differ: 1.5 is 1.50 in the column."""
+        return types.as_stored(expression, column.sql)
+
+    def row_hash(self, expressions: Sequence[str]) -> str:
+        """Each value with its length before it; null has none."""
+        parts = ", ".join(f"IFNULL(CONCAT(LENGTH({each}), ':', {each}), 'N')" for each in expressions)
+        return f"MD5(CONCAT('', {parts}))"
+
+    def moment(self, value: datetime) -> str:
+        text = value.astimezone(UTC).replace(tzinfo=None).isoformat(sep=" ", timespec="microseconds")
+        return f"TIMESTAMP'{text}'"
+
+    def add_seconds(self, expression: str, seconds: float) -> str:
+        return f"({expression} + INTERVAL {round(seconds * 1_000_000)} MICROSECOND)"
+
+    def instant(self, expression: str, column: pa.Field) -> str:
+        """Dates and times without a zone are UTC."""
+        return f"CAST({expression} AS DATETIME(6))"
+
+    def is_rejection(self, error: BaseException) -> bool:
+        """Whether the server refused it, or Weft in its place."""
+        return isinstance(error, SchemaError) or _is_rejection(error)
+
+
 # Duplicate, null, no default, wrong value, out of range, cut off, wrong date, too long, no such parent, still a child,
 # a check, not JSON, a number beyond the largest.
 _REJECTIONS = {
@@ -377,15 +347,15 @@ def _is_rejection(error: BaseException) -> bool:
 
 
 def _stored(session: Session, schema: str, table: str) -> dict[str, types.Stored]:
-    """What the catalogue says of a table's columns."""
-    found = session.rows(
+    """Return what the catalogue has on a table's columns."""
+    rows = session.rows(
         "SELECT column_name, column_type, column_comment FROM information_schema.columns "
         "WHERE table_schema = ? AND table_name = ?",
         (schema, table),
     )
-    in_stream = any(name == ROWID for name, _, _ in found)
+    in_stream = any(name == ROWID for name, _, _ in rows)
     checked: set[str] = set()
-    if session.driver.is_mariadb() and any(kind == "longtext" for _, kind, _ in found):
+    if session.driver.is_mariadb() and any(kind == "longtext" for _, kind, _ in rows):
         clauses = session.rows(
             "SELECT check_clause FROM information_schema.check_constraints "
             "WHERE constraint_schema = ? AND table_name = ?",
@@ -393,13 +363,9 @@ def _stored(session: Session, schema: str, table: str) -> dict[str, types.Stored
         )
         checked = {clause.lower() for (clause,) in clauses}
     return {
-        name: types.Stored(kind, comment, f"json_valid({_quoted(name)})" in checked, in_stream)
-        for name, kind, comment in found
+        name: types.Stored(kind, comment, f"json_valid({quote(name.lower())})" in checked, in_stream)
+        for name, kind, comment in rows
     }
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.lower().replace("`", "``") + "`"
 
 
 def _in_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

@@ -27,7 +27,7 @@ _HINTS = ("uuid", "json", "time")
 
 @dataclass(frozen=True)
 class Stored:
-    """What the catalogue says of a column beyond its type."""
+    """What the catalogue has on a column beyond its type."""
 
     type: str = ""
     comment: str = ""
@@ -52,10 +52,9 @@ def field_of(field: Field, stored: Stored) -> pa.Field:
         return pa.field(name, _decimal(field))
     if kind in (FIELD_TYPE.DATE, FIELD_TYPE.NEWDATE):
         return pa.field(name, pa.date32())
-    if kind == FIELD_TYPE.TIMESTAMP or (kind == FIELD_TYPE.DATETIME and _is_instant(stored)):
-        return pa.field(name, UTC_TIME)
-    if kind == FIELD_TYPE.DATETIME:
-        return pa.field(name, LOCAL_TIME)
+    if kind in (FIELD_TYPE.TIMESTAMP, FIELD_TYPE.DATETIME):
+        is_instant = kind == FIELD_TYPE.TIMESTAMP or stored.in_stream or stored.comment == "timestamptz"
+        return pa.field(name, UTC_TIME if is_instant else LOCAL_TIME)
     if kind == FIELD_TYPE.TIME:
         return hinted(name, "time")
     if kind == FIELD_TYPE.BIT:
@@ -77,10 +76,6 @@ def field_of(field: Field, stored: Stored) -> pa.Field:
     return pa.field(name, pa.binary() if is_bytes else pa.string())
 
 
-def _is_instant(stored: Stored) -> bool:
-    return stored.in_stream or stored.comment == "timestamptz"
-
-
 def _decimal(field: Field) -> pa.DataType:
     # The length counts the sign and the point.
     precision = field.length - (field.decimals > 0) - (not field.flags & FLAG.UNSIGNED)
@@ -95,7 +90,7 @@ def _decimal(field: Field) -> pa.DataType:
 
 
 def selected(quoted: str, field: Field) -> str | None:
-    """What to select in place of a column whose text is not what it holds."""
+    """Return what to select in place of a column whose text is not its value."""
     if field.type == FIELD_TYPE.FLOAT:
         return f"({quoted} + 0e0)"  # as a FLOAT it has six digits
     return f"({quoted} + 0)" if field.type == FIELD_TYPE.BIT else None
@@ -120,9 +115,7 @@ _TYPES: dict[pa.DataType, str] = {
 def sql_type(field: pa.Field, *, key: bool, collation: str) -> str:
     """The type of a new column; comments carry what a type cannot say. `collation`: bytewise and without padding."""
     text = f"CHARACTER SET utf8mb4 COLLATE {collation}"
-    if is_nested(field.type):
-        return f"LONGTEXT {text} COMMENT 'json'"
-    hint = hint_of(field)
+    hint = "json" if is_nested(field.type) else hint_of(field)
     if hint == "uuid":
         return "CHAR(36) CHARACTER SET ascii COLLATE ascii_general_ci COMMENT 'uuid'"
     if hint == "time":
@@ -153,10 +146,10 @@ def takes(sql: str, stored: pa.Field, field: pa.Field) -> bool:
 
 def parse(sql: str) -> tuple[str, list[int]]:
     """A type's name, and the numbers behind it."""
-    found = re.match(r"([a-z ]+?)(?:\(([\d, ]+)\)|$|\s+(?:unsigned|zerofill|collate|character|comment))", sql)
-    if found is None:
+    match = re.match(r"([a-z ]+?)(?:\(([\d, ]+)\)|$|\s+(?:unsigned|zerofill|collate|character|comment))", sql)
+    if match is None:
         return sql, []
-    return found[1], [int(number) for number in (found[2] or "").split(",") if number.strip()]
+    return match[1], [int(number) for number in (match[2] or "").split(",") if number.strip()]
 
 
 def key_type(sql: str, field: pa.Field) -> str | None:
@@ -169,7 +162,7 @@ def key_type(sql: str, field: pa.Field) -> str | None:
 
 
 def prefix(sql: str) -> str:
-    """How much of a column goes into an index: of texts and bytes a part."""
+    """Return how much of a column goes into an index: a part of texts and bytes."""
     base, numbers = parse(sql.lower())
     if base.endswith(("text", "blob")) or (base in ("varchar", "varbinary") and numbers[0] > _PREFIX):
         return f"({_PREFIX})"
@@ -202,7 +195,8 @@ def cast(expression: str, field: pa.Field, sql: str) -> str:
         if not is_narrower and not pa.types.is_integer(kind) and not pa.types.is_boolean(kind):
             return _checked(expression, f"CAST({expression} AS DECIMAL({precision},{scale})) = {expression}")
     if base == "date" and not pa.types.is_date(kind):
-        return _checked(expression, f"CAST(CAST({expression} AS DATE) AS DATETIME(6)) = {_moment(expression)}", "DATE")
+        day, moment = f"CAST(CAST({expression} AS DATE) AS DATETIME(6))", f"CAST({expression} AS DATETIME(6))"
+        return _checked(expression, f"{day} = {moment}", "DATE")
     if base in _TIMES and not pa.types.is_date(kind):
         unit = 10 ** (6 - (numbers[0] if numbers else 0))
         if (base == "time") != (hint == "time") and not (pa.types.is_string(kind) and hint is None):
@@ -240,10 +234,6 @@ def as_stored(expression: str, sql: str) -> str:
         return f"CAST({expression} AS JSON)"
     # A letter has as many bytes as its character set says.
     return f"CONVERT({expression} USING utf8mb4)" if "collate" in sql else expression
-
-
-def _moment(expression: str) -> str:
-    return f"CAST({expression} AS DATETIME(6))"
 
 
 def _checked(expression: str, same: str, kind: str | None = None) -> str:

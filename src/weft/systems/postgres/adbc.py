@@ -10,17 +10,14 @@ from psycopg.conninfo import make_conninfo
 from weft import settings
 from weft.errors import ConnectionFailedError, WeftError
 from weft.systems.postgres.sessions import PostgresSessions
+from weft.systems.sql.driver import closed_on_error
 
 
 def connect(dbapi: Any, sessions: PostgresSessions) -> Any:
     """A connection of the ADBC driver."""
     driver = dbapi.connect(make_conninfo(**sessions.parameters()), autocommit=True)
-    try:
-        with closing(driver.cursor()) as cursor:
-            cursor.execute("SET TimeZone = 'UTC'")
-    except BaseException:
-        driver.close()
-        raise
+    with closed_on_error(driver), closing(driver.cursor()) as cursor:
+        cursor.execute("SET TimeZone = 'UTC'")
     return driver
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -37,13 +37,9 @@ def batches(
     schema = pa.schema([(name, kind.arrow) for name, kind in columns.items()])
 
     def read(first: int, last: int) -> tuple[list[pa.RecordBatch], int]:
-        found = _read(
-            dbapi,
-            store,
-            f"SELECT {wanted} FROM {log.table} "
-            f"WHERE {log.rowid} > {int(first)} AND {log.rowid} <= {int(last)} ORDER BY {log.rowid}",
-        )
-        done = [_cast(batch, schema) for batch in found if batch.num_rows]
+        where = f"{log.rowid} > {int(first)} AND {log.rowid} <= {int(last)}"
+        rows = _read(dbapi, store, f"SELECT {wanted} FROM {log.table} WHERE {where} ORDER BY {log.rowid}")
+        done = [_cast(batch, schema) for batch in rows if batch.num_rows]
         return done, sum(batch.nbytes for batch in done)
 
     return chunks.in_order(read, after, upto, workers=2, chunk_bytes=_CHUNK_BYTES)
@@ -52,35 +48,25 @@ def batches(
 def _read(dbapi: Any, store: PostgresStore, sql: str) -> list[pa.RecordBatch]:
     while True:
         store.check_open()
-        driver = _idle(store)
+        driver = None
+        with suppress(IndexError):
+            driver = store.arrow_idle.pop()
         fresh = driver is None
         try:
             driver = driver or adbc.connect(dbapi, store)
             with closing(driver.cursor()) as cursor:
                 cursor.execute(sql)
-                found = list(cursor.fetch_record_batch())
+                read = list(cursor.fetch_record_batch())
         except dbapi.Error as error:
             if driver is not None:
                 driver.close()
             # The server may have been restarted: what else is idle is broken as well.
-            _close_idle(store)
+            store.close_arrow_idle()
             if fresh:
                 raise adbc.explain(dbapi, store, error) from None
         else:
             store.arrow_idle.append(driver)
-            return found
-
-
-def _idle(store: PostgresStore) -> Any:
-    try:
-        return store.arrow_idle.pop()
-    except IndexError:
-        return None
-
-
-def _close_idle(store: PostgresStore) -> None:
-    while (driver := _idle(store)) is not None:
-        driver.close()
+            return read
 
 
 def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

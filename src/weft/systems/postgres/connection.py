@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from weft.systems.base import SIGN_IN_HINT, Connection, measured, require
+from weft.systems.sql.tokens import quote_name
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class PostgresConnection(Connection):
 
     def stream_table(self, stream: Any) -> str:
         """A table in a schema."""
-        return ".".join('"' + name.replace('"', '""') + '"' for name in (stream.schema, stream.name))
+        return f"{quote_name(stream.schema)}.{quote_name(stream.name)}"
 
     def reports_missing(self, error: str) -> Literal["table", "database"] | None:
         """In the server's words."""

@@ -71,16 +71,16 @@ def _encode(batch: pa.RecordBatch, targets: Sequence[Target]) -> Iterator[memory
     rows = _Rows(batch.num_rows)
     rows.add(np.full(1, batch.num_columns, ">i2"))
     for array, field, target in zip(batch.columns, batch.schema, targets, strict=True):
-        made = _column(array, field, target)
+        values = _column(array, field, target)
         missing = np.asarray(array.is_null()) if array.null_count else None
-        if isinstance(made, np.ndarray):
-            rows.add(np.full(1, made.dtype.itemsize, ">i4"), made, missing=missing)
+        if isinstance(values, np.ndarray):
+            rows.add(np.full(1, values.dtype.itemsize, ">i4"), values, missing=missing)
         else:
             # The format of jsonb has a version.
             prefix = b"\1" if target.oid == JSONB else b""
-            sizes = _sizes(made) + np.int32(len(prefix))
+            sizes = _sizes(values) + np.int32(len(prefix))
             rows.add(sizes.astype(">i4"), np.full(1, prefix, f"V{len(prefix)}"), missing=missing)
-            rows.add_texts(made)
+            rows.add_texts(values)
     yield rows.joined()
 
 
@@ -135,7 +135,7 @@ class _Rows:
             order = np.arange(len(self.parts) * count, dtype=np.int32).reshape(-1, count).T.copy()
             for number, (part, (missing, _)) in enumerate(self.instead.items(), len(self.parts) * count):
                 order[missing, part] = number
-            nulls = pa.array([given for _, given in self.instead.values()], pa.binary())
+            nulls = pa.array([null for _, null in self.instead.values()], pa.binary())
             pieces = pa.concat_arrays([*self.parts, nulls])
             joined = pc.take(pieces, pa.array(order.reshape(-1)), boundscheck=False)
             count = len(joined)
@@ -185,8 +185,8 @@ def _narrow(source: str, wire: str) -> Callable[[pa.Array, pa.Field, Target], Ar
     bounds = np.iinfo(wire)
 
     def write(array: pa.Array, field: pa.Field, target: Target) -> Array:
-        found = pc.min_max(array).as_py()
-        for value in found.values():
+        ends = pc.min_max(array).as_py()
+        for value in ends.values():
             if value is not None and not bounds.min <= value <= bounds.max:
                 raise SchemaError(
                     f"Column {field.name!r} takes whole numbers from {bounds.min} to {bounds.max}, and a value is "
@@ -251,14 +251,14 @@ def _numeric(array: pa.Array, field: pa.Field, target: Target) -> Array:
     if groups and last < 4:
         groups[0] = groups[0] * np.uint64(10 ** (4 - last))
     kind = [("count", ">i2"), ("weight", ">i2"), ("sign", ">u2"), ("scale", ">i2"), ("digits", ">i2", (len(groups),))]
-    made = np.empty(len(array), kind)
-    made["count"] = len(groups)
-    made["weight"] = len(groups) - 1 - -(-scale // 4)
-    made["sign"] = np.where(negative, 0x4000, 0)
-    made["scale"] = scale
+    numerics = np.empty(len(array), kind)
+    numerics["count"] = len(groups)
+    numerics["weight"] = len(groups) - 1 - -(-scale // 4)
+    numerics["sign"] = np.where(negative, 0x4000, 0)
+    numerics["scale"] = scale
     for place, group in enumerate(reversed(groups)):
-        made["digits"][:, place] = group
-    return made
+        numerics["digits"][:, place] = group
+    return numerics
 
 
 def _groups(high: Array, low: Array, last: int) -> list[Array]:
@@ -298,20 +298,20 @@ def _groups(high: Array, low: Array, last: int) -> list[Array]:
 
 def _uuid(array: pa.Array, field: pa.Field, target: Target) -> Array:
     present = array.drop_null()
-    made = np.zeros((len(array), 16), np.uint8)
-    found = _uuid_bytes(present)
-    if found is None:
+    uuids = np.zeros((len(array), 16), np.uint8)
+    parsed = _uuid_bytes(present)
+    if parsed is None:
         try:
             # Braces, capitals, no dashes: what PostgreSQL reads as well.
-            found = np.frombuffer(b"".join(UUID(each).bytes for each in present.to_pylist()), np.uint8).reshape(-1, 16)
+            parsed = np.frombuffer(b"".join(UUID(each).bytes for each in present.to_pylist()), np.uint8).reshape(-1, 16)
         except ValueError:
             wrong = next(each for each in present.to_pylist() if not _is_uuid(each))
             raise SchemaError(f"Column {field.name!r}: {wrong!r} is not a UUID.", field=field.name) from None
     if len(present) == len(array):
-        made = found
+        uuids = parsed
     else:
-        made[np.asarray(array.is_valid())] = found
-    return np.ascontiguousarray(made).view("V16").reshape(-1)
+        uuids[np.asarray(array.is_valid())] = parsed
+    return np.ascontiguousarray(uuids).view("V16").reshape(-1)
 
 
 _NIBBLES = np.full(256, 255, np.uint8)
@@ -346,16 +346,16 @@ def _time(array: pa.Array, field: pa.Field, target: Target) -> Array:
         return pc.binary_join_element_wise("1970-01-01", times, " ").cast(pa.timestamp("us"))
 
     try:
-        found = parse(array)
+        times_of_day = parse(array)
     except pa.ArrowInvalid:
         # The end of a day is a time to PostgreSQL, but not to Arrow.
         midnight = pc.match_substring_regex(array, "^24:00(:00(\\.0+)?)?$")
         try:
-            found = parse(pc.if_else(midnight, "00:00:00", array))
+            times_of_day = parse(pc.if_else(midnight, "00:00:00", array))
         except pa.ArrowInvalid as error:
             raise SchemaError(f"Column {field.name!r} has no time of day: {error}.", field=field.name) from None
-        found = pc.if_else(midnight, pa.scalar(86_400_000_000, pa.timestamp("us")), found)
-    return _values(found, "i8").astype(">i8")
+        times_of_day = pc.if_else(midnight, pa.scalar(86_400_000_000, pa.timestamp("us")), times_of_day)
+    return _values(times_of_day, "i8").astype(">i8")
 
 
 _TEXTS: dict[int, Callable[[pa.Array, pa.Field, Target], Any]] = {TEXT: _text, VARCHAR: _text, BPCHAR: _text}

@@ -21,9 +21,9 @@ CHANNEL = "weft_events"
 # A NOTIFY inside each commit costs four fifths of the speed of single publishes; one after the commits of some
 # milliseconds costs nothing.
 _NOTIFY_SECONDS = 0.005
-# A NOTIFY that was lost costs a reader this long.
+# How long a reader waits after a lost NOTIFY.
 _POLL_SECONDS = 1.0
-# Who closes a store waits for a look to end.
+# Closing a store waits for a poll to end.
 _LOOK_SECONDS = 0.2
 
 Connect = Callable[[], "psycopg.Connection[Any]"]

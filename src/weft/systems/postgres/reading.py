@@ -14,7 +14,7 @@ from weft.errors import SchemaError, WeftError
 from weft.systems.base import require
 from weft.systems.postgres import adbc
 from weft.systems.postgres.sessions import PostgresSessions
-from weft.systems.postgres.types import ANY_NUMERIC
+from weft.systems.postgres.types import ANY_NUMERIC, sql_type
 from weft.systems.sql import decimals
 from weft.systems.sql.prefetch import prefetch
 from weft.systems.sql.queries import subquery
@@ -72,34 +72,17 @@ def _select(column: str, field: pa.Field) -> str:
     kind = field.type
     if pa.types.is_list(kind):
         texts = pa.types.is_decimal(kind.value_type) or pa.types.is_string(kind.value_type)
+        array = "text[]" if texts else f"{sql_type(pa.field('', kind.value_type))}[]"
         items = f"{column}::text[]" if texts else column
         # The driver would give all items of all dimensions as one list. No array can be read from that text.
         return (
             f"CASE WHEN array_ndims({column}) > 1 "
-            f"THEN (array_dims({column}) || ' has several dimensions; cast it to text')::{_array_type(kind)} "
+            f"THEN (array_dims({column}) || ' has several dimensions; cast it to text')::{array} "
             f"ELSE {items} END AS {column}"
         )
     if pa.types.is_decimal(kind) or pa.types.is_string(kind):
         return f"{column}::text"
     return f"{column}::bigint" if kind == pa.int64() else column
-
-
-def _array_type(kind: pa.DataType) -> str:
-    value = kind.value_type
-    if pa.types.is_decimal(value) or pa.types.is_string(value):
-        return "text[]"
-    return {
-        pa.bool_(): "boolean[]",
-        pa.int16(): "smallint[]",
-        pa.int32(): "integer[]",
-        pa.int64(): "bigint[]",
-        pa.float32(): "real[]",
-        pa.float64(): "double precision[]",
-        pa.date32(): "date[]",
-        pa.binary(): "bytea[]",
-        pa.timestamp("us"): "timestamp[]",
-        pa.timestamp("us", "UTC"): "timestamptz[]",
-    }[value]
 
 
 def _typed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

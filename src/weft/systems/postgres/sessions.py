@@ -12,10 +12,12 @@ from psycopg.types.string import TextBinaryLoader, TextLoader
 from weft import settings
 from weft.errors import BusyError, ConnectionFailedError, DeclarationError, SchemaError, StorageError, WeftError
 from weft.systems.postgres.connection import PostgresConnection
-from weft.systems.sql.driver import Role, SqlDriver, readable
+from weft.systems.sql.driver import Role, Session, SqlDriver, closed_on_error, readable
 
 # How long a statement waits for somebody's lock before it gives up with an error.
 LOCK_SECONDS = 30
+# The key of the advisory lock around CREATE: "weft" in ASCII. Two-part keys never meet the one-part keys of appends.
+_CREATE_LOCK = f"{0x77656674}, 0"
 # PostgreSQL cuts longer names without an error, and two of them could become one.
 _NAME_BYTES = 63
 
@@ -33,16 +35,18 @@ class PostgresSessions(SqlDriver):
     """Pooled connections to a PostgreSQL database."""
 
     dialect: ClassVar[str] = "postgres"
+    driver_error: ClassVar[type[BaseException]] = psycopg.Error
+    connection: PostgresConnection
+    configuration: ClassVar[dict[str, str]] = {"TimeZone": "UTC", "default_transaction_isolation": "read committed"}
+    """Settings of the server, by their names."""
 
     # ------------------------------------------------------------------------------------------------------ connections
 
     def parameters(self) -> dict[str, Any]:
-        """What libpq connects with: the URL's parameters, and ours where it says nothing."""
-        assert isinstance(self.connection, PostgresConnection)
+        """Return the parameters of libpq: those of the URL, and our defaults for the others."""
         return {**_DEFAULTS, **conninfo_to_dict(self.connection.url), "client_encoding": "UTF8"}
 
     def connect(self, role: Role) -> psycopg.Connection[Any]:
-        """A connection with the durability of its role."""
         return self.connect_as(role, autocommit=role == "read")
 
     def connect_as(self, role: Role, *, autocommit: bool) -> psycopg.Connection[Any]:
@@ -53,36 +57,21 @@ class PostgresSessions(SqlDriver):
         )
         try:
             driver = psycopg.connect(**self.parameters(), autocommit=True)
-            try:
+            with closed_on_error(driver):
                 # One round trip; as startup options they would replace those of the URL, and poolers refuse them.
-                driver.execute(
-                    f"SELECT set_config('synchronous_commit', {durability}, false), "
-                    "set_config('TimeZone', 'UTC', false), "
-                    "set_config('default_transaction_isolation', 'read committed', false), "
-                    f"set_config('lock_timeout', '{LOCK_SECONDS}s', false)"
-                )
+                configuration = {**self.configuration, "lock_timeout": f"{LOCK_SECONDS}s"}
+                others = "".join(f", set_config('{name}', '{value}', false)" for name, value in configuration.items())
+                driver.execute(f"SELECT set_config('synchronous_commit', {durability}, false){others}")
                 driver.autocommit = autocommit
                 # As texts, to be decoded a column at a time.
                 driver.adapters.register_loader("json", TextLoader)
                 driver.adapters.register_loader("json", TextBinaryLoader)
-            except BaseException:
-                driver.close()
-                raise
         except psycopg.Error as error:
             # Only a server says FATAL; libpq gives no SQLSTATE here.
             raise self.connection.unreachable(error, answered="FATAL" in str(error)) from None
         return driver
 
-    def begin(self, driver: psycopg.Connection[Any], role: Role) -> None:
-        """psycopg begins with the first statement."""
-
-    def commit(self, driver: psycopg.Connection[Any], role: Role) -> None:
-        """Commit, unless each statement did."""
-        if role != "read":
-            driver.commit()
-
     def rollback(self, driver: psycopg.Connection[Any]) -> None:
-        """Undo what was open."""
         if driver.closed:
             raise psycopg.OperationalError("the connection is closed")
         driver.rollback()
@@ -100,7 +89,6 @@ class PostgresSessions(SqlDriver):
         return driver.closed or readable(driver.fileno())
 
     def alive(self, driver: psycopg.Connection[Any]) -> bool:
-        """Ask it."""
         try:
             driver.execute("SELECT 1")
             driver.rollback()
@@ -108,12 +96,8 @@ class PostgresSessions(SqlDriver):
             return False
         return True
 
-    def is_driver_error(self, error: BaseException) -> bool:
-        """Whether psycopg raised this."""
-        return isinstance(error, psycopg.Error)
-
     def explain(self, error: BaseException) -> WeftError:
-        """By SQLSTATE; https://www.postgresql.org/docs/current/errcodes-appendix.html lists them."""
+        """Map by SQLSTATE; https://www.postgresql.org/docs/current/errcodes-appendix.html lists them."""
         assert isinstance(error, psycopg.Error)
         code = error.sqlstate or ""
         said = " ".join((error.diag.message_primary or str(error)).split())
@@ -143,15 +127,22 @@ class PostgresSessions(SqlDriver):
 
     # ------------------------------------------------------------------------------------------------------------ names
 
+    def create_schema(self, session: Session, schema: str) -> None:
+        """Create a schema where it is missing; nobody else creates anything until the transaction ends."""
+        # Two CREATE … IF NOT EXISTS at once can both find nothing, and the second fails: one at a time.
+        session.run(f"SELECT pg_advisory_xact_lock({_CREATE_LOCK})")
+        # CREATE SCHEMA IF NOT EXISTS needs the right to create schemas even where there is nothing to create.
+        if not self.has_schema(session, schema):
+            session.run(f"CREATE SCHEMA {self.quote(schema)}")
+
+    def has_schema(self, session: Session, schema: str) -> bool:
+        """Whether a schema exists."""
+        return session.row("SELECT 1 FROM pg_namespace WHERE nspname = ?", (schema,)) is not None
+
     def quote(self, name: str) -> str:
-        """A quoted identifier."""
         if len(name.encode()) > _NAME_BYTES:
             raise DeclarationError(f"The name {name!r} is too long for PostgreSQL, which takes {_NAME_BYTES} bytes.")
-        return '"' + name.replace('"', '""') + '"'
-
-    def table(self, schema: str, name: str) -> str:
-        """A table in a schema."""
-        return f"{self.quote(schema)}.{self.quote(name)}"
+        return super().quote(name)
 
 
 # Connection exceptions, authorisation, no such database, too many connections, ended by a timeout or an administrator.

@@ -1,9 +1,9 @@
 """Streams on PostgreSQL. Publishers do not wait for each other; a registry of what is in flight holds readers back.
 
 A publisher takes a shared advisory lock on the last offset that was given out before it takes its own, and keeps it
-until its transaction ends. So whoever reads `last_value` of the sequence and *then* the lowest of these locks has an
-offset at or below which nothing can appear any more. The lock goes after the commit is visible, and it goes by itself
-when a backend dies.
+until its transaction ends. So a reader that reads `last_value` of the sequence and *then* the lowest of these locks has
+an offset at or below which nothing can appear any more. The lock is released after the commit is visible, also when a
+backend dies.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ from weft.systems.log import EXTRA, PUBLISH_ID, PUBLISHED_AT, ROWID, Appended, B
 from weft.systems.postgres import sessions
 from weft.systems.postgres.notify import Listener, Notifier
 from weft.systems.postgres.sessions import PostgresSessions
+from weft.systems.sql.driver import Session
 from weft.systems.sql.log import SqlLog
-from weft.systems.sql.store import Session, SqlStore
+from weft.systems.sql.store import SqlStore
+from weft.systems.sql.tokens import quote_name
 from weft.types import FieldType, from_sql, round_float32
 
 if TYPE_CHECKING:
@@ -34,8 +36,6 @@ if TYPE_CHECKING:
 
 # ALTER TABLE waits no longer than this at a time: everybody who comes to the table meanwhile waits behind it.
 _ALTER_LOCK = "100ms"
-# The key of the advisory lock around CREATE: "weft" in ASCII. Two-part keys never meet the registry's one-part keys.
-_CREATE_LOCK = f"{0x77656674}, 0"
 # The registry's keys are (stream << 44) | offset: 2^19 streams with 2^44 offsets each.
 _OFFSET_BITS = 44
 _MAX_STREAM = 2**19 - 1
@@ -63,9 +63,13 @@ class PostgresStore(PostgresSessions, SqlStore):
         """Close every connection and end the thread that notifies."""
         self._notifier.close()
         self._listener.close()
+        self.close_arrow_idle()
+        super().close()
+
+    def close_arrow_idle(self) -> None:
+        """Close the idle connections of the ADBC driver."""
         while self.arrow_idle:
             self.arrow_idle.pop().close()
-        super().close()
 
     # ----------------------------------------------------------------------------------------------------------- tables
 
@@ -74,7 +78,6 @@ class PostgresStore(PostgresSessions, SqlStore):
         return self.table("weft", f"offsets_{number}")
 
     def reflect(self, session: Session, schema: str, name: str) -> dict[str, FieldType] | None:
-        """Columns by pg_attribute."""
         rows = session.rows(
             "SELECT a.attname, format_type(a.atttypid, a.atttypmod) FROM pg_attribute a "
             "JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace "
@@ -87,7 +90,7 @@ class PostgresStore(PostgresSessions, SqlStore):
         """The four bookkeeping tables. Where they are, nothing is asked for that a role without CREATE may not do."""
         if self.reflect(session, "weft", "keys"):
             return
-        self._create_schema(session, "weft")
+        self.create_schema(session, "weft")
         for statement in (
             f"CREATE TABLE IF NOT EXISTS {self.streams} ("
             f"id integer GENERATED ALWAYS AS IDENTITY (MAXVALUE {_MAX_STREAM}) PRIMARY KEY, name text NOT NULL UNIQUE, "
@@ -105,32 +108,24 @@ class PostgresStore(PostgresSessions, SqlStore):
         ):
             session.run(statement)
 
-    def _create_schema(self, session: Session, schema: str) -> None:
-        # Two CREATE … IF NOT EXISTS at once can both find nothing, and the second fails: one at a time.
-        session.run(f"SELECT pg_advisory_xact_lock({_CREATE_LOCK})")
-        # CREATE SCHEMA IF NOT EXISTS needs the right to create schemas even where there is nothing to create.
-        if session.row("SELECT 1 FROM pg_namespace WHERE nspname = ?", (schema,)) is None:
-            session.run(f"CREATE SCHEMA {self.quote(schema)}")
-
     def create_stream(self, session: Session, schema: str, name: str, columns: dict[str, FieldType]) -> None:
         """The table and its sequence."""
-        self._create_schema(session, schema)
+        self.create_schema(session, schema)
         full = f"{schema}.{name}"
         if session.row(f"SELECT id FROM {self.streams} WHERE name = ?", (full,)):
             return
-        found = session.row(f"INSERT INTO {self.streams} (name) VALUES (?) RETURNING id", (full,))
-        assert found is not None
+        number = session.value(f"INSERT INTO {self.streams} (name) VALUES (?) RETURNING id", (full,))
         spelled = ", ".join(
             f"{self.quote(column)} {kind.sql('postgres')}{' PRIMARY KEY' if column == ROWID else ''}"
             for column, kind in columns.items()
         )
-        table, sequence = self.table(schema, name), self.sequence(found[0])
+        table, sequence = self.table(schema, name), self.sequence(number)
         present = self.reflect(session, schema, name)
         if present is None:
             session.run(f"CREATE TABLE {table} ({spelled})")
         elif ROWID not in present:
             return
-        # One offset is given away: until then `last_value` would not tell whether the first offset is still to come.
+        # One offset is given away: before that, `last_value` does not show whether the first offset is still to come.
         session.run(f"CREATE SEQUENCE {sequence} MINVALUE 0 START 0 CACHE 1")
         session.run(f"SELECT setval('{sequence}', (SELECT coalesce(max({self.quote(ROWID)}), 0) FROM {table}))")
 
@@ -152,15 +147,10 @@ class PostgresStore(PostgresSessions, SqlStore):
                     raise
             time.sleep(random.uniform(0.1, 0.3))
 
-    def insert_ignore(self, table: str, columns: Sequence[str]) -> str:
-        """INSERT … ON CONFLICT DO NOTHING."""
-        marks = ", ".join("?" * len(columns))
-        return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks}) ON CONFLICT DO NOTHING"
-
     # ---------------------------------------------------------------------------------------------------------- writing
 
     def append(self, batches: Sequence[Batch]) -> list[list[Appended]]:
-        """What is one statement is its own transaction: one round trip instead of three."""
+        """A single statement is its own transaction: one round trip instead of three."""
         shapes = {(id(batch.log), batch.columns, batch.extra is None, batch.keys is None) for batch in batches}
         alone = len(shapes) == 1 and batches[0].keys is None
         with self.session("read" if alone else "publish") as session:
@@ -202,37 +192,33 @@ class PostgresStore(PostgresSessions, SqlStore):
 
     def claim_keys(self, session: Session, log: SqlLog, keys: list[bytes], horizon: float) -> set[bytes]:
         """One statement. Others wait for this transaction with the same key; the order prevents deadlocks."""
-        found = session.rows(
+        claimed = session.rows(
             f"INSERT INTO {self.keys} AS known (stream, id, seen) SELECT ?, id, {self.now_sql} "
             "FROM unnest(?::bytea[]) AS id ORDER BY id ON CONFLICT (stream, id) "
             "DO UPDATE SET seen = excluded.seen WHERE known.seen < excluded.seen - ? RETURNING id",
             (log.number, array_literal(keys, FieldType("bytes")), int(horizon * 1e6)),
         )
-        return {key for (key,) in found}
+        return {key for (key,) in claimed}
 
     def forget_keys(self, session: Session, log: SqlLog, before: int, limit: int) -> int:
         """Those that a publisher renews right now are left: to wait for it could deadlock."""
-        found = session.run(
+        cursor = session.run(
             f"DELETE FROM {self.keys} WHERE stream = ? AND id IN (SELECT id FROM {self.keys} "
             "WHERE stream = ? AND seen < ? LIMIT ? FOR UPDATE SKIP LOCKED)",
             (log.number, log.number, before, limit),
         )
-        return int(found.rowcount)
+        return int(cursor.rowcount)
 
     # ---------------------------------------------------------------------------------------------------------- reading
 
     def fence(self, session: Session, log: SqlLog) -> int:
         """The last offset given out or the lowest in the registry. Events are read by a later statement's snapshot."""
-        row = session.row(_fence_sql(self.sequence(log.number), log.number))
-        assert row is not None
-        return int(row[0])
+        return int(session.value(_fence_sql(self.sequence(log.number), log.number)))
 
     def head(self, session: Session, log: SqlLog) -> int:
         """An event's offset, not any that was given out: a crash takes back those of publishes that rolled back."""
         fence = _fence_sql(self.sequence(log.number), log.number)
-        row = session.row(f"SELECT max({ROWID}) FROM {log.table} WHERE {ROWID} <= ({fence})")
-        assert row is not None
-        return int(row[0] or 0)
+        return int(session.value(f"SELECT max({ROWID}) FROM {log.table} WHERE {ROWID} <= ({fence})") or 0)
 
     def bind(self, value: Any, kind: FieldType) -> Any:
         """psycopg takes every canonical value as it is."""
@@ -246,7 +232,6 @@ class PostgresStore(PostgresSessions, SqlStore):
     def arrow_batches(
         self, log: SqlLog, after: int, upto: int, columns: dict[str, FieldType]
     ) -> Iterator[pa.RecordBatch]:
-        """By ADBC."""
         from weft.systems.postgres import arrow
 
         return arrow.batches(self, log, after, upto, columns)
@@ -262,7 +247,6 @@ class PostgresStore(PostgresSessions, SqlStore):
         return self._listener.wait(timeout)
 
     def unwatch(self) -> None:
-        """Stop listening."""
         self._listener.close()
 
 
@@ -272,7 +256,7 @@ def _insert_sql(
 ) -> str:
     several = names[-1] == PUBLISH_ID
     leading = () if several else (PUBLISH_ID,)
-    columns = ", ".join('"' + name.replace('"', '""') + '"' for name in (ROWID, PUBLISHED_AT, *leading, *names))
+    columns = ", ".join(map(quote_name, (ROWID, PUBLISHED_AT, *leading, *names)))
     into = f"{table} ({columns})".replace("%", "%%")
     arrays = ", ".join(f"%s::{kind.sql('postgres')}[]" for kind in kinds)
     # MATERIALIZED: the lock is taken before the first nextval. One a transaction and stream: the lowest is what counts.

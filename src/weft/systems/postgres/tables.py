@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, date, datetime, timedelta
-from functools import cached_property
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -15,9 +14,9 @@ from weft.columns import hint_of, is_binary_json, is_nested, length_of
 from weft.errors import DeclarationError, SchemaError, WeftError, nearest
 from weft.systems.postgres import copy, types
 from weft.systems.postgres.sessions import PostgresSessions
-from weft.systems.sql.driver import Role, Session
+from weft.systems.sql.driver import Session, SqlDriver
 from weft.systems.sql.queries import subquery
-from weft.systems.sql.tables import ROW, Column, Slice, SqlTables
+from weft.systems.sql.tables import ROW, Column, Slice, SqlTables, causes, check_event_time
 
 # The keys of our advisory locks: "load" in ASCII, then a hash of the table's name.
 _LOCK_SPACE = 0x6C6F6164
@@ -27,39 +26,43 @@ _LOAD_LOCK = "1h"
 _UNEQUAL = {"xml", "point", "line", "lseg", "box", "path", "polygon", "circle", "json[]"}
 
 
+class LoadSessions(PostgresSessions):
+    """Sessions that write values as text in one way, whatever the server's settings are: a hash of a row is one of its
+    text."""
+
+    configuration: ClassVar[dict[str, str]] = PostgresSessions.configuration | {
+        "DateStyle": "ISO, YMD",
+        "IntervalStyle": "postgres",
+        "bytea_output": "hex",
+        "extra_float_digits": "1",
+    }
+
+
 class PostgresTables(SqlTables):
     """Tables of a PostgreSQL database."""
 
     dialect: ClassVar[str] = "postgres"
+    sessions: ClassVar[type[SqlDriver]] = LoadSessions
     clock: ClassVar[str | None] = "clock_timestamp()"
     row_lock: ClassVar[str] = " FOR UPDATE"
     has_temporary_views: ClassVar[bool] = True
 
-    @cached_property
-    def driver(self) -> LoadSessions:
-        """The pooled connections of this process."""
-        return self.open_driver()
-
-    def open_driver(self) -> LoadSessions:
-        """Connections of loads."""
-        return LoadSessions(self.connection)
+    driver: LoadSessions
 
     def identity(self) -> str:
         """The server by its cluster and its start, since copies of a cluster keep its number; then the database."""
         with self.driver.session("read") as session:
-            found = session.row(
+            ((database, started, port, allowed),) = session.rows(
                 "SELECT current_database(), pg_postmaster_start_time()::text, current_setting('port'), "
                 "has_function_privilege('pg_control_system()', 'EXECUTE')"
             )
-            assert found is not None
-            database, started, port, allowed = found
-            cluster = session.row("SELECT system_identifier FROM pg_control_system()") if allowed else None
-        return f"postgres:{cluster[0] if cluster else port}:{started}:{database}"
+            server = session.value("SELECT system_identifier FROM pg_control_system()") if allowed else port
+        return f"postgres:{server}:{started}:{database}"
 
     # ---------------------------------------------------------------------------------------------------------- reading
 
     def describe(self, sql: str) -> pa.Schema:
-        """By preparing the query: the server names the types of its columns."""
+        """Prepare the query: the server returns the types of its columns."""
         with self.driver.session("read") as session:
             return self._describe(session, sql)
 
@@ -89,30 +92,28 @@ class PostgresTables(SqlTables):
         if parts < 2 or by is None:
             return [Slice(sql)], None
         connection = self.driver.connect_as("read", autocommit=False)
-        held = _Held(connection)
         try:
             session = Session(self.driver, connection)
             session.run("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            # Whoever reads may take long, and this transaction only waits for them.
+            # Readers may take long, and this transaction only waits for them.
             session.run("SET LOCAL idle_in_transaction_session_timeout = 0")
             schema = self._describe(session, sql)
             bounds = self._bounds(session, sql, schema, parts, by)
             try:
-                row = session.row("SELECT pg_export_snapshot()")
+                snapshot = session.value("SELECT pg_export_snapshot()")
             except (psycopg.errors.ReadOnlySqlTransaction, psycopg.errors.ObjectNotInPrerequisiteState):
                 # A standby cannot export one.
-                held.close()
+                connection.close()
                 return [Slice(sql)], None
-            assert row is not None
         except BaseException as error:
-            held.close()
+            connection.close()
             if self.driver.is_driver_error(error):
                 raise self.driver.explain(error) from None
             raise
-        return [Slice(each, row[0]) for each in self._ranges(sql, by, bounds)], held
+        return [Slice(each, snapshot) for each in self._ranges(sql, by, bounds)], connection
 
     def _bounds(self, session: Session, sql: str, schema: pa.Schema, parts: int, by: str) -> list[str]:
-        """Where all parts but the first begin, as literals."""
+        """Return where all parts but the first begin, as literals."""
         if by not in schema.names:
             close = nearest(by, schema.names)
             hint = f"Did you mean {close!r}?" if close else f"Its columns: {', '.join(schema.names[:30])}."
@@ -124,8 +125,7 @@ class PostgresTables(SqlTables):
                 f"A query cannot be split by the column {by!r}, which is {kind}.",
                 hint="Choose an integer, a date or a timestamp, best one with an index.",
             )
-        found = session.driver.execute(f"SELECT min({column}), max({column}) FROM {subquery(sql)} AS q").fetchone()
-        low, high = found
+        ((low, high),) = session.rows(f"SELECT min({column}), max({column}) FROM {subquery(sql)} AS q")
         if low is None or low == high:
             return []
         if pa.types.is_integer(kind):
@@ -151,7 +151,6 @@ class PostgresTables(SqlTables):
     # ---------------------------------------------------------------------------------------------------------- writing
 
     def columns(self, session: Session, schema: str | None, name: str) -> list[Column] | None:
-        """By the catalogue."""
         rows = session.rows(
             # A domain's own type is the one below it, maybe over several steps.
             "WITH RECURSIVE a AS (SELECT a.attnum, a.attname, a.atttypid AS oid, a.atttypmod AS modifier, "
@@ -168,7 +167,7 @@ class PostgresTables(SqlTables):
             "WHERE t.typtype <> 'd' ORDER BY a.attnum",
             (self.table(schema, name),),
         )
-        if not rows and session.row("SELECT to_regclass(?)::text", (self.table(schema, name),)) in (None, (None,)):
+        if not rows and session.value("SELECT to_regclass(?)::text", (self.table(schema, name),)) is None:
             return None
         return [
             Column(
@@ -189,20 +188,18 @@ class PostgresTables(SqlTables):
         return types.sql_type(field)
 
     def column_type(self, field: pa.Field, *, key: bool = False) -> str:
-        """Texts of a length, and jsonb."""
         if is_binary_json(field) and not key:
             return "jsonb"
         length = length_of(field)
         return self.sql_type(field, key=key) if length is None else f"character varying({length})"
 
     def fits(self, column: Column, field: pa.Field) -> bool:
-        """Where the column's type takes the values by COPY, unchanged."""
+        """Whether COPY writes the values into the column unchanged."""
         return types.takes(column.sql, field)
 
     def copy_in(self, session: Session, table: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
-        """By binary COPY."""
         targets = self._targets(session, table, schema)
-        names = ", ".join(self.quote(name) for name in schema.names)
+        names = self.listed(schema.names)
         sent = 0
         cursor: psycopg.Cursor[Any] = session.driver.cursor()
         with cursor.copy(f"COPY {table} ({names}) FROM STDIN (FORMAT binary)".encode()) as stream:
@@ -215,12 +212,12 @@ class PostgresTables(SqlTables):
         return sent
 
     def _targets(self, session: Session, table: str, schema: pa.Schema) -> list[copy.Target]:
-        found = session.rows(
+        columns = session.rows(
             "SELECT attname, atttypid::bigint, atttypmod FROM pg_attribute "
             "WHERE attrelid = to_regclass(?) AND attnum > 0 AND NOT attisdropped",
             (table,),
         )
-        targets = {name: copy.Target(oid, modifier) for name, oid, modifier in found}
+        targets = {name: copy.Target(oid, modifier) for name, oid, modifier in columns}
         for name in schema.names:
             if name not in targets:
                 raise WeftError(f"The table {table} has no column {name!r}, or is not there.")
@@ -229,12 +226,9 @@ class PostgresTables(SqlTables):
     # ----------------------------------------------------------------------------------------------- words of a dialect
 
     def create_schema(self, session: Session, schema: str) -> None:
-        """Where it is missing: IF NOT EXISTS would need the right to create schemas even where it is there."""
-        known = "SELECT 1 FROM pg_namespace WHERE nspname = ?"
-        if session.row(known, (schema,)) is None:
-            session.run("SELECT pg_advisory_xact_lock(?, 0)", (_LOCK_SPACE,))
-            if session.row(known, (schema,)) is None:
-                session.run(f"CREATE SCHEMA {self.quote(schema)}")
+        """Without the lock of CREATE where it exists."""
+        if not self.driver.has_schema(session, schema):
+            self.driver.create_schema(session, schema)
 
     def temporary(self, name: str) -> str:
         """In the session's own schema, whatever other tables are called."""
@@ -242,18 +236,13 @@ class PostgresTables(SqlTables):
 
     def create_temporary(self, session: Session, name: str, columns: str) -> None:
         """It ends with the transaction."""
+        self.drop_temporary(session, name)
         session.run(f"CREATE TEMPORARY TABLE {self.temporary(name)} ({columns}) ON COMMIT DROP")
 
-    def create_temporary_as(
-        self,
-        session: Session,
-        name: str,
-        select: str,
-        parameters: Sequence[Any] = (),
-        keys: dict[str, str] | None = None,
-    ) -> int:
-        """It ends with the transaction. The server says how many rows went into it."""
-        cursor = session.run(f"CREATE TEMPORARY TABLE {self.temporary(name)} ON COMMIT DROP AS {select}", parameters)
+    def create_temporary_as(self, session: Session, name: str, select: str, keys: dict[str, str] | None = None) -> int:
+        """It ends with the transaction. The server reports how many rows went into it."""
+        self.drop_temporary(session, name)
+        cursor = session.run(f"CREATE TEMPORARY TABLE {self.temporary(name)} ON COMMIT DROP AS {select}")
         return int(cursor.rowcount)
 
     def filled(self, session: Session, table: str) -> None:
@@ -266,8 +255,7 @@ class PostgresTables(SqlTables):
 
     def create_key_index(self, session: Session, schema: str | None, name: str, keys: Sequence[str]) -> None:
         """The server finds a name that is free and short enough."""
-        columns = ", ".join(self.quote(key) for key in keys)
-        session.run(f"CREATE INDEX ON {self.table(schema, name)} ({columns})")
+        session.run(f"CREATE INDEX ON {self.table(schema, name)} ({self.listed(keys)})")
 
     def sorts_fast(self, field: pa.Field) -> bool:
         """Numbers and times: count(DISTINCT …) sorts them in half the time that GROUP BY hashes them. Texts are
@@ -276,11 +264,10 @@ class PostgresTables(SqlTables):
         return bool(pa.types.is_integer(kind) or pa.types.is_date(kind) or pa.types.is_timestamp(kind))
 
     def is_sortable(self, field: pa.Field) -> bool:
-        """json has no order."""
         return not is_nested(field.type) and hint_of(field) != "json"
 
     def lock(self, session: Session, schema: str | None, name: str) -> None:
-        """An advisory lock: whoever reads or appends by hand is not held up."""
+        """Take an advisory lock: readers and appends by hand do not wait."""
         session.run(f"SET LOCAL lock_timeout = '{_LOAD_LOCK}'")
         session.run(
             "SELECT pg_advisory_xact_lock(?, hashtext(coalesce(?::text, current_schema()) || '.' || ?))",
@@ -313,67 +300,24 @@ class PostgresTables(SqlTables):
         return types.cast(expression, field, column.sql)
 
     def row_hash(self, expressions: Sequence[str]) -> str:
-        """Of the row's text, in which nulls are empty and empty texts quoted."""
+        """Hash the row's text, in which nulls are empty and empty texts quoted."""
         return f"md5(ROW({', '.join(expressions)})::text)"
 
     def moment(self, value: datetime) -> str:
-        """A timestamp with time zone."""
         return f"TIMESTAMPTZ '{value.astimezone(UTC).isoformat()}'"
 
     def add_seconds(self, expression: str, seconds: float) -> str:
-        """By an interval."""
         return f"({expression} + INTERVAL '{seconds:.6f} seconds')"
 
     def instant(self, expression: str, column: pa.Field) -> str:
-        """What has no zone is in UTC."""
+        """Values without a zone are in UTC."""
+        check_event_time(column)
         if pa.types.is_date(column.type):
             return f"(CAST({expression} AS timestamp) AT TIME ZONE 'UTC')"
-        if not pa.types.is_timestamp(column.type):
-            raise DeclarationError(
-                f"The column {column.name!r} is {column.type}: an event time is a date or timestamp."
-            )
         return expression if column.type.tz else f"({expression} AT TIME ZONE 'UTC')"
 
     def is_rejection(self, error: BaseException) -> bool:
         """Values (SQLSTATE class 22) and constraints (23). Not deadlocks, resources, or an operator's intervention."""
-        if isinstance(error, SchemaError):
-            return True
-        found: BaseException | None = error
-        while found is not None:
-            if isinstance(found, psycopg.Error):
-                return (found.sqlstate or "")[:2] in ("22", "23")
-            # Outside of its session, a driver's error is what one of ours came from.
-            found = found.__context__ if isinstance(found, WeftError) else None
-        return False
-
-
-class LoadSessions(PostgresSessions):
-    """Sessions that write values as text in one way, whatever the server's settings are."""
-
-    def connect_as(self, role: Role, *, autocommit: bool) -> psycopg.Connection[Any]:
-        """A connection with these settings."""
-        connection = super().connect_as(role, autocommit=True)
-        try:
-            # A hash of a row is one of its text.
-            connection.execute(
-                "SELECT set_config('DateStyle', 'ISO, YMD', false), set_config('IntervalStyle', 'postgres', false), "
-                "set_config('bytea_output', 'hex', false), set_config('extra_float_digits', '1', false)"
-            )
-            connection.autocommit = autocommit
-        except BaseException as error:
-            connection.close()
-            if self.is_driver_error(error):
-                raise self.explain(error) from None
-            raise
-        return connection
-
-
-class _Held:
-    """A transaction whose snapshot others read in."""
-
-    def __init__(self, connection: psycopg.Connection[Any]) -> None:
-        self._connection = connection
-
-    def close(self) -> None:
-        """End it; the snapshot is gone."""
-        self._connection.close()
+        return isinstance(error, SchemaError) or any(
+            isinstance(cause, psycopg.Error) and (cause.sqlstate or "")[:2] in ("22", "23") for cause in causes(error)
+        )

@@ -12,19 +12,20 @@ from weft.systems.postgres import copy
 # A numeric without a precision, which may hold more digits than Arrow's decimals.
 ANY_NUMERIC = pa.decimal128(38, 18)
 
-_KINDS: dict[int, pa.DataType] = {
-    copy.BOOL: pa.bool_(),
-    copy.BYTEA: pa.binary(),
-    copy.INT8: pa.int64(),
-    copy.INT2: pa.int16(),
-    copy.INT4: pa.int32(),
-    26: pa.int64(),  # oid
-    copy.FLOAT4: pa.float32(),
-    copy.FLOAT8: pa.float64(),
-    copy.DATE: pa.date32(),
-    copy.TIMESTAMP: LOCAL_TIME,
-    copy.TIMESTAMPTZ: UTC_TIME,
-}
+_PLAIN: tuple[tuple[int, str, pa.DataType], ...] = (
+    (copy.BOOL, "boolean", pa.bool_()),
+    (copy.INT2, "smallint", pa.int16()),
+    (copy.INT4, "integer", pa.int32()),
+    (copy.INT8, "bigint", pa.int64()),
+    (copy.FLOAT4, "real", pa.float32()),
+    (copy.FLOAT8, "double precision", pa.float64()),
+    (copy.DATE, "date", pa.date32()),
+    (copy.TIMESTAMP, "timestamp without time zone", LOCAL_TIME),
+    (copy.TIMESTAMPTZ, "timestamp with time zone", UTC_TIME),
+    (copy.TEXT, "text", pa.string()),
+    (copy.BYTEA, "bytea", pa.binary()),
+)
+_KINDS: dict[int, pa.DataType] = {oid: kind for oid, _, kind in _PLAIN} | {26: pa.int64()}  # 26: oid
 _HINTS = {copy.UUID_: "uuid", copy.JSON: "json", copy.JSONB: "json", copy.TIME: "time"}
 # Arrays of these become lists; the others are texts, as PostgreSQL writes them.
 _ARRAYS: dict[int, int] = {
@@ -70,20 +71,7 @@ def _decimal(modifier: int) -> pa.DataType:
     return pa.decimal128(min(precision, 38), min(scale, 38))
 
 
-_SQL: dict[pa.DataType, str] = {
-    pa.bool_(): "boolean",
-    pa.int8(): "smallint",
-    pa.int16(): "smallint",
-    pa.int32(): "integer",
-    pa.int64(): "bigint",
-    pa.float32(): "real",
-    pa.float64(): "double precision",
-    pa.date32(): "date",
-    UTC_TIME: "timestamp with time zone",
-    LOCAL_TIME: "timestamp without time zone",
-    pa.string(): "text",
-    pa.binary(): "bytea",
-}
+_SQL: dict[pa.DataType, str] = {kind: sql for _, sql, kind in _PLAIN} | {pa.int8(): "smallint"}
 _HINTED_SQL = {"uuid": "uuid", "json": "json", "time": "time without time zone"}
 
 
@@ -100,22 +88,11 @@ def sql_type(field: pa.Field) -> str:
     return _HINTED_SQL[hint] if hint in _HINTED_SQL else _SQL[field.type]
 
 
-_OIDS = {
-    "boolean": copy.BOOL,
-    "bytea": copy.BYTEA,
-    "bigint": copy.INT8,
-    "smallint": copy.INT2,
-    "integer": copy.INT4,
-    "text": copy.TEXT,
+_OIDS = {sql: oid for oid, sql, _ in _PLAIN} | {
     "json": copy.JSON,
-    "real": copy.FLOAT4,
-    "double precision": copy.FLOAT8,
     "character": copy.BPCHAR,
     "character varying": copy.VARCHAR,
-    "date": copy.DATE,
     "time without time zone": copy.TIME,
-    "timestamp without time zone": copy.TIMESTAMP,
-    "timestamp with time zone": copy.TIMESTAMPTZ,
     "numeric": copy.NUMERIC,
     "uuid": copy.UUID_,
     "jsonb": copy.JSONB,
@@ -136,13 +113,13 @@ def takes(sql: str, field: pa.Field) -> bool:
 
 def parse(sql: str) -> tuple[str, list[int]]:
     """A type's name without its modifiers, and those: `timestamp(3) with time zone`."""
-    found = re.search(r"\(([-0-9, ]+)\)", sql)
-    if found is None:
+    match = re.search(r"\(([-0-9, ]+)\)", sql)
+    if match is None:
         return sql, []
-    numbers = [int(number) for number in found[1].split(",")]
+    numbers = [int(number) for number in match[1].split(",")]
     if sql.startswith("numeric") and len(numbers) == 1:
         numbers.append(0)
-    return sql.replace(found[0], "", 1), numbers
+    return sql.replace(match[0], "", 1), numbers
 
 
 # ---------------------------------------------------------------------------------------------------------------- casts
@@ -181,7 +158,7 @@ def cast(expression: str, field: pa.Field, sql: str) -> str:
 def _checked(expression: str, there: str, same: str, sql: str) -> str:
     wrong = f"CAST(CAST({expression} AS text) || ' does not fit {sql}' AS {sql.partition('(')[0]})"
     if sql.startswith(("character", "text")):
-        # These take every text: fail on the way, by a number that is none.
+        # These types take every text: fail on the way, by casting a text that is not a number.
         wrong = f"CAST(CAST(CAST({expression} AS text) || ' does not fit {sql}' AS integer) AS text)"
     return f"CASE WHEN {expression} IS NULL OR {same} THEN {there} ELSE {wrong} END"
 

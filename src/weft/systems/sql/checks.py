@@ -6,15 +6,12 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import pyarrow as pa
-
 from weft.errors import DeclarationError, LoadRefusedError, nearest
 from weft.systems.expectation import Expectation, Reaction
 from weft.systems.load import MOST_ASIDE, Load
 from weft.systems.sql import quarantine
-from weft.systems.sql.driver import Session
 from weft.systems.sql.literals import literal
-from weft.systems.sql.tables import SqlTables
+from weft.systems.sql.move import LoadTransaction, Move
 
 REPEATED = "_weft_repeated"
 
@@ -22,7 +19,7 @@ Quote = Callable[[str], str]
 
 
 def condition(check: Expectation, quote: Quote, dialect: str) -> str:
-    """What a row meets that breaks an expectation."""
+    """Return the condition that a row meets which breaks an expectation."""
     columns = [quote(name) for name in check.columns]
     if check.kind == "not_null":
         return " OR ".join(f"{column} IS NULL" for column in columns)
@@ -53,7 +50,7 @@ def refuse_unknown_columns(checks: tuple[Expectation, ...], columns: list[str], 
 
 
 def is_broken(check: Expectation, rows: int, latest: Any, moment: datetime) -> str | None:
-    """What is wrong with all rows together, if anything: their number, or the time of the latest one."""
+    """Return what is wrong with all rows together, if anything: their number, or the time of the latest one."""
     if check.kind == "row_count":
         low, high = check.values
         if (low is not None and rows < low) or (high is not None and rows > high):
@@ -85,7 +82,7 @@ def refuse_broken(load: Load, broken: list[str], hint: str, *, can_quarantine: b
 
 
 def implied(load: Load, written: list[str]) -> tuple[Expectation, ...]:
-    """What a table that is yet to be made would demand of its rows."""
+    """Return the expectations that a table which does not exist yet would enforce."""
     reaction: Reaction = "quarantine" if load.on_bad_rows == "quarantine" else "fail"
     declared = load.declared
     required = [] if declared is None else [field.name for field in declared.schema or () if not field.nullable]
@@ -101,62 +98,68 @@ def implied(load: Load, written: list[str]) -> tuple[Expectation, ...]:
 
 
 class Checks:
-    """The expectations of a load, on its staging table."""
+    """The expectations of a load, on the rows that it moves."""
 
-    def __init__(
-        self, tables: SqlTables, session: Session, load: Load, stage: str, schema: pa.Schema, *, is_trial: bool = False
-    ) -> None:
+    def __init__(self, transaction: LoadTransaction, move: Move, *, is_trial: bool = False) -> None:
         self.is_trial = is_trial
         """Whether rows are only counted: there may be no place to put them aside yet."""
-        self.tables, self.session, self.load = tables, session, load
-        self.stage, self.schema, self.columns = tables.temporary(stage), schema, schema.names
+        self.transaction = transaction
+        self.tables, self.session, self.load = transaction.tables, transaction.session, transaction.load
+        self.schema, self.columns = transaction.schema, transaction.schema.names
+        self.move = move
+        self.keyless = 0
+        """How many rows were put aside because they have no key."""
         self.warnings: list[str] = []
+        # Where savepoints are missing, `BadRows` stores what is put aside at the end.
+        is_listed = self.load.on_bad_rows == "quarantine" and not self.tables.savepoints
+        self._number = quarantine.NOWHERE if is_listed else None
+
+    @property
+    def stage(self) -> str:
+        """The staging table, which is another one once rows that share a key were left out."""
+        return self.tables.temporary(self.move.stage)
 
     @property
     def may_put_aside(self) -> bool:
         """Whether rows may go from the staging table."""
         return any(check.reaction == "quarantine" for check in self.load.checks)
 
-    def run(self, rows: int, *, is_found_first: bool = False) -> int:
-        """Try each; gives how many rows were put aside. Raises where one is broken that must not be.
-
-        `is_found_first`: they go to the list of rows that `BadRows` puts aside in the end.
-        """
+    def run(self, rows: int) -> int:
+        """Try each; return how many rows were put aside. Raises where one is broken that must not be."""
         load = self.load
-        self._number = quarantine.NOWHERE if is_found_first else None
         refuse_unknown_columns(load.checks, self.columns, load.name)
-        failed: list[str] = []
+        failed: list[tuple[Expectation, str]] = []
         aside = 0
         for check in load.checks:
-            said = self._whole(check, rows) if not check.is_about_rows else None
-            if check.is_about_rows:
-                bad = self._bad(check)
-                count = self._count(bad)
-                if count and check.reaction == "quarantine":
+            problem = None
+            if not check.is_about_rows:
+                problem = self._whole(check, rows)
+            elif count := self._count(bad := self._bad(check)):
+                if check.reaction == "quarantine":
                     aside += self._put_aside(check, bad, count, f"expectation {check}")
-                    continue
-                said = f"{count:,} of {rows:,} rows: {self._example(bad)}" if count else None
-            if said is not None:
-                (self.warnings if check.reaction == "warn" else failed).append(f"{check}: {said}")
+                else:
+                    problem = f"{count:,} of {rows:,} rows: {quarantine.name_of(self._rows(bad, 1)[0], load)}"
+            if problem is not None and check.reaction == "warn":
+                self.warnings.append(f"{check}: {problem}")
+            elif problem is not None:
+                failed.append((check, f"{check}: {problem}"))
         hint = 'on_quality_failure="warn" loads them all the same, "quarantine" puts them aside.'
-        are_too_long = all(line.startswith("length(") for line in failed)
+        are_too_long = all(check.kind == "length" for check, _ in failed)
         if are_too_long:
             hint = 'Texts are longer than their column: on_bad_rows="quarantine" puts such rows aside.'
-        refuse_broken(load, failed, hint, can_quarantine=are_too_long)
+        refuse_broken(load, [line for _, line in failed], hint, can_quarantine=are_too_long)
         return aside
 
-    def put_keyless_aside(self, *, is_found_first: bool) -> int:
-        """Put rows aside that have no key; gives how many."""
-        self._number = quarantine.NOWHERE if is_found_first else None
+    def put_keyless_aside(self) -> None:
+        """Put the rows aside that have no key."""
         check = Expectation("not_null", self.load.keys)
         bad = self._bad(check)
-        return self._put_aside(check, bad, self._count(bad), quarantine.keyless(self.load))
+        self.keyless = self._put_aside(check, bad, self._count(bad), quarantine.keyless(self.load))
 
     def _whole(self, check: Expectation, rows: int) -> str | None:
         latest = None
         if check.kind == "freshness":
-            found = self.session.row(f"SELECT max({self.tables.quote(check.columns[0])}) FROM {self.stage}")
-            latest = None if found is None else found[0]
+            latest = self.session.value(f"SELECT max({self.tables.quote(check.columns[0])}) FROM {self.stage}")
         return is_broken(check, rows, latest, self.load.moment)
 
     def _bad(self, check: Expectation) -> str:
@@ -167,7 +170,6 @@ class Checks:
         listed = ", ".join(names)
         present = " AND ".join(f"{name} IS NOT NULL" for name in names)
         # A table of its own: MySQL cannot name a temporary table twice in one statement.
-        self.tables.drop_temporary(self.session, REPEATED)
         self.tables.create_temporary_as(
             self.session,
             REPEATED,
@@ -180,17 +182,12 @@ class Checks:
         return self.tables.ordered(f"s.{self.tables.quote(name)}", self.schema.field(name))
 
     def _count(self, bad: str) -> int:
-        found = self.session.row(f"SELECT count(*) FROM {self.stage} AS s WHERE {bad}")
-        assert found is not None
-        return int(found[0])
-
-    def _example(self, bad: str) -> str:
-        return quarantine.name_of(self._rows(bad, 1)[0], self.load)
+        return int(self.session.value(f"SELECT count(*) FROM {self.stage} AS s WHERE {bad}"))
 
     def _rows(self, bad: str, most: int) -> list[dict[str, object]]:
-        names = ", ".join(f"s.{self.tables.quote(name)}" for name in self.columns)
-        found = self.session.rows(f"SELECT {names} FROM {self.stage} AS s WHERE {bad} LIMIT {most}")
-        return [dict(zip(self.columns, row, strict=True)) for row in found]
+        names = self.tables.listed(self.columns, "s.")
+        rows = self.session.rows(f"SELECT {names} FROM {self.stage} AS s WHERE {bad} LIMIT {most}")
+        return [dict(zip(self.columns, row, strict=True)) for row in rows]
 
     def _put_aside(self, check: Expectation, bad: str, count: int, why: str) -> int:
         if count > MOST_ASIDE:
@@ -199,6 +196,6 @@ class Checks:
                 hint="Look at the source, or at the expectation.",
             )
         for row in self._rows(bad, 0 if self.is_trial else count):
-            quarantine.insert(self.tables, self.session, self.load, why, row, self._number)
+            quarantine.insert(self.transaction, why, row, self._number)
         self.session.run(self.tables.delete_where(self.stage, bad))
         return count

@@ -13,11 +13,11 @@ _FIRST_CHUNK = 256
 _MAX_CHUNK = 131_072
 
 Read = Callable[[int, int], tuple[list[pa.RecordBatch], int]]
-"""Reads `after < offset <= upto`: the batches, and how many bytes the database gave for them."""
+"""Reads `after < offset <= upto`: the batches, and how many bytes the database sent for them."""
 
 
 def in_order(read: Read, after: int, upto: int, *, workers: int, chunk_bytes: int) -> Iterator[pa.RecordBatch]:
-    """The batches of a range. A chunk grows and shrinks with its rows, so that each takes about `chunk_bytes`."""
+    """Read the batches of a range. A chunk grows and shrinks with its rows, so that each takes about `chunk_bytes`."""
     size = _FIRST_CHUNK
     waiting: deque[Future[tuple[list[pa.RecordBatch], int]]] = deque()
     with ThreadPoolExecutor(workers, thread_name_prefix="weft-arrow") as pool:
@@ -26,8 +26,8 @@ def in_order(read: Read, after: int, upto: int, *, workers: int, chunk_bytes: in
                 end = min(after + size, upto)
                 waiting.append(pool.submit(read, after, end))
                 after = end
-            done, given = waiting.popleft().result()
+            done, sent = waiting.popleft().result()
             rows = sum(batch.num_rows for batch in done)
             if rows:
-                size = max(1, min(_MAX_CHUNK, size * 4, chunk_bytes * rows // max(given, 1)))
+                size = max(1, min(_MAX_CHUNK, size * 4, chunk_bytes * rows // max(sent, 1)))
             yield from done

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -46,7 +46,7 @@ class TableLetters:
                 columns = tables.columns(session, *self._table)
             if columns is None:
                 return
-            names = ", ".join(tables.quote(each.name) for each in columns if each.name in SCHEMA.names)
+            names = tables.listed(each.name for each in columns if each.name in SCHEMA.names)
             sql = f"SELECT {names} FROM {tables.table(*self._table)}"
             for batch in tables.read(Slice(sql), tables.describe(sql)):
                 yield from batch.to_pylist()
@@ -63,13 +63,8 @@ class TableLetters:
                     some,
                 )
 
-    @contextmanager
-    def _opened(self) -> Iterator[SqlTables]:
-        tables: SqlTables = system_for(self._connection.kind).load_tables()(self._connection)
-        try:
-            yield tables
-        finally:
-            tables.close()
+    def _opened(self) -> closing[SqlTables]:
+        return closing(system_for(self._connection.kind).load_tables()(self._connection))
 
 
 def letter_load(table: tuple[str | None, str], pipeline: str) -> Load:

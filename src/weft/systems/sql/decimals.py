@@ -1,4 +1,4 @@
-"""Texts as decimals. Arrow's own cast gives another number, without an error, where a large one is rescaled."""
+"""Texts as decimals. Arrow's own cast returns another number, without an error, where it rescales a large one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 
 def from_texts(texts: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Decimal numbers from their texts; `pa.ArrowInvalid` where one does not fit."""
+    """Parse decimal numbers; raise `pa.ArrowInvalid` where one does not fit."""
     longest = pc.max(pc.binary_length(texts)).as_py() or 0
     if longest + kind.scale <= 38 and not _has_exponents(texts):
         return texts.cast(kind)

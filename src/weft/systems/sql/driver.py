@@ -1,4 +1,4 @@
-"""A SQL database as the code above it uses it: pooled connections, transactions on them, and errors of ours."""
+"""Pooled connections to a SQL database, transactions on them, and the driver's errors as errors of Weft."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import Any, ClassVar, Literal
 
 from weft.errors import ConnectionFailedError, WeftError
 from weft.systems.base import Connection
-from weft.systems.sql.tokens import replaced
+from weft.systems.sql.tokens import quote_name, replaced
 
 Role = Literal["publish", "keep", "read"]
 """`publish` commits wait for the disk; `keep` is bookkeeping, whose loss in a power cut only redelivers; `read` is
 autocommit."""
 
-# A pooled connection that rested this long is tried before use: servers and firewalls drop idle ones without a word.
+# A pooled connection that was idle for this long is tried before use: servers and firewalls drop idle ones silently.
 _IDLE_SECONDS = 60.0
 
 
@@ -29,33 +29,42 @@ class Session:
     __slots__ = ("driver", "store", "written")
 
     def __init__(self, store: SqlDriver, driver: Any) -> None:
-        # Whoever opened the session knows what more its store can do.
+        # The caller knows which kind of store opened the session.
         self.store: Any = store
         self.driver = driver
         self.written: set[int] = set()
         """The streams that this transaction has appended to."""
 
     def run(self, sql: str, parameters: Sequence[Any] = ()) -> Any:
-        """Execute one statement and give its cursor."""
+        """Execute one statement and return its cursor."""
         # Without parameters nothing is translated: a user's query may hold `?` as an operator, and `%`.
         if not parameters:
             return self.store.execute(self.driver, sql, None)
         return self.store.execute(self.driver, self.store.translate_sql(sql), parameters)
 
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """All rows of a query."""
+        """Return all rows of a query."""
         return list(self.run(sql, parameters).fetchall())
 
     def row(self, sql: str, parameters: Sequence[Any] = ()) -> tuple[Any, ...] | None:
-        """The first row of a query."""
-        found: tuple[Any, ...] | None = self.run(sql, parameters).fetchone()
-        return found
+        """Return the first row of a query; `None` where there is no row."""
+        row: tuple[Any, ...] | None = self.run(sql, parameters).fetchone()
+        return row
+
+    def value(self, sql: str, parameters: Sequence[Any] = ()) -> Any:
+        """Return the first column of the first row of a query; `None` where there is no row."""
+        row = self.row(sql, parameters)
+        return None if row is None else row[0]
 
 
 class SqlDriver(ABC):
-    """A subclass says how to connect, quote, begin and commit, and what the driver's errors mean."""
+    """A subclass implements how to connect, quote, begin and commit, and what the driver's errors mean."""
 
     dialect: ClassVar[str]
+    driver_error: ClassVar[type[BaseException]]
+    """The base class of the driver's errors."""
+    takes_question_marks: ClassVar[bool] = False
+    """Whether the driver's placeholder is `?`, as everywhere in this code; else it is `%s`."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection.resolved()
@@ -65,57 +74,57 @@ class SqlDriver(ABC):
 
     @abstractmethod
     def connect(self, role: Role) -> Any:
-        """A new driver connection for a role."""
+        """Open a connection for a role."""
 
     @abstractmethod
     def execute(self, driver: Any, sql: str, parameters: Sequence[Any] | None) -> Any:
-        """Run a translated statement, or one as it is where `parameters` is `None`, and give a cursor."""
+        """Run a translated statement, or one as it is where `parameters` is `None`; return the cursor."""
 
-    @abstractmethod
-    def begin(self, driver: Any, role: Role) -> None:
-        """Open the transaction of a role."""
+    def begin(self, driver: Any, role: Role) -> None:  # noqa: B027 - optional, not forgotten
+        """Begin the transaction of a role, where the driver does not with the first statement."""
 
-    @abstractmethod
     def commit(self, driver: Any, role: Role) -> None:
-        """Close it."""
+        """Commit the transaction of a role; readers are in autocommit mode."""
+        if role != "read":
+            driver.commit()
 
-    @abstractmethod
     def rollback(self, driver: Any) -> None:
-        """Undo it; raises where the connection is broken, which is then dropped."""
+        """Roll back the open transaction; raise where the connection is broken, which is then dropped."""
+        driver.rollback()
 
-    @abstractmethod
     def is_driver_error(self, error: BaseException) -> bool:
-        """Whether the driver raised this."""
+        """Whether the driver raised this error."""
+        return isinstance(error, self.driver_error)
 
     @abstractmethod
     def explain(self, error: BaseException) -> WeftError:
-        """A driver's error as one of ours, without secrets."""
+        """Return a driver's error as one of Weft, without secrets."""
 
-    @abstractmethod
     def table(self, schema: str, name: str) -> str:
-        """The quoted name of a table in a schema."""
+        """Return the quoted name of a table in a schema."""
+        return f"{self.quote(schema)}.{self.quote(name)}"
 
-    @abstractmethod
     def quote(self, name: str) -> str:
-        """A quoted identifier."""
+        """Return a quoted identifier."""
+        return quote_name(name)
 
     def alive(self, driver: Any) -> bool:
-        """Whether a connection that rested for long, or has something to read, still answers."""
+        """Whether a connection that was idle for long, or has something to read, still answers."""
         return True
 
     def has_input(self, driver: Any) -> bool:
-        """Whether a connection that nobody uses has something to read: most often the server hung up."""
+        """Whether an idle connection has something to read: most often the server closed it."""
         return False
 
     def translate_sql(self, sql: str) -> str:
-        """From `?` to the driver's placeholder."""
-        return _percent(sql, self.dialect)
+        """Replace `?` by the driver's placeholder."""
+        return sql if self.takes_question_marks else _percent(sql, self.dialect)
 
     # --------------------------------------------------------------------------------------------------------- sessions
 
     @contextmanager
     def session(self, role: Role) -> Iterator[Session]:
-        """A transaction on a connection of that role; every driver error leaves as one of ours."""
+        """Open a transaction on a connection of that role; every driver error is raised as one of Weft."""
         driver: Any = None
         try:
             driver = self._borrow(role)
@@ -137,7 +146,7 @@ class SqlDriver(ABC):
             self.drop_idle()
 
     def check_open(self) -> None:
-        """Raise where this was closed: whoever still holds it must not open connections that nobody closes."""
+        """Raise where this was closed: a caller that still holds it must not open connections that nobody closes."""
         if self._closed:
             raise ConnectionFailedError(
                 f"Nothing was done: {self.connection.label} was closed.", hint="The next use of the stream opens it."
@@ -170,14 +179,14 @@ class SqlDriver(ABC):
             driver.close()
 
     def drop_idle(self) -> None:
-        """Close the connections that nobody uses."""
+        """Close the idle connections."""
         for pool in self._idle.values():
             with suppress(IndexError):
                 while True:
                     self._drop(pool.pop()[1])
 
     def close(self) -> None:
-        """Close the idle connections now, and those in use when they are given back."""
+        """Close the idle connections now, and those in use when they are returned."""
         self._closed = True
         self.drop_idle()
 
@@ -186,6 +195,16 @@ class SqlDriver(ABC):
 def _percent(sql: str, dialect: str) -> str:
     # Drivers look for `%` in texts too.
     return replaced(sql.replace("%", "%%"), r"\?", "%s", dialect)
+
+
+@contextmanager
+def closed_on_error(connection: Any) -> Iterator[None]:
+    """Close a connection that cannot be set up."""
+    try:
+        yield
+    except BaseException:
+        connection.close()
+        raise
 
 
 def readable(file: int) -> bool:

@@ -11,7 +11,6 @@ from weft.systems.sql.driver import Session
 from weft.systems.sql.system_tables import create_system_table, system_table
 from weft.systems.sql.tables import SqlTables
 
-_TABLE = "commits"
 _KEY = ("pipeline", "checkpoint_id", "batch_id")
 _COUNTS = ("rows_read", "inserted", "updated", "unchanged", "deleted", "quarantined")
 _FIELDS = pa.schema(
@@ -30,24 +29,24 @@ _BATCHES_KEPT, _BATCHES_BETWEEN = 1000, 100
 
 
 class ClaimRefusedError(Exception):
-    """The ledger did not take the row of a load: most likely another attempt was faster."""
+    """The ledger rejected the row of a load: most likely another attempt was faster."""
 
     def __init__(self, reason: BaseException) -> None:
         self.reason = reason
 
 
 def table(tables: SqlTables) -> str:
-    """The quoted name."""
-    return system_table(tables, _TABLE)
+    """Return the quoted name of the ledger."""
+    return system_table(tables, "commits")
 
 
 def create(tables: SqlTables) -> None:
-    """Make it where it is missing."""
-    create_system_table(tables, _TABLE, _FIELDS, _KEY)
+    """Create the ledger where it is missing."""
+    create_system_table(tables, "commits", _FIELDS, _KEY)
 
 
 def is_committed(tables: SqlTables, load: Load) -> bool:
-    """Whether it has this load."""
+    """Whether the ledger has this load."""
     if not load.is_recorded:
         return False
     with tables.driver.session("read") as session:
@@ -55,14 +54,13 @@ def is_committed(tables: SqlTables, load: Load) -> bool:
 
 
 def check_committed(tables: SqlTables, load: Load, refused: ClaimRefusedError) -> None:
-    """Raise unless it was the unique key that refused: something else may be about the row, and only the ledger can
-    tell."""
+    """Raise unless the unique key rejected the row: only the ledger itself shows whether it did."""
     if not is_committed(tables, load):
         raise tables.driver.explain(refused.reason) from None
 
 
 def claim(tables: SqlTables, session: Session, load: Load) -> None:
-    """Write the row of a load: another attempt at the same one waits here, and then finds it."""
+    """Insert the row of a load: another attempt at the same load waits here, and then finds it."""
     if not load.is_recorded:
         return
     # Nobody asks for a load without a key once its tasks are over.
@@ -76,7 +74,7 @@ def claim(tables: SqlTables, session: Session, load: Load) -> None:
             f"DELETE FROM {table(tables)} WHERE pipeline = ? AND checkpoint_id = ? AND batch_id < ?",
             (load.pipeline, load.checkpoint_id, load.batch_id - _BATCHES_KEPT),
         )
-    names = ", ".join(map(tables.quote, _FIELDS.names))
+    names = tables.listed(_FIELDS.names)
     values = ", ".join([*"?" * len(_KEY), tables.moment(load.moment), *"0" * len(_COUNTS)])
     try:
         session.run(f"INSERT INTO {table(tables)} ({names}) VALUES ({values})", _key(load))
@@ -87,7 +85,7 @@ def claim(tables: SqlTables, session: Session, load: Load) -> None:
 
 
 def record(tables: SqlTables, session: Session, load: Load, counts: Counts) -> None:
-    """Put what a load did into its row."""
+    """Store the counts of a load in its row."""
     if not load.is_recorded:
         return
     changes = ", ".join(f"{name} = {int(getattr(counts, name))}" for name in _COUNTS)

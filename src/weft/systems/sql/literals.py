@@ -11,7 +11,7 @@ from weft.errors import DeclarationError
 
 
 def literal(value: Any, dialect: str) -> str:
-    """A value as the database would read it back: one that cannot be written so is refused, never altered."""
+    """Write a value as the database would read it back; raise where that is not possible, never alter it."""
     if value is None:
         return "NULL"
     if isinstance(value, bool):

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 from weft.errors import unknown
 from weft.systems.log import META_TYPES, PUBLISHED_AT, ROWID, Group, Leased, Page, Refused
 from weft.systems.sql import leases
+from weft.systems.sql.leases import ConsumerLeases, Release
 from weft.types import FieldType
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from weft.systems.sql.store import Session, SqlStore
+    from weft.systems.sql.driver import Session
+    from weft.systems.sql.store import SqlStore
 
 # Retention removes this many events a transaction, so that publishers never wait for long behind it.
 _TRIM_STEP = 10_000
@@ -89,34 +91,33 @@ class SqlLog:
         return max(self.floor() - offset, 0)
 
     def lost_after(self, offset: int, following: int | None) -> tuple[int, int]:
-        """What retention removed."""
+        """Return what retention removed."""
         lost = self.removed_after(offset)
         return (offset + lost, lost) if lost else (0, 0)
 
     def count(self) -> int:
-        """How many events are stored and visible."""
+        """Return how many events are stored and visible."""
         with self.store.session("read") as session:
             fence = self.store.fence(session, self)
-            row = session.row(f"SELECT count(*) FROM {self.table} WHERE {self.rowid} <= ?", (fence,))
-        return int(row[0]) if row else 0
+            return int(session.value(f"SELECT count(*) FROM {self.table} WHERE {self.rowid} <= ?", (fence,)))
 
     def nth_last(self, n: int) -> int | None:
         """The offset of the n-th event from the end."""
-        found = self._one(
+        offset = self._one(
             f"SELECT {self.rowid} FROM {self.table} ORDER BY {self.rowid} DESC LIMIT 1 OFFSET ?", (n - 1,)
         )
-        return None if found is None else int(found)
+        return None if offset is None else int(offset)
 
     def first_since(self, moment: datetime) -> int:
         """The first offset published at or after a moment; one past the head if there is none."""
         head = self.head()
         # Only up to the head: an event above it may have a neighbour before it that is still to appear.
-        found = self._one(
+        offset = self._one(
             f"SELECT {self.rowid} FROM {self.table} WHERE {self.store.quote(PUBLISHED_AT)} >= ? AND {self.rowid} <= ? "
             f"ORDER BY {self.rowid} LIMIT 1",
             (self.store.bind(moment, META_TYPES[PUBLISHED_AT]), head),
         )
-        return head + 1 if found is None else int(found)
+        return head + 1 if offset is None else int(offset)
 
     def read(self, after: int, upto: int, limit: int) -> Page:
         """Up to `limit` events of a range, in order."""
@@ -158,8 +159,7 @@ class SqlLog:
 
     def _one(self, sql: str, parameters: Sequence[Any] = ()) -> Any:
         with self.store.session("read") as session:
-            row = session.row(sql, parameters)
-        return None if row is None else row[0]
+            return session.value(sql, parameters)
 
     # -------------------------------------------------------------------------------------------------------- consumers
 
@@ -168,12 +168,12 @@ class SqlLog:
     ) -> Leased:
         """Lease events to a member of a consumer."""
         with self.store.session("keep") as session:
-            return leases.lease(session, self, consumer, member, limit, seconds, max_deliveries)
+            return ConsumerLeases(session, self, consumer).lease(member, limit, seconds, max_deliveries)
 
     def ack(self, consumer: str, rowids: Sequence[int], *, token: str | None, member: str | None) -> int | Refused:
         """Acknowledge offsets, all or none."""
         with self.store.session("keep") as session:
-            return leases.settle(session, self, consumer, rowids, token, member, None)
+            return ConsumerLeases(session, self, consumer).settle(rowids, token, member, None)
 
     def nack(
         self,
@@ -188,13 +188,13 @@ class SqlLog:
     ) -> int | Refused:
         """Give offsets back, all or none."""
         with self.store.session("keep") as session:
-            release = leases.Release(delay, reason, undelivered)
-            return leases.settle(session, self, consumer, rowids, token, member, release)
+            release = Release(delay, reason, undelivered)
+            return ConsumerLeases(session, self, consumer).settle(rowids, token, member, release)
 
     def reset(self, consumer: str, position: int) -> None:
         """Let a consumer go on after a position."""
         with self.store.session("keep") as session:
-            leases.reset(session, self, consumer, position)
+            ConsumerLeases(session, self, consumer).reset(position)
 
     def groups(self) -> list[Group]:
         """Every consumer of this stream."""
@@ -204,7 +204,7 @@ class SqlLog:
     # -------------------------------------------------------------------------------------------------------- retention
 
     def trim(self, upto: int) -> int:
-        """Remove the events up to an offset, in steps; consumers that had not seen them are told how many they lost."""
+        """Remove the events up to an offset, in steps; the next lease of each consumer reports how many it lost."""
         removed = 0
         upto = min(upto, self.head())
         while True:
@@ -215,15 +215,14 @@ class SqlLog:
                 return removed
 
     def _trim_step(self, session: Session, upto: int) -> tuple[int, bool]:
-        # Consumers first: nobody may lease events that are about to go.
+        # Consumers first: nobody may lease events that are about to be removed.
         consumers = leases.lock_all(session, self)
-        row = session.row(
+        ((count, cut),) = session.rows(
             f"SELECT count(*), max(r) FROM (SELECT {self.rowid} AS r FROM {self.table} WHERE {self.rowid} <= ? "
             f"ORDER BY {self.rowid} LIMIT {_TRIM_STEP}) AS oldest",
             (upto,),
         )
-        count, cut = (int(row[0]), row[1]) if row else (0, None)
-        if not count or cut is None:
+        if not count:
             return 0, False
         leases.pass_over(session, self, consumers, int(cut))
         session.run(f"DELETE FROM {self.table} WHERE {self.rowid} <= ?", (cut,))
@@ -238,11 +237,9 @@ class SqlLog:
                     return
 
     def count_between(self, session: Session, first: int, last: int) -> int:
-        """How many events a range holds now."""
-        row = session.row(
-            f"SELECT count(*) FROM {self.table} WHERE {self.rowid} >= ? AND {self.rowid} <= ?", (first, last)
-        )
-        return int(row[0]) if row else 0
+        """Return how many events a range holds now."""
+        sql = f"SELECT count(*) FROM {self.table} WHERE {self.rowid} >= ? AND {self.rowid} <= ?"
+        return int(session.value(sql, (first, last)))
 
     def between(self, session: Session, first: int, last: int) -> list[int]:
         """The offsets in a range that have an event now."""
@@ -254,9 +251,9 @@ class SqlLog:
 
     def take(self, session: Session, first: int, last: int, limit: int) -> tuple[int, int, int]:
         """First offset, last offset and number of the first `limit` events of a range."""
-        row = session.row(
+        ((start, end, count),) = session.rows(
             f"SELECT min(r), max(r), count(*) FROM (SELECT {self.rowid} AS r FROM {self.table} "
-            f"WHERE {self.rowid} >= ? AND {self.rowid} <= ? ORDER BY {self.rowid} LIMIT ?) AS taken",
+            f"WHERE {self.rowid} >= ? AND {self.rowid} <= ? ORDER BY {self.rowid} LIMIT ?) AS page",
             (first, last, limit),
         )
-        return (int(row[0]), int(row[1]), int(row[2])) if row and row[2] else (0, 0, 0)
+        return (int(start), int(end), int(count)) if count else (0, 0, 0)

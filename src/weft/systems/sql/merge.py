@@ -1,4 +1,4 @@
-"""How staged rows meet stored ones with their keys, and the statements of a merge.
+"""How staged rows are compared with the stored ones of their keys, and the statements of a merge.
 
 The rows that are new or differ are first written into a temporary table, whose counts are the report; then one UPDATE
 and one INSERT apply it: an unchanged row costs one comparison and no write.
@@ -6,7 +6,7 @@ and one INSERT apply it: an unchanged row costs one comparison and no write.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import ClassVar
 
 import pyarrow as pa
 
@@ -20,12 +20,10 @@ HIT, SINCE = "_weft_hit", "_weft_since"
 class ComparedMove(Move):
     """A move that compares the staged rows with the stored ones of the same keys."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.is_compared = False
-        """Whether all staged rows were compared with the target beforehand, by `compare`."""
-
-    since: str | None = None
+    can_compare: ClassVar[bool] = True
+    is_compared = False
+    """Whether all staged rows were compared with the target beforehand, by `compare`."""
+    since: ClassVar[str | None] = None
     """The column of a stored row that is taken along."""
 
     @property
@@ -33,43 +31,31 @@ class ComparedMove(Move):
         """The stored rows that are compared: all of the target."""
         return self.target
 
-    @property
-    def can_compare(self) -> bool:
-        """By keys, of which each has one row."""
-        return True
-
     def compare(self) -> None:
         """Find the staged rows that are new or differ, so that pieces of them need only be written.
 
         Each piece that is rejected leaves dead rows in the target: to compare the next one would take ever longer.
         """
         tables = self.tables
-        tables.drop_temporary(self.session, DELTA)
         number = {ROW: tables.sql_type(pa.field(ROW, pa.int64()))}
         tables.create_temporary_as(self.session, DELTA, self._differing(), keys=number)
         self.is_compared = True
 
     def compare_more(self) -> None:
         """Add what is new or differs of more rows."""
-        names = [*self.names, HIT, *([] if self.since is None else [SINCE]), ROW]
+        names = self.tables.listed([*self.names, HIT, *([] if self.since is None else [SINCE]), ROW])
         self.session.run(
-            f"INSERT INTO {self.tables.temporary(DELTA)} ({self._list(names)}) "
-            f"SELECT {self._list(names)} FROM ({self._differing()}) AS d"
+            f"INSERT INTO {self.tables.temporary(DELTA)} ({names}) SELECT {names} FROM ({self._differing()}) AS d"
         )
 
     def compared_all(self) -> None:
-        """Nothing more is to be compared: make pieces easy to find."""
+        """Index what was compared, so that pieces of it are found fast."""
         self.tables.index_rows(self.session, DELTA)
         self.tables.filled(self.session, self.tables.temporary(DELTA))
 
     @property
-    def of_a_piece(self) -> tuple[str, ...]:
-        """Those of a comparison, unless it was done beforehand."""
-        return () if self.is_compared else self.OF_A_PIECE
-
-    @property
     def _changes(self) -> str:
-        """What is new or differs, of the rows that are to be moved."""
+        """The rows to move that are new or differ."""
         delta = self.tables.temporary(DELTA)
         return f"(SELECT * FROM {delta} WHERE {self.condition})" if self.is_compared else delta
 
@@ -94,11 +80,9 @@ class ComparedMove(Move):
         """Write the staged rows that are new or differ; how many differ, and how many are new."""
         tables = self.tables
         if not self.is_compared:
-            tables.drop_temporary(self.session, DELTA)
             tables.create_temporary_as(self.session, DELTA, self._differing(otherwise))
-        found = self.session.row(f"SELECT count(*), sum({self._q(HIT)}) FROM {self._changes} AS d")
-        assert found is not None
-        total, hits = int(found[0]), int(found[1] or 0)
+        ((total, hits),) = self.session.rows(f"SELECT count(*), sum({self._q(HIT)}) FROM {self._changes} AS d")
+        total, hits = int(total), int(hits or 0)
         if total and not self.is_compared:
             tables.filled(self.session, tables.temporary(DELTA))
         return hits, total - hits
@@ -108,7 +92,6 @@ class Merge(ComparedMove):
     """The statements of a merge: a key has one row, which is updated."""
 
     def apply(self) -> Counts:
-        """By one UPDATE and one INSERT."""
         load, tables = self.load, self.tables
         hits, new = self._delta()
         delta = self._changes
@@ -124,13 +107,13 @@ class Merge(ComparedMove):
             )
         if new:
             self.session.run(
-                f"INSERT INTO {self.target} ({self._list(self.names)}) "
-                f"SELECT {self._list(self.names, 's.')} FROM {delta} AS s WHERE s.{self._q(HIT)} = 0"
+                f"INSERT INTO {self.target} ({tables.listed(self.names)}) "
+                f"SELECT {tables.listed(self.names, 's.')} FROM {delta} AS s WHERE s.{self._q(HIT)} = 0"
             )
         return Counts(inserted=new, updated=hits)
 
     def delete_missing(self) -> Counts:
-        """Against all rows of the source: those that were put aside are bad, not gone."""
+        """Compare with all rows of the source: rows that were put aside are bad, not missing."""
         if self.load.handle_deletes is None:
             return Counts()
         stage = self.tables.temporary(self.present or self.stage)

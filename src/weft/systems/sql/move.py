@@ -1,8 +1,9 @@
-"""How staged rows come into a target: what all modes share, and the statements of append and truncate."""
+"""How a load moves staged rows into its target: what all modes share, and the statements of append and truncate."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 import pyarrow as pa
@@ -16,33 +17,37 @@ DELTA, LINE, KEPT, CHAIN = "_weft_delta", "_weft_line", "_weft_kept", "_weft_cha
 _UNIQUE, _PRESENT, _RANK = "_weft_unique", "_weft_present", "_weft_rank"
 
 
-class Move:
-    """The statements that bring a staging table's rows into the target; those of an append."""
+@dataclass(frozen=True)
+class LoadTransaction:
+    """What every step of a load works with."""
 
-    OF_A_PIECE: ClassVar[tuple[str, ...]] = (DELTA, LINE, KEPT, CHAIN)
-    """The temporary tables that moving a piece makes anew."""
-    TEMPORARY: ClassVar[tuple[str, ...]] = (*OF_A_PIECE, _UNIQUE)
+    tables: SqlTables
+    session: Session
+    load: Load
+    schema: pa.Schema
+    """The schema of the rows as the target has them."""
+
+
+class Move:
+    """The statements that move the rows of a staging table into the target; those of an append."""
+
+    TEMPORARY: ClassVar[tuple[str, ...]] = (DELTA, LINE, KEPT, CHAIN, _UNIQUE)
+    """The temporary tables of all moves."""
+    can_compare: ClassVar[bool] = False
+    """Whether no row changes what becomes of another one, so that all may be compared before any is moved."""
+    condition = "1 = 1"
+    """The condition on the staged rows to move."""
+    present: str | None = None
+    """The table of all keys that the source has, where some rows do not stay in the staging table."""
 
     def __init__(
-        self,
-        tables: SqlTables,
-        session: Session,
-        load: Load,
-        schema: pa.Schema,
-        columns: dict[str, Column],
-        stage: str,
-        staged_as: dict[str, str],
+        self, transaction: LoadTransaction, columns: dict[str, Column], stage: str, staged_as: dict[str, str]
     ) -> None:
-        self.tables, self.session, self.load, self.columns = tables, session, load, columns
-        self.fields = {field.name: field for field in schema}
-        self.names = list(schema.names)
-        self.staged_as = staged_as
-        self.stage = stage
-        self.condition = "1 = 1"
-        """Which of the staged rows to move."""
-        self.target = tables.table(load.schema, load.table)
-        self.present: str | None = None
-        """The table of all keys that the source has, where some rows do not stay in the staging table."""
+        self.tables, self.session, self.load = transaction.tables, transaction.session, transaction.load
+        self.columns, self.stage, self.staged_as = columns, stage, staged_as
+        self.fields = {field.name: field for field in transaction.schema}
+        self.names = list(self.fields)
+        self.target = self.tables.table(self.load.schema, self.load.table)
 
     @property
     def source(self) -> str:
@@ -51,7 +56,7 @@ class Move:
         return table if self.condition == "1 = 1" else f"(SELECT * FROM {table} WHERE {self.condition})"
 
     def run(self) -> Counts:
-        """Move the rows, and say what became of them."""
+        """Move the rows; return the counts."""
         return self.clear() + self.apply() + self.delete_missing()
 
     def clear(self) -> Counts:
@@ -70,41 +75,14 @@ class Move:
         """Insert the staged rows as they are."""
         values = ", ".join(self._value(name) for name in self.names)
         cursor = self.session.run(
-            f"INSERT INTO {self.target} ({self._list(self.names)}) SELECT {values} FROM {self.source} AS s"
+            f"INSERT INTO {self.target} ({self.tables.listed(self.names)}) SELECT {values} FROM {self.source} AS s"
         )
         return Counts(inserted=int(cursor.rowcount))
-
-    # ----------------------------------------------------------------------------------------------------------- pieces
-
-    @property
-    def can_compare(self) -> bool:
-        """Whether no row changes what becomes of another one, so that all may be compared before any is moved."""
-        return False
-
-    def compare(self) -> None:
-        """Find the staged rows that are new or differ, so that pieces of them need only be written."""
-        raise NotImplementedError
-
-    def compare_more(self) -> None:
-        """Add what is new or differs of more rows."""
-        raise NotImplementedError
-
-    def compared_all(self) -> None:
-        """Nothing more is to be compared: make pieces easy to find."""
-        raise NotImplementedError
-
-    @property
-    def of_a_piece(self) -> tuple[str, ...]:
-        """The temporary tables that moving a piece of these rows makes anew."""
-        return ()
 
     # ------------------------------------------------------------------------------------------------------ expressions
 
     def _q(self, name: str) -> str:
         return self.tables.quote(name)
-
-    def _list(self, names: Sequence[str], alias: str = "") -> str:
-        return ", ".join(f"{alias}{self._q(name)}" for name in names)
 
     def _value(self, name: str) -> str:
         """A staged value as the type of its column."""
@@ -128,12 +106,8 @@ class Move:
         return ", ".join(self._as_key(key, self._q(key)) for key in keys)
 
     def _as_key(self, key: str, expression: str) -> str:
-        column = self.columns.get(key)  # there is none where the target is yet to be made
+        column = self.columns.get(key)  # there is none where the target does not exist yet
         return expression if column is None else self.tables.as_key(expression, column)
-
-    def _count(self, sql: str) -> int:
-        row = self.session.row(sql)
-        return int(row[0] or 0) if row else 0
 
     # ----------------------------------------------------------------------------------------------------------- checks
 
@@ -143,7 +117,7 @@ class Move:
         return list(self.load.keys)
 
     def check_keys(self, rows: int, put_aside: Callable[[], None] | None = None) -> int:
-        """Refuse null keys and rows that share one, or keep the right one of them; gives how many were left out.
+        """Refuse null keys and rows that share one, or keep the right one of them; return how many were left out.
 
         `put_aside` takes rows without a key from the staging table, where they are not refused."""
         load, tables = self.load, self.tables
@@ -153,12 +127,12 @@ class Move:
         keys = self.identity
         listed = self._same(keys)
         if len(keys) == 1 and tables.sorts_fast(self.fields[keys[0]]):
-            distinct = self._count(f"SELECT count(DISTINCT {listed}) FROM {stage}")
+            distinct = self.session.value(f"SELECT count(DISTINCT {listed}) FROM {stage}")
             if distinct == rows:  # a null would not be counted either
                 return 0
         null = " OR ".join(f"{self._same([key])} IS NULL" for key in load.keys)
-        # One pass finds both; which of them it was is only asked where there is something. A type of its own that
-        # compares texts, as citext, is none that a driver knows.
+        # One pass finds both; which of them it was is only queried where there is something. Drivers do not know types
+        # that compare texts in their own way, as citext.
         shown = ", ".join(
             f"CAST({self._same([key])} AS text)" if self._same([key]) != self._q(key) else self._q(key) for key in keys
         )
@@ -167,10 +141,10 @@ class Move:
         )
         if not shared:
             return 0
-        if nulls := self._count(f"SELECT count(*) FROM {stage} WHERE {null}"):
+        if nulls := self.session.value(f"SELECT count(*) FROM {stage} WHERE {null}"):
             if put_aside is not None:
                 put_aside()
-                return nulls + self.check_keys(rows - nulls)
+                return int(nulls) + self.check_keys(rows - nulls)
             raise LoadRefusedError(
                 f"{nulls:,} of {rows:,} source rows of {load.name} have no key ({', '.join(load.keys)} is null).",
                 hint="Filter them out in the source, or choose other keys.",
@@ -187,7 +161,7 @@ class Move:
         return self._keep_greatest(rows)
 
     def _keep_greatest(self, rows: int) -> int:
-        """Of rows with one key, the greatest by `deduplicate_by`; ties go by all columns, so that a re-run agrees."""
+        """Keep the greatest row of each key by `deduplicate_by`; all columns break ties, so that a re-run agrees."""
         load, tables = self.load, self.tables
         by = [
             f"{self._q(name)} IS NULL, {tables.ordered(self._q(name), self.fields[name])} DESC"
@@ -203,7 +177,6 @@ class Move:
             f"SELECT q.*, row_number() OVER (PARTITION BY {self._same(load.keys)} ORDER BY {', '.join([*by, *rest])}) "
             f"AS {self._q(_RANK)} FROM {tables.temporary(self.stage)} AS q"
         )
-        tables.drop_temporary(self.session, _UNIQUE)
         kept = tables.create_temporary_as(
             self.session,
             _UNIQUE,
@@ -217,11 +190,10 @@ class Move:
     def remember_keys(self) -> None:
         """Keep what the source has, before rows are put aside."""
         tables, keys = self.tables, self.load.keys
-        tables.drop_temporary(self.session, _PRESENT)
         tables.create_temporary_as(
             self.session,
             _PRESENT,
-            f"SELECT {self._list(keys)} FROM {tables.temporary(self.stage)}",
+            f"SELECT {tables.listed(keys)} FROM {tables.temporary(self.stage)}",
             keys=tables.stage_keys([self.fields[name] for name in keys], self.columns),
         )
         tables.filled(self.session, tables.temporary(_PRESENT))
@@ -232,5 +204,5 @@ class Truncate(Move):
     """Those of a truncate: the rows replace all that the target has."""
 
     def clear(self) -> Counts:
-        """Not by TRUNCATE: it commits (MySQL), or shows an empty table to whoever began to read before (PostgreSQL)."""
+        """Not by TRUNCATE: it commits (MySQL), or shows an empty table to readers that began before (PostgreSQL)."""
         return Counts(deleted=int(self.session.run(f"DELETE FROM {self.target}").rowcount))

@@ -1,4 +1,4 @@
-"""Work done ahead in a thread: what is read next while the last of it is used."""
+"""Reading ahead in a thread: the next item is read while the last one is used."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -16,47 +16,44 @@ _DONE = object()
 def prefetch(
     make: Callable[[], Iterator[T]], *, depth: int = 2, cancel: Callable[[], None] = lambda: None
 ) -> Iterator[T]:
-    """What the iterator gives, at most `depth` items ahead. It is made, used and closed in one thread.
+    """Yield the items of an iterator, read at most `depth` ahead. One thread makes, uses and closes it.
 
-    Who stops early waits for that thread; `cancel` is called to end what the thread may be waiting for.
+    A caller that stops early waits for that thread; `cancel` is called to end what the thread may be waiting for.
     """
-    found: queue.Queue[object] = queue.Queue(depth)
+    items: queue.Queue[Any] = queue.Queue(depth)
     stopped = threading.Event()
+    failures: list[BaseException] = []
 
     def put(item: object) -> bool:
         while not stopped.is_set():
             with suppress(queue.Full):
-                found.put(item, timeout=0.1)
+                items.put(item, timeout=0.1)
                 return True
         return False
 
     def work() -> None:
-        end: object = _DONE
         try:
-            items = make()
+            source = make()
             try:
-                for item in items:
+                for item in source:
                     if not put(item):
                         break
             finally:
-                if hasattr(items, "close"):
-                    items.close()
+                if hasattr(source, "close"):
+                    source.close()
         except BaseException as error:
-            end = _Failure(error)
-        put(end)
+            failures.append(error)
+        put(_DONE)
 
     thread = threading.Thread(target=work, name="weft-read-ahead", daemon=True)
     thread.start()
     ended = False
     try:
-        while True:
-            item = found.get()
-            ended = item is _DONE or isinstance(item, _Failure)
-            if isinstance(item, _Failure):
-                raise item.error
-            if ended:
-                return
-            yield item  # type: ignore[misc]
+        while (item := items.get()) is not _DONE:
+            yield item
+        ended = True
+        if failures:
+            raise failures[0]
     finally:
         stopped.set()
         thread.join(0 if not ended else None)
@@ -64,8 +61,3 @@ def prefetch(
             # Again and again: it may only now begin with what takes long.
             cancel()
             thread.join(0.2)
-
-
-class _Failure:
-    def __init__(self, error: BaseException) -> None:
-        self.error = error

@@ -1,4 +1,4 @@
-"""Rows that a target rejects: found by halving, and named or put aside alone, while their neighbours go on."""
+"""Rows that a target rejects: found by halving, and named or put aside alone, while the other rows are loaded."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import pyarrow as pa
 
 from weft.errors import DeclarationError, LoadRefusedError, SchemaError, WeftError
 from weft.systems.load import Counts, Load
-from weft.systems.sql.driver import Session
-from weft.systems.sql.move import Move
+from weft.systems.sql.merge import ComparedMove
+from weft.systems.sql.move import LoadTransaction, Move
 from weft.systems.sql.tables import ROW, SqlTables
 
 NUMBERED, _ASIDE = "_weft_numbered", "_weft_aside"
 _PIECE, _STAGED = "weft_piece", "weft_staged"
 # How many rejected rows an error names, how many columns of a row without keys, and how much of a value.
 _NAMED_ROWS, _NAMED_COLUMNS, _NAMED_LETTERS = 5, 3, 60
-# PostgreSQL cuts longer names without a word.
+# PostgreSQL cuts longer names off silently.
 _NAME_BYTES = 63
 _FIELDS = pa.schema(
     [
@@ -36,12 +36,12 @@ NOWHERE = -1
 
 
 def table_name(load: Load) -> str:
-    """Where the rejected rows of a table go."""
+    """Return the name of the table for rejected rows."""
     return f"{load.table}__quarantine"
 
 
 def prepare(tables: SqlTables, load: Load) -> None:
-    """Make the table for rejected rows."""
+    """Create the table for rejected rows."""
     if len(table_name(load).encode()) > _NAME_BYTES:
         raise DeclarationError(
             f"{table_name(load)!r} is longer than {_NAME_BYTES} bytes, so {load.name} cannot have a quarantine.",
@@ -51,7 +51,7 @@ def prepare(tables: SqlTables, load: Load) -> None:
         if tables.columns(session, load.schema, table_name(load)) is not None:
             return
     with suppress(WeftError), tables.driver.session("publish") as session:
-        # Where two do it at once, one fails, and the first INSERT would say so.
+        # Where two create it at once, one fails; if both do, the first INSERT raises the reason.
         session.run(
             f"CREATE TABLE IF NOT EXISTS {tables.table(load.schema, table_name(load))} "
             f"({', '.join(_definitions(tables, _FIELDS))})"
@@ -63,32 +63,34 @@ def _definitions(tables: SqlTables, fields: Iterable[pa.Field]) -> list[str]:
 
 
 def numbered(tables: SqlTables, select: str) -> str:
-    """The rows of a query, each with a number, from 1."""
+    """Return a query for the same rows, each with a number, from 1."""
     return f"SELECT q.*, row_number() OVER () AS {tables.quote(ROW)} FROM ({select}) AS q"
 
 
 def with_number(tables: SqlTables, keys: dict[str, str]) -> dict[str, str]:
-    """The types of keys in a staging table whose rows have a number too."""
+    """Return the types of keys in a staging table whose rows have a number too."""
     return {**keys, ROW: tables.sql_type(_NUMBER)}
 
 
-def keep(tables: SqlTables, session: Session) -> None:
+def keep(transaction: LoadTransaction) -> None:
     """Let what is staged outlive a transaction that is undone, where that undoes all of it. Nothing else is open."""
+    tables, connection = transaction.tables, transaction.session.driver
     if not tables.savepoints:
-        tables.driver.commit(session.driver, "publish")
-        tables.driver.begin(session.driver, "publish")
+        tables.driver.commit(connection, "publish")
+        tables.driver.begin(connection, "publish")
 
 
-def mark(tables: SqlTables, session: Session) -> None:
-    """Everything is staged: `undo` comes back to here."""
-    if tables.savepoints:
-        session.run(f"SAVEPOINT {_STAGED}")
+def mark(transaction: LoadTransaction) -> None:
+    """Set the savepoint to which `undo` returns, once everything is staged."""
+    if transaction.tables.savepoints:
+        transaction.session.run(f"SAVEPOINT {_STAGED}")
 
 
-def undo(tables: SqlTables, session: Session) -> None:
+def undo(transaction: LoadTransaction, savepoint: str = _STAGED) -> None:
     """Undo what was done since `mark`, or where there are no savepoints since `keep`."""
+    tables, session = transaction.tables, transaction.session
     if tables.savepoints:
-        session.run(f"ROLLBACK TO SAVEPOINT {_STAGED}")
+        session.run(f"ROLLBACK TO SAVEPOINT {savepoint}")
         return
     tables.driver.rollback(session.driver)
     tables.driver.begin(session.driver, "publish")
@@ -99,67 +101,63 @@ class EnoughError(Exception):
 
 
 class BadRows:
-    """Moves rows piece by piece, halving each piece that is rejected until the rows alone are left that are bad.
+    """Moves rows piece by piece, halves each piece that is rejected until only the bad rows are left, and puts those
+    into the quarantine.
 
     With savepoints, a piece that is accepted stays. Without them, `find` tries pieces in transactions that are rolled
     back, and `run` then moves all that were accepted at once. What is staged must have been kept before.
 
-    `only_name`: remember some rows for an error, and put none aside. `is_trial`: only count them, because there may be
-    no place to put them yet.
+    `is_trial`: only count them, because there may be no quarantine yet.
     """
 
-    def __init__(
-        self, tables: SqlTables, session: Session, load: Load, *, only_name: bool = False, is_trial: bool = False
-    ) -> None:
-        self.tables, self.session, self.load = tables, session, load
+    def __init__(self, transaction: LoadTransaction, *, is_trial: bool = False) -> None:
+        self.transaction = transaction
+        self.tables, self.session, self.load = transaction.tables, transaction.session, transaction.load
         self.count = 0
         self.unstaged = 0
-        """Those of them that not even the staging table took."""
-        self._given = 0
-        self._only_name, self._is_trial = only_name, is_trial
-        self._named: list[str] = []
+        """Those of them that not even the staging table accepted."""
+        self._numbered = 0
+        self._is_trial = is_trial
         self._is_rejected = False
-        if not tables.savepoints:
-            tables.drop_temporary(session, _ASIDE)
-            tables.create_temporary(session, _ASIDE, ", ".join(_definitions(tables, [*_FIELDS, _NUMBER])))
-            keep(tables, session)
+        if not self.tables.savepoints:
+            definitions = ", ".join(_definitions(self.tables, [*_FIELDS, _NUMBER]))
+            self.tables.create_temporary(self.session, _ASIDE, definitions)
+            keep(transaction)
 
     # ------------------------------------------------------------------------------------------------------------ stage
 
     def stage(
         self, name: str, definitions: list[str], schema: pa.Schema, batches: Iterable[pa.RecordBatch]
     ) -> tuple[int, int]:
-        """Fill a staging table with numbered rows; how many, and how many bytes."""
+        """Fill a staging table with numbered rows; return how many, and how many bytes."""
         tables = self.tables
         kind = tables.sql_type(_NUMBER)
         index = tables.stage_index({ROW: kind})
         tables.create_temporary(self.session, name, ", ".join([*definitions, f"{tables.quote(ROW)} {kind}", *index]))
-        keep(tables, self.session)
+        keep(self.transaction)
         table, numbered = tables.temporary(name), schema.append(_NUMBER)
-        given = rows = sent = 0
+        last = rows = sent = 0
         for batch in batches:
             if batch.num_rows:
-                numbers = pa.array(range(given, given + batch.num_rows), pa.int64())
-                given += batch.num_rows
-                taken = self.copy(
-                    table, numbered, pa.RecordBatch.from_arrays([*batch.columns, numbers], schema=numbered)
-                )
-                rows += taken[0]
-                sent += taken[1]
-        self._given, self.unstaged = given, self.count
+                numbers = pa.array(range(last, last + batch.num_rows), pa.int64())
+                last += batch.num_rows
+                part = pa.RecordBatch.from_arrays([*batch.columns, numbers], schema=numbered)
+                copied, size = self.copy(table, numbered, part)
+                rows, sent = rows + copied, sent + size
+        self._numbered, self.unstaged = last, self.count
         self._refuse_deletes()
         return rows, sent
 
-    def project(self, raw: str, stage: str, made: str, names: Sequence[str], rows: int, keys: dict[str, str]) -> int:
-        """Fill a staging table with what is made of numbered rows; how many. Rows without are bad."""
+    def project(
+        self, raw: str, stage: str, projection: str, names: Sequence[str], rows: int, keys: dict[str, str]
+    ) -> int:
+        """Fill a staging table with the projection of numbered rows; return how many. Rows that have none are bad."""
         tables, session = self.tables, self.session
         number = f"q.{tables.quote(ROW)}"
-        select = f"SELECT {made}, {number} FROM {tables.temporary(raw)} AS q"
-        if self._try(lambda: tables.create_temporary_as(session, stage, select, keys=keys)) is not None:
-            # Not everywhere does it go with the savepoint.
-            tables.drop_temporary(session, stage)
+        select = f"SELECT {projection}, {number} FROM {tables.temporary(raw)} AS q"
+        if not self._try(lambda: tables.create_temporary_as(session, stage, select, keys=keys)):
             tables.create_temporary_as(session, stage, f"{select} WHERE 1 = 0", keys=keys)
-            keep(tables, session)
+            keep(self.transaction)
 
             def fill(first: int, end: int) -> bool:
                 into = f"INSERT INTO {tables.temporary(stage)} {select} WHERE {number} >= {first} AND {number} < {end}"
@@ -170,22 +168,20 @@ class BadRows:
                 self._put_row_aside(raw, names, row)
 
             self._halve(0, self._end(rows), fill, aside)
-        keep(tables, session)
+        keep(self.transaction)
         self._refuse_deletes()
-        found = session.row(f"SELECT count(*) FROM {tables.temporary(stage)}")
-        assert found is not None
-        return int(found[0])
+        return int(session.value(f"SELECT count(*) FROM {tables.temporary(stage)}"))
 
     def _refuse_deletes(self) -> None:
-        if self.unstaged and self.load.handle_deletes and not self._only_name:
+        if self.unstaged and self.load.handle_deletes:
             raise LoadRefusedError(
                 f"{self.unstaged:,} source rows of {self.load.name} have values that the database cannot even stage: "
-                "nobody can tell which of its rows the source no longer has.",
+                "so it is unknown which rows the source no longer has.",
                 hint="Filter them out in the source, or load without handle_deletes.",
             )
 
     def copy(self, table: str, schema: pa.Schema, batch: pa.RecordBatch) -> tuple[int, int]:
-        """Copy what a table takes of a batch; how many rows, and how many bytes."""
+        """Copy what a table accepts of a batch; return how many rows, and how many bytes."""
         rows = sent = 0
 
         def copy(first: int, end: int) -> bool:
@@ -199,7 +195,7 @@ class BadRows:
         def aside(number: int) -> None:
             (row,) = batch.slice(number, 1).to_pylist()
             row.pop(ROW, None)
-            self._put_aside(self._error, row, NOWHERE)
+            self._put_aside(row, NOWHERE)
 
         self._halve(0, batch.num_rows, copy, aside)
         return rows, sent
@@ -231,7 +227,7 @@ class BadRows:
     # ------------------------------------------------------------------------------------------------------------- move
 
     def run(self, move: Move, rows: int) -> Counts:
-        """Move what can be moved; everything else is put aside."""
+        """Move what can be moved; put everything else aside."""
         counts = move.clear()
         if self.tables.savepoints:
             counts += self._pieces(move, rows)
@@ -239,11 +235,9 @@ class BadRows:
             move.condition = self._not_aside
             counts += move.apply()
             if not self._is_trial:
-                names = self._listed(_FIELDS)
-                self.session.run(
-                    f"INSERT INTO {self._quarantine} ({names}) SELECT {names} FROM {self.tables.temporary(_ASIDE)}"
-                )
-        move.condition = "1 = 1"
+                names, aside = self.tables.listed(_FIELDS.names), self.tables.temporary(_ASIDE)
+                self.session.run(f"INSERT INTO {_quarantine(self.transaction)} ({names}) SELECT {names} FROM {aside}")
+        move.condition = Move.condition
         return counts + move.delete_missing()
 
     def find(self, move: Move, rows: int) -> None:
@@ -265,6 +259,124 @@ class BadRows:
                     accepted = middle
             self._put_row_aside(move.stage, move.names, rejected - 1)
 
+    def _end(self, rows: int) -> int:
+        # Numbers begin at 0 or 1, and some may be missing.
+        return max(rows, self._numbered) + 1
+
+    def _pieces(self, move: Move, rows: int) -> Counts:
+        """Move the rows piece by piece."""
+        counts = Counts()
+
+        def attempt(first: int, end: int) -> bool:
+            nonlocal counts
+            moved = self._attempt(move, first, end)
+            counts += moved or Counts()
+            return moved is not None
+
+        self.tables.index_rows(self.session, move.stage)
+        if isinstance(move, ComparedMove) and move.can_compare:
+            self._compare(move, rows)
+        self._halve(0, self._end(rows), attempt, lambda row: self._put_row_aside(move.stage, move.names, row))
+        return counts
+
+    def _compare(self, move: ComparedMove, rows: int) -> None:
+        """Compare all rows at once; those that the target's types cannot hold are bad."""
+        end = self._end(rows)
+
+        def compare(first: int, end: int) -> bool:
+            move.condition = self._between(first, end)
+            return self._try_and_keep(move.compare_more)
+
+        move.condition = self._between(0, end)
+        if not self._try_and_keep(move.compare):
+            move.condition = self._between(0, 0)
+            move.compare()
+            keep(self.transaction)
+            self._halve(0, end, compare, lambda row: self._put_row_aside(move.stage, move.names, row), is_bad=True)
+        move.compared_all()
+        keep(self.transaction)
+
+    def _between(self, first: int, end: int) -> str:
+        row = self.tables.quote(ROW)
+        return f"{row} >= {first} AND {row} < {end}"
+
+    def _attempt(self, move: Move, first: int, end: int) -> Counts | None:
+        """Move the rows of a range; `None` where that was rejected."""
+        tables = self.tables
+        move.condition = self._between(first, end)
+        counts = Counts()
+
+        def apply() -> None:
+            nonlocal counts
+            if not tables.savepoints:
+                move.condition += f" AND {self._not_aside}"
+                move.clear()
+            counts = move.apply()
+
+        if not self._try(apply):
+            return None
+        if not tables.savepoints:
+            undo(self.transaction)
+        return counts
+
+    def _try_and_keep(self, attempt: Callable[[], object]) -> bool:
+        if not self._try(attempt):
+            return False
+        keep(self.transaction)
+        return True
+
+    def _try(self, attempt: Callable[[], object]) -> bool:
+        """Do it and return `True`, or undo it where the database refused a row, and remember the reason."""
+        tables, session = self.tables, self.session
+        if tables.savepoints:
+            session.run(f"SAVEPOINT {_PIECE}")
+        try:
+            attempt()
+        except Exception as error:
+            if not isinstance(error, SchemaError) and not tables.is_rejection(error):
+                raise
+            undo(self.transaction, _PIECE)
+            self._error, self._is_rejected = error, True
+            return False
+        if tables.savepoints:
+            session.run(f"RELEASE SAVEPOINT {_PIECE}")
+        return True
+
+    # ------------------------------------------------------------------------------------------------------------ aside
+
+    @property
+    def _not_aside(self) -> str:
+        row = self.tables.quote(ROW)
+        return f"{row} NOT IN (SELECT {row} FROM {self.tables.temporary(_ASIDE)})"
+
+    def _put_row_aside(self, table: str, names: Sequence[str], number: int) -> None:
+        row = self.session.row(
+            f"SELECT {self.tables.listed(names)} FROM {self.tables.temporary(table)} "
+            f"WHERE {self.tables.quote(ROW)} = {number}"
+        )
+        self._put_aside(dict(zip(names, row or (), strict=False)), number)
+
+    def _put_aside(self, row: dict[str, object], number: int) -> None:
+        """Count a row that was rejected last, and store it with the reason."""
+        self.count += 1
+        if not self.tables.savepoints:
+            insert(self.transaction, self._reason.what, row, number)
+            keep(self.transaction)
+        elif not self._is_trial:
+            insert(self.transaction, self._reason.what, row)
+
+    @property
+    def _reason(self) -> WeftError:
+        return self._error if isinstance(self._error, WeftError) else self.tables.driver.explain(self._error)
+
+
+class RejectedRows(BadRows):
+    """Searches for bad rows to name some of them in an error, and puts none aside."""
+
+    def __init__(self, transaction: LoadTransaction) -> None:
+        super().__init__(transaction, is_trial=True)
+        self._named: list[str] = []
+
     def refusal(self, search: Callable[[], object]) -> LoadRefusedError | None:
         """The error that names the rows which this search finds, or `None` where it finds none."""
         stopped = False
@@ -282,154 +394,32 @@ class BadRows:
             hint=f'on_bad_rows="quarantine" puts such rows aside into {table_name(self.load)} and loads the others.',
         )
 
-    def unmade(self, stage: str, select: str, made: str, names: Sequence[str]) -> LoadRefusedError | None:
-        """The error that names the rows of a query of which the columns of the target cannot be made."""
+    def unprojected(self, stage: str, select: str, projection: str, names: Sequence[str]) -> LoadRefusedError | None:
+        """The error that names the rows of a query of which the columns of the target cannot be computed."""
         tables, session = self.tables, self.session
-        for name in (NUMBERED, stage):
-            tables.drop_temporary(session, name)
         rows = tables.create_temporary_as(session, NUMBERED, numbered(tables, select))
-        return self.refusal(lambda: self.project(NUMBERED, stage, made, names, rows, {}))
+        return self.refusal(lambda: self.project(NUMBERED, stage, projection, names, rows, {}))
 
-    def _end(self, rows: int) -> int:
-        # Numbers begin at 0 or 1, and some may be missing.
-        return max(rows, self._given) + 1
+    def _refuse_deletes(self) -> None:
+        """The load has failed already."""
 
-    def _pieces(self, move: Move, rows: int) -> Counts:
-        """Move the rows piece by piece."""
-        counts = Counts()
-
-        def attempt(first: int, end: int) -> bool:
-            nonlocal counts
-            moved = self._attempt(move, first, end)
-            counts += moved or Counts()
-            return moved is not None
-
-        self.tables.index_rows(self.session, move.stage)
-        if move.can_compare:
-            self._compare(move, rows)
-        self._halve(0, self._end(rows), attempt, lambda row: self._put_row_aside(move.stage, move.names, row))
-        return counts
-
-    def _compare(self, move: Move, rows: int) -> None:
-        """Compare all rows at once; those that the target's types do not take are bad."""
-        end = self._end(rows)
-
-        def compare(first: int, end: int) -> bool:
-            move.condition = self._between(first, end)
-            return self._try_and_keep(move.compare_more)
-
-        move.condition = self._between(0, end)
-        if not self._try_and_keep(move.compare):
-            move.condition = self._between(0, 0)
-            move.compare()
-            keep(self.tables, self.session)
-            self._halve(0, end, compare, lambda row: self._put_row_aside(move.stage, move.names, row), is_bad=True)
-        move.compared_all()
-        keep(self.tables, self.session)
-
-    def _between(self, first: int, end: int) -> str:
-        row = self.tables.quote(ROW)
-        return f"{row} >= {first} AND {row} < {end}"
-
-    def _attempt(self, move: Move, first: int, end: int) -> Counts | None:
-        """Move the rows of a range; `None` where that was rejected."""
-        tables = self.tables
-        move.condition = self._between(first, end)
-        counts = Counts()
-
-        def apply() -> None:
-            nonlocal counts
-            counts = move.apply()
-
-        def alone() -> None:
-            move.condition += f" AND {self._not_aside}"
-            move.clear()
-            apply()
-
-        if self._try(apply if tables.savepoints else alone) is not None:
-            for name in move.of_a_piece:
-                tables.drop_temporary(self.session, name)
-            return None
-        if not tables.savepoints:
-            undo(tables, self.session)
-        return counts
-
-    def _try_and_keep(self, attempt: Callable[[], object]) -> bool:
-        if self._try(attempt) is not None:
-            return False
-        keep(self.tables, self.session)
-        return True
-
-    def _try(self, attempt: Callable[[], object]) -> Exception | None:
-        """Do it, or undo it and give the reason where the database refused a row."""
-        tables, session = self.tables, self.session
-        if tables.savepoints:
-            session.run(f"SAVEPOINT {_PIECE}")
-        try:
-            attempt()
-        except Exception as error:
-            if not isinstance(error, SchemaError) and not tables.is_rejection(error):
-                raise
-            if tables.savepoints:
-                session.run(f"ROLLBACK TO SAVEPOINT {_PIECE}")
-            else:
-                undo(tables, session)
-            self._error, self._is_rejected = error, True
-            return error
-        if tables.savepoints:
-            session.run(f"RELEASE SAVEPOINT {_PIECE}")
-        return None
-
-    # ------------------------------------------------------------------------------------------------------------ aside
-
-    @property
-    def _quarantine(self) -> str:
-        return self.tables.table(self.load.schema, table_name(self.load))
-
-    @property
-    def _not_aside(self) -> str:
-        row = self.tables.quote(ROW)
-        return f"{row} NOT IN (SELECT {row} FROM {self.tables.temporary(_ASIDE)})"
-
-    def _listed(self, fields: Iterable[pa.Field]) -> str:
-        return ", ".join(self.tables.quote(field.name) for field in fields)
-
-    def _put_row_aside(self, table: str, names: Sequence[str], number: int) -> None:
-        error = self._error
-        listed = ", ".join(self.tables.quote(name) for name in names)
-        found = self.session.row(
-            f"SELECT {listed} FROM {self.tables.temporary(table)} WHERE {self.tables.quote(ROW)} = {number}"
-        )
-        self._put_aside(error, dict(zip(names, found or (), strict=False)), number)
-
-    def _put_aside(self, error: Exception, row: dict[str, object], number: int) -> None:
-        tables, load = self.tables, self.load
-        said = error if isinstance(error, WeftError) else tables.driver.explain(error)
-        self.count += 1
-        if self._only_name:
-            self._named.append(f"{name_of(row, load, getattr(said, 'field', None))}: {said.what}")
-            if len(self._named) == _NAMED_ROWS:
-                raise EnoughError
-            if tables.savepoints:
-                return
-        if self._is_trial and tables.savepoints:
-            return
-        number_aside = None if tables.savepoints else number
-        insert(tables, self.session, load, said.what, row, number_aside)
-        keep(tables, self.session)
+    def _put_aside(self, row: dict[str, object], number: int) -> None:
+        super()._put_aside(row, number)
+        reason = self._reason
+        self._named.append(f"{name_of(row, self.load, getattr(reason, 'field', None))}: {reason.what}")
+        if len(self._named) == _NAMED_ROWS:
+            raise EnoughError
 
 
-def insert(
-    tables: SqlTables, session: Session, load: Load, reason: str, row: dict[str, object], number: int | None = None
-) -> None:
+def insert(transaction: LoadTransaction, reason: str, row: dict[str, object], number: int | None = None) -> None:
     """Put a row aside; with a `number` into the list of those that are put aside in the end."""
-    into, fields = tables.table(load.schema, table_name(load)), list(_FIELDS)
-    if number is not None:
-        into, fields = tables.temporary(_ASIDE), [*fields, _NUMBER]
-    names = ", ".join(tables.quote(field.name) for field in fields)
-    last = "" if number is None else f", {number}"
-    session.run(
-        f"INSERT INTO {into} ({names}) VALUES ({tables.moment(load.moment)}, ?, ?, ?, ?, ?{last})",
+    tables, load = transaction.tables, transaction.load
+    if number is None:
+        into, fields, last = _quarantine(transaction), _FIELDS.names, ""
+    else:
+        into, fields, last = tables.temporary(_ASIDE), [*_FIELDS.names, ROW], f", {number}"
+    transaction.session.run(
+        f"INSERT INTO {into} ({tables.listed(fields)}) VALUES ({tables.moment(load.moment)}, ?, ?, ?, ?, ?{last})",
         (
             # A text with NUL is what PostgreSQL refuses; in the payload it is an escape.
             reason.replace("\0", "\\0"),
@@ -441,18 +431,22 @@ def insert(
     )
 
 
+def _quarantine(transaction: LoadTransaction) -> str:
+    return transaction.tables.table(transaction.load.schema, table_name(transaction.load))
+
+
 def payload(row: dict[str, object]) -> str:
-    """A row that is put aside, as JSON."""
+    """Return a row that is put aside as JSON."""
     return json.dumps(row, ensure_ascii=False, default=_text)
 
 
 def keyless(load: Load) -> str:
-    """Why a row without a key is put aside."""
+    """Return the reason for which a row without a key is put aside."""
     return f"The row has no key ({', '.join(load.keys)} is null)."
 
 
 def name_of(row: dict[str, object], load: Load, wrong: str | None = None) -> str:
-    """A row by its keys, or by its first columns, and by the one that is wrong."""
+    """Describe a row by its keys, or by its first columns, and by the one that is wrong."""
     names = list(load.keys or list(row)[:_NAMED_COLUMNS])
     if wrong in row and wrong not in names:
         names.append(wrong)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime
+from typing import ClassVar
 
 from weft.errors import LoadRefusedError
 from weft.systems.load import IS_CURRENT, ROW_HASH, VALID_FROM, VALID_TO, Counts
@@ -17,15 +17,13 @@ _NEVER = datetime(9999, 12, 31, 23, 59, 59, 999_999, UTC)
 class Scd2(ComparedMove):
     """Versions by the moment of the load."""
 
-    since = VALID_FROM
+    since: ClassVar[str | None] = VALID_FROM
 
     @property
     def stored(self) -> str:
-        """The current versions."""
         wanted = dict.fromkeys((*self.load.keys, *self.load.compared(self.names), VALID_FROM))
-        return (
-            f"(SELECT {self._list(list(wanted))} FROM {self.target} WHERE {self._q(IS_CURRENT)} = {self.tables.true})"
-        )
+        listed, current = self.tables.listed(wanted), f"{self._q(IS_CURRENT)} = {self.tables.true}"
+        return f"(SELECT {listed} FROM {self.target} WHERE {current})"
 
     def apply(self) -> Counts:
         """End the versions that differ, and insert the new ones."""
@@ -34,10 +32,10 @@ class Scd2(ComparedMove):
         if not hits and not new:
             return Counts()
         delta, now = self._changes, self._now()
-        if self._count(f"SELECT count(*) FROM {delta} AS d WHERE {self._q(SINCE)} >= {now}"):
+        if self.session.value(f"SELECT count(*) FROM {delta} AS d WHERE {self._q(SINCE)} >= {now}"):
             # The clock went back: this load is later than what is stored, whatever the clock says.
             last = f"(SELECT max({self._q(SINCE)}) FROM {delta} AS d)"
-            (latest,) = self.session.row(f"SELECT {tables.add_seconds(last, 0.000_001)}") or (None,)
+            latest = self.session.value(f"SELECT {tables.add_seconds(last, 0.000_001)}")
             now = tables.moment(latest if isinstance(latest, datetime) else datetime.fromisoformat(str(latest)))
         if hits:
             self.session.run(
@@ -48,11 +46,11 @@ class Scd2(ComparedMove):
                     {VALID_TO: now, IS_CURRENT: tables.false},
                 )
             )
-        names = self._list([*self.names, VALID_FROM, VALID_TO, IS_CURRENT, ROW_HASH])
+        names = tables.listed([*self.names, VALID_FROM, VALID_TO, IS_CURRENT, ROW_HASH])
         digest = self._hash({name: f"s.{self._q(name)}" for name in load.compared(self.names)})
         self.session.run(
             f"INSERT INTO {self.target} ({names}) "
-            f"SELECT {self._list(self.names, 's.')}, {now}, NULL, {tables.true}, {digest} FROM {delta} AS s"
+            f"SELECT {tables.listed(self.names, 's.')}, {now}, NULL, {tables.true}, {digest} FROM {delta} AS s"
         )
         return Counts(inserted=new, updated=hits)
 
@@ -61,7 +59,7 @@ class Scd2(ComparedMove):
         load, tables = self.load, self.tables
         deleted = 0
         if load.handle_deletes is not None:
-            # Against all rows of the source: those that were put aside are bad, not gone.
+            # Compare with all rows of the source: rows that were put aside are bad, not missing.
             stage = tables.temporary(self.present or self.stage)
             deleted += self._close(
                 self._later_of(self._now()), f"NOT EXISTS (SELECT 1 FROM {stage} AS s WHERE {self._on(value=True)})"
@@ -100,16 +98,14 @@ class Scd2(ComparedMove):
 class Scd2ByEvent(Scd2):
     """Versions by the time of an event, in whatever order the events come."""
 
+    # An event changes what becomes of others with its key.
+    can_compare: ClassVar[bool] = False
+
     @property
     def identity(self) -> list[str]:
         """Several events of one key are its history. Two at one instant would be a contradiction."""
         event = self.load.event_timestamp_column
         return [*self.load.keys, *([event] if event is not None and not self.load.deduplicate_by else [])]
-
-    @property
-    def can_compare(self) -> bool:
-        """An event changes what becomes of others with its key."""
-        return False
 
     def apply(self) -> Counts:
         """Put the events into the history of their keys, unless they change nothing."""
@@ -117,7 +113,7 @@ class Scd2ByEvent(Scd2):
         assert event is not None
         # Of the column's type, whatever the source had.
         began = self.tables.instant(self._value(event), self.columns[event].field)
-        if nulls := self._count(f"SELECT count(*) FROM {self.source} AS s WHERE {began} IS NULL"):
+        if nulls := self.session.value(f"SELECT count(*) FROM {self.source} AS s WHERE {began} IS NULL"):
             raise LoadRefusedError(
                 f"{nulls:,} source rows of {self.load.name} have no event time ({event} is null).",
                 hint="Filter them out in the source, or load without event_timestamp_column.",
@@ -126,7 +122,7 @@ class Scd2ByEvent(Scd2):
         # several rows of which one does, all of them are looked at again below.)
         earlier = f"{began} < t.{self._q(VALID_FROM)}"
         self._delta(earlier)
-        if not self._count(f"SELECT count(*) FROM {self.tables.temporary(DELTA)}"):
+        if not self.session.value(f"SELECT count(*) FROM {self.tables.temporary(DELTA)}"):
             return Counts()
         return self._put_into_history(began)
 
@@ -134,10 +130,10 @@ class Scd2ByEvent(Scd2):
         """Put events into the history of their keys: each begins a version where it changes something, ends the one
         before it, and is ended by the one after it, whatever order they come in."""
         tables, load, run = self.tables, self.load, self.session.run
-        for name in (LINE, KEPT, CHAIN):
-            tables.drop_temporary(self.session, name)
-        keys, listed = list(load.keys), self._list(load.keys)
+        keys, listed = list(load.keys), tables.listed(load.keys)
         ts, until, src, digest = (self._q(name) for name in ("_ts", "_until", "_src", "_hash"))
+        covered, before, before_ts, is_new = (self._q(name) for name in ("_cover", "_before", "_before_ts", "_is_new"))
+        end, following, to = (self._q(name) for name in ("_end", "_next", "_to"))
         never = tables.moment(_NEVER)
         distinct = ", ".join(f"{self._same([key])} AS {self._q(key)}" for key in keys)
         touched = f"(SELECT DISTINCT {distinct} FROM {tables.temporary(DELTA)})"
@@ -149,7 +145,7 @@ class Scd2ByEvent(Scd2):
         tables.create_temporary_as(
             self.session,
             LINE,
-            f"SELECT {self._list(keys, 't.')}, t.{self._q(VALID_FROM)} AS {ts}, t.{self._q(VALID_TO)} AS {until}, "
+            f"SELECT {tables.listed(keys, 't.')}, t.{self._q(VALID_FROM)} AS {ts}, t.{self._q(VALID_TO)} AS {until}, "
             f"0 AS {src}, {stored_hash} AS {digest} FROM {self.target} AS t JOIN {touched} AS s ON {self._on()}",
         )
         raw_keys = ", ".join(self._value(key) for key in keys)
@@ -172,48 +168,41 @@ class Scd2ByEvent(Scd2):
         tables.create_temporary_as(
             self.session,
             KEPT,
-            f"SELECT * FROM (SELECT l.*, {cover} AS {self._q('_cover')}, LAG({digest}) OVER ({order}) AS "
-            f"{self._q('_before')}, LAG({ts}) OVER ({order}) AS {self._q('_before_ts')}, "
-            f"MIN({src}) OVER (PARTITION BY {self._same(keys)}) AS {self._q('_is_new')} FROM {line} AS l) AS w "
-            f"WHERE {src} = 0 OR {self._q('_before')} IS NULL OR {self._q('_before')} <> {digest} "
-            # The key had gone and is back, with the values it had.
-            f"OR ({self._q('_cover')} <= {ts} AND {self._q('_before_ts')} < {self._q('_cover')})",
+            f"SELECT * FROM (SELECT l.*, {cover} AS {covered}, LAG({digest}) OVER ({order}) AS {before}, "
+            f"LAG({ts}) OVER ({order}) AS {before_ts}, MIN({src}) OVER (PARTITION BY {self._same(keys)}) AS {is_new} "
+            f"FROM {line} AS l) AS w WHERE {src} = 0 OR {before} IS NULL OR {before} <> {digest} "
+            # The key was missing and is back, with the values it had.
+            f"OR ({covered} <= {ts} AND {before_ts} < {covered})",
         )
-        own_end = f"CASE WHEN {self._q('_cover')} > {ts} AND {self._q('_cover')} < {never} THEN {self._q('_cover')} END"
-        following = f"LEAD({ts}) OVER ({order})"
+        own_end = f"CASE WHEN {covered} > {ts} AND {covered} < {never} THEN {covered} END"
         tables.create_temporary_as(
             self.session,
             CHAIN,
-            f"SELECT c.*, CASE WHEN {self._q('_end')} IS NULL THEN {self._q('_next')} "
-            f"WHEN {self._q('_next')} IS NULL OR {self._q('_end')} < {self._q('_next')} THEN {self._q('_end')} "
-            f"ELSE {self._q('_next')} END AS {self._q('_to')} FROM "
-            f"(SELECT k.*, {own_end} AS {self._q('_end')}, {following} AS {self._q('_next')} "
+            f"SELECT c.*, CASE WHEN {end} IS NULL THEN {following} "
+            f"WHEN {following} IS NULL OR {end} < {following} THEN {end} ELSE {following} END AS {to} "
+            f"FROM (SELECT k.*, {own_end} AS {end}, LEAD({ts}) OVER ({order}) AS {following} "
             f"FROM {tables.temporary(KEPT)} AS k) AS c",
         )
         chain = tables.temporary(CHAIN)
-        current = f"CASE WHEN s.{self._q('_to')} IS NULL THEN {tables.true} ELSE {tables.false} END"
-        moved = (
-            f"SELECT * FROM {chain} WHERE {src} = 0 "
-            f"AND COALESCE({self._q('_to')}, {never}) <> COALESCE({until}, {never})"
-        )
+        current = f"CASE WHEN s.{to} IS NULL THEN {tables.true} ELSE {tables.false} END"
+        is_moved = f"{src} = 0 AND COALESCE({to}, {never}) <> COALESCE({until}, {never})"
         run(
             tables.update_from(
                 self.target,
-                f"({moved})",
+                f"(SELECT * FROM {chain} WHERE {is_moved})",
                 f"{self._on()} AND t.{self._q(VALID_FROM)} = s.{ts} "
                 f"AND COALESCE(t.{self._q(VALID_TO)}, {never}) = COALESCE(s.{until}, {never})",
-                {VALID_TO: f"s.{self._q('_to')}", IS_CURRENT: current},
+                {VALID_TO: f"s.{to}", IS_CURRENT: current},
             )
         )
-        names = self._list([*self.names, VALID_FROM, VALID_TO, IS_CURRENT, ROW_HASH])
+        names = tables.listed([*self.names, VALID_FROM, VALID_TO, IS_CURRENT, ROW_HASH])
         values = ", ".join(self._value(name) for name in self.names)
         matching = " AND ".join(f"{self._value(key)} = c.{self._q(key)}" for key in keys)
-        to = f"c.{self._q('_to')}"
         cursor = run(
-            f"INSERT INTO {self.target} ({names}) SELECT {values}, c.{ts}, {to}, "
-            f"CASE WHEN {to} IS NULL THEN {tables.true} ELSE {tables.false} END, c.{digest} "
+            f"INSERT INTO {self.target} ({names}) SELECT {values}, c.{ts}, c.{to}, "
+            f"CASE WHEN c.{to} IS NULL THEN {tables.true} ELSE {tables.false} END, c.{digest} "
             f"FROM {self.source} AS s JOIN {chain} AS c ON {matching} AND {began} = c.{ts} WHERE c.{src} = 1"
         )
         added = int(cursor.rowcount)
-        fresh = self._count(f"SELECT count(*) FROM {chain} WHERE {src} = 1 AND {self._q('_is_new')} = 1")
-        return replace(Counts(), inserted=fresh, updated=added - fresh)
+        fresh = self.session.value(f"SELECT count(*) FROM {chain} WHERE {src} = 1 AND {is_new} = 1")
+        return Counts(inserted=fresh, updated=added - fresh)

@@ -1,13 +1,13 @@
 """Staging tables that many tasks fill at once. They outlive a task, so somebody must remove them, also after a crash.
 
-Whoever uses one holds a lock of its name on a connection of its own, which the database gives up when that process is
-gone. A staging table whose lock is free belongs to nobody: the next load removes it.
+A load that uses one holds a lock of its name on a connection of its own, which the database releases when that process
+ends. A staging table whose lock is free belongs to nobody: the next load removes it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from uuid import uuid4
 
 import pyarrow as pa
@@ -35,7 +35,7 @@ _LIST = {
 
 @contextmanager
 def staging_table(tables: SqlTables, schema: pa.Schema) -> Iterator[str]:
-    """A new table for rows of this schema, by its quoted name, gone when the block ends."""
+    """Create a table for rows of this schema; yield its quoted name, and drop it when the block ends."""
     sweep(tables)
     name = _PREFIX + uuid4().hex
     table = tables.driver.table("weft", name)
@@ -56,27 +56,24 @@ def staging_table(tables: SqlTables, schema: pa.Schema) -> Iterator[str]:
 
 
 def sweep(tables: SqlTables) -> list[str]:
-    """Remove the staging tables of loads that are dead; their names."""
+    """Remove the staging tables of loads that are dead; return their names."""
     removed = []
-    holder = tables.driver.connect("read")
-    try:
+    with closing(tables.driver.connect("read")) as holder:
         session = Session(tables.driver, holder)
         for (name,) in session.rows(_LIST[tables.dialect]):
-            row = session.row(_TRY_LOCK[tables.dialect], (name,))
-            if row is not None and row[0]:
+            if session.value(_TRY_LOCK[tables.dialect], (name,)):
                 try:
                     with suppress(WeftError), tables.driver.session("publish") as other:
                         other.run(f"DROP TABLE IF EXISTS {tables.driver.table('weft', name)}")
                         removed.append(name)
                 finally:
                     session.row(_UNLOCK[tables.dialect], (name,))
-    finally:
-        holder.close()
     return removed
 
 
 def fill(tables: SqlTables, table: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> tuple[str, int, int]:
-    """One attempt of one task: its rows, tagged with a name of their own. The name, how many rows, how many bytes."""
+    """Store the rows of one attempt of a task, tagged with a name of its own; return the name, how many rows and how
+    many bytes."""
     attempt = uuid4().hex
     tagged = schema.append(ATTEMPT)
     rows = 0

@@ -13,18 +13,19 @@ from weft.errors import DeclarationError
 from weft.systems.base import Connection
 from weft.systems.declare import declare
 from weft.systems.log import EXTRA, META_TYPES, PUBLISH_ID, PUBLISHED_AT, ROWID, Appended, Batch
-from weft.systems.sql.driver import Role, Session, SqlDriver, readable
+from weft.systems.sql.driver import Session, SqlDriver
 from weft.systems.sql.log import SqlLog
 from weft.types import FieldType
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Role", "Session", "SqlStore", "contiguous", "publish_ids", "readable"]
+# Idempotency keys in one statement. Every SQLite takes 999 values.
+_KEYS = 900
 
 
 class SqlStore(SqlDriver):
-    """What the three databases share. A subclass says how to connect, quote, lock, insert and wait."""
+    """What the three databases share. A subclass implements how to connect, quote, lock, insert and wait."""
 
     for_update: ClassVar[str] = " FOR UPDATE"
     forbidden: ClassVar[str] = ""
@@ -45,7 +46,7 @@ class SqlStore(SqlDriver):
 
     @abstractmethod
     def reflect(self, session: Session, schema: str, name: str) -> dict[str, FieldType] | None:
-        """The columns of a table in order, or `None` where there is no such table."""
+        """Return the columns of a table in order, or `None` where there is no such table."""
 
     @abstractmethod
     def create_catalogue(self, session: Session) -> None:
@@ -53,8 +54,7 @@ class SqlStore(SqlDriver):
 
     @abstractmethod
     def create_stream(self, session: Session, schema: str, name: str, columns: dict[str, FieldType]) -> None:
-        """Create a stream's table and its row in the catalogue where they are missing; safe against others who do the
-        same."""
+        """Create a stream's table and its catalogue row where they are missing; safe where others do the same."""
 
     @abstractmethod
     def add_column(self, log: SqlLog, name: str, kind: FieldType) -> None:
@@ -62,49 +62,49 @@ class SqlStore(SqlDriver):
 
     @abstractmethod
     def insert(self, session: Session, log: SqlLog, batches: Sequence[Batch]) -> list[tuple[int, int]]:
-        """Insert batches that have the same columns; the first and last offset of each publish that has events."""
+        """Insert batches of the same columns; return the first and last offset of each publish that has events."""
 
     @abstractmethod
     def arrow_batches(
         self, log: SqlLog, after: int, upto: int, columns: dict[str, FieldType]
     ) -> Iterator[pa.RecordBatch]:
-        """A range as Arrow record batches, in order and in bounded memory."""
+        """Read a range as Arrow record batches, in order and in bounded memory."""
 
     @abstractmethod
     def bind(self, value: Any, kind: FieldType) -> Any:
-        """A canonical value as a parameter of the driver's."""
+        """Return a canonical value as a parameter of the driver."""
 
-    @abstractmethod
     def insert_ignore(self, table: str, columns: Sequence[str]) -> str:
-        """An INSERT that leaves an existing row as it is."""
+        """Return an INSERT that leaves an existing row as it is."""
+        marks = ", ".join("?" * len(columns))
+        return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks}) ON CONFLICT DO NOTHING"
 
     @abstractmethod
     def changed(self, seen: object, timeout: float) -> object:
         """Block until something may have been appended since `seen`; see `weft.systems.log.Store`."""
 
     def fence(self, session: Session, log: SqlLog) -> int:
-        """The offset up to which a reader may look now: nothing at or below it appears later."""
-        row = session.row(f"SELECT max({self.quote(ROWID)}) FROM {log.table}")
-        return int(row[0] or 0) if row else 0
+        """Return the offset up to which a reader may read now: nothing at or below it appears later."""
+        return int(session.value(f"SELECT max({self.quote(ROWID)}) FROM {log.table}") or 0)
 
     def head(self, session: Session, log: SqlLog) -> int:
-        """The last event's offset at or below the fence: from there a reader may go on, also after a crash."""
+        """Return the last event's offset at or below the fence: a reader may go on from there, also after a crash."""
         return self.fence(session, log)
 
     def forget_keys(self, session: Session, log: SqlLog, before: int, limit: int) -> int:
-        """Remove up to `limit` idempotency keys last seen before a moment (in microseconds); how many went."""
-        found = session.run(
+        """Remove up to `limit` idempotency keys last seen before a moment (in microseconds); return how many."""
+        cursor = session.run(
             f"DELETE FROM {self.keys} WHERE stream = ? AND id IN "
             f"(SELECT id FROM {self.keys} WHERE stream = ? AND seen < ? LIMIT ?)",
             (log.number, log.number, before, limit),
         )
-        return int(found.rowcount)
+        return int(cursor.rowcount)
 
     def unwatch(self) -> None:
-        """Nobody waits for changes any more: give back what `changed` holds."""
+        """Release what `changed` holds: nobody waits for changes any more."""
 
     decoders: ClassVar[dict[str, Callable[[Any], Any]]] = {}
-    """By type: from what the driver gives to the canonical value."""
+    """By type: from the driver's value to the canonical one."""
 
     # -------------------------------------------------------------------------------------------------------- catalogue
 
@@ -115,7 +115,7 @@ class SqlStore(SqlDriver):
             self._ready = True
 
     def open(self, schema: str, name: str, fields: dict[str, FieldType]) -> SqlLog:
-        """The stream's log; its table is created where it is missing, and gets the declared columns it lacks."""
+        """Return a stream's log; create its table where it is missing, and add the declared columns that it lacks."""
         with self._lock:
             log = self._logs.get((schema, name))
             if log is None:
@@ -130,13 +130,7 @@ class SqlStore(SqlDriver):
         full = f"{schema}.{name}"
         number = self._number(full)
         if number is None:
-            columns = {
-                **fields,
-                ROWID: META_TYPES[ROWID],
-                PUBLISHED_AT: META_TYPES[PUBLISHED_AT],
-                PUBLISH_ID: META_TYPES[PUBLISH_ID],
-                EXTRA: META_TYPES[EXTRA],
-            }
+            columns = fields | {name: META_TYPES[name] for name in (ROWID, PUBLISHED_AT, PUBLISH_ID, EXTRA)}
             with self.session("publish") as session:
                 if ROWID not in (self.reflect(session, schema, name) or columns):
                     raise _not_a_stream(full)
@@ -150,11 +144,11 @@ class SqlStore(SqlDriver):
 
     def _number(self, full: str) -> int | None:
         with self.session("read") as session:
-            row = session.row(f"SELECT id FROM {self.streams} WHERE name = ?", (full,))
-        return None if row is None else int(row[0])
+            number = session.value(f"SELECT id FROM {self.streams} WHERE name = ?", (full,))
+        return None if number is None else int(number)
 
     def names(self) -> list[tuple[str, str]]:
-        """(schema, name) of every stream stored here. Asking creates nothing."""
+        """Return (schema, name) of every stream stored here; create nothing."""
         with self.session("read") as session:
             if self.reflect(session, "weft", "streams") is None:
                 return []
@@ -169,7 +163,7 @@ class SqlStore(SqlDriver):
             return self.append_in(session, batches)
 
     def append_in(self, session: Session, batches: Sequence[Batch]) -> list[list[Appended]]:
-        """The same inside a transaction of the caller's."""
+        """Store batches inside a transaction of the caller."""
         results: list[list[Appended]] = [[] for _ in batches]
         # Streams in the order of their numbers: two processes that each store into two streams must not wait for each
         # other.
@@ -187,21 +181,15 @@ class SqlStore(SqlDriver):
                 ranges += self.insert(session, log, [kept[i] for i in run])
             stored = iter(ranges)
             for i in members:
-                for (_, given), (_, count) in zip(batches[i].publishes, kept[i].publishes, strict=True):
+                for (_, published), (_, count) in zip(batches[i].publishes, kept[i].publishes, strict=True):
                     first, last = next(stored) if count else (None, None)
-                    results[i].append(Appended(first, last, count, given - count))
+                    results[i].append(Appended(first, last, count, published - count))
         return results
 
     def _deduplicate(self, session: Session, log: SqlLog, batches: dict[int, Batch]) -> dict[int, Batch]:
-        seen: set[bytes] = set()
-        wanted: list[bytes] = []
-        for batch in batches.values():
-            for key in batch.keys or ():
-                if key is not None and key not in seen:
-                    seen.add(key)
-                    wanted.append(key)
+        keys = {key for batch in batches.values() for key in batch.keys or () if key is not None}
         horizon = max(batch.key_horizon for batch in batches.values())
-        fresh = self.claim_keys(session, log, sorted(wanted), horizon) if wanted else set()
+        fresh = self.claim_keys(session, log, sorted(keys), horizon) if keys else set()
         kept: dict[int, Batch] = {}
         for i, batch in batches.items():
             mask = []
@@ -214,17 +202,24 @@ class SqlStore(SqlDriver):
 
     @abstractmethod
     def claim_keys(self, session: Session, log: SqlLog, keys: list[bytes], horizon: float) -> set[bytes]:
-        """Remember sorted keys, and give those that were not seen within the horizon (in seconds)."""
+        """Store sorted keys, and return those that were not seen within the horizon (in seconds)."""
+
+    def unseen(self, session: Session, log: SqlLog, keys: list[bytes], since: int) -> set[bytes]:
+        """Return the keys that were not seen since a moment (in microseconds)."""
+        fresh = set(keys)
+        for start in range(0, len(keys), _KEYS):
+            some = keys[start : start + _KEYS]
+            sql = f"SELECT id FROM {self.keys} WHERE stream = ? AND seen >= ? AND id IN ({', '.join('?' * len(some))})"
+            fresh.difference_update(bytes(key) for (key,) in session.rows(sql, (log.number, since, *some)))
+        return fresh
 
     def now(self) -> float:
-        """The clock that leases and ages are judged by."""
+        """Return the time by which leases and ages are judged."""
         with self.session("read") as session:
-            row = session.row(f"SELECT {self.now_sql}")
-        assert row is not None
-        return int(row[0]) / 1e6
+            return int(session.value(f"SELECT {self.now_sql}")) / 1e6
 
     def appended(self) -> None:
-        """Nothing to do where readers of other processes poll."""
+        """Wake the readers of other processes; nothing to do where they poll."""
 
 
 def _not_a_stream(full: str) -> DeclarationError:
@@ -253,7 +248,7 @@ def _select(batch: Batch, mask: list[bool]) -> Batch:
 
 
 def contiguous(batches: Sequence[Batch], first: int) -> list[tuple[int, int]]:
-    """The offsets of publishes that got theirs in one piece, without a gap."""
+    """Return the offsets of publishes that follow each other without a gap."""
     ranges = []
     for batch in batches:
         for _, count in batch.publishes:
@@ -263,6 +258,15 @@ def contiguous(batches: Sequence[Batch], first: int) -> list[tuple[int, int]]:
     return ranges
 
 
+def bound(batch: Batch, binders: Sequence[Callable[[Any], Any] | None]) -> list[Any]:
+    """The columns of a batch as a driver takes them; `binders` convert the values of each."""
+    columns: list[Any] = [
+        values if bind is None else [None if value is None else bind(value) for value in values]
+        for values, bind in zip(batch.values, binders, strict=True)
+    ]
+    return columns if batch.extra is None else [*columns, batch.extra]
+
+
 def publish_ids(batch: Batch) -> Iterator[str]:
-    """The id of its publish for each event."""
+    """Return for each event the id of its publish."""
     return chain.from_iterable(repeat(publish_id, count) for publish_id, count in batch.publishes)

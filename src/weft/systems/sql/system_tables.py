@@ -12,12 +12,12 @@ from weft.systems.sql.tables import SqlTables
 
 
 def system_table(tables: SqlTables, name: str) -> str:
-    """Its quoted name."""
+    """Return the quoted name of a table of Weft."""
     return tables.driver.table("weft", name)
 
 
 def create_system_table(tables: SqlTables, name: str, fields: pa.Schema, key: Sequence[str]) -> None:
-    """Make a table of ours where it is missing."""
+    """Create a table of Weft where it is missing."""
     table = system_table(tables, name)
     with suppress(WeftError), tables.driver.session("read") as session:
         session.rows(f"SELECT 1 FROM {table} WHERE 1 = 0")
@@ -32,7 +32,7 @@ def create_system_table(tables: SqlTables, name: str, fields: pa.Schema, key: Se
     try:
         _create(tables, table, definitions)
     except WeftError:
-        # Two first uses at once: one of them was faster.
+        # Two processes created it at once, and the other one was faster.
         _create(tables, table, definitions)
 
 

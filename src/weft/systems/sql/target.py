@@ -1,10 +1,9 @@
-"""The table that a load writes: how it is made, what it must have, and how it follows its declaration."""
+"""The table that a load writes: how it is created, which columns it needs, and how it follows its declaration."""
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
 
 import pyarrow as pa
 
@@ -18,7 +17,7 @@ _log = logging.getLogger("weft.engine")
 
 
 def ensure(tables: SqlTables, load: Load, written: pa.Schema) -> None:
-    """Make the table where it is missing, add what its declaration has and it has not, and refuse what cannot go in."""
+    """Create the table where it is missing, add the declared columns that it lacks, and refuse rows that do not fit."""
     columns = _columns(tables, load)
     if columns is None:
         watermarks.forget(tables, load)
@@ -48,13 +47,13 @@ def _create(tables: SqlTables, load: Load, written: pa.Schema) -> None:
             if load.mode == "scd2":
                 tables.create_key_index(session, load.schema, load.table, load.keys)
     except WeftError:
-        # Where somebody else was faster, all is well.
+        # Another process may have been faster.
         if _columns(tables, load) is None:
             raise
 
 
 def create_statement(tables: SqlTables, load: Load, written: pa.Schema) -> str:
-    """The statement that makes the table: as it is declared, or else with the columns of its rows."""
+    """Return the statement that creates the table: as it is declared, or else with the columns of its rows."""
     declared = load.declared.schema if load.declared is not None else None
     fields = list(declared if declared is not None else written)
     primary, unique = _keys(load)
@@ -75,13 +74,13 @@ def create_statement(tables: SqlTables, load: Load, written: pa.Schema) -> str:
         types = {field.name: tables.column_type(field, key=True) for field in fields if field.name in load.keys}
         definitions += tables.stage_index({key: types[key] for key in load.keys})
     if primary:
-        definitions.append(f"PRIMARY KEY ({_listed(tables, primary)})")
-    definitions += [f"UNIQUE ({_listed(tables, group)})" for group in unique]
+        definitions.append(f"PRIMARY KEY ({tables.listed(primary)})")
+    definitions += [f"UNIQUE ({tables.listed(group)})" for group in unique]
     return f"CREATE TABLE IF NOT EXISTS {tables.table(load.schema, load.table)} ({', '.join(definitions)})"
 
 
 def _keys(load: Load) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """The primary key and the unique ones. Of an scd2 table a key has many rows."""
+    """Return the primary key and the unique ones. In an scd2 table a key has many rows."""
     if load.mode == "scd2":
         return (), []
     declared = load.declared
@@ -94,12 +93,8 @@ def _keys(load: Load) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     return primary, [group for group in unique if set(group) != set(primary)]
 
 
-def _listed(tables: SqlTables, names: Sequence[str]) -> str:
-    return ", ".join(tables.quote(name) for name in names)
-
-
 def scd2_fields() -> list[pa.Field]:
-    """The columns that scd2 keeps itself."""
+    """Return the columns that scd2 maintains itself."""
     instant = pa.timestamp("us", "UTC")
     return [
         pa.field(VALID_FROM, instant, nullable=False),
@@ -132,14 +127,16 @@ def _evolve(tables: SqlTables, load: Load, written: pa.Schema, columns: list[Col
 
 
 def evolution(tables: SqlTables, load: Load, written: pa.Schema, columns: list[Column]) -> list[str]:
-    """The statements that make the table what its declaration says."""
+    """Return the statements that change the table to its declaration."""
     declared = list(load.declared.schema or ()) if load.declared is not None else []
     present = {column.name: column for column in columns}
     table = tables.table(load.schema, load.table)
-    changes = []
-    for name, field in {field.name: field for field in [*written, *declared]}.items():
-        if name not in present:
-            changes.append(f"ALTER TABLE {table} ADD COLUMN {tables.quote(name)} {tables.column_type(field)}")
+    wanted = {field.name: field for field in [*written, *declared]}
+    changes = [
+        f"ALTER TABLE {table} ADD COLUMN {tables.quote(name)} {tables.column_type(field)}"
+        for name, field in wanted.items()
+        if name not in present
+    ]
     for field in declared:
         column = present.get(field.name)
         if column is not None and tables.widens_columns and _is_wider(field, column):
@@ -167,7 +164,7 @@ def _is_wider(field: pa.Field, column: Column) -> bool:
 
 
 def check_columns(load: Load, written: pa.Schema, columns: list[Column]) -> None:
-    """Refuse rows that the table cannot take."""
+    """Raise where the table cannot hold the rows."""
     present = {column.name: column for column in columns}
     for name in written.names:
         if name not in present:

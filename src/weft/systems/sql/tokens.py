@@ -1,9 +1,15 @@
-"""Where a user's SQL is code: what is in a text, a quoted name or a comment stays as it is, whatever it looks like."""
+"""Tokens in a user's SQL: the content of a text, a quoted name or a comment is no code, whatever it looks like."""
 
 from __future__ import annotations
 
 import re
 from functools import lru_cache
+
+
+def quote_name(name: str, mark: str = '"') -> str:
+    """Return an identifier in quotation marks, which are doubled inside."""
+    return mark + name.replace(mark, mark * 2) + mark
+
 
 _NAME = r'"(?:[^"]|"")*"'
 _TEXT = r"'(?:[^']|'')*'"
@@ -37,11 +43,10 @@ def _pattern(token: str, dialect: str) -> re.Pattern[str]:
 
 
 def replaced(sql: str, token: str, by: str, dialect: str) -> str:
-    """The statement with something else in the place of each token (a regular expression) that is code."""
-
-    return _pattern(token, dialect).sub(lambda found: found[0] if found["token"] is None else by, sql)
+    """Replace each token (a regular expression) that is code."""
+    return _pattern(token, dialect).sub(lambda match: match[0] if match["token"] is None else by, sql)
 
 
 def has(sql: str, token: str, dialect: str) -> bool:
-    """Whether a token is there, as code."""
-    return any(found["token"] is not None for found in _pattern(token, dialect).finditer(sql))
+    """Whether a statement has a token as code."""
+    return any(match["token"] is not None for match in _pattern(token, dialect).finditer(sql))

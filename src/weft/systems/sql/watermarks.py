@@ -1,4 +1,4 @@
-"""The table of watermarks: beside the target's rows, written in their transaction."""
+"""The table of watermarks: in the target's database, written in the transaction of its rows."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ def _table(tables: SqlTables) -> str:
 
 
 def prepare(tables: SqlTables) -> None:
-    """Make the table where it is missing, and the column that it had not at first."""
+    """Create the table where it is missing, and add the column that its first version did not have."""
     create_system_table(tables, "watermarks", _FIELDS, _KEY)
     if _COUNTED in (_columns(tables) or ()):
         return
-    # Where two do it at once, one fails, and all is well.
+    # Where two add it at once, one of them fails, and the column is there.
     with suppress(WeftError), tables.driver.session("publish") as session:
         kind = tables.sql_type(_FIELDS.field(_COUNTED))
         session.run(f"ALTER TABLE {_table(tables)} ADD COLUMN {tables.quote(_COUNTED)} {kind}")
 
 
 def _columns(tables: SqlTables) -> list[str] | None:
-    """The columns of the table; `None` where there is none yet."""
+    """Return the columns of the table; `None` where it does not exist yet."""
     try:
         return list(tables.describe(f"SELECT * FROM {_table(tables)}").names)
     except (ConnectionFailedError, BusyError, StorageError):
@@ -58,43 +58,42 @@ def _columns(tables: SqlTables) -> list[str] | None:
 
 
 def forget(tables: SqlTables, load: Load) -> None:
-    """Remove all watermarks of a target that is about to be made anew: before that, so that whoever dies in between
-    leaves no table that seems to have what it lacks."""
+    """Remove all watermarks of a target that is about to be created: before that, so that a process which dies in
+    between leaves no table that seems to have rows which it lacks."""
     if _columns(tables) is None:
         return
     with tables.driver.session("publish") as session:
         removed = session.run(f"DELETE FROM {_table(tables)} WHERE target = ?", (load.name,)).rowcount
     if removed > 0:
-        _log.warning("The table %s is made anew, so its pipelines read their sources from the beginning.", load.name)
+        _log.warning("The table %s is created again: its pipelines read their sources from the beginning.", load.name)
 
 
 def read(tables: SqlTables, load: Load) -> Watermark | None:
-    """How far a pipeline has come with a target."""
+    """Return how far a pipeline has read its source for a target; `None` where it has not."""
     columns = _columns(tables)
     if columns is None:
         return None
     with tables.driver.session("read") as session:
         counted = _COUNTED if _COUNTED in columns else "NULL"
-        found = session.row(
+        row = session.row(
             f"SELECT column_name, kind, {tables.quote('value')}, seen, {counted} FROM {_table(tables)} "
             "WHERE pipeline = ? AND target = ?",
             (load.pipeline, load.name),
         )
-    if found is None:
+    if row is None:
         return None
-    column, kind, text, seen, counted = found
+    column, kind, text, seen, counted = row
     return Watermark(str(column), str(kind), str(text), int(seen), counted=None if counted is None else str(counted))
 
 
 def write(tables: SqlTables, session: Session, load: Load, mark: Watermark, rows_read: int) -> None:
-    """Move it, in the transaction of the rows."""
+    """Store a watermark, in the transaction of the rows."""
     key = (load.pipeline, load.name)
     values = (mark.column, mark.kind, mark.text, mark.seen + (rows_read if mark.adds_read else 0))
     moved_at = tables.moment(load.moment)
     if mark.after is None:
-        names = ", ".join(tables.quote(field.name) for field in _FIELDS)
         session.run(
-            f"INSERT INTO {_table(tables)} ({names}) VALUES (?, ?, ?, ?, ?, ?, {moved_at}, ?)",
+            f"INSERT INTO {_table(tables)} ({tables.listed(_FIELDS.names)}) VALUES (?, ?, ?, ?, ?, ?, {moved_at}, ?)",
             (*key, *values, mark.counted),
         )
         return

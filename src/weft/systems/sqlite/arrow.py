@@ -1,7 +1,7 @@
 """A range of a SQLite table as Arrow, without a Python object per value.
 
 SQLite itself concatenates each column of a chunk and Arrow takes it apart: integers as lines, floats as two of them,
-texts with a separator. Values that this does not tell exactly are rare; they are asked for again in a form that does.
+texts with a separator. Values that this does not show exactly are rare; they are read again in a form that does.
 Both let go of the interpreter's lock meanwhile, so chunks are read in threads. The ADBC driver for SQLite is not used:
 it brings a SQLite of its own, and two of those in one process drop each other's file locks.
 """
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _CHUNK_BYTES = 16 * 1024 * 1024
 # What only Weft writes, always in this many bytes. Most events have nothing extra; what they have is of any length.
 _WIDTHS = {PUBLISHED_AT: 32, PUBLISH_ID: 36, EXTRA: -1}
-# Between texts, and in place of a null. A text may hold them: then lengths tell where each ends.
+# Between texts, and in place of a null. A text may hold them: then lengths show where each ends.
 _SEPARATOR, _NULL = "\x1f", "\x1e"
 
 
@@ -59,13 +59,13 @@ def _read(
         with store.session("read") as session:
 
             def ask(what: str, only: str = "") -> tuple[Any, ...]:
-                found = session.row(f"SELECT {what} {rows} {only}")
-                assert found is not None
-                return found
+                row = session.row(f"SELECT {what} {rows} {only}")
+                assert row is not None
+                return row
 
             session.run("BEGIN")  # what is asked for again is of the same rows, whatever a trim removes meanwhile
-            count, *given = ask(", ".join(["count(*)", *(part for form in forms for part in form.parts)]))
-            chunk, values = _Chunk(after, upto, count, ask), iter(given)
+            count, *columns_read = ask(", ".join(["count(*)", *(part for form in forms for part in form.parts)]))
+            chunk, values = _Chunk(after, upto, count, ask), iter(columns_read)
             arrays = [form.array(chunk, *islice(values, len(form.parts))) for form in forms if count]
             session.run("COMMIT")
     except SchemaError:  # SQLite's limit for one value, a billion bytes: read half as much at a time
@@ -92,7 +92,7 @@ class _Chunk:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """How a column is read: what SQLite is asked for, and the array that comes of the answers."""
+    """How a column is read: the expressions to select, and the function that builds an array of the results."""
 
     parts: tuple[str, ...]
     array: Callable[..., pa.Array]
@@ -204,7 +204,7 @@ def _alike(column: str, kind: FieldType, width: int) -> _Form:
 
 
 def _cut(data: bytes, offsets: np.ndarray[Any, Any], kind: FieldType) -> pa.Array:
-    """What is between each two offsets."""
+    """Return what is between each two offsets."""
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
     return pa.Array.from_buffers(pa.binary() if kind.base == "bytes" else pa.string(), len(offsets) - 1, buffers)
 

@@ -55,10 +55,6 @@ def _int(value: Any, source: str, target: str) -> int:
     return int(number)
 
 
-def _float(value: Any, source: str, target: str) -> float:
-    return float(value)
-
-
 def _decimal(value: Any, source: str, target: str) -> str:
     precision, scale = map(int, target.split()[1:])
     number = Decimal(repr(value) if isinstance(value, float) else value)
@@ -87,26 +83,18 @@ def _bool(value: Any, source: str, target: str) -> int:
     return int(text in _TRUE)
 
 
-def _moment(value: Any, source: str) -> datetime:
+def _moment(value: Any) -> datetime:
     if not isinstance(value, str):
         raise ValueError
-    found = datetime.fromisoformat(value)
-    return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+    moment = datetime.fromisoformat(value)
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
 
 
 def _date(value: Any, source: str, target: str) -> str:
-    found = _moment(value, source)
-    if found.time() != time():
+    moment = _moment(value)
+    if moment.time() != time():
         raise ValueError
-    return found.date().isoformat()
-
-
-def _timestamp(value: Any, source: str, target: str) -> str:
-    return _moment(value, source).isoformat(timespec="microseconds")
-
-
-def _local(value: Any, source: str, target: str) -> str:
-    return _moment(value, source).replace(tzinfo=None).isoformat(timespec="microseconds")
+    return moment.date().isoformat()
 
 
 def _string(value: Any, source: str, target: str) -> str:
@@ -117,10 +105,6 @@ def _string(value: Any, source: str, target: str) -> str:
     return str(value)
 
 
-def _bytes(value: Any, source: str, target: str) -> bytes:
-    return value if isinstance(value, bytes) else str(value).encode()
-
-
 def _json(value: Any, source: str, target: str) -> str:
     text = _string(value, source, target)
     if source in ("date", "timestamp", "local", "uuid", "time"):
@@ -129,32 +113,24 @@ def _json(value: Any, source: str, target: str) -> str:
     return text
 
 
-def _uuid(value: Any, source: str, target: str) -> str:
-    return str(UUID(bytes=value) if isinstance(value, bytes) else UUID(value))
-
-
-def _time(value: Any, source: str, target: str) -> str:
-    return time.fromisoformat(value).isoformat()
-
-
 _TARGETS: dict[str, Callable[[Any, str, str], Any]] = {
     **dict.fromkeys(("int8", "int16", "int32", "int64"), _int),
-    **dict.fromkeys(("float32", "float64"), _float),
+    **dict.fromkeys(("float32", "float64"), lambda value, source, target: float(value)),
     "decimal": _decimal,
     "bool": _bool,
     "date": _date,
-    "timestamp": _timestamp,
-    "local": _local,
+    "timestamp": lambda value, source, target: _moment(value).isoformat(timespec="microseconds"),
+    "local": lambda value, source, target: _moment(value).replace(tzinfo=None).isoformat(timespec="microseconds"),
     "string": _string,
-    "binary": _bytes,
+    "binary": lambda value, source, target: value if isinstance(value, bytes) else str(value).encode(),
     "json": _json,
-    "uuid": _uuid,
-    "time": _time,
+    "uuid": lambda value, source, target: str(UUID(bytes=value) if isinstance(value, bytes) else UUID(value)),
+    "time": lambda value, source, target: time.fromisoformat(value).isoformat(),
 }
 
 
 def row_hash(*values: Any) -> str:
-    """Of what Python would write for them: null, empty, shifted and differently typed values all look different."""
+    """Hash the values' `repr`: null, empty, shifted and differently typed values all differ in it."""
     return md5(repr(values).encode("utf-8", "surrogatepass"), usedforsecurity=False).hexdigest()
 
 
@@ -166,7 +142,7 @@ def add_seconds(value: str | None, seconds: float) -> str | None:
 
 
 def compare_decimals(one: str, other: str) -> int:
-    """-1, 0 or 1, as SQLite wants it of a collation. What is no number comes after all numbers, by its letters."""
+    """Return -1, 0 or 1, as a collation of SQLite does. Other texts come after all numbers, by their letters."""
     left, right = _sortable(one), _sortable(other)
     return (left > right) - (left < right)
 

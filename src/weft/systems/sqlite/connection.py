@@ -9,14 +9,10 @@ from typing import Any, ClassVar, Literal
 
 from weft.systems.base import measured
 from weft.systems.file import MEMORY, FileConnection
+from weft.systems.sql.tokens import quote_name
 
-# How long a check waits for somebody who has locked the file.
+# How long a check waits for another process that has locked the file.
 _CHECK_SECONDS = 5.0
-
-
-def quote(name: str) -> str:
-    """A quoted identifier."""
-    return '"' + name.replace('"', '""') + '"'
 
 
 @dataclass(frozen=True)
@@ -38,7 +34,7 @@ class SQLiteConnection(FileConnection):
 
     def stream_table(self, stream: Any) -> str:
         """SQLite has no schemas: the table is called "schema.name"."""
-        return quote(f"{stream.schema}.{stream.name}")
+        return quote_name(f"{stream.schema}.{stream.name}")
 
     def reports_missing(self, error: str) -> Literal["table", "database"] | None:
         """In SQLite's words, and ours for a file."""

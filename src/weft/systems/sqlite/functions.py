@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Callable
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import ROUND_HALF_UP, Context, Decimal
 from functools import lru_cache
 from typing import Any
@@ -25,20 +25,21 @@ _zone = lru_cache(maxsize=256)(ZoneInfo)
 
 
 def register(driver: sqlite3.Connection, refused: Callable[[str], None]) -> None:
-    """Make the functions known to a connection. `refused` is told why one of them fails: SQLite only says that."""
+    """Add the functions to a connection. `refused` gets the reason where one of them fails: SQLite only reports that
+    it did."""
 
-    def telling(function: Callable[..., Any]) -> Callable[..., Any]:
-        def told(*arguments: Any) -> Any:
+    def reporting(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
             try:
                 return function(*arguments)
             except (ValueError, ArithmeticError) as error:
                 refused(str(error))
                 raise
 
-        return told
+        return call
 
     for name, count, function in _FUNCTIONS:
-        driver.create_function(name, count, telling(function), deterministic=True)
+        driver.create_function(name, count, reporting(function), deterministic=True)
 
 
 def _of_text(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -65,8 +66,8 @@ def stored(value: Any, code: str) -> Any:
 
 
 def _rounded(number: Decimal, digits: int) -> str:
-    made = number.quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP, _EXACT)
-    return f"{abs(made) if made == 0 else made:f}"
+    rounded = number.quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP, _EXACT)
+    return f"{abs(rounded) if rounded == 0 else rounded:f}"
 
 
 def compare(one: str | None, other: str | None) -> int | None:
@@ -90,31 +91,30 @@ def _instant(fields: dict[str, str]) -> datetime:
     if fields.get("p", "").lower() == "pm":
         hour += 12
     day, fraction = _day(fields), int(fields.get("f", "0").ljust(6, "0"))
-    moment = datetime(
-        day.year, day.month, day.day, hour, int(fields.get("M", "0")), int(fields.get("S", "0")), fraction, UTC
-    )
+    clock = time(hour, int(fields.get("M", "0")), int(fields.get("S", "0")), fraction, UTC)
+    moment = datetime.combine(day, clock)
     zone = fields.get("z", "Z")
     if zone == "Z":
         return moment
-    found = _OFFSET.fullmatch(zone)
-    if found is None or day in (date.min, date.max):
+    match = _OFFSET.fullmatch(zone)
+    if match is None or day in (date.min, date.max):
         raise ValueError
-    offset = timedelta(hours=int(found[2]), minutes=int(found[3] or 0))
-    return moment - offset if found[1] == "+" else moment + offset
+    offset = timedelta(hours=int(match[2]), minutes=int(match[3] or 0))
+    return moment - offset if match[1] == "+" else moment + offset
 
 
 def _reading(make: Callable[[dict[str, str]], date]) -> Callable[[str, str, str], str | None]:
-    """What a text says by a pattern whose groups are these fields of strptime's; null where it says nothing."""
+    """Read a text by a pattern whose groups are these fields of strptime's; null where it does not match."""
 
     def read(text: str, pattern: str, fields: str) -> str | None:
-        found = _compiled(pattern).fullmatch(text)
-        if found is None:
+        match = _compiled(pattern).fullmatch(text)
+        if match is None:
             return None
         try:
-            made = make(dict(zip(fields, found.groups(), strict=True)))
+            moment = make(dict(zip(fields, match.groups(), strict=True)))
         except ValueError:
             return None
-        return made.isoformat(timespec="microseconds") if isinstance(made, datetime) else made.isoformat()
+        return moment.isoformat(timespec="microseconds") if isinstance(moment, datetime) else moment.isoformat()
 
     return read
 
@@ -136,15 +136,14 @@ def truncate(value: str | None, unit: str) -> str | None:
         return _beginning(date.fromisoformat(value), unit).isoformat()
     moment = datetime.fromisoformat(value)
     if unit in ("hour", "minute", "second"):
-        made = moment.replace(
+        moment = moment.replace(
             minute=0 if unit == "hour" else moment.minute,
             second=moment.second if unit == "second" else 0,
             microsecond=0,
         )
     else:
-        day = _beginning(moment.date(), unit)
-        made = datetime(day.year, day.month, day.day, tzinfo=moment.tzinfo)
-    return made.isoformat(timespec="microseconds")
+        moment = datetime.combine(_beginning(moment.date(), unit), time(), moment.tzinfo)
+    return moment.isoformat(timespec="microseconds")
 
 
 def _beginning(day: date, unit: str) -> date:
@@ -167,6 +166,7 @@ def fail(message: str) -> None:
 
 
 _FUNCTIONS: tuple[tuple[str, int, Callable[..., Any]], ...] = (
+    ("weft_cast", 3, casts.cast),
     ("weft_lower", 1, _of_text(lambda text: text.lower() if text.isascii() else "".join(c.lower() for c in text))),
     ("weft_upper", 1, _of_text(str.upper)),
     ("weft_trim", 1, _of_text(lambda text: text.strip(_WHITESPACE))),

@@ -20,7 +20,7 @@ class ReadConnection(sqlite3.Connection):
     is_lasting = True
     """Whether the next reader may have it too: the file that it reads is the one that is there."""
     opened_at: tuple[int, int] | None = None
-    """The state of a file that is read without locks, so that nobody who writes to it is held up, or seen."""
+    """The state of a file that is read without locks, so that writers neither wait nor are noticed."""
 
 
 def connect(path: str, timeout: float) -> ReadConnection:
@@ -53,8 +53,8 @@ def _connect(location: str, timeout: float, **options: Any) -> ReadConnection:
 def _options(path: str) -> str:
     """How SQLite shall open the file.
 
-    A log needs an index beside it. Who may write makes it, and removes it at the end. Who may not cannot make it, and
-    must not where the folder alone would let them: the file's owner could not write an index of theirs.
+    A log needs an index next to it. A process that may write creates it, and removes it at the end. Others cannot
+    create it, and must not where the folder alone would let them: the file's owner could not write an index of theirs.
     """
     if _may_write(path) and _may_write(os.path.dirname(path)):
         return "mode=rw"
@@ -86,9 +86,9 @@ def _has_log(path: str) -> bool:
 
 
 def state(path: str) -> tuple[int, int]:
-    """What differs once somebody has written to a file, or has removed it."""
+    """Return a value that changes once somebody has written to a file, or has removed it."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except FileNotFoundError:
         return 0, 0
-    return found.st_mtime_ns, found.st_size
+    return status.st_mtime_ns, status.st_size

@@ -42,13 +42,13 @@ def stored(array: pa.Array, field: pa.Field) -> list[Any]:
 
 
 def _numbers(array: pa.Array) -> list[Any]:
-    """By numpy, which makes Python's numbers ten times as fast as Arrow does."""
+    """Convert by numpy, which creates Python's numbers ten times as fast as Arrow does."""
     if not array.null_count:
         values: list[Any] = array.to_numpy().tolist()
         return values
-    made = array.fill_null(0).to_numpy().astype(object)
-    made[np.asarray(array.is_null())] = None
-    values = made.tolist()
+    numbers = array.fill_null(0).to_numpy().astype(object)
+    numbers[np.asarray(array.is_null())] = None
+    values = numbers.tolist()
     return values
 
 

@@ -14,13 +14,13 @@ from weakref import WeakSet
 from weft.errors import BusyError, ConnectionFailedError, SchemaError, StorageError, WeftError
 from weft.systems.base import Connection
 from weft.systems.file import MEMORY
-from weft.systems.sql.driver import Role, Session, SqlDriver
+from weft.systems.sql.driver import Role, Session, SqlDriver, closed_on_error
 from weft.systems.sqlite import reading
-from weft.systems.sqlite.connection import SQLiteConnection, quote
+from weft.systems.sqlite.connection import SQLiteConnection
 
 # How long a writer waits for another process's lock before it gives up with an error.
 LOCK_SECONDS = 30.0
-# SQLite's own busy handler sleeps up to 100 ms between tries, which starves a writer beside a busy one.
+# SQLite's own busy handler sleeps up to 100 ms between tries, which starves a writer next to a busy one.
 _RETRY_SECONDS = 0.0005
 
 
@@ -29,12 +29,13 @@ class SqliteSessions(SqlDriver):
     NORMAL."""
 
     dialect: ClassVar[str] = "sqlite"
+    driver_error: ClassVar[type[BaseException]] = sqlite3.Error
+    takes_question_marks: ClassVar[bool] = True
+    connection: SQLiteConnection
 
     def __init__(self, connection: Connection) -> None:
         super().__init__(connection)
-        assert isinstance(self.connection, SQLiteConnection)
-        self._file = self.connection
-        self.path = self._file.path or MEMORY
+        self.path = self.connection.path or MEMORY
         self.in_memory = self.path == MEMORY
         self._memory: sqlite3.Connection | None = None
         # One writer of this process at a time: the others wait here without asking SQLite again and again.
@@ -46,7 +47,7 @@ class SqliteSessions(SqlDriver):
     # ------------------------------------------------------------------------------------------------------ connections
 
     def connect(self, role: Role) -> sqlite3.Connection:
-        """A connection with the durability of its role. Who only reads changes nothing, not even the journal mode."""
+        """Open a connection with the durability of its role. A reader changes nothing, not even the journal mode."""
         if role == "read" and not self.in_memory:
             return reading.connect(self.path, LOCK_SECONDS)
         if not self.in_memory:
@@ -59,13 +60,10 @@ class SqliteSessions(SqlDriver):
         driver = sqlite3.connect(
             self.path, timeout=LOCK_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=256
         )
-        try:
+        with closed_on_error(driver):
             driver.execute("PRAGMA journal_mode=WAL")
             driver.execute(f"PRAGMA synchronous={'FULL' if role == 'publish' else 'NORMAL'}")
             driver.execute("PRAGMA busy_timeout=0")  # `begin` waits by itself
-        except BaseException:
-            driver.close()
-            raise
         return driver
 
     @contextmanager
@@ -115,7 +113,7 @@ class SqliteSessions(SqlDriver):
             time.sleep(_RETRY_SECONDS)
 
     def commit(self, driver: sqlite3.Connection, role: Role) -> None:
-        """Commit; in WAL mode nobody can be in the way."""
+        """Commit; in WAL mode no other process can block it."""
         if role != "read":
             driver.execute("COMMIT")
         elif isinstance(driver, reading.ReadConnection) and driver.opened_at not in (None, reading.state(self.path)):
@@ -131,28 +129,17 @@ class SqliteSessions(SqlDriver):
             super()._rest(role, driver)
 
     def rollback(self, driver: sqlite3.Connection) -> None:
-        """Undo what was open."""
         if driver.in_transaction:
             driver.execute("ROLLBACK")
 
     def execute(self, driver: sqlite3.Connection, sql: str, parameters: Sequence[Any] | None) -> sqlite3.Cursor:
-        """Run a statement."""
         return driver.execute(sql, parameters or ())
 
-    def translate_sql(self, sql: str) -> str:
-        """SQLite's placeholder is ours."""
-        return sql
-
-    def is_driver_error(self, error: BaseException) -> bool:
-        """Whether sqlite3 raised this."""
-        return isinstance(error, sqlite3.Error)
-
     def explain(self, error: BaseException) -> WeftError:
-        """By SQLite's result code."""
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         where = f"SQLite database {self.path}"
         if str(error).startswith("no such table") and not self.in_memory and not os.path.exists(self.path):
-            return self._file.missing()
+            return self.connection.missing()
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             return BusyError(
                 f"{where} has been locked by another process for {LOCK_SECONDS:.0f} seconds.",
@@ -188,10 +175,6 @@ class SqliteSessions(SqlDriver):
             self._memory = None
 
     # ------------------------------------------------------------------------------------------------------------ names
-
-    def quote(self, name: str) -> str:
-        """A quoted identifier."""
-        return quote(name)
 
     def table(self, schema: str, name: str) -> str:
         """SQLite has no schemas: the table is called "schema.name"."""

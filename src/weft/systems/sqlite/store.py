@@ -17,8 +17,10 @@ from uuid import UUID
 
 from weft.systems.base import Connection
 from weft.systems.log import EXTRA, PUBLISH_ID, PUBLISHED_AT, ROWID, Batch
+from weft.systems.sql.driver import Role, Session
 from weft.systems.sql.log import SqlLog
-from weft.systems.sql.store import Role, Session, SqlStore, contiguous, publish_ids
+from weft.systems.sql.store import SqlStore, bound, contiguous, publish_ids
+from weft.systems.sql.tokens import quote_name
 from weft.systems.sqlite.sessions import SqliteSessions
 from weft.types import FieldType, comparable, from_sql
 
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 # Reading `data_version` costs some microseconds: at this pace a waiting process uses 1-3 % of a core and wakes within
 # milliseconds.
 _POLL_SECONDS = 0.003
-# Who closes a store waits for a look to end.
+# Closing a store waits for a poll to end.
 _LOOK_SECONDS = 0.2
 
 
@@ -60,7 +62,6 @@ class SqliteStore(SqliteSessions, SqlStore):
         self._drop_watcher()
 
     def close(self) -> None:
-        """Close every connection."""
         with self._lock:
             super().close()
             with self._watching:
@@ -109,7 +110,7 @@ class SqliteStore(SqliteSessions, SqlStore):
             for column, kind in columns.items()
         )
         session.run(f"CREATE TABLE IF NOT EXISTS {self.table(schema, name)} ({spelled})")
-        session.run(f"INSERT OR IGNORE INTO {self.streams} (name) VALUES (?)", (f"{schema}.{name}",))
+        session.run(self.insert_ignore(self.streams, ("name",)), (f"{schema}.{name}",))
 
     def add_column(self, log: SqlLog, name: str, kind: FieldType) -> None:
         """ALTER TABLE under the write lock, where nobody else can add the same."""
@@ -117,10 +118,6 @@ class SqliteStore(SqliteSessions, SqlStore):
             present = self.reflect(session, log.schema, log.name) or {}
             if comparable(name) not in map(comparable, present):
                 session.run(f"ALTER TABLE {log.table} ADD COLUMN {self.quote(name)} {kind.sql('sqlite')}")
-
-    def insert_ignore(self, table: str, columns: Sequence[str]) -> str:
-        """INSERT OR IGNORE."""
-        return f"INSERT OR IGNORE INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
 
     # ----------------------------------------------------------------------------------------------------------- values
 
@@ -132,34 +129,17 @@ class SqliteStore(SqliteSessions, SqlStore):
         driver = cast(sqlite3.Connection, session.driver)
         driver.executemany(
             _insert_sql(log.table, first.columns, first.extra is not None),
-            chain.from_iterable(self._rows(batch, binders, published) for batch in batches),
+            chain.from_iterable(
+                zip(*bound(batch, binders), repeat(published), publish_ids(batch), strict=False) for batch in batches
+            ),
         )
         (last,) = driver.execute("SELECT last_insert_rowid()").fetchone()
         return contiguous(batches, last - sum(batch.count for batch in batches) + 1)
 
-    @staticmethod
-    def _rows(batch: Batch, binders: list[Callable[[Any], Any] | None], published: str) -> Iterator[tuple[Any, ...]]:
-        columns: list[Any] = [
-            values if bind is None else [None if v is None else bind(v) for v in values]
-            for values, bind in zip(batch.values, binders, strict=True)
-        ]
-        if batch.extra is not None:
-            columns.append(batch.extra)
-        return zip(*columns, repeat(published), publish_ids(batch), strict=False)
-
     def claim_keys(self, session: Session, log: SqlLog, keys: list[bytes], horizon: float) -> set[bytes]:
         """Under the write lock, where nobody else can claim the same."""
         now = int(self.clock() * 1e6)
-        oldest = now - int(horizon * 1e6)
-        fresh = set(keys)
-        for start in range(0, len(keys), 500):
-            some = keys[start : start + 500]
-            marks = ", ".join("?" * len(some))
-            found = session.rows(
-                f"SELECT id FROM {self.keys} WHERE stream = ? AND seen >= ? AND id IN ({marks})",
-                (log.number, oldest, *some),
-            )
-            fresh.difference_update(bytes(key) for (key,) in found)
+        fresh = self.unseen(session, log, keys, now - int(horizon * 1e6))
         session.driver.executemany(
             f"REPLACE INTO {self.keys} (stream, id, seen) VALUES (?, ?, ?)",
             [(log.number, key, now) for key in sorted(fresh)],
@@ -167,11 +147,18 @@ class SqliteStore(SqliteSessions, SqlStore):
         return fresh
 
     def bind(self, value: Any, kind: FieldType) -> Any:
-        """One value as sqlite3 takes it."""
         bind = _BINDERS.get(kind.base)
         return value if bind is None or value is None else bind(value)
 
-    decoders: ClassVar[dict[str, Callable[[Any], Any]]] = {}
+    decoders: ClassVar[dict[str, Callable[[Any], Any]]] = {
+        "bool": bool,
+        "decimal": Decimal,
+        "date": date.fromisoformat,
+        # The events of one commit share their time of publication.
+        "timestamp": lru_cache(maxsize=4096)(datetime.fromisoformat),
+        "json": json.loads,
+        "uuid": UUID,
+    }
 
     def arrow_batches(
         self, log: SqlLog, after: int, upto: int, columns: dict[str, FieldType]
@@ -216,8 +203,7 @@ class SqliteStore(SqliteSessions, SqlStore):
 @lru_cache(maxsize=1024)
 def _insert_sql(table: str, columns: tuple[str, ...], with_extra: bool) -> str:
     names = [*columns, *([EXTRA] if with_extra else []), PUBLISHED_AT, PUBLISH_ID]
-    quoted = ", ".join('"' + name.replace('"', '""') + '"' for name in names)
-    return f"INSERT INTO {table} ({quoted}) VALUES ({', '.join('?' * len(names))})"
+    return f"INSERT INTO {table} ({', '.join(map(quote_name, names))}) VALUES ({', '.join('?' * len(names))})"
 
 
 def _iso_timestamp(value: datetime) -> str:
@@ -230,14 +216,4 @@ _BINDERS: dict[str, Callable[[Any], Any]] = {
     "date": date.isoformat,
     "timestamp": _iso_timestamp,
     "uuid": str,
-}
-
-SqliteStore.decoders = {
-    "bool": bool,
-    "decimal": Decimal,
-    "date": date.fromisoformat,
-    # The events of one commit share their time of publication.
-    "timestamp": lru_cache(maxsize=4096)(datetime.fromisoformat),
-    "json": json.loads,
-    "uuid": UUID,
 }

@@ -8,35 +8,68 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
-from functools import cached_property
 from itertools import chain
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pyarrow as pa
 
 from weft.columns import hint_of, is_nested
-from weft.errors import ConnectionFailedError, DeclarationError, SchemaError, WeftError
-from weft.systems.sql.driver import Role, Session
+from weft.errors import ConnectionFailedError, SchemaError, WeftError
+from weft.systems.base import Connection
+from weft.systems.sql.driver import Role, Session, SqlDriver
 from weft.systems.sql.queries import bare_rows, subquery
-from weft.systems.sql.tables import ROW, Column, Slice, SqlTables
+from weft.systems.sql.tables import ROW, Column, Slice, SqlTables, causes, check_event_time
 from weft.systems.sqlite import casts, functions, rows, types
 from weft.systems.sqlite.sessions import SqliteSessions
 
 # UPDATE … FROM.
 _OLDEST = (3, 33, 0)
-# What is looked at to tell the type of an expression.
+# How many rows are read to find the type of an expression.
 _LOOK_ROWS = 10_000
-# Of one batch, and how many rows are asked for while nobody knows how long they are.
+# The size of a batch, and how many rows are fetched before their size is known, and at most.
 _BATCH_BYTES, _FIRST_ROWS, _MOST_ROWS = 4 * 1024 * 1024, 256, 65_536
 # Rows of one INSERT: twice as fast as one each. Every SQLite takes 999 values.
 _INSERT_ROWS, _INSERT_VALUES = 32, 999
 _QUERY = "_weft_query"
 
 
+class LoadSessions(SqliteSessions):
+    """Sessions whose connections know the functions that loads call."""
+
+    _refused: str | None = None
+
+    def __init__(self, connection: Connection) -> None:
+        if sqlite3.sqlite_version_info < _OLDEST:
+            raise ConnectionFailedError(
+                f"Loads need SQLite {'.'.join(map(str, _OLDEST))}, and this Python has {sqlite3.sqlite_version}.",
+                hint="Use a newer Python, or one that was built with a newer SQLite.",
+            )
+        super().__init__(connection)
+
+    def connect(self, role: Role) -> sqlite3.Connection:
+        driver = super().connect(role)
+        driver.create_function("weft_hash", -1, casts.row_hash, deterministic=True)
+        driver.create_function("weft_add_seconds", 2, casts.add_seconds, deterministic=True)
+        driver.create_collation("weft_decimal", casts.compare_decimals)
+        functions.register(driver, self._remember)
+        return driver
+
+    def _remember(self, why: str) -> None:
+        # SQLite will only say that a function failed.
+        self._refused = why
+
+    def explain(self, error: BaseException) -> WeftError:
+        """A value that one of the functions refused, by what the function said."""
+        if _refused_by_function(error) and self._refused:
+            return SchemaError(f"SQLite database {self.path} refused a value: {self._refused}.")
+        return super().explain(error)
+
+
 class SqliteTables(SqlTables):
     """Tables of a SQLite file."""
 
     dialect: ClassVar[str] = "sqlite"
+    sessions: ClassVar[type[SqlDriver]] = LoadSessions
     one_host: ClassVar[bool] = True
     one_writer: ClassVar[bool] = True
     clock: ClassVar[str | None] = "strftime('%Y-%m-%dT%H:%M:%f+00:00', 'now')"
@@ -47,19 +80,7 @@ class SqliteTables(SqlTables):
     true: ClassVar[str] = "1"
     false: ClassVar[str] = "0"
 
-    @cached_property
-    def driver(self) -> LoadSessions:
-        """The pooled connections of this process."""
-        return self.open_driver()
-
-    def open_driver(self) -> LoadSessions:
-        """Connections that know our functions."""
-        if sqlite3.sqlite_version_info < _OLDEST:
-            raise ConnectionFailedError(
-                f"Loads need SQLite {'.'.join(map(str, _OLDEST))}, and this Python has {sqlite3.sqlite_version}.",
-                hint="Use a newer Python, or one that was built with a newer SQLite.",
-            )
-        return LoadSessions(self.connection)
+    driver: LoadSessions
 
     def identity(self) -> str:
         """The file. A database in memory is only ever itself."""
@@ -68,7 +89,7 @@ class SqliteTables(SqlTables):
     # ---------------------------------------------------------------------------------------------------------- reading
 
     def describe(self, sql: str) -> pa.Schema:
-        """By a temporary view, whose columns have the declared types of what they come from."""
+        """Create a temporary view, whose columns have the declared types of their origins."""
         view = self.quote(_QUERY)
         with self.driver.session("read") as session:
             try:
@@ -80,9 +101,9 @@ class SqliteTables(SqlTables):
             unclear = [number for number, (_, kind) in enumerate(declared) if types.needs_look(kind)]
             if unclear:
                 seen = self._look(session, sql, [declared[number][0] for number in unclear])
-                for number, found in zip(unclear, seen, strict=True):
+                for number, kinds in zip(unclear, seen, strict=True):
                     name, kind = declared[number]
-                    fields[number] = types.seen_field(name, kind, found)
+                    fields[number] = types.seen_field(name, kind, kinds)
         for (name, _), field in zip(declared, fields, strict=True):
             if field is None:
                 raise SchemaError(
@@ -94,8 +115,8 @@ class SqliteTables(SqlTables):
 
     def _look(self, session: Session, sql: str, names: list[str]) -> list[set[str]]:
         kinds_of = ", ".join(f"typeof({self.quote(name)})" for name in names)
-        found = session.rows(f"SELECT DISTINCT * FROM (SELECT {kinds_of} FROM {subquery(sql)} LIMIT {_LOOK_ROWS})")
-        return [set(column) for column in zip(*found, strict=True)] or [set() for _ in names]
+        kinds = session.rows(f"SELECT DISTINCT * FROM (SELECT {kinds_of} FROM {subquery(sql)} LIMIT {_LOOK_ROWS})")
+        return [set(column) for column in zip(*kinds, strict=True)] or [set() for _ in names]
 
     def read(self, part: Slice, schema: pa.Schema, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """In one statement, which is one snapshot."""
@@ -107,38 +128,37 @@ class SqliteTables(SqlTables):
             self.driver.session("read") as session,
             closing(session.run(f"SELECT {chosen} FROM {subquery(part.sql)}")) as cursor,
         ):
-            while found := cursor.fetchmany(count):
+            while page := cursor.fetchmany(count):
                 if not names:
-                    yield bare_rows(found[0][0])
+                    yield bare_rows(page[0][0])
                     continue
                 arrays = [
-                    rows.arrow(column, field) for column, field in zip(zip(*found, strict=True), wanted, strict=True)
+                    rows.arrow(column, field) for column, field in zip(zip(*page, strict=True), wanted, strict=True)
                 ]
                 batch = pa.RecordBatch.from_arrays(arrays, schema=wanted)
                 # As many as make a batch of the right size, but cautiously: the next ones may be longer.
-                fitting = len(found) * _BATCH_BYTES // max(batch.nbytes, 1)
+                fitting = len(page) * _BATCH_BYTES // max(batch.nbytes, 1)
                 count = max(1, min(fitting, 4 * count, _MOST_ROWS))
-                del found, arrays
+                del page, arrays
                 yield batch
 
     # ---------------------------------------------------------------------------------------------------------- writing
 
     def columns(self, session: Session, schema: str | None, name: str) -> list[Column] | None:
-        """By PRAGMA table_xinfo."""
-        found = session.rows(
+        described = session.rows(
             'SELECT name, type, "notnull", dflt_value, pk, hidden FROM pragma_table_xinfo(?) ORDER BY cid',
             (self._name(schema, name),),
         )
-        keys = [column for column, _, _, _, key, _ in found if key]
-        collations = self._collations(session, self.table(schema, name), [row[0] for row in found if row[-1] != 1])
-        made = []
-        for column, declared, required, default, key, hidden in found:
+        keys = [column for column, _, _, _, key, _ in described if key]
+        collations = self._collations(session, self.table(schema, name), [row[0] for row in described if row[-1] != 1])
+        columns = []
+        for column, declared, required, default, key, hidden in described:
             if hidden == 1:  # of a virtual table: not one of its columns
                 continue
             # The one integer key is the row's own number, which SQLite gives.
             numbered = bool(key) and len(keys) == 1 and declared.upper() == "INTEGER"
             field = types.declared_field(column, declared, nullable=not required)
-            made.append(
+            columns.append(
                 Column(
                     name=column,
                     field=pa.field(column, pa.string(), nullable=not required) if field is None else field,
@@ -148,22 +168,22 @@ class SqliteTables(SqlTables):
                     collation=collations[column],
                 )
             )
-        return made or None
+        return columns or None
 
     def _collations(self, session: Session, table: str, columns: list[str]) -> dict[str, str | None]:
-        """By trying them, because no pragma tells: in a compound query, the first part says how columns compare."""
+        """Find them by comparing texts, because no pragma shows them: in a compound query, the first part decides how
+        columns compare."""
         if not columns:
             return {}
-        listed = ", ".join(self.quote(column) for column in columns)
         tried = [f"max({self.quote(column)} = '{like}')" for column in columns for like in ("A", "a ")]
-        found = session.row(
+        equal = session.row(
             f"SELECT {', '.join(tried)} FROM "
-            f"(SELECT {listed} FROM {table} WHERE 0 UNION ALL SELECT {', '.join(['?'] * len(columns))})",
+            f"(SELECT {self.listed(columns)} FROM {table} WHERE 0 UNION ALL SELECT {', '.join(['?'] * len(columns))})",
             ["a"] * len(columns),
         )
-        assert found is not None
+        assert equal is not None
         return {
-            column: "NOCASE" if found[2 * number] else "RTRIM" if found[2 * number + 1] else None
+            column: "NOCASE" if equal[2 * number] else "RTRIM" if equal[2 * number + 1] else None
             for number, column in enumerate(columns)
         }
 
@@ -177,7 +197,7 @@ class SqliteTables(SqlTables):
         return "BIGINT" if key and kind == "INTEGER" else kind
 
     def fits(self, column: Column, field: pa.Field) -> bool:
-        """Where the values are stored alike, or the column takes anything."""
+        """Whether both store values alike, or the column takes anything."""
         if types.declared_field(column.name, column.sql) is None:
             return True
         if is_nested(field.type):
@@ -185,8 +205,8 @@ class SqliteTables(SqlTables):
         return _widens(field, column.field) and hint_of(column.field) in (None, hint_of(field))
 
     def copy_in(self, session: Session, table: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
-        """By INSERTs of some rows each, of values that were made a column at a time."""
-        names = ", ".join(self.quote(name) for name in schema.names)
+        """Run INSERTs of some rows each; the values are converted a column at a time."""
+        names = self.listed(schema.names)
         marks = f"({', '.join('?' * len(schema))})"
         several = max(1, min(_INSERT_ROWS, _INSERT_VALUES // max(len(schema), 1)))
         one = f"INSERT INTO {table} ({names}) VALUES {marks}"
@@ -222,7 +242,6 @@ class SqliteTables(SqlTables):
         return super().create_index(f"weft.{name}", table, columns)
 
     def temporary(self, name: str) -> str:
-        """In this connection's own database."""
         return f"temp.{self.quote(name)}"
 
     def index_rows(self, session: Session, name: str) -> None:
@@ -231,12 +250,10 @@ class SqliteTables(SqlTables):
 
     def create_key_index(self, session: Session, schema: str | None, name: str, keys: Sequence[str]) -> None:
         """Named like the table: indexes of all tables share their names."""
-        columns = ", ".join(self.quote(key) for key in keys)
-        table = self._name(schema, name)
-        session.run(f"CREATE INDEX IF NOT EXISTS {self.quote(f'{table}_keys')} ON {self.quote(table)} ({columns})")
+        index, table = self.quote(f"{self._name(schema, name)}_keys"), self.table(schema, name)
+        session.run(f"CREATE INDEX IF NOT EXISTS {index} ON {table} ({self.listed(keys)})")
 
     def as_key(self, expression: str, column: Column) -> str:
-        """By the column's collation."""
         return expression if column.collation is None else f"{expression} COLLATE {column.collation}"
 
     def distinct(self, left: str, right: str, column: Column) -> str:
@@ -244,14 +261,13 @@ class SqliteTables(SqlTables):
         return f"{left} IS NOT {right}" if column.collation is None else f"{left} COLLATE BINARY IS NOT {right}"
 
     def cast(self, expression: str, field: pa.Field, column: Column) -> str:
-        """By a function of ours, unless both are stored alike."""
+        """Call a function of Weft, unless both are stored alike."""
         if self.fits(column, field) and not types.is_loose(field):
             return expression
         target = column.field if types.declared_field(column.name, column.sql) is not None else field
         return f"weft_cast({expression}, '{casts.code(field)}', '{casts.code(target)}')"
 
     def row_hash(self, expressions: Sequence[str]) -> str:
-        """By a function of ours."""
         return f"weft_hash({', '.join(expressions)})"
 
     def ordered(self, expression: str, field: pa.Field) -> str:
@@ -263,30 +279,21 @@ class SqliteTables(SqlTables):
         return f"'{value.astimezone(UTC).isoformat(timespec='microseconds')}'"
 
     def add_seconds(self, expression: str, seconds: float) -> str:
-        """By a function of ours."""
         return f"weft_add_seconds({expression}, {seconds!r})"
 
     def instant(self, expression: str, column: pa.Field) -> str:
-        """What has no zone is in UTC."""
+        """Values without a zone are in UTC."""
+        check_event_time(column)
         if pa.types.is_date(column.type):
             return f"({expression} || 'T00:00:00.000000+00:00')"
-        if not pa.types.is_timestamp(column.type):
-            raise DeclarationError(
-                f"The column {column.name!r} is {column.type}: an event time is a date or timestamp."
-            )
         return expression if column.type.tz else f"({expression} || '+00:00')"
 
     def is_rejection(self, error: BaseException) -> bool:
         """A constraint, a wrong type, a value that is too long, or one that our cast refused."""
-        found: BaseException | None = error
-        while found is not None:
-            if isinstance(found, SchemaError | sqlite3.IntegrityError | sqlite3.DataError):
-                return True
-            if isinstance(found, sqlite3.Error):
-                return _refused_by_function(found)
-            # Outside of its session, a driver's error is what one of ours came from.
-            found = found.__context__ if isinstance(found, WeftError) else None
-        return False
+        return any(
+            isinstance(cause, SchemaError | sqlite3.IntegrityError | sqlite3.DataError) or _refused_by_function(cause)
+            for cause in causes(error)
+        )
 
 
 def _widens(source: pa.Field, target: pa.Field) -> bool:
@@ -303,38 +310,5 @@ def _given_name(name: str, declared: Sequence[tuple[str, str]]) -> str:
     return first if first != name and first in (each for each, _ in declared) else name
 
 
-def _refused_by_function(error: sqlite3.Error) -> bool:
-    return "user-defined function raised exception" in str(error)
-
-
-class LoadSessions(SqliteSessions):
-    """Sessions whose connections know the functions that loads call."""
-
-    _refused: str | None = None
-
-    def connect(self, role: Role) -> sqlite3.Connection:
-        """A connection with those functions."""
-        driver = super().connect(role)
-        driver.create_function("weft_cast", 3, self._cast, deterministic=True)
-        driver.create_function("weft_hash", -1, casts.row_hash, deterministic=True)
-        driver.create_function("weft_add_seconds", 2, casts.add_seconds, deterministic=True)
-        driver.create_collation("weft_decimal", casts.compare_decimals)
-        functions.register(driver, self._remember)
-        return driver
-
-    def _remember(self, why: str) -> None:
-        # SQLite will only say that a function failed.
-        self._refused = why
-
-    def _cast(self, value: Any, source: str, target: str) -> Any:
-        try:
-            return casts.cast(value, source, target)
-        except ValueError as error:
-            self._remember(str(error))
-            raise
-
-    def explain(self, error: BaseException) -> WeftError:
-        """A value that one of the functions refused, by what the function said."""
-        if isinstance(error, sqlite3.Error) and _refused_by_function(error) and self._refused:
-            return SchemaError(f"SQLite database {self.path} refused a value: {self._refused}.")
-        return super().explain(error)
+def _refused_by_function(error: BaseException) -> bool:
+    return isinstance(error, sqlite3.Error) and "user-defined function raised exception" in str(error)

@@ -101,19 +101,19 @@ def needs_look(declared: str) -> bool:
 
 def seen_field(name: str, declared: str, kinds: Collection[str]) -> pa.Field | None:
     """The field of a column in which values of these storage classes were seen; `None` where no type holds them."""
-    found = set(kinds) - {"null"}
+    classes = set(kinds) - {"null"}
     expected = declared_field(name, declared)
-    if expected is not None and found <= _STORED.get(expected.type, {"text", "integer", "real"}):
+    if expected is not None and classes <= _STORED.get(expected.type, {"text", "integer", "real"}):
         return expected
-    if found and found <= {"integer"}:
+    if classes and classes <= {"integer"}:
         kind = pa.int64()
-    elif found and found <= {"integer", "real"}:
+    elif classes and classes <= {"integer", "real"}:
         kind = pa.float64()
-    elif "blob" in found:
-        if found != {"blob"}:
+    elif "blob" in classes:
+        if classes != {"blob"}:
             return None
         kind = pa.binary()
-    elif not found and "JSON" in declared.upper():
+    elif not classes and "JSON" in declared.upper():
         return hinted(name, "json")
     else:
         kind = pa.string()
