@@ -46,7 +46,7 @@ def test_show_prints_no_control_character(local: Any, call: Any, output: str) ->
 
 @pytest.mark.parametrize("command", ["ack", "nack"])
 def test_ranges_are_bounded(local: Any, call: Any, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams_consume, "_MAX_GIVEN", 5)
+    monkeypatch.setattr(streams_consume, "_MAX_OFFSETS", 5)
     declare("numbers")
     weft.publish_sync("numbers", [{"n": n} for n in range(8)])
     call("streams", "consume", "numbers", "mine")

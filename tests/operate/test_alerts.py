@@ -18,14 +18,16 @@ import pytest
 from weft.errors import NotFoundError, SettingsError
 from weft.operate import alerts
 from weft.operate.alerts import Alerter, Alerters, Event, open_alerter, open_alerters
-from weft.operate.records import Run
+from weft.operate.records import ClaimedRun
 
 SECRET = "T000/B000/hunter2"
 
 
-def a_run(*, attempt: int = 2, failures: int = 1) -> Run:
+def a_run(*, attempt: int = 2, failures: int = 1) -> ClaimedRun:
     at = datetime(2025, 6, 1, 2, tzinfo=UTC)
-    return Run("abc", "orders", at, attempt, 5, failures, fence=1, owner="h:1:1:m", lease_seconds=60, started_at=at)
+    return ClaimedRun(
+        "abc", "orders", at, attempt, 5, failures, fence=1, owner="h:1:1:m", lease_seconds=60, started_at=at
+    )
 
 
 @dataclass

@@ -19,7 +19,7 @@ import weft
 from weft.engine import run as engine
 from weft.operate import alerts
 from weft.operate.alerts import Alerter, Alerters, Event
-from weft.operate.records import Attempt, Run
+from weft.operate.records import Attempt, ClaimedRun
 from weft.operate.runlog import RunLog, open_run_log
 from weft.operate.runner import Outcome, Runner
 from weft.pipelines.declare import Pipeline
@@ -206,7 +206,7 @@ def test_taken_over_while_it_works(site: Site) -> None:
         book = site.log._book
         with book.session("publish") as session:
             book.update(session, book.claims, {"expires_at": datetime(2000, 1, 1, tzinfo=UTC)}, "1 = 1", ())
-        assert isinstance(site.log.claim("copy", slot=NOON), Run)
+        assert isinstance(site.log.claim("copy", slot=NOON), ClaimedRun)
         return [{"n": 1}]
 
     outcome = site.runner.run(hourly("copy", rows), slot=NOON)

@@ -1,4 +1,4 @@
-"""What a run log tells: attempts, claims on runs, why one was refused, and how a pipeline stands."""
+"""The records of a run log: attempts, claims on runs, why one was refused, and the state of a pipeline."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """An attempt that is the caller's to make, until it is finished or the claim is lost."""
+class ClaimedRun:
+    """An attempt that only the caller may make, until it is finished or the claim is lost."""
 
     run_id: str
     pipeline: str
@@ -63,8 +63,6 @@ class Run:
     owner: str
     lease_seconds: float
     started_at: datetime
-    taken_over: Attempt | None = None
-    """The attempt whose process was gone or silent, and which is recorded as interrupted now."""
 
     @property
     def key(self) -> str:
@@ -74,7 +72,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Why nobody may run this now.
+    """Why a pipeline may not run now.
 
     `succeeded`: the slot is done. `running`: somebody holds the pipeline. `waiting`: its next attempt is not due.
     `exhausted`: it has no attempt left.
@@ -101,8 +99,8 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """How a pipeline stands."""
+class PipelineState:
+    """The state of a pipeline."""
 
     pipeline: str
     last: Attempt | None
@@ -119,15 +117,10 @@ class State:
 
     @property
     def status(self) -> Status | None:
-        """Of its last attempt. One that nobody works on any more is interrupted, also before anyone wrote that down."""
+        """The status of its last attempt; interrupted where no process works on it, also before that is recorded."""
         if self.last is None:
             return None
         return "interrupted" if self.last.status == "running" and not self.is_live else self.last.status
-
-    @property
-    def retry_at(self) -> datetime | None:
-        """When the last attempt, which failed, is due again."""
-        return self.last.retry_at if self.last is not None and self.last.status == "failed" else None
 
 
 def slot_text(slot: datetime) -> str:

@@ -1,8 +1,8 @@
-"""The two tables of a run log, and the words in which databases differ about them.
+"""The two tables of a run log, in the dialects of the databases.
 
-`weft.runs` has a row an attempt. The number of a scheduled run follows from pipeline and slot, so the primary key alone
-keeps one from being begun twice. `weft.claims` has a row a pipeline: whose turn it is, and which rows of `weft.runs`
-say how it stands, so that this can be asked of a thousand pipelines at once however long their history is.
+`weft.runs` has a row for each attempt. The id of a scheduled run follows from pipeline and slot, so the primary key
+alone keeps one from being begun twice. `weft.claims` has a row for each pipeline: its owner, and which rows of
+`weft.runs` hold its state, so that one query gets the states of a thousand pipelines however long their history is.
 """
 
 from __future__ import annotations
@@ -103,16 +103,16 @@ class LogTables:
     # --------------------------------------------------------------------------------------------------------- creation
 
     def check(self, *, write: bool) -> None:
-        """Raise unless both tables are there, and can be written where that is asked."""
+        """Raise unless both tables exist, and with `write` can be written."""
         with self.session("publish" if write else "read") as session:
             for table in (self.runs, self.claims):
                 session.rows(f"SELECT 1 FROM {table} WHERE 1 = 0")
             if write:
-                # Changes nothing, and is refused by whatever cannot be written.
+                # Changes nothing, and fails where the table cannot be written.
                 session.run(f"UPDATE {self.claims} SET fence = fence WHERE 1 = 0")
 
     def create(self) -> None:
-        """Make the tables where they are missing; somebody else may do so at the same moment."""
+        """Create missing tables; another process may do so at the same moment."""
         with self.session("publish") as session:
             if self.tables.has_schemas:
                 self.tables.create_schema(session, "weft")
@@ -120,7 +120,7 @@ class LogTables:
                 session.run(statement)
 
     def missing(self, reason: WeftError) -> SettingsError:
-        """What to say where the tables are not there and may not be made."""
+        """Return the error for tables that do not exist and may not be created."""
         return SettingsError(
             f"The run log {self.tables.connection.target} has no usable tables, and create_tables=false forbids to "
             f"make them: {reason.what}",
@@ -130,7 +130,7 @@ class LogTables:
     # ------------------------------------------------------------------------------------------------------------- rows
 
     def moment(self, value: datetime | None) -> str:
-        """A literal of an instant."""
+        """Return the SQL literal of an instant."""
         return "NULL" if value is None else self.tables.moment(value)
 
     def insert(self, session: Session, values: dict[str, Any]) -> None:
@@ -145,12 +145,12 @@ class LogTables:
         self, session: Session, table: str, values: dict[str, Any], where: str, parameters: Sequence[Any]
     ) -> None:
         """Change rows of one of the two tables."""
-        sql, given = self._values(values)
+        sql, new = self._values(values)
         changes = ", ".join(f"{self.tables.quote(name)} = {value}" for name, value in sql.items())
-        session.run(f"UPDATE {table} SET {changes} WHERE {where}", [*given, *parameters])
+        session.run(f"UPDATE {table} SET {changes} WHERE {where}", [*new, *parameters])
 
     def _values(self, values: dict[str, Any]) -> tuple[dict[str, str], list[Any]]:
-        """Placeholders, or literals where drivers differ about a type; and what stands for the placeholders."""
+        """Return placeholders, or literals where drivers differ about a type; and the values of the placeholders."""
         sql, parameters = {}, []
         for name, value in values.items():
             if value is None or isinstance(value, datetime):
@@ -161,12 +161,12 @@ class LogTables:
         return sql, parameters
 
     def columns(self, alias: str) -> str:
-        """The columns of an `Attempt`."""
+        """Return the columns of an `Attempt`."""
         return ", ".join(f"{alias}.{self.tables.quote(name)}" for name in COLUMNS)
 
 
 def attempt_of(row: Sequence[Any]) -> Attempt | None:
-    """An attempt from its columns, or `None` where a join found none."""
+    """Return an attempt from its columns, or `None` where a join had no row."""
     if row[0] is None:
         return None
     values = dict(zip(COLUMNS, row, strict=True))
@@ -177,7 +177,7 @@ def attempt_of(row: Sequence[Any]) -> Attempt | None:
 
 
 def instant(value: Any) -> datetime | None:
-    """A timestamp as a driver gives it: a text, or a time that is in UTC if it does not say."""
+    """Return a driver's timestamp in UTC: it may be a text, or a time without a zone, which is in UTC."""
     if value is None:
         return None
     moment: datetime = datetime.fromisoformat(value) if isinstance(value, str) else value
@@ -185,7 +185,7 @@ def instant(value: Any) -> datetime | None:
 
 
 def statements(tables: SqlTables, runs: str, claims: str) -> list[str]:
-    """The DDL of both tables."""
+    """Return the DDL of both tables."""
     names = {"runs": runs, "claims": claims}
     creates = []
     for name, (schema, key) in _TABLES.items():
@@ -203,7 +203,7 @@ def statements(tables: SqlTables, runs: str, claims: str) -> list[str]:
 
 
 def ddl(kind: str) -> str:
-    """The statements that make a run log's tables: for sqlite, postgres, mysql, mariadb or duckdb."""
+    """Return the statements that create a run log's tables: for sqlite, postgres, mysql, mariadb or duckdb."""
     known = schemes()
     if kind not in known:
         close = nearest(kind, known)
@@ -216,12 +216,12 @@ def ddl(kind: str) -> str:
 
 
 def schemes() -> list[str]:
-    """What the URL of a run log may begin with: the schemes of all systems that have tables."""
+    """Return the schemes that the URL of a run log may have: those of all systems with tables."""
     return [scheme for system in systems().values() if system.tables for scheme in system.schemes]
 
 
 def _script(tables: SqlTables) -> str:
-    """The statements for a person to run."""
+    """Return the statements for a person to run."""
     quote = tables.quote
     if tables.has_schemas:
         schema = [f"CREATE SCHEMA IF NOT EXISTS {quote('weft')}"]
