@@ -228,7 +228,7 @@ class RunLog:
                 conditions.append(f"r.{name} = ?")
                 parameters.append(value)
         if since is not None:
-            conditions.append(f"r.started_at >= {self._book.moment(since)}")
+            conditions.append(f"r.started_at >= {self._book.tables.moment(since)}")
         return self._attempts(
             f"WHERE {' AND '.join(conditions)} ORDER BY r.started_at DESC, r.run_id, r.attempt DESC LIMIT {int(limit)}",
             parameters,

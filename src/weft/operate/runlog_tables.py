@@ -129,40 +129,42 @@ class LogTables:
 
     # ------------------------------------------------------------------------------------------------------------- rows
 
-    def moment(self, value: datetime | None) -> str:
-        """Return the SQL literal of an instant."""
-        return "NULL" if value is None else self.tables.moment(value)
-
     def insert(self, session: Session, values: dict[str, Any]) -> None:
         """Add a row to `weft.runs`."""
-        sql, parameters = self._values(values)
-        session.run(
-            f"INSERT INTO {self.runs} ({', '.join(map(self.tables.quote, sql))}) VALUES ({', '.join(sql.values())})",
-            parameters,
-        )
+        insert_row(self.tables, session, self.runs, values)
 
     def update(
         self, session: Session, table: str, values: dict[str, Any], where: str, parameters: Sequence[Any]
     ) -> None:
         """Change rows of one of the two tables."""
-        sql, new = self._values(values)
+        sql, new = _placeholders(self.tables, values)
         changes = ", ".join(f"{self.tables.quote(name)} = {value}" for name, value in sql.items())
         session.run(f"UPDATE {table} SET {changes} WHERE {where}", [*new, *parameters])
-
-    def _values(self, values: dict[str, Any]) -> tuple[dict[str, str], list[Any]]:
-        """Return placeholders, or literals where drivers differ about a type; and the values of the placeholders."""
-        sql, parameters = {}, []
-        for name, value in values.items():
-            if value is None or isinstance(value, datetime):
-                sql[name] = self.moment(value)
-            else:
-                sql[name] = "?"
-                parameters.append(value)
-        return sql, parameters
 
     def columns(self, alias: str) -> str:
         """Return the columns of an `Attempt`."""
         return ", ".join(f"{alias}.{self.tables.quote(name)}" for name in COLUMNS)
+
+
+def insert_row(tables: SqlTables, session: Session, table: str, values: dict[str, Any]) -> None:
+    """Add a row to a table of Weft's own."""
+    sql, parameters = _placeholders(tables, values)
+    columns = ", ".join(map(tables.quote, sql))
+    session.run(f"INSERT INTO {table} ({columns}) VALUES ({', '.join(sql.values())})", parameters)
+
+
+def _placeholders(tables: SqlTables, values: dict[str, Any]) -> tuple[dict[str, str], list[Any]]:
+    """Return placeholders, or literals where drivers differ about a type; and the values of the placeholders."""
+    sql, parameters = {}, []
+    for name, value in values.items():
+        if value is None:
+            sql[name] = "NULL"
+        elif isinstance(value, datetime):
+            sql[name] = tables.moment(value)
+        else:
+            sql[name] = "?"
+            parameters.append(value)
+    return sql, parameters
 
 
 def attempt_of(row: Sequence[Any]) -> Attempt | None:

@@ -1,4 +1,4 @@
-"""The pages: `/` shows how everything stands, `/docs` tries requests. They are files of this package alone."""
+"""The pages: `/` shows the state of streams and pipelines, `/docs` tries requests. They are files of this package."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _File(NamedTuple):
 
 @cache
 def _files() -> dict[str, _File]:
-    """What may be asked for, by name: no path of a request ever reaches the disk."""
+    """Read all files, by name: no path of a request ever reaches the disk."""
     return {
         each.name: _read(each.name, each.read_bytes()) for each in files("weft.server").joinpath("static").iterdir()
     }
@@ -64,15 +64,15 @@ def _send(request: Request, name: str) -> Response:
 
 
 async def dashboard(request: Request) -> Response:
-    """The first page."""
+    """Send the first page."""
     return _send(request, "dashboard.html")
 
 
 async def docs(request: Request) -> Response:
-    """The page to try requests."""
+    """Send the page to try requests."""
     return _send(request, "docs.html")
 
 
 async def static(request: Request) -> Response:
-    """What the pages are made of."""
+    """Send a file of the pages."""
     return _send(request, request.path_params["file"])

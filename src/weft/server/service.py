@@ -38,7 +38,7 @@ _RUNTIME_BYTES = 16 * 1024 * 1024
 
 
 def load_modules(modules: Iterable[str]) -> dict[str, str]:
-    """Import the modules of the project; what is wrong with those that fail. The streams of the others are served."""
+    """Import the modules of the project, and return the errors of those that fail. The others' streams are served."""
     broken: dict[str, str] = {}
 
     def failed(name: str, error: DeclarationError) -> None:
@@ -52,13 +52,13 @@ def load_modules(modules: Iterable[str]) -> dict[str, str]:
 
 
 def in_memory() -> str | None:
-    """A folder for files that are mapped into memory, where the system has one that is no disk. To write to such a file
-    on a disk that is full kills the process; and a disk is full when a database has filled it."""
+    """Return a folder in memory for files that are mapped, where the system has one. To write to a mapped file on a
+    full disk kills the process; and a disk is full when a database has filled it."""
     folder = "/dev/shm"
     if not os.access(folder, os.W_OK | os.X_OK):
         return None
-    found = os.statvfs(folder)
-    return folder if found.f_bavail * found.f_frsize >= _RUNTIME_BYTES else None
+    space = os.statvfs(folder)
+    return folder if space.f_bavail * space.f_frsize >= _RUNTIME_BYTES else None
 
 
 class Service:
@@ -82,7 +82,7 @@ class Service:
         self._waiting: dict[tuple[str, bool], _Waiting] = {}
 
     async def open(self, request: Request, scope: Scope, *, ticket: str | None = None) -> Opened:
-        """The stream that a request names, if it may use it."""
+        """Open the stream that a request names, if it may use it."""
         stream = await self._find(request)
         await self.access.admit(request, stream, scope, ticket=ticket)
         ready = opened(stream)
@@ -108,12 +108,12 @@ class Service:
             raise
 
     def room(self, stream: Stream, size: int = 0, *, publishing: bool = False) -> _Room:
-        """A place among those who wait for a stream's database, as long as it is entered; or a refusal. Those who
-        publish have places of their own: who only reads cannot keep them out."""
-        who = stream.name, publishing
-        waiting = self._waiting.get(who)
+        """Return a place in the queue for a stream's database, for a `with` block; or refuse. Publishes have a queue of
+        their own: reads cannot keep them out."""
+        queue = stream.name, publishing
+        waiting = self._waiting.get(queue)
         if waiting is None:
-            waiting = self._waiting[who] = _Waiting()
+            waiting = self._waiting[queue] = _Waiting()
         limits = self.limits
         if waiting.requests >= limits.waiting_requests or (
             waiting.requests and waiting.size + size > limits.waiting_bytes
@@ -122,30 +122,22 @@ class Service:
             raise later(503, "overloaded", "Too much at once", text, 1.0)
         return _Room(waiting, size)
 
-    async def start(self) -> None:
-        """What is better done before the first request."""
-        await self.access.start()
-
-    def stopping(self) -> None:
-        """Tell subscribers and those who wait for events that the service ends."""
-        self.feeds.stop()
-
     async def stop(self) -> None:
-        """The same, and close what the routes share."""
-        self.stopping()
+        """End subscriptions and long polls, and close what the routes share."""
+        self.feeds.stop()
         await asyncio.sleep(0)
         self.access.close()
 
 
 class _Waiting:
-    """Those who wait for one database."""
+    """The requests that wait for one database."""
 
     requests = 0
     size = 0
 
 
 class _Room:
-    """One of them. A class, since a generator in its place takes three times as long."""
+    """One of these requests. A class, since a generator in its place takes three times as long."""
 
     __slots__ = ("_size", "_waiting")
 
@@ -167,18 +159,18 @@ def _broken(detail: str) -> Exception:
 
 
 def service_of(request: Request) -> Service:
-    """The service that a request came to."""
+    """Return the service that a request came to."""
     service: Service = request.app.state.service
     return service
 
 
 def json_response(value: Any, status: int = 200) -> Response:
-    """JSON, also of times, decimals and bytes."""
+    """Return an answer of JSON, also of times, decimals and bytes."""
     return _Json(bodies.encode(value), status)
 
 
 class _Json(Response):
-    """Encoded already. Made by hand: what Starlette does for an answer takes as long as a durable publish."""
+    """An encoded body. Starlette's own constructor takes as long as a durable publish."""
 
     def __init__(self, body: bytes, status: int) -> None:
         self.status_code = status
