@@ -99,5 +99,4 @@ def cli() -> None:
 
 
 def main() -> None:
-    """The console command."""
     cli(prog_name="weft")

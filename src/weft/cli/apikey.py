@@ -26,7 +26,6 @@ class _Expiry(click.ParamType[datetime]):
     name = "time"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
-        """Return the time that the text stands for."""
         span = re.fullmatch(r"(\d{1,5}) ?([hd])", str(value))
         now = datetime.now(UTC)
         try:
@@ -42,7 +41,7 @@ class _Expiry(click.ParamType[datetime]):
 def apikey() -> None:
     """Create, list and revoke keys of the service.
 
-    Once a key was made, every stream that has no credential of its own needs one, also when all were revoked since.
+    Once a key was created, every stream that has no credential of its own needs one, also when all were revoked since.
     """
 
 
@@ -115,14 +114,16 @@ def create(
 @module_option
 @format_option
 def list_(modules: tuple[str, ...], output: str) -> None:
-    """List all keys that were ever made, without their secrets."""
+    """List all keys that were ever created, without their secrets."""
     with _keys(modules) as table:
         keys = list(table.all().values())
     if output == "json":
         print_json([_shown(key) for key in keys])
         return
     if not keys:
-        click.echo("No key was made yet, so none is needed. Make one with: weft apikey create --scope admin", err=True)
+        click.echo(
+            "No key was created yet, so none is needed. Create one with: weft apikey create --scope admin", err=True
+        )
         return
     rows = [
         {

@@ -216,7 +216,7 @@ def rewind(
                 hint=f"Finish it first: weft consume {quote(what)} --once.",
             )
         checkpoint.sources().check(pipeline)
-        if len(state.offsets) != len(pipeline.sources):  # of a checkpoint that was made before they were noted
+        if len(state.offsets) != len(pipeline.sources):  # of an old checkpoint that does not name its sources
             raise DeclarationError(
                 f"The checkpoint of {pipeline.name} is of {len(state.offsets)} sources, and now it has "
                 f"{len(pipeline.sources)}."

@@ -80,7 +80,6 @@ class Moment(click.ParamType[Any]):
         self.words = words
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int | datetime | str:
-        """Return the moment that the text stands for."""
         text = str(value)
         if text in self.words:
             return text
@@ -112,7 +111,6 @@ def find_declared(find: Callable[[str], T], name: str, modules: Iterable[str]) -
 
 
 def none_declared(kind: str) -> NotFoundError:
-    """Return the error of a project without pipelines of a kind."""
     hint = "Name the module that declares them: --module my_pipelines, or modules = […] in weft.toml."
     return NotFoundError(f"No {kind} is declared.", hint=current().elsewhere() or hint)
 
@@ -131,7 +129,6 @@ def log_to_stderr(line: str, level: int = logging.NOTSET) -> None:
 
 
 def print_json(value: object) -> None:
-    """Print `value` as indented JSON."""
     click.echo(escaped(json.dumps(value, indent=2, ensure_ascii=False, default=_for_json)))
 
 
@@ -244,7 +241,6 @@ def time_text(value: datetime | None) -> str | None:
 
 
 def ago(value: datetime | None, now: datetime | None = None) -> str | None:
-    """Return how long ago a time was."""
     if value is None:
         return None
     seconds = max(0, int(((now or datetime.now(UTC)) - value).total_seconds()))

@@ -146,7 +146,6 @@ class _StatusLine(RunListener):
                 click.echo(f"{self._name}: {done}")
 
     def text(self) -> str:
-        """Return the line."""
         lag = ", ".join(self._lag.told().values()) if self._lag is not None else ""
         with self._lock:
             now = time.monotonic()

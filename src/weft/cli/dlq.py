@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from weft.pipelines.streaming.spec import StreamingPipeline
 
 _WHAT = click.argument("what", metavar="NAME|FILE.toml")
-# Enough of a name to tell letters apart, and short enough to be typed.
+# Enough of an id to distinguish letters, and short enough to be typed.
 _SHORT = 12
 _NAMED = 5
 _PURGED = 1000
@@ -80,7 +80,7 @@ def list_(
     """List the dead letters of a pipeline, the newest first; without a name, how many each pipeline has."""
     if what is None:
         pipelines = [each for each in declared(modules).values() if each.dead_letters is not None]
-        _print_pipelines([_counted(each, error, stage) for each in pipelines], output)
+        _print_pipelines([_count_letters(each, error, stage) for each in pipelines], output)
         return
     box = DeadLetterBox(find_pipeline(what, modules))
     # Counted as they come: a list of all letters may not fit into memory.
@@ -111,7 +111,7 @@ def list_(
         click.echo(f"{total - limit:,} more: --limit {total}", err=True)
 
 
-def _counted(pipeline: StreamingPipeline, error: str | None, stage: str | None) -> dict[str, Any]:
+def _count_letters(pipeline: StreamingPipeline, error: str | None, stage: str | None) -> dict[str, Any]:
     """Count the letters of a pipeline. A place that does not answer is reported in the row, so others are shown."""
     row: dict[str, Any] = {"pipeline": pipeline.name, "place": None, "letters": None, "newest": None}
     errors: Counter[str] = Counter()

@@ -119,5 +119,5 @@ def _log(url: str | None) -> str:
     from weft.operate.runlog import open_run_log
 
     url = url or read_project_file(current().root).get("run_log")
-    with open_run_log(url, current().root, read_only=True) as log:
-        return "not made yet" if log.shown == ":memory:" else log.shown
+    with open_run_log(url, read_only=True) as log:
+        return "not created yet" if log.shown == ":memory:" else log.shown

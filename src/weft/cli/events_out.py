@@ -15,7 +15,7 @@ import click
 from weft.cli.common import escaped, one_line
 from weft.types import to_json
 
-# On a terminal a longer value is cut: nobody reads on, and the next events should be in sight.
+# On a terminal a longer value is cut, so that the next events are in sight.
 _SHOWN_CHARACTERS = 200
 _PLAIN = re.compile(r"[^\s\"'=]+")
 

@@ -21,7 +21,7 @@ from weft.cli.common import (
     run_log_option,
     time_text,
 )
-from weft.cli.pipelines import counted, declared, opened
+from weft.cli.pipelines import counts_text, declared, open_runner
 from weft.errors import WeftError, unknown
 from weft.operate.hints import hint_for
 from weft.operate.redaction import clean
@@ -113,7 +113,7 @@ def _show(pipeline: Pipeline, preview: Preview) -> None:
     if preview.adds:
         click.echo(f"  columns are added: {', '.join(preview.adds)}")
     if preview.counts is not None:
-        click.echo(f"  {counted({**asdict(preview.counts)})}")
+        click.echo(f"  {counts_text(asdict(preview.counts))}")
         for line in preview.counts.warnings:
             click.echo(f"  {click.style('warning:', fg='yellow')} {line}")
     if preview.late:
@@ -191,7 +191,7 @@ def dry_run(names: tuple[str, ...], modules: tuple[str, ...], run_log: str | Non
     declared(modules)
     rows: list[dict[str, Any]] = []
     would_run: set[str] = set()
-    with opened(run_log, read_only=True) as runner:
+    with open_runner(run_log, read_only=True) as runner:
         for due in runner.due(names):
             # What it waits for comes before it in the same call.
             follows = bool(due.waits_for) and would_run.issuperset(due.waits_for)
@@ -225,4 +225,5 @@ def _change(pipeline: Pipeline, target: Target, now: datetime) -> str:
     if preview.refused is not None:
         return f"{target.name}: refused: {first_line(preview.refused.what)}"
     created = "new table, " if preview.creates else ""
-    return f"{target.name}: {created}{preview.engine if preview.counts is None else counted(asdict(preview.counts))}"
+    changes = preview.engine if preview.counts is None else counts_text(asdict(preview.counts))
+    return f"{target.name}: {created}{changes}"

@@ -44,7 +44,7 @@ alerter_option = click.option(
     "alerters",
     metavar="URL",
     multiple=True,
-    help="Who is told of failures and recoveries: stdout://, slack://…, https://…. May be repeated. By default "
+    help="Where to report failures and recoveries: stdout://, slack://…, https://…. May be repeated. By default "
     "alerters in weft.toml.",
 )
 
@@ -57,7 +57,7 @@ def _execution(pipeline: Pipeline, key: str, moment: datetime, *, keep: Callable
 
 
 @contextmanager
-def opened(run_log: str | None, alerters: Sequence[str] = (), *, read_only: bool = False) -> Iterator[Runner]:
+def open_runner(run_log: str | None, alerters: Sequence[str] = (), *, read_only: bool = False) -> Iterator[Runner]:
     """Open the run log, and give the runner of this project's pipelines."""
     from weft.operate.alerts import open_alerters
     from weft.operate.runlog import open_run_log
@@ -68,7 +68,7 @@ def opened(run_log: str | None, alerters: Sequence[str] = (), *, read_only: bool
     # Options of a command win over the settings of the project.
     settings = read_project_file(current().root)
     url = run_log or settings.get("run_log")
-    with open_run_log(url, current().root, or_memory=not read_only, read_only=read_only) as log:
+    with open_run_log(url, or_memory=not read_only, read_only=read_only) as log:
         yield Runner(log, _execution, open_alerters(alerters or settings.get("alerters", ())))
 
 
@@ -113,7 +113,7 @@ def stopped_by_signals(runner: Runner, outcomes: list[Outcome], output: str) -> 
         signal.signal(signal.SIGTERM, before)
 
 
-def kept_apart(output: str) -> AbstractContextManager[object]:
+def prints_to_stderr(output: str) -> AbstractContextManager[object]:
     """Send to stderr what pipelines print, where a script reads JSON from stdout."""
     return redirect_stdout(sys.stderr) if output == "json" else nullcontext()
 
@@ -178,7 +178,7 @@ def run(
     """Run each NAME now, whatever its schedule says.
 
     A run that was interrupted or failed before is continued: what it had committed is not done twice. Ends with exit
-    code 1 when one of them failed or is being run by somebody else, 130 after Ctrl-C, 143 after SIGTERM.
+    code 1 when one of them failed or is being run by another process, 130 after Ctrl-C, 143 after SIGTERM.
     """
     from weft.operate.runner import Outcome
 
@@ -186,14 +186,14 @@ def run(
     if not names and not everything:
         raise NotFoundError("Which pipeline?", hint=f"Name one of: {', '.join(list(known)[:20])}. Or --all.")
     outcomes: list[Outcome] = []
-    with opened(run_log, alerters) as runner, stopped_by_signals(runner, outcomes, output):
+    with open_runner(run_log, alerters) as runner, stopped_by_signals(runner, outcomes, output):
         for pipeline in runner.chosen(names):
             failed = {each.pipeline for each in outcomes if each.status != "succeeded"}
             if missing := [name for name in pipeline.depends_on if name in failed]:
                 reason = f"waiting on upstream: {', '.join(missing)}"
                 outcomes.append(Outcome(pipeline.name, "skipped", reason=reason))
             else:
-                with kept_apart(output):
+                with prints_to_stderr(output):
                     outcomes.append(runner.run(pipeline, resume=not no_resume))
             report(outcomes[-1], output)
     finish(outcomes, output, is_bad=lambda each: each.status != "succeeded")
@@ -219,7 +219,11 @@ def run_due(
     """
     declared(modules)
     outcomes: list[Outcome] = []
-    with opened(run_log, alerters) as runner, stopped_by_signals(runner, outcomes, output), kept_apart(output):
+    with (
+        open_runner(run_log, alerters) as runner,
+        stopped_by_signals(runner, outcomes, output),
+        prints_to_stderr(output),
+    ):
         for outcome in runner.run_due(names):
             outcomes.append(outcome)
             report(outcome, output)
@@ -236,7 +240,7 @@ def run_due(
 def status(names: tuple[str, ...], modules: tuple[str, ...], run_log: str | None, output: str) -> None:
     """How each pipeline stands: its last run, its attempts, when it is due next, and what it waits for."""
     declared(modules)
-    with opened(run_log, read_only=True) as runner:
+    with open_runner(run_log, read_only=True) as runner:
         now = runner.now
         rows: list[dict[str, Any]] = []
         for due in runner.due(names):
@@ -273,13 +277,13 @@ def status(names: tuple[str, ...], modules: tuple[str, ...], run_log: str | None
         for row in rows
     ]
     columns = ["pipeline", "status", "last_run", "attempts", "next_due", "now", "quarantined", "error"]
-    print_table(shown, used(shown, columns), spare=["attempts", "next_due"], below="error")
+    print_table(shown, non_empty(shown, columns), spare=["attempts", "next_due"], below="error")
 
 
 # -------------------------------------------------------------------------------------------------------------- showing
 
 
-def used(rows: list[dict[str, Any]], columns: list[str]) -> list[str]:
+def non_empty(rows: list[dict[str, Any]], columns: list[str]) -> list[str]:
     """Return the columns, without seldom used ones that are empty in all rows."""
     return [each for each in columns if each not in _SELDOM or any(row[each] for row in rows)]
 
@@ -294,8 +298,8 @@ def report(outcome: Outcome, output: str) -> None:
     if outcome.reason:
         click.echo(f"  {outcome.reason}")
     for each in outcome.targets:
-        click.echo(f"  {each['target']}: {counted(each)} ({each['engine']})")
-        for line in remarks(each):
+        click.echo(f"  {each['target']}: {counts_text(each)} ({each['engine']})")
+        for line in load_warnings(each):
             click.echo(f"  {click.style('warning:', fg='yellow')} {line}")
     for step in outcome.steps:
         click.echo(f"  then {first_line(step['step'])}{' (was done)' if step['replayed'] else ''}")
@@ -312,8 +316,7 @@ def _status(outcome: Outcome) -> str:
     return click.style(outcome.status, fg=color, bold=True)
 
 
-def remarks(counts: dict[str, Any]) -> list[str]:
-    """Return the warnings about a load."""
+def load_warnings(counts: dict[str, Any]) -> list[str]:
     warnings = list(counts.get("warnings", ()))
     if late := counts.get("late"):
         warnings.append(f"rows that came too late to be read: {late:,} (with merge or scd2 a lookback reads them)")
@@ -322,8 +325,7 @@ def remarks(counts: dict[str, Any]) -> list[str]:
     return warnings
 
 
-def counted(counts: dict[str, Any]) -> str:
-    """Return the counts of a load in words."""
+def counts_text(counts: dict[str, Any]) -> str:
     if counts.get("replayed"):
         return "was done already"
     words = [f"{counts['rows_read']:,} read"]

@@ -19,7 +19,7 @@ from weft.cli.common import (
     time_text,
     unused_module_option,
 )
-from weft.cli.pipelines import counted, opened, remarks, used
+from weft.cli.pipelines import counts_text, load_warnings, non_empty, open_runner
 from weft.errors import NotFoundError, nearest
 from weft.project import current
 
@@ -47,7 +47,7 @@ def list_(
     pipeline: str | None, status: str | None, days: float | None, limit: int, run_log: str | None, output: str
 ) -> None:
     """List attempts and skips, the newest first."""
-    with opened(run_log, read_only=True) as runner:
+    with open_runner(run_log, read_only=True) as runner:
         now = runner.now
         since = None if days is None else now - timedelta(days=days)
         attempts = runner.log.runs(pipeline, status, since, limit)  # type: ignore[arg-type]
@@ -71,7 +71,7 @@ def list_(
     ]
     columns = ["run", "pipeline", "status", "attempt", "slot", "started", "seconds", "read", "quarantined", "why"]
     spare = ["slot", "seconds", "attempt", "read", "started"]
-    print_table(rows, used(rows, columns), spare, below="why", whole=["run"])
+    print_table(rows, non_empty(rows, columns), spare, below="why", whole=["run"])
 
 
 @runs.command()
@@ -81,7 +81,7 @@ def list_(
 @format_option
 def show(run_id: str, run_log: str | None, output: str) -> None:
     """Show every attempt at the run RUN_ID, with what each did and why it failed."""
-    with opened(run_log, read_only=True) as runner:
+    with open_runner(run_log, read_only=True) as runner:
         attempts = runner.log.run(run_id)
         if not attempts:
             latest = [each.run_id for each in runner.log.runs(limit=5)]
@@ -101,8 +101,8 @@ def show(run_id: str, run_log: str | None, output: str) -> None:
         if each.slot is not None:
             click.echo(f"  for the slot {time_text(each.slot)}")
         for target in (each.metrics or {}).get("targets", []):
-            click.echo(f"  {target['target']}: {counted(target)} ({target['engine']}, {target['seconds']:.1f} s)")
-            for line in remarks(target):
+            click.echo(f"  {target['target']}: {counts_text(target)} ({target['engine']}, {target['seconds']:.1f} s)")
+            for line in load_warnings(target):
                 click.echo(f"    {line}")
         for step in (each.metrics or {}).get("steps", []):
             click.echo(f"  then {first_line(step['step'])} ({step['seconds']:.1f} s)")
@@ -122,7 +122,7 @@ def logs(name: str, run_id: str | None, run_log: str | None) -> None:
     """Print what the last run of NAME wrote to its log (those of this machine), or else how it ended."""
     from weft.operate.logs import log_file
 
-    with opened(run_log, read_only=True) as runner:
+    with open_runner(run_log, read_only=True) as runner:
         attempts = runner.log.run(run_id) if run_id else _last(runner, name)
     if not attempts:
         raise NotFoundError(

@@ -202,7 +202,7 @@ def _named_events(stream: Stream, connection: str | None, offsets: tuple[str, ..
                 stored += batch.column(0).to_pylist()
                 if len(rowids) + len(stored) > _MAX_OFFSETS:
                     raise click.UsageError(
-                        f"{text} names too many events: at most {_MAX_OFFSETS:,} are taken at once. Give shorter "
+                        f"{text} names too many events: at most {_MAX_OFFSETS:,} are settled at once. Give shorter "
                         "ranges, one after the other."
                     )
         if not stored:
@@ -269,7 +269,7 @@ def reset(
 ) -> None:
     """Move CONSUMER to another place in the stream NAME.
 
-    What its members hold is taken from them: their acks are refused.
+    Its members lose the events that they hold: their acks are refused.
     """
     stream = find_stream(name, modules)
     log = stored_log(stream, connection)

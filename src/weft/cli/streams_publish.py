@@ -52,7 +52,6 @@ class _Publish:
     last_rowid: int | None = None
 
     def add(self, record: Record) -> None:
-        """Take the next record of the input."""
         self.batch.append(record)
         self.waiting += len(record.raw)
         is_full = len(self.batch) >= self.batch_size or self.waiting >= _BATCH_CHARACTERS
@@ -60,7 +59,6 @@ class _Publish:
             self.flush()
 
     def flush(self) -> None:
-        """Publish what waits."""
         batch, self.batch, self.waiting = self.batch, [], 0
         if not batch:
             return
@@ -172,7 +170,7 @@ def _interrupts_wait() -> Iterator[None]:
     "--input",
     "layout",
     type=click.Choice(["json", "ndjson", "csv"]),
-    help="The form of the input; else the file's ending or its first line tells. CSV names a field there.",
+    help="The form of the input; else the file's ending or its first line decides. CSV names a field there.",
 )
 @click.option(
     "--batch-size",

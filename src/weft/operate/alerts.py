@@ -92,7 +92,6 @@ class Lines(Alerter):
     shown = "stdout://"
 
     def deliver(self, event: Alert) -> None:
-        """Write it."""
         sign = "✓" if event.event == "recovered" else "✗"
         first, *more = str(event).splitlines() or [""]
         lines = [f"{_time(event.at)} {sign} {first}", *(f"    {line}" for line in more)]
@@ -115,11 +114,9 @@ class Webhook(Alerter):
         self._opener = build_opener(_NoRedirects)
 
     def body(self, event: Alert) -> dict[str, Any]:
-        """What is sent."""
         return event.as_json()
 
     def deliver(self, event: Alert) -> None:
-        """Send it."""
         data = json.dumps(self.body(event)).encode()
         headers = {"Content-Type": "application/json", "User-Agent": "weft"}
         with self._opener.open(Request(self._url, data, headers, method="POST"), timeout=WAIT_SECONDS):
@@ -130,8 +127,8 @@ class Slack(Webhook):
     """An incoming webhook of Slack's."""
 
     def body(self, event: Alert) -> dict[str, Any]:
-        """One text, in which Slack's own marks are escaped."""
         sign = ":white_check_mark:" if event.event == "recovered" else ":x:"
+        # Slack's own marks are escaped.
         text = str(event).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
         return {"text": f"{sign} {text}"}
 
@@ -143,7 +140,6 @@ class Alerters:
         self._alerters = tuple(alerters)
 
     def failed(self, pipeline: str, run: ClaimedRun, error: str, next_retry: datetime | None = None) -> None:
-        """An attempt failed."""
         self._alert("failed", pipeline, run, error=error, next_retry=next_retry)
 
     def gave_up(self, pipeline: str, last: ClaimedRun | Attempt | None, error: str | None = None) -> None:

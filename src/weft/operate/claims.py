@@ -38,7 +38,6 @@ class Claim:
 
     @property
     def is_live(self) -> bool:
-        """Whether somebody works under it."""
         return is_live(self.owner, self.expires_at, self.now)
 
 
@@ -177,10 +176,8 @@ def _interrupt(session: Session, book: LogTables, claim: Claim, last: Attempt) -
 
 
 def release(session: Session, book: LogTables, claim: Claim, changes: dict[str, Any]) -> None:
-    """Release a claim."""
     book.update(session, book.claims, {"owner": None, "expires_at": None, **changes}, "pipeline = ?", (claim.pipeline,))
 
 
 def holds(claim: Claim | None, run: ClaimedRun) -> bool:
-    """Return whether the run still holds the claim."""
     return claim is not None and claim.fence == run.fence and claim.owner == run.owner

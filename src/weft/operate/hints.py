@@ -23,7 +23,7 @@ def hint_for(text: str) -> str | None:
                 names.add(connection.target)
             if any(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text) for name in names):
                 return (
-                    f"The table of the stream {stream.name!r} is made when something is first published to it: "
+                    f"The table of the stream {stream.name!r} is created when something is first published to it: "
                     f"weft streams publish {stream.name} --data '{{…}}'"
                 )
     return None

@@ -16,7 +16,6 @@ _MOST_BYTES = 10 * 1024 * 1024
 
 
 def log_file(root: Path, run_id: str, attempt: int) -> Path:
-    """Return the log file of an attempt."""
     return root / ".weft" / "logs" / f"{run_id}-{attempt}.log"
 
 

@@ -43,7 +43,6 @@ class Attempt:
 
     @property
     def seconds(self) -> float | None:
-        """How long it took."""
         return None if self.finished_at is None else (self.finished_at - self.started_at).total_seconds()
 
 
@@ -74,16 +73,16 @@ class ClaimedRun:
 class Refused:
     """Why a pipeline may not run now.
 
-    `succeeded`: the slot is done. `running`: somebody holds the pipeline. `waiting`: its next attempt is not due.
-    `exhausted`: it has no attempt left.
+    `succeeded`: the slot is done. `running`: another process holds the pipeline. `waiting`: its next attempt is not
+    due. `exhausted`: it has no attempt left.
     """
 
     why: Literal["succeeded", "running", "waiting", "exhausted"]
     pipeline: str
     last: Attempt | None
-    """The attempt that stands in the way."""
+    """The attempt that is the reason."""
     gave_up: bool = False
-    """Exhausted just now: the last attempt was found dead by this very call."""
+    """Whether this call found the process of the last attempt dead."""
 
     def __str__(self) -> str:
         last = self.last
@@ -113,7 +112,7 @@ class PipelineState:
     failures: int
     """Attempts that did not succeed, since one did."""
     is_live: bool
-    """Whether somebody works on it now."""
+    """Whether a process works on it now."""
 
     @property
     def status(self) -> Status | None:
@@ -124,5 +123,4 @@ class PipelineState:
 
 
 def slot_text(slot: datetime) -> str:
-    """A slot in ISO form."""
     return slot.astimezone(UTC).isoformat()

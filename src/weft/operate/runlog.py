@@ -72,7 +72,6 @@ class RunLog:
         self.close()
 
     def close(self) -> None:
-        """Close its connections."""
         self._book.tables.close()
 
     # ----------------------------------------------------------------------------------------------------------- claims
@@ -253,7 +252,7 @@ class RunLog:
                 if claim is not None:
                     return work(session, claim)
             self._add(pipeline)
-        raise WeftError(f"The row of {pipeline} in {self.shown} was removed by somebody.", hint="Run it again.")
+        raise WeftError(f"The row of {pipeline} in {self.shown} was removed.", hint="Run it again.")
 
     def _add(self, pipeline: str) -> None:
         sql = f"INSERT INTO {self._book.claims} (pipeline, fence, failures) VALUES (?, 0, 0)"

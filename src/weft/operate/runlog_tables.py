@@ -52,7 +52,7 @@ _CLAIMS = pa.schema(
         # Of the attempt that runs, else of the last one.
         pa.field("run_id", pa.string()),
         pa.field("attempt", pa.int64()),
-        # Null where nobody runs it.
+        # Null where no process runs it.
         pa.field("owner", pa.string()),
         pa.field("expires_at", _INSTANT),
         # Of the last attempt that was for a slot, and of the last skip.
@@ -86,17 +86,14 @@ class LogTables:
 
     @cached_property
     def runs(self) -> str:
-        """The quoted name."""
         return self.tables.driver.table("weft", "runs")
 
     @cached_property
     def claims(self) -> str:
-        """The quoted name."""
         return self.tables.driver.table("weft", "claims")
 
     @contextmanager
     def session(self, role: Role) -> Iterator[Session]:
-        """A transaction, or a read."""
         with self.tables.waiting_turn(role), self.tables.driver.session(role) as session:
             yield session
 
@@ -130,24 +127,20 @@ class LogTables:
     # ------------------------------------------------------------------------------------------------------------- rows
 
     def insert(self, session: Session, values: dict[str, Any]) -> None:
-        """Add a row to `weft.runs`."""
         insert_row(self.tables, session, self.runs, values)
 
     def update(
         self, session: Session, table: str, values: dict[str, Any], where: str, parameters: Sequence[Any]
     ) -> None:
-        """Change rows of one of the two tables."""
         sql, new = _placeholders(self.tables, values)
         changes = ", ".join(f"{self.tables.quote(name)} = {value}" for name, value in sql.items())
         session.run(f"UPDATE {table} SET {changes} WHERE {where}", [*new, *parameters])
 
     def columns(self, alias: str) -> str:
-        """Return the columns of an `Attempt`."""
         return ", ".join(f"{alias}.{self.tables.quote(name)}" for name in COLUMNS)
 
 
 def insert_row(tables: SqlTables, session: Session, table: str, values: dict[str, Any]) -> None:
-    """Add a row to a table of Weft's own."""
     sql, parameters = _placeholders(tables, values)
     columns = ", ".join(map(tables.quote, sql))
     session.run(f"INSERT INTO {table} ({columns}) VALUES ({', '.join(sql.values())})", parameters)
@@ -187,7 +180,6 @@ def instant(value: Any) -> datetime | None:
 
 
 def statements(tables: SqlTables, runs: str, claims: str) -> list[str]:
-    """Return the DDL of both tables."""
     names = {"runs": runs, "claims": claims}
     creates = []
     for name, (schema, key) in _TABLES.items():

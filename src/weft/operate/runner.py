@@ -61,7 +61,6 @@ class Outcome:
 
     @property
     def is_failure(self) -> bool:
-        """Whether a cron job should call for help."""
         return self.status in ("failed", "interrupted")
 
 

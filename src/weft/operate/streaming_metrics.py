@@ -51,7 +51,6 @@ class StreamingMetrics(RunListener):
         registry.register(_LagCollector(engine))
 
     def batch(self, report: Report) -> None:
-        """Count a batch."""
         self._iterations.inc()
         self._batches.inc()
         self._consumed.inc(report.consumed)
@@ -61,12 +60,10 @@ class StreamingMetrics(RunListener):
         self._last.set(report.ended_at.timestamp())
 
     def idle(self) -> None:
-        """Count a look that found nothing."""
         self._iterations.inc()
         self._idle.inc()
 
     def failed(self, error: Exception, again_in: float | None) -> None:
-        """Count a failure."""
         self._errors.inc()
         if again_in is not None:
             self._restarts.inc()

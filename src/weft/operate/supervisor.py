@@ -17,7 +17,7 @@ from weft.pipelines.streaming.execution import Report, StreamingEngine
 
 _log = logging.getLogger("weft.operate")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# These fail in the same way at every start, until somebody changes something.
+# These fail at every start, until code, settings or packages change.
 _LASTING = (DeclarationError, SettingsError, MissingExtraError)
 
 

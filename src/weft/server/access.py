@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from starlette.requests import Request
 
-from weft.errors import NotFoundError, SettingsError, unknown
+from weft.errors import SettingsError
 from weft.project import current
 from weft.server import webhooks
 from weft.server.bodies import Bodies
@@ -24,7 +24,7 @@ from weft.server.rates import Buckets, Rate
 from weft.server.tickets import Tickets
 from weft.settings import interpolate
 from weft.streams.declare import Stream
-from weft.streams.runtime import derived_streams, find
+from weft.streams.runtime import derived_streams
 
 logger = logging.getLogger("weft.server")
 
@@ -61,18 +61,9 @@ class Access:
         self._declarations = -1
 
     def close(self) -> None:
-        """Close files and connections."""
         self.keys.close()
         self._requests.close()
         self._failures.close()
-
-    async def find(self, request: Request, name: str) -> Stream:
-        """Return the stream of that name. Where there is none, the error names only streams that the caller may use."""
-        try:
-            return find(name)
-        except NotFoundError:
-            known = [stream.name for stream in await self.readable(request)]
-            raise unknown("stream", name, known, otherwise="GET /api/v1/streams lists those there are.") from None
 
     async def admit(self, request: Request, stream: Stream, scope: Scope, *, ticket: str | None = None) -> None:
         """Admit a request to a stream, or raise 401, 403 or 429."""
@@ -149,7 +140,6 @@ class Access:
     # ----------------------------------------------------------------------------------------------------- credentials
 
     async def _key(self, request: Request) -> ApiKey | None:
-        """Return the key of a request, if it has a valid one."""
         token = _bearer(request)
         if not token.startswith(PREFIX):
             return None
@@ -307,7 +297,6 @@ def _is_for(key: ApiKey, stream: Stream, owners: frozenset[str]) -> bool:
 
 
 def _header(guard: Stream) -> str:
-    """Return the header of a stream's credential."""
     auth = guard.auth or {}
     if auth.get("type") == "api_key":
         return str(auth["header"]).lower()

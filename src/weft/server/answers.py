@@ -1,4 +1,4 @@
-"""Large answers: bounded by bytes, sent in parts, and of all that are being sent no more than memory has room for."""
+"""Large answers: bounded by bytes, sent in parts, and all that are being sent bounded together."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class EventPage:
 
 
 class Answers:
-    """The large answers of one process: those that are being sent have at most about `memory` bytes, and each part of
-    one must be taken within so many seconds."""
+    """The large answers of one process: those that are being sent have at most about `memory` bytes, and a client must
+    receive each part within `seconds`."""
 
     def __init__(self, memory: int, seconds: float) -> None:
         self._memory = memory
@@ -57,7 +57,6 @@ class Answers:
             raise later(503, "overloaded", "Too much at once", text, 1.0)
 
     def json(self, value: object) -> Response:
-        """Return an answer of JSON."""
         return _InParts(self, bodies.encode(value), media_type="application/json")
 
     async def send(self, body: bytes, send: Send, *, more: bool = False) -> None:

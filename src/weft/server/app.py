@@ -106,7 +106,6 @@ class _App(Starlette):
         self._route = route
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
         if scope["type"] == "http" and scope["method"] == "POST" and not scope.get("root_path"):
             path = scope["path"]
             name = path[len(_STREAMS) + 1 :]
@@ -130,7 +129,6 @@ async def streams(request: Request) -> Response:
 
 
 async def details(request: Request) -> Response:
-    """Show a stream and its size."""
     ready = await service_of(request).open(request, "read")
     log = ready.log
 

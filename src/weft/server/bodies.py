@@ -219,7 +219,6 @@ def require_json(kind: str, wanted: tuple[str, ...] = _JSON) -> None:
 
 
 def parse(body: bytes, kind: type[T]) -> T:
-    """Parse a body of parameters."""
     try:
         return _decoded(body, lambda text: msgspec.json.decode(text, type=kind))
     except msgspec.ValidationError as error:

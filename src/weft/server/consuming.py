@@ -131,7 +131,6 @@ async def ack(request: Request) -> Response:
 
 
 async def nack(request: Request) -> Response:
-    """Give events back."""
     service = service_of(request)
     ready = await service.open(request, "read")
     asked = await _body(request, Nack)
@@ -160,7 +159,6 @@ def _leased(ready: Opened, asked: Ack | Nack) -> _ROWIDS:
 
 
 async def reset(request: Request) -> Response:
-    """Move a consumer."""
     service = service_of(request)
     ready = await service.open(request, "admin")
     asked = await _body(request, Reset)
@@ -171,7 +169,6 @@ async def reset(request: Request) -> Response:
 
 
 async def groups(request: Request) -> Response:
-    """List the consumers of a stream."""
     service = service_of(request)
     ready = await service.open(request, "read")
     with service.room(ready.stream):
@@ -236,7 +233,6 @@ def whole(text: str, name: str, least: int) -> int:
 
 
 def moment(text: str, name: str) -> datetime:
-    """Parse a time in ISO 8601."""
     try:
         when = datetime.fromisoformat(text)
         # Raises for a time of the first or last day of the calendar that is outside of it in UTC.

@@ -56,7 +56,6 @@ def _name(connection: str | Connection | None) -> str:
 
 
 async def healthz(request: Request) -> Response:
-    """Answer that this process lives."""
     return json_response({"status": "ok"})
 
 

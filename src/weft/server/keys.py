@@ -83,7 +83,6 @@ class ApiKey:
         return None
 
     def has(self, scope: Scope) -> bool:
-        """Whether it is good for that."""
         return scope in self.scopes or "admin" in self.scopes
 
 
@@ -176,7 +175,6 @@ class KeyTable:
         return keys[key_id]
 
     def close(self) -> None:
-        """Close its connections."""
         self._tables.close()
 
 
@@ -282,7 +280,6 @@ class KnownKeys:
         return began, self._table.all()
 
     def close(self) -> None:
-        """Close its connections."""
         if self._refreshing is not None:
             self._refreshing.cancel()
         if self._table is not None:

@@ -39,7 +39,6 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @classmethod
     def of_project(cls) -> Limits:
-        """Return the limits of weft.toml."""
         settings = dict(read_project_file(current().root).get("server", {}))
         settings.pop("keys", None)
         known = (*cls.__struct_fields__, "keys")

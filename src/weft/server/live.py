@@ -79,7 +79,6 @@ class Feeds:
 
     @property
     def followers(self) -> int:
-        """How many subscribers there are."""
         return sum(feed.followers for feed in self._feeds.values())
 
     def stop(self) -> None:
@@ -99,7 +98,7 @@ class Feed:
         self._events: deque[tuple[Event, bytes]] = deque()
         self._bytes = 0
         self._before: int | None = None
-        """The offset before the first of them; none while nobody follows."""
+        """The offset before the first of them; `None` while there is no subscriber."""
         self._last = 0
         self._changed: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
@@ -132,7 +131,6 @@ class Feed:
         self._bytes = 0
 
     def wake(self) -> None:
-        """Wake all subscribers."""
         changed, self._changed = self._changed, None
         if changed is not None and not changed.done():
             changed.set_result(None)

@@ -129,12 +129,11 @@ def _forget_dead(folder: str) -> None:
 
 
 async def metrics(request: Request) -> Response:
-    """Answer with the metrics, for Prometheus."""
     known: Overview = request.app.state.overview
     counts: ServerMetrics = request.app.state.metrics
     streams, all_of_them = await readable(request)
     if not all_of_them:
-        detail = "The metrics tell of every stream: this needs a key with the scope read that is good for all of them."
+        detail = "The metrics are about every stream: this needs a key with the scope read for all of them."
         raise Problem(403, "forbidden", "Forbidden", detail, hint="Make one: weft apikey create")
     await known.update()
     text = counts.text({stream.name: known.standings[stream.name] for stream in streams})

@@ -37,7 +37,7 @@ _REASONS = {
     403: "The key lacks the scope for this.",
     404: "There is no such stream; `hint` has the nearest name.",
     408: "The body came too slowly.",
-    409: "The lease was lost: somebody else may have the events by now.",
+    409: "The lease was lost: another consumer may have the events by now.",
     410: "Retention has removed events after that offset.",
     413: "The body is too large; `limit` says how large it may be.",
     415: "The content type or coding is not known.",

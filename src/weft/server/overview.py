@@ -120,7 +120,6 @@ class Overview:
                 self.standings[stream.name].problem = "Its database does not answer."
 
     async def pipelines(self) -> dict[str, Any]:
-        """Return the pipelines with their last runs."""
         if not current().pipelines:
             return {"pipelines": [], "problem": None}
         try:
@@ -137,9 +136,8 @@ def _read_pipelines() -> list[dict[str, Any]]:
     from weft.operate.due import Planner
     from weft.operate.runlog import open_run_log
 
-    project = current()
-    url = read_project_file(project.root).get("run_log")
-    with open_run_log(url, project.root, read_only=True) as log:
+    url = read_project_file(current().root).get("run_log")
+    with open_run_log(url, read_only=True) as log:
         due, runs = Planner(log).due(), log.runs(limit=_RUNS_READ)
     by_name: dict[str, list[Attempt]] = defaultdict(list)
     for run in runs:

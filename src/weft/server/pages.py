@@ -64,15 +64,12 @@ def _send(request: Request, name: str) -> Response:
 
 
 async def dashboard(request: Request) -> Response:
-    """Send the first page."""
     return _send(request, "dashboard.html")
 
 
 async def docs(request: Request) -> Response:
-    """Send the page to try requests."""
     return _send(request, "docs.html")
 
 
 async def static(request: Request) -> Response:
-    """Send a file of the pages."""
     return _send(request, request.path_params["file"])

@@ -46,7 +46,6 @@ class Problem(Exception):
         self.headers = headers or {}
 
     def response(self, request_id: str) -> Response:
-        """Return the answer."""
         return Response(
             msgspec.json.encode({**self.body, "request_id": request_id}),
             self.status,
@@ -68,7 +67,6 @@ def later(status: int, kind: str, title: str, detail: str, seconds: float) -> Pr
 
 
 def bad_parameter(detail: str, **more: Any) -> Problem:
-    """Return the refusal of a parameter."""
     return Problem(422, "parameter", "A parameter does not fit", detail, **more)
 
 

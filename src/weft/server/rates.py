@@ -102,7 +102,6 @@ class Buckets:
         return oldest, 0.0
 
     def close(self) -> None:
-        """Close the file."""
         self._places.close()
         os.close(self._file)
 

@@ -101,7 +101,6 @@ class QuickRequest(Request):
 
 
 def new_id() -> str:
-    """Return a new id of a request."""
     return f"{_PROCESS}{next(_numbers):08x}"
 
 

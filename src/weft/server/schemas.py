@@ -18,17 +18,14 @@ _TIME: Schema = {"type": "string", "format": "date-time"}
 
 
 def ref(name: str) -> Schema:
-    """Return a reference to the schema of that name."""
     return {"$ref": f"#/components/schemas/{name}"}
 
 
 def array(of: Schema) -> Schema:
-    """Return the schema of a list of these."""
     return {"type": "array", "items": of}
 
 
 def nullable(schema: Schema) -> Schema:
-    """Return a schema that also allows null."""
     return {"anyOf": [schema, {"type": "null"}]}
 
 
@@ -57,7 +54,6 @@ _FIELDS: dict[str, Schema] = {
 
 
 def event_schema(stream: Stream) -> Schema:
-    """Return the schema of a stream's events."""
     schema: Schema = {"type": "object", "properties": {name: _field(kind) for name, kind in stream.fields.items()}}
     if stream.description:
         schema["description"] = stream.description

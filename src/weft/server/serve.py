@@ -85,7 +85,7 @@ def _exposed(public: bool) -> list[str]:
     except ConnectionFailedError as error:
         if public:
             raise
-        logger.warning("whether there are keys cannot be read, all streams are taken for open: %s", error.what)
+        logger.warning("the keys cannot be read, and all streams count as open: %s", error.what)
         return sorted(current().streams)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weft.errors import ConnectionFailedError, DeclarationError, NotFoundError, StorageError, WeftError
+from weft.errors import ConnectionFailedError, DeclarationError, NotFoundError, StorageError, WeftError, unknown
 from weft.project import current
 from weft.server import bodies
 from weft.server.access import Access
@@ -26,7 +26,7 @@ from weft.server.limits import Limits
 from weft.server.live import Feeds
 from weft.server.problems import later
 from weft.streams.declare import Stream
-from weft.streams.runtime import Opened, open_beside, opened
+from weft.streams.runtime import Opened, find, open_beside, opened
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Send
@@ -99,13 +99,16 @@ class Service:
                 raise _broken(f"The stream {stream.name!r} cannot be opened. The log has the reason.") from None
 
     async def _find(self, request: Request) -> Stream:
+        name = request.path_params["name"]
         try:
-            return await self.access.find(request, request.path_params["name"])
+            return find(name)
         except NotFoundError:
+            # A caller with a wrong credential gets a 401 here, and no names of streams or modules.
+            known = [stream.name for stream in await self.access.readable(request)]
             if self.broken:  # one of them may declare it
                 names = ", ".join(self.broken)
                 raise _broken(f"There is no such stream among those that could be loaded; {names} failed.") from None
-            raise
+            raise unknown("stream", name, known, otherwise="GET /api/v1/streams lists those there are.") from None
 
     def room(self, stream: Stream, size: int = 0, *, publishing: bool = False) -> _Room:
         """Return a place in the queue for a stream's database, for a `with` block; or refuse. Publishes have a queue of
@@ -159,7 +162,6 @@ def _broken(detail: str) -> Exception:
 
 
 def service_of(request: Request) -> Service:
-    """Return the service that a request came to."""
     service: Service = request.app.state.service
     return service
 
