@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,26 +35,16 @@ class ServerMetrics:
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        self._requests = Counter(
-            "weft_http_requests", "Requests answered.", ["route", "method", "status"], registry=registry
-        )
+        counter = partial(Counter, registry=registry)
+        self._requests = counter("weft_http_requests", "Requests answered.", ["route", "method", "status"])
+        text = "Time until an answer began."
         self._seconds = Histogram(
-            "weft_http_request_seconds",
-            "Time until an answer began.",
-            ["route", "method"],
-            buckets=_SECONDS,
-            registry=registry,
+            "weft_http_request_seconds", text, ["route", "method"], buckets=_SECONDS, registry=registry
         )
-        self._events = Counter("weft_events_published", "Events stored by publishes.", ["stream"], registry=registry)
-        self._bytes = Counter(
-            "weft_published_bytes", "Bytes of publishes that were stored, unpacked.", ["stream"], registry=registry
-        )
+        self._events = counter("weft_events_published", "Events stored by publishes.", ["stream"])
+        self._bytes = counter("weft_published_bytes", "Bytes of publishes that were stored, unpacked.", ["stream"])
         self._subscribers = Gauge(
-            "weft_subscribers",
-            "Open subscriptions.",
-            ["stream"],
-            registry=registry,
-            multiprocess_mode="livesum",
+            "weft_subscribers", "Open subscriptions.", ["stream"], registry=registry, multiprocess_mode="livesum"
         )
         # The metrics by their labels: to look them up takes prometheus-client five times as long as to count.
         self._answers: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}

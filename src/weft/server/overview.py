@@ -196,21 +196,8 @@ async def overview(request: Request) -> Response:
     rows = []
     for stream in streams:
         standing = known.standings[stream.name]
-        rows.append(
-            {
-                "name": stream.name,
-                "description": stream.description,
-                "head": standing.head,
-                "floor": standing.floor,
-                "head_at": standing.head_at,
-                "published": standing.published,
-                "tail": standing.tail,
-                "rows": standing.rows,
-                "lag": standing.lag,
-                "consumers": standing.consumers,
-                "problem": standing.problem,
-                **({"history": list(standing.history)} if with_history else {}),
-            }
-        )
+        row = {"name": stream.name, "description": stream.description, **vars(standing), "lag": standing.lag}
+        del row["count_after"], row["history"]
+        rows.append(row | ({"history": list(standing.history)} if with_history else {}))
     answer = {"at": datetime.now(UTC), "streams": rows, "complete": all_of_them}
     return json_response(answer | (await known.pipelines() if all_of_them else {"pipelines": [], "problem": None}))
