@@ -17,7 +17,7 @@ import pytest
 
 from weft.errors import NotFoundError, SettingsError
 from weft.operate import alerts
-from weft.operate.alerts import Alerter, Alerters, Event, open_alerter, open_alerters
+from weft.operate.alerts import Alert, Alerter, Alerters, open_alerter, open_alerters
 from weft.operate.records import ClaimedRun
 
 SECRET = "T000/B000/hunter2"
@@ -142,7 +142,7 @@ def test_an_error_is_cut_and_has_no_secrets(hook: Hook) -> None:
 class Broken(Alerter):
     shown = "broken"
 
-    def deliver(self, event: Event) -> None:
+    def deliver(self, event: Alert) -> None:
         raise RuntimeError(f"with a secret: {SECRET}")
 
 

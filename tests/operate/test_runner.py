@@ -18,7 +18,7 @@ import servers
 import weft
 from weft.engine import run as engine
 from weft.operate import alerts
-from weft.operate.alerts import Alerter, Alerters, Event
+from weft.operate.alerts import Alert, Alerter, Alerters
 from weft.operate.records import Attempt, ClaimedRun
 from weft.operate.runlog import RunLog, open_run_log
 from weft.operate.runner import Outcome, Runner
@@ -38,7 +38,7 @@ class Told(Alerter):
     def __init__(self) -> None:
         self.events: list[tuple[str, str]] = []
 
-    def deliver(self, event: Event) -> None:
+    def deliver(self, event: Alert) -> None:
         self.events.append((event.event, event.pipeline))
 
 
@@ -292,14 +292,14 @@ class _Hangs(Alerter):
     def __init__(self) -> None:
         self.released = threading.Event()
 
-    def deliver(self, event: Event) -> None:
+    def deliver(self, event: Alert) -> None:
         self.released.wait()
 
 
 class _Broken(Alerter):
     shown = "broken"
 
-    def deliver(self, event: Event) -> None:
+    def deliver(self, event: Alert) -> None:
         raise RuntimeError("no")
 
 
