@@ -30,10 +30,7 @@ class CachedProbe(Generic[T]):
         if latest is None or (latest.done() and time.monotonic() - self._ended_at >= self._fresh_seconds):
             latest = self._latest = Future()
             threading.Thread(target=self._run, args=(latest,), name="weft-probe", daemon=True).start()
-        done, _ = await asyncio.wait([asyncio.wrap_future(latest)], timeout=seconds)
-        if not done:
-            raise TimeoutError
-        result = latest.result()
+        result = await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(latest)), seconds)
         if isinstance(result, Exception):
             raise result
         return result

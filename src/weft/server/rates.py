@@ -1,7 +1,8 @@
 """Token buckets that all processes of a host share.
 
 A bucket is one number in a file: the moment at which it is full again (GCRA). Its lock is the kernel's, on the bytes
-that hold it, so a process that is killed leaves none behind.
+that hold it, so a process that is killed leaves none behind. The clock is `time.monotonic`, which all processes of a
+host share, and which is never set.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Buckets:
         locked = self._lock(row)
         try:
             at, full = self._find(mark, row)
-            wait, after = _wait(full, _now(), rate)
+            wait, after = _wait(full, time.monotonic(), rate)
             if not wait:
                 _PLACE.pack_into(self._places, at, mark, after)
             return wait
@@ -76,7 +77,7 @@ class Buckets:
                 fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, _ROW_BYTES, row)
                 return True
             except (BlockingIOError, PermissionError):  # POSIX allows either
-                now = _now()
+                now = time.monotonic()
             if deadline is None:
                 deadline = now + _LOCK_SECONDS
             if now >= deadline or now < self._without_until:
@@ -87,7 +88,7 @@ class Buckets:
 
     def wait(self, name: str, rate: Rate) -> float:
         """Return the seconds until there is a token. Read without the lock, so it may be slightly out of date."""
-        return _wait(self._find(*_place_of(name))[1], _now(), rate)[0]
+        return _wait(self._find(*_place_of(name))[1], time.monotonic(), rate)[0]
 
     def _find(self, mark: bytes, row: int) -> tuple[int, float]:
         """Return where a bucket is, or may be put, and when it is full."""
@@ -109,11 +110,6 @@ class Buckets:
 def _place_of(name: str) -> tuple[bytes, int]:
     digest = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=20).digest()
     return digest[:16], int.from_bytes(digest[16:]) % _ROWS * _ROW_BYTES
-
-
-def _now() -> float:
-    """Return the time of a clock that all processes of the host share, and that is never set."""
-    return time.clock_gettime(time.CLOCK_MONOTONIC)
 
 
 def _wait(full: float, now: float, rate: Rate) -> tuple[float, float]:

@@ -29,7 +29,7 @@ class Tickets:
         self._sweep()
         ticket = secrets.token_urlsafe(32)
         with open(self._path(ticket, stream), "x") as file:
-            file.write(f"{_now() + SECONDS!r} {opened_by}")
+            file.write(f"{time.monotonic() + SECONDS!r} {opened_by}")
         return ticket
 
     def redeem(self, ticket: str, stream: str) -> str | None:
@@ -40,14 +40,14 @@ class Tickets:
             path.unlink()
         except FileNotFoundError:
             return None
-        return opened_by if _now() <= expires else None
+        return opened_by if time.monotonic() <= expires else None
 
     def _path(self, ticket: str, stream: str) -> Path:
         return self._folder / sha256(f"{stream} {ticket}".encode("utf-8", "surrogatepass")).hexdigest()
 
     def _sweep(self) -> None:
         """Remove tickets that were not used in time."""
-        now = _now()
+        now = time.monotonic()
         if now - self._swept < SECONDS:
             return
         self._swept = now
@@ -61,7 +61,3 @@ class Tickets:
 def _parts(path: Path) -> tuple[float, str]:
     expires, _, opened_by = path.read_text().partition(" ")
     return float(expires), opened_by
-
-
-def _now() -> float:
-    return time.clock_gettime(time.CLOCK_MONOTONIC)
