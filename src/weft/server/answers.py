@@ -21,7 +21,7 @@ logger = logging.getLogger("weft.server")
 _PART = 256 * 1024
 
 
-class EventPage:
+class AnswerPage:
     """The events of one answer, encoded as they come: at most `most` bytes of them, and at least one."""
 
     def __init__(self, most: int) -> None:

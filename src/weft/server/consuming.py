@@ -16,7 +16,7 @@ from starlette.responses import Response
 from weft.errors import EventsLostError
 from weft.server import bodies
 from weft.server.access import opened_by, unauthorized
-from weft.server.answers import EventPage
+from weft.server.answers import AnswerPage
 from weft.server.problems import Problem, bad_parameter
 from weft.server.service import json_response, service_of
 from weft.streams import consuming
@@ -79,7 +79,7 @@ async def consume(request: Request) -> Response:
     # A name that reveals nothing of this machine.
     member = asked.member or f"http:{secrets.token_hex(8)}"
     deadline = time.monotonic() + min(asked.wait, service.limits.wait_seconds)
-    page = EventPage(service.limits.page_bytes)
+    page = AnswerPage(service.limits.page_bytes)
     service.answers.require_room()
     room: AbstractContextManager[None] | None = service.room(ready.stream)
     events: list[dict[str, Any]] = []
@@ -182,7 +182,7 @@ async def events(request: Request) -> Response:
     parameters = query(request, "after", "limit")
     after = whole(parameters["after"], "after", 0) if "after" in parameters else None
     limit = min(whole(parameters.get("limit", "100"), "limit", 1), service.limits.page_events)
-    page = EventPage(service.limits.page_bytes)
+    page = AnswerPage(service.limits.page_bytes)
     service.answers.require_room()
     with service.room(ready.stream):
         start = await ready.hub.in_thread(_fill, page, ready, after, limit)
@@ -192,7 +192,7 @@ async def events(request: Request) -> Response:
     )
 
 
-def _fill(page: EventPage, ready: Opened, after: int | None, limit: int) -> int:
+def _fill(page: AnswerPage, ready: Opened, after: int | None, limit: int) -> int:
     """Fill a page, and return the offset that it begins after."""
     log = ready.log
     floor = log.floor()

@@ -19,12 +19,12 @@ _FIELDS = ("request_id", "client", "method", "path", "status", "milliseconds", "
 def configure(form: Format) -> None:
     """Set up the log of this process. Earlier handlers are removed: a line would appear twice."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Json() if form == "json" else _Text())
+    handler.setFormatter(_JsonFormatter() if form == "json" else _TextFormatter())
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     logging.getLogger("weft").setLevel(logging.INFO)
 
 
-class _Json(logging.Formatter):
+class _JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line = {
             "time": datetime.fromtimestamp(record.created, UTC),
@@ -39,7 +39,7 @@ class _Json(logging.Formatter):
         return msgspec.json.encode(line).decode()
 
 
-class _Text(logging.Formatter):
+class _TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         when = datetime.fromtimestamp(record.created).strftime("%H:%M:%S.%f")[:-3]
         extra = " ".join(f"{name}={value}" for name, value in _extra_fields(record).items())

@@ -168,10 +168,10 @@ def service_of(request: Request) -> Service:
 
 def json_response(value: Any, status: int = 200) -> Response:
     """Return an answer of JSON, also of times, decimals and bytes."""
-    return _Json(bodies.encode(value), status)
+    return _EncodedResponse(bodies.encode(value), status)
 
 
-class _Json(Response):
+class _EncodedResponse(Response):
     """An encoded body. Starlette's own constructor takes as long as a durable publish."""
 
     def __init__(self, body: bytes, status: int) -> None:

@@ -53,7 +53,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """Only requests for a name of this machine are answered."""
 
 
-class Connection(HttpToolsProtocol):
+class HttpConnection(HttpToolsProtocol):
     """A connection whose headers have limits, as has the number of connections."""
 
     _timer: asyncio.TimerHandle | None = None
@@ -221,7 +221,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=Connection,
+                http=HttpConnection,
                 ws="none",
                 loop="uvloop",
                 lifespan="on",
