@@ -136,8 +136,8 @@ def logs(name: str, run_id: str | None, run_log: str | None) -> None:
     for each in attempts:
         file = log_file(current().root, each.run_id, each.attempt)
         if file.exists():
-            for line in file.read_text("utf-8", "replace").splitlines():
-                click.echo(one_line(line))
+            lines = file.read_text("utf-8", "replace").splitlines()
+            click.echo("".join(f"{one_line(line)}\n" for line in lines), nl=False)
         else:
             click.echo(f"{each.status}: {each.error or each.reason or 'nothing was written'}")
 

@@ -113,8 +113,8 @@ class Supervisor:
 
 def supervise(engine: StreamingEngine, running: Running | None = None, listeners: Sequence[RunListener] = ()) -> None:
     """Run a pipeline as `weft consume` does."""
-    running = running or Running()
     supervisor = Supervisor(engine, running, listeners)
+    running = supervisor.running
     if running.metrics_port is None:
         supervisor.run()
         return
