@@ -68,8 +68,10 @@ def open_runner(run_log: str | None, alerters: Sequence[str] = (), *, read_only:
     # Options of a command win over the settings of the project.
     settings = read_project_file(current().root)
     url = run_log or settings.get("run_log")
+    # Before the log is opened: a wrong URL of an alerter leaves no new log behind.
+    opened_alerters = open_alerters(alerters or settings.get("alerters", ()))
     with open_run_log(url, or_memory=not read_only, read_only=read_only) as log:
-        yield Runner(log, _execution, open_alerters(alerters or settings.get("alerters", ())))
+        yield Runner(log, _execution, opened_alerters)
 
 
 def declared(modules: tuple[str, ...]) -> dict[str, Pipeline]:
