@@ -101,7 +101,7 @@ def test_revoke(call: Callable[..., Any]) -> None:
 def test_what_is_wrong_is_said(call: Callable[..., Any], arguments: list[str], text: str) -> None:
     done = call("apikey", *arguments, code=1 if "Did" in text or "There" in text else 2)
     assert text in done.stderr
-    assert "No key was made yet" in call("apikey", "list").stderr
+    assert "No key was created yet" in call("apikey", "list").stderr
 
 
 def test_keys_that_no_service_could_share(call: Callable[..., Any], local: Project) -> None:

@@ -46,12 +46,12 @@ def test_show_prints_no_control_character(local: Any, call: Any, output: str) ->
 
 @pytest.mark.parametrize("command", ["ack", "nack"])
 def test_ranges_are_bounded(local: Any, call: Any, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams_consume, "_MAX_GIVEN", 5)
+    monkeypatch.setattr(streams_consume, "_MAX_OFFSETS", 5)
     declare("numbers")
     weft.publish_sync("numbers", [{"n": n} for n in range(8)])
     call("streams", "consume", "numbers", "mine")
     for ranges in (["1-999999999"], ["1-4", "5-8"]):
         done = call("streams", command, "numbers", "mine", *ranges, code=2)
-        assert f"{ranges[-1]} names too many events: at most 5 are taken at once." in " ".join(done.stderr.split())
+        assert f"{ranges[-1]} names too many events: at most 5 are settled at once." in " ".join(done.stderr.split())
     # It is events that count, not how far a range goes.
     assert call("streams", command, "numbers", "mine", "4-999999999").stdout.startswith("5 events")

@@ -74,7 +74,7 @@ def test_before_anything_is_published(run, command: tuple[str, ...]) -> None:
     run("init")
     failed = run(*command)
     assert failed.returncode == 1
-    assert "The table of the stream 'page_views' is made when something is first published to it: " in failed.stderr
+    assert "The table of the stream 'page_views' is created when something is first published to it: " in failed.stderr
     assert "weft streams publish page_views --data" in failed.stderr
     run("streams", "publish", "page_views", "--data", '{"user_id": "u_123", "page": "/"}')
     done = run(*command)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from weft.cli import events_in
+import weft
+from weft.cli import events_in, streams_publish
 from workers import declare, drain
 
 
@@ -162,18 +163,16 @@ def test_too_much_for_memory(numbers, call, monkeypatch: pytest.MonkeyPatch, nam
 
 
 def test_database_that_goes_away(local, call, monkeypatch: pytest.MonkeyPatch) -> None:
-    from weft import ConnectionFailedError, streams
-
     declare("numbers")
-    publish, batches = streams.publish_sync, []
+    publish, batches = streams_publish.publish_sync, []
 
     def fail_third(*arguments: object, **options: object) -> object:
         batches.append(arguments)
         if len(batches) == 3:
-            raise ConnectionFailedError("The server went away.", hint="Start it.")
+            raise weft.ConnectionFailedError("The server went away.", hint="Start it.")
         return publish(*arguments, **options)
 
-    monkeypatch.setattr(streams, "publish_sync", fail_third)
+    monkeypatch.setattr(streams_publish, "publish_sync", fail_third)
     Path("a.ndjson").write_text("\n".join(json.dumps({"n": n}) for n in range(50)))
     done = call("streams", "publish", "numbers", "a.ndjson", "--batch-size", 10, code=1)
     assert done.stderr == (

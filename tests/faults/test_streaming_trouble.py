@@ -76,7 +76,7 @@ def test_the_target_is_down_for_a_minute(server: servers.Server, count: Callable
     witness = Witness()
     with (
         Publishing(events) as publishing,
-        running(Supervisor(SparkEngine(pipeline), restarts=QUICK, watchers=[witness])),
+        running(Supervisor(SparkEngine(pipeline), QUICK, [witness])),
     ):
         wait_until(lambda: bool(witness.batches), "the first batch", PATIENCE)
         server.stop()
@@ -112,7 +112,7 @@ def test_two_pipelines_into_one_table() -> None:
     supervisors = [
         Supervisor(
             SparkEngine(make(name=name, source=events, target="default", target_table=(None, "copies"))),
-            watchers=[witness],
+            listeners=[witness],
         )
         for name, events, witness in zip("ab", (first, second), witnesses, strict=True)
     ]
@@ -158,7 +158,7 @@ def test_a_source_that_is_silent(count: Callable[[int], int]) -> None:
     witness = Idle()
     pipeline = make(name="copy", source=events, target="default", target_table=(None, "copies"))
     weft.publish_sync(events, {"n": 0})
-    with running(Supervisor(SparkEngine(pipeline), watchers=[witness])):
+    with running(Supervisor(SparkEngine(pipeline), listeners=[witness])):
         wait_until(lambda: len(witness.batches) == 1, "the first batch", PATIENCE)
         silent_from = witness.looks
         wait_until(lambda: witness.looks >= silent_from + count(600), "looks", 600)
@@ -175,7 +175,7 @@ def test_the_database_of_the_stream_is_down(server: servers.Server) -> None:  # 
     pipeline = make(name="copy", source=events, target="default", target_table=(None, "copies"))
     weft.publish_sync(events, {"n": 0})
     witness = Witness()
-    with running(Supervisor(SparkEngine(pipeline), restarts=QUICK, watchers=[witness])):
+    with running(Supervisor(SparkEngine(pipeline), QUICK, [witness])):
         wait_until(lambda: bool(witness.batches), "the first batch", PATIENCE)
         server.stop()
         wait_until(lambda: len(witness.failures) >= 2, "failures", PATIENCE)

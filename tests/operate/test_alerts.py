@@ -17,15 +17,17 @@ import pytest
 
 from weft.errors import NotFoundError, SettingsError
 from weft.operate import alerts
-from weft.operate.alerts import Alerter, Alerters, Event, open_alerter, open_alerters
-from weft.operate.records import Run
+from weft.operate.alerts import Alert, Alerter, Alerters, open_alerter, open_alerters
+from weft.operate.records import ClaimedRun
 
 SECRET = "T000/B000/hunter2"
 
 
-def a_run(*, attempt: int = 2, failures: int = 1) -> Run:
+def a_run(*, attempt: int = 2, failures: int = 1) -> ClaimedRun:
     at = datetime(2025, 6, 1, 2, tzinfo=UTC)
-    return Run("abc", "orders", at, attempt, 5, failures, fence=1, owner="h:1:1:m", lease_seconds=60, started_at=at)
+    return ClaimedRun(
+        "abc", "orders", at, attempt, 5, failures, fence=1, owner="h:1:1:m", lease_seconds=60, started_at=at
+    )
 
 
 @dataclass
@@ -140,7 +142,7 @@ def test_an_error_is_cut_and_has_no_secrets(hook: Hook) -> None:
 class Broken(Alerter):
     shown = "broken"
 
-    def deliver(self, event: Event) -> None:
+    def deliver(self, event: Alert) -> None:
         raise RuntimeError(f"with a secret: {SECRET}")
 
 

@@ -21,7 +21,7 @@ from weft.errors import (
     StorageError,
     WeftError,
 )
-from weft.operate.records import Run
+from weft.operate.records import ClaimedRun
 from weft.operate.runlog import RunLog, open_run_log
 from weft.operate.runlog_tables import ddl
 from weft.project import Project, use
@@ -29,9 +29,9 @@ from weft.systems.base import system_for
 from workers import started
 
 
-def claimed(log: RunLog) -> Run:
+def claimed(log: RunLog) -> ClaimedRun:
     run = log.claim("orders")
-    assert isinstance(run, Run)
+    assert isinstance(run, ClaimedRun)
     return run
 
 

@@ -10,7 +10,7 @@ import pytest
 import weft
 from weft.errors import DeclarationError
 from weft.operate import runlog_tables
-from weft.operate.records import Attempt, Run
+from weft.operate.records import Attempt, ClaimedRun
 from weft.operate.redaction import clean
 from weft.operate.runlog import RunLog, open_run_log
 from weft.project import Project, use
@@ -18,9 +18,9 @@ from weft.project import Project, use
 SLOT = datetime(2025, 6, 1, 2, tzinfo=UTC)
 
 
-def run_once(log: RunLog, pipeline: str, status: str = "succeeded", slot: datetime | None = SLOT) -> Run:
+def run_once(log: RunLog, pipeline: str, status: str = "succeeded", slot: datetime | None = SLOT) -> ClaimedRun:
     run = log.claim(pipeline, slot=slot, attempts_allowed=100)
-    assert isinstance(run, Run)
+    assert isinstance(run, ClaimedRun)
     assert log.finish(run, status, error=None if status == "succeeded" else "no")
     return run
 
@@ -32,7 +32,7 @@ def test_columns_are_those_of_an_attempt() -> None:
 def test_nothing_is_known_of_a_new_pipeline(log: RunLog) -> None:
     state = log.latest(["orders"])["orders"]
     assert (state.last, state.scheduled, state.skipped, state.succeeded_at) == (None, None, None, None)
-    assert (state.status, state.failures, state.is_live, state.retry_at) == (None, 0, False, None)
+    assert (state.status, state.failures, state.is_live, state.last) == (None, 0, False, None)
     assert log.runs() == [] and log.run("nope") == [] and log.latest([]) == {}
 
 
@@ -41,7 +41,7 @@ def test_how_a_pipeline_stands(log: RunLog) -> None:
     for _ in range(2):
         run_once(log, "orders", "failed", SLOT + timedelta(hours=1))
     manual = log.claim("orders", resume=False)
-    assert isinstance(manual, Run)
+    assert isinstance(manual, ClaimedRun)
     state = log.latest(["orders", "others"])["orders"]
     assert (state.status, state.is_live, state.failures) == ("running", True, 2)
     assert state.last is not None and (state.last.run_id, state.last.slot) == (manual.run_id, None)
@@ -103,7 +103,7 @@ def test_a_skip_is_recorded_once_a_slot_and_reason(log: RunLog) -> None:
 def test_metrics_and_odd_texts_come_back(log: RunLog) -> None:
     name = "bö'se\"`; -- %s ?"
     run = log.claim(name)
-    assert isinstance(run, Run)
+    assert isinstance(run, ClaimedRun)
     assert log.finish(run, "failed", error="a\0b \ud800 ✓ 100% ?", metrics={"targets": [{"rows": 3, "é": None}]})
     (attempt,) = log.run(run.run_id)
     assert (attempt.pipeline, attempt.error) == (name, "a\ufffdb ? ✓ 100% ?")
@@ -113,7 +113,7 @@ def test_metrics_and_odd_texts_come_back(log: RunLog) -> None:
 
 def test_what_cannot_be_recorded(log: RunLog) -> None:
     run = log.claim("orders")
-    assert isinstance(run, Run)
+    assert isinstance(run, ClaimedRun)
     with pytest.raises(DeclarationError, match=r"no count 'inserts'.*\n.*'inserted'"):
         log.finish(run, "succeeded", counts={"inserts": 1})
     with pytest.raises(DeclarationError, match="cannot end as 'done'"):
@@ -133,7 +133,7 @@ def test_memory_logs_are_apart() -> None:
 
 def test_errors_are_bounded(log: RunLog) -> None:
     run = log.claim("orders")
-    assert isinstance(run, Run)
+    assert isinstance(run, ClaimedRun)
     assert log.finish(run, "failed", error="begin" + "x" * 100_000 + "end")
     error = log.runs()[0].error
     assert error is not None and len(error) == 10_000

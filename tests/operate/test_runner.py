@@ -18,8 +18,8 @@ import servers
 import weft
 from weft.engine import run as engine
 from weft.operate import alerts
-from weft.operate.alerts import Alerter, Alerters, Event
-from weft.operate.records import Attempt, Run
+from weft.operate.alerts import Alert, Alerter, Alerters
+from weft.operate.records import Attempt, ClaimedRun
 from weft.operate.runlog import RunLog, open_run_log
 from weft.operate.runner import Outcome, Runner
 from weft.pipelines.declare import Pipeline
@@ -38,7 +38,7 @@ class Told(Alerter):
     def __init__(self) -> None:
         self.events: list[tuple[str, str]] = []
 
-    def deliver(self, event: Event) -> None:
+    def deliver(self, event: Alert) -> None:
         self.events.append((event.event, event.pipeline))
 
 
@@ -206,7 +206,7 @@ def test_taken_over_while_it_works(site: Site) -> None:
         book = site.log._book
         with book.session("publish") as session:
             book.update(session, book.claims, {"expires_at": datetime(2000, 1, 1, tzinfo=UTC)}, "1 = 1", ())
-        assert isinstance(site.log.claim("copy", slot=NOON), Run)
+        assert isinstance(site.log.claim("copy", slot=NOON), ClaimedRun)
         return [{"n": 1}]
 
     outcome = site.runner.run(hourly("copy", rows), slot=NOON)
@@ -292,14 +292,14 @@ class _Hangs(Alerter):
     def __init__(self) -> None:
         self.released = threading.Event()
 
-    def deliver(self, event: Event) -> None:
+    def deliver(self, event: Alert) -> None:
         self.released.wait()
 
 
 class _Broken(Alerter):
     shown = "broken"
 
-    def deliver(self, event: Event) -> None:
+    def deliver(self, event: Alert) -> None:
         raise RuntimeError("no")
 
 

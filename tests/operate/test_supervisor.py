@@ -31,7 +31,7 @@ from weft.engine.streaming.checkpoint import Checkpoint
 from weft.engine.streaming.query import Query
 from weft.engine.streaming.spark_engine import SparkEngine
 from weft.operate.listener import RunListener
-from weft.operate.run_options import OPTIONS, Restarts, Running
+from weft.operate.run_options import OPTIONS, Running
 from weft.operate.streaming_metrics import served
 from weft.operate.supervisor import Supervisor, supervise
 from weft.pipelines.streaming.declare import make
@@ -43,8 +43,8 @@ pytestmark = pytest.mark.spark
 pytest.importorskip("pyspark")
 
 PATIENCE = 120
-QUICK = Restarts(min_backoff_ms=50, max_backoff_ms=400)
-AT_ONCE = Restarts(min_backoff_ms=2, max_backoff_ms=8)
+QUICK = Running(restart_on_error=True, min_backoff_ms=50, max_backoff_ms=400)
+AT_ONCE = Running(restart_on_error=True, min_backoff_ms=2, max_backoff_ms=8)
 
 
 class Witness(RunListener):
@@ -114,7 +114,7 @@ def test_started_again_until_it_works() -> None:
 
     engine = ScriptedEngine([10, down()], [StartFails(down())], [down()], [5, down()], [1])
     witness = Looking()
-    with running(Supervisor(engine, restarts=AT_ONCE, watchers=[witness])):
+    with running(Supervisor(engine, AT_ONCE, [witness])):
         wait_until(lambda: len(witness.batches) == 3, "the last batch", PATIENCE)
     assert [each.consumed for each in witness.batches] == [10, 5, 1]
     assert all(isinstance(error, weft.ConnectionFailedError) for error, _ in witness.failures)
@@ -136,7 +136,7 @@ def test_a_batch_of_nothing_is_a_beginning_too() -> None:
     witness = Witness()
     with pytest.raises(weft.SettingsError):
         Supervisor(
-            engine, restarts=Restarts(min_backoff_ms=1, max_backoff_ms=2, max_restarts=1), watchers=[witness]
+            engine, Running(restart_on_error=True, min_backoff_ms=1, max_backoff_ms=2, max_restarts=1), [witness]
         ).run()
     assert witness.batches == []
     assert [pause is None for _, pause in witness.failures] == [False, False, True]
@@ -144,9 +144,9 @@ def test_a_batch_of_nothing_is_a_beginning_too() -> None:
 
 def test_not_for_ever() -> None:
     witness = Witness()
-    limited = Restarts(min_backoff_ms=1, max_backoff_ms=2, max_restarts=2)
+    limited = Running(restart_on_error=True, min_backoff_ms=1, max_backoff_ms=2, max_restarts=2)
     with pytest.raises(weft.ConnectionFailedError) as caught:
-        Supervisor(ScriptedEngine([down()]), restarts=limited, watchers=[witness]).run()
+        Supervisor(ScriptedEngine([down()]), limited, [witness]).run()
     assert "copies was started again 2 times." in caught.value.__notes__
     assert [pause is None for _, pause in witness.failures] == [False, False, True]
 
@@ -154,7 +154,7 @@ def test_not_for_ever() -> None:
 def test_not_unless_it_is_asked_for() -> None:
     witness = Witness()
     for run in (
-        Supervisor(ScriptedEngine([down()]), watchers=[witness]).run,
+        Supervisor(ScriptedEngine([down()]), listeners=[witness]).run,
         lambda: supervise(ScriptedEngine([down()]), Running(max_restarts=5), [witness]),
     ):
         with pytest.raises(weft.ConnectionFailedError):
@@ -167,7 +167,7 @@ def test_what_cannot_heal(kind: type[Exception]) -> None:
     for step in (kind("wrong"), StartFails(kind("wrong"))):
         engine, witness = ScriptedEngine([step]), Witness()
         with pytest.raises(kind, match="wrong"):
-            Supervisor(engine, restarts=AT_ONCE, watchers=[witness]).run()
+            Supervisor(engine, AT_ONCE, [witness]).run()
         assert [pause for _, pause in witness.failures] == [None]
         assert not engine.is_locked
 
@@ -175,7 +175,7 @@ def test_what_cannot_heal(kind: type[Exception]) -> None:
 def test_one_process_runs_it() -> None:
     engine, witness = ScriptedEngine([1]), Witness()
     with engine.locked(), pytest.raises(weft.BusyError, match="runs already"):
-        Supervisor(engine, restarts=AT_ONCE, watchers=[witness]).run()
+        Supervisor(engine, AT_ONCE, [witness]).run()
     assert (engine.starts, witness.failures) == (0, [])
 
 
@@ -202,8 +202,8 @@ def test_what_is_there_now() -> None:
 def test_stopped_between_two_starts() -> None:
     """Whoever stops it does not wait for the pause to be over."""
     witness = Witness()
-    an_hour = Restarts(min_backoff_ms=3_600_000, max_backoff_ms=3_600_000)
-    with running(Supervisor(ScriptedEngine([down()]), restarts=an_hour, watchers=[witness])):
+    an_hour = Running(restart_on_error=True, min_backoff_ms=3_600_000, max_backoff_ms=3_600_000)
+    with running(Supervisor(ScriptedEngine([down()]), an_hour, [witness])):
         wait_until(lambda: bool(witness.failures), "the failure", PATIENCE)
 
 
@@ -251,7 +251,7 @@ def test_a_signal_ends_it_after_the_batch_in_hand(number: signal.Signals) -> Non
     threading.Thread(target=interrupt, daemon=True).start()
     # Ctrl-C also ends what called it; after SIGTERM it goes on.
     with pytest.raises(KeyboardInterrupt) if number == signal.SIGINT else contextlib.nullcontext():
-        Supervisor(engine, restarts=AT_ONCE, watchers=[witness]).run()
+        Supervisor(engine, AT_ONCE, [witness]).run()
     assert [each.consumed for each in witness.batches] == [10]
     assert not engine.is_locked
 
@@ -265,7 +265,7 @@ def test_a_signal_while_it_starts() -> None:
             super().start(**options)
 
     witness = Witness()
-    Supervisor(Slow([]), restarts=AT_ONCE, watchers=[witness]).run()
+    Supervisor(Slow([]), AT_ONCE, [witness]).run()
     assert (witness.starts, witness.failures) == (1, [])
 
 
@@ -278,7 +278,7 @@ def test_a_signal_between_two_starts() -> None:
             send(signal.SIGTERM)()
 
     engine, witness = ScriptedEngine([down()]), Impatient()
-    Supervisor(engine, restarts=Restarts(min_backoff_ms=60_000, max_backoff_ms=60_000), watchers=[witness]).run()
+    Supervisor(engine, Running(restart_on_error=True, min_backoff_ms=60_000, max_backoff_ms=60_000), [witness]).run()
     assert engine.starts == 1
 
 
@@ -295,7 +295,7 @@ def test_an_error_after_a_signal_is_not_tried_again() -> None:
 
     engine = Failing([stop_and_wait, down()])
     with pytest.raises(weft.ConnectionFailedError):
-        Supervisor(engine, restarts=AT_ONCE).run()
+        Supervisor(engine, AT_ONCE).run()
     assert engine.starts == 1
 
 
@@ -346,7 +346,7 @@ def test_a_watcher_that_fails(caplog: pytest.LogCaptureFixture) -> None:
     """It is logged. The batch that it was told of is done, and others are told."""
     witness = Witness()
     engine = ScriptedEngine([down()], [1, IDLE, 2])
-    with running(Supervisor(engine, restarts=AT_ONCE, watchers=[Clumsy(), witness])):
+    with running(Supervisor(engine, AT_ONCE, [Clumsy(), witness])):
         wait_until(lambda: len(witness.batches) == 2, "another batch", PATIENCE)
     assert [each.consumed for each in witness.batches] == [1, 2]
     assert witness.starts == len(witness.failures) + 1 == 2
@@ -363,7 +363,7 @@ def test_a_reader_that_goes_away() -> None:
 
     engine, witness, other = ScriptedEngine([10]), Unread(), Witness()
     with pytest.raises(BrokenPipeError):
-        Supervisor(engine, restarts=AT_ONCE, watchers=[witness, other]).run()
+        Supervisor(engine, AT_ONCE, [witness, other]).run()
     assert (engine.starts, engine.batches, engine.is_locked) == (1, 1, False)
     assert (witness.failures, len(other.batches)) == ([], 1)
 
@@ -384,9 +384,9 @@ def test_looks_that_find_nothing_are_told_to_who_asks() -> None:
 
 def test_metrics() -> None:
     engine, witness = ScriptedEngine([IDLE, 10, down()], [down()], [5, IDLE]), Witness()
-    supervisor = Supervisor(engine, restarts=AT_ONCE, watchers=[witness])
-    with served("copies", supervisor.now_behind, "127.0.0.1", 0) as (metrics, port):
-        supervisor.watchers.append(metrics)
+    supervisor = Supervisor(engine, AT_ONCE, [witness])
+    with served(supervisor.engine, "127.0.0.1", 0) as (metrics, port):
+        supervisor.listeners.append(metrics)
         with running(supervisor):
             wait_until(lambda: counted(_metrics(port), "idle_iterations_total") == 2, "the last look", PATIENCE)
             text = _metrics(port)
@@ -422,9 +422,9 @@ def test_a_port_that_is_taken() -> None:
 @given(st.integers(0, 10_000), st.integers(0, 100_000), st.integers(1, 10_000))
 def test_pauses(least: int, more: int, failures: int) -> None:
     """They double, part of them is chance, and they have an end."""
-    restarts = Restarts(min_backoff_ms=least, max_backoff_ms=least + more)
+    restarts = Running(restart_on_error=True, min_backoff_ms=least, max_backoff_ms=least + more)
     longest = min(least * 2 ** (failures - 1), least + more) / 1000
-    assert longest / 2 <= restarts.seconds(failures) <= longest
+    assert longest / 2 <= restarts.backoff_seconds(failures) <= longest
 
 
 @pytest.mark.parametrize(
@@ -438,7 +438,7 @@ def test_pauses(least: int, more: int, failures: int) -> None:
 )
 def test_refused_settings(options: dict[str, Any], said: str) -> None:
     with pytest.raises(weft.SettingsError, match=said):
-        Restarts(**options)
+        Running(**options)
 
 
 def test_the_command_and_the_functions_take_the_same() -> None:
@@ -486,10 +486,10 @@ def copies(numbers: Any, target: Any) -> SparkEngine:
 def test_a_target_that_is_down_for_a_while(numbers: Any, server: servers.Server) -> None:
     url = server.create_database("target")
     witness = Witness()
-    supervisor = Supervisor(copies(numbers, weft.PostgresConnection(url)), restarts=QUICK, watchers=[witness])
+    supervisor = Supervisor(copies(numbers, weft.PostgresConnection(url)), QUICK, [witness])
     weft.publish_sync(numbers, [{"n": n} for n in range(10)])
-    with served("copies", supervisor.now_behind, "127.0.0.1", 0) as (metrics, port), running(supervisor):
-        supervisor.watchers.append(metrics)
+    with served(supervisor.engine, "127.0.0.1", 0) as (metrics, port), running(supervisor):
+        supervisor.listeners.append(metrics)
         wait_until(lambda: len(witness.batches) == 1, "the first batch", PATIENCE)
         server.kill()
         weft.publish_sync(numbers, [{"n": n} for n in range(10, 15)])
@@ -525,10 +525,10 @@ def test_nothing_is_left_of_earlier_starts(numbers: Any, caplog: pytest.LogCaptu
     nobody = weft.PostgresConnection(f"postgres://127.0.0.1:{servers.free_port()}/none")
 
     def start(times: int) -> None:
-        restarts = Restarts(min_backoff_ms=0, max_backoff_ms=0, max_restarts=times - 1)
+        restarts = Running(restart_on_error=True, min_backoff_ms=0, max_backoff_ms=0, max_restarts=times - 1)
         witness = Listening()
         with pytest.raises(weft.ConnectionFailedError):
-            Supervisor(copies(numbers, nobody), restarts=restarts, watchers=[witness]).run()
+            Supervisor(copies(numbers, nobody), restarts, [witness]).run()
         assert witness.starts == times
 
     start(2)
@@ -558,7 +558,7 @@ def test_what_cannot_heal_on_spark(numbers: Any) -> None:
     witness = Witness()
     unset = weft.PostgresConnection("${NOBODY_SET_THIS}")
     with pytest.raises(weft.SettingsError, match="NOBODY_SET_THIS"):
-        Supervisor(copies(numbers, unset), restarts=QUICK, watchers=[witness]).run()
+        Supervisor(copies(numbers, unset), QUICK, [witness]).run()
     assert [pause for _, pause in witness.failures] == [None]
     # Nothing of it is left in the way of the next start.
     with Checkpoint("copies").locked():

@@ -46,7 +46,7 @@ serving.join()
 def test_streams_that_are_closed_under_it(project: Path) -> None:
     done = subprocess.run([sys.executable, "-c", CLOSED], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    assert "orders was closed, and its subscribers are told to come back" in done.stderr
+    assert "orders was closed, and its subscribers have to come back" in done.stderr
     assert "Traceback" not in done.stderr
 
 

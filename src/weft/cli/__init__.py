@@ -33,7 +33,7 @@ _COMMANDS = {
 }
 
 
-class _Failure(click.ClickException):
+class _CommandError(click.ClickException):
     """An error of ours as a person reads it: what failed, then what to do, and no traceback."""
 
     def __init__(self, error: WeftError) -> None:
@@ -76,7 +76,7 @@ class _LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except WeftError as error:
-            raise _Failure(error) from error
+            raise _CommandError(error) from error
         except KeyboardInterrupt:
             click.echo(err=True)  # ends the line on which the terminal shows ^C
             ctx.exit(130)
@@ -99,5 +99,4 @@ def cli() -> None:
 
 
 def main() -> None:
-    """The console command."""
     cli(prog_name="weft")

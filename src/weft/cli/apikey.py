@@ -6,21 +6,18 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from weft.cli.common import format_option, module_option, print_json, print_table
-from weft.cli.pipelines import moment
+from weft.cli.common import UNITS, format_option, module_option, parse_time, print_json, print_table, time_text
 from weft.cli.serve import needs_server
 from weft.errors import unknown
 from weft.project import current
 
 if TYPE_CHECKING:
     from weft.server.keys import ApiKey, KeyTable
-
-_UNITS = {"h": timedelta(hours=1), "d": timedelta(days=1)}
 
 
 class _Expiry(click.ParamType[datetime]):
@@ -29,14 +26,12 @@ class _Expiry(click.ParamType[datetime]):
     name = "time"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
-        """The time that the text stands for."""
-        ahead = re.fullmatch(r"(\d{1,5}) ?([hd])", str(value))
+        span = re.fullmatch(r"(\d{1,5}) ?([hd])", str(value))
         now = datetime.now(UTC)
         try:
-            end = now + int(ahead[1]) * _UNITS[ahead[2]] if ahead else datetime.fromisoformat(str(value))
+            end = now + int(span[1]) * UNITS[span[2]] if span else parse_time(str(value))
         except ValueError:
             self.fail(f"{value!r} is not a time such as 2027-01-31, or 90d or 12h from now.", param, ctx)
-        end = end.replace(tzinfo=UTC) if end.tzinfo is None else end.astimezone(UTC)
         if end <= now:
             self.fail(f"{value!r} is past.", param, ctx)
         return end
@@ -46,7 +41,7 @@ class _Expiry(click.ParamType[datetime]):
 def apikey() -> None:
     """Create, list and revoke keys of the service.
 
-    Once a key was made, every stream that has no credential of its own needs one, also when all were revoked since.
+    Once a key was created, every stream that has no credential of its own needs one, also when all were revoked since.
     """
 
 
@@ -119,14 +114,16 @@ def create(
 @module_option
 @format_option
 def list_(modules: tuple[str, ...], output: str) -> None:
-    """List all keys that were ever made, without their secrets."""
+    """List all keys that were ever created, without their secrets."""
     with _keys(modules) as table:
-        found = list(table.all().values())
+        keys = list(table.all().values())
     if output == "json":
-        print_json([_shown(key) for key in found])
+        print_json([_shown(key) for key in keys])
         return
-    if not found:
-        click.echo("No key was made yet, so none is needed. Make one with: weft apikey create --scope admin", err=True)
+    if not keys:
+        click.echo(
+            "No key was created yet, so none is needed. Create one with: weft apikey create --scope admin", err=True
+        )
         return
     rows = [
         {
@@ -135,11 +132,11 @@ def list_(modules: tuple[str, ...], output: str) -> None:
             "scopes": ", ".join(key.scopes),
             "streams": ", ".join(key.streams) or "all",
             "rate": None if key.rate is None else f"{key.rate.per_second:g}/s, {key.rate.burst:g} at once",
-            "created": moment(key.created_at),
-            "expires": moment(key.expires_at),
+            "created": time_text(key.created_at),
+            "expires": time_text(key.expires_at),
             "state": key.ended or "good",
         }
-        for key in found
+        for key in keys
     ]
     columns = ["id", "name", "scopes", "streams", "rate", "created", "expires", "state"]
     print_table(rows, columns, spare=["created", "rate", "expires"])
@@ -156,23 +153,16 @@ def revoke(key_id: str, modules: tuple[str, ...], output: str) -> None:
     if output == "json":
         print_json(_shown(key))
         return
-    click.echo(f"The key {key.id} was revoked at {moment(key.revoked_at)}. Services know within five seconds.")
+    click.echo(f"The key {key.id} was revoked at {time_text(key.revoked_at)}. Services know within five seconds.")
 
 
 def _shown(key: ApiKey) -> dict[str, Any]:
     shown = asdict(key)
     del shown["secret_hash"], shown["rate"]
-    rate = (
-        {"requests_per_second": None, "burst": None}
-        if key.rate is None
-        else {
-            "requests_per_second": key.rate.per_second,
-            "burst": key.rate.burst,
-        }
-    )
-    return {**shown, **rate, "ended": key.ended}
+    per_second, burst = key.rate or (None, None)
+    return {**shown, "requests_per_second": per_second, "burst": burst, "ended": key.ended}
 
 
 def _good_for(key: ApiKey) -> str:
     good_for = f"{' and '.join(key.scopes)} of {', '.join(key.streams) or 'all streams'}"
-    return good_for if key.expires_at is None else f"{good_for}, until {moment(key.expires_at)}"
+    return good_for if key.expires_at is None else f"{good_for}, until {time_text(key.expires_at)}"

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from weft.cli.common import dry_run_option, format_option, module_option, print_json, print_table
+from weft.cli.common import (
+    Moment,
+    ago,
+    dry_run_option,
+    format_option,
+    module_option,
+    print_json,
+    print_table,
+    time_text,
+)
 from weft.cli.consume import find_pipeline
-from weft.cli.pipelines import ago, moment
-from weft.cli.streams_common import Moment
 from weft.engine.streaming.checkpoint import Checkpoint, State, stored
 from weft.engine.streaming.progress import Lag
 from weft.engine.streaming.sources import open_source, show_position
@@ -41,28 +48,26 @@ def list_(modules: tuple[str, ...], output: str) -> None:
     """List the checkpoints of this project, and those that declared pipelines have elsewhere."""
     current().load_modules(modules)
     declared = current().streaming_pipelines
-    found = {each.location: (each, declared.get(each.name)) for each in stored()}
+    places = {each.location: (each, declared.get(each.name)) for each in stored()}
     for pipeline in declared.values():
         try:
             checkpoint = Checkpoint.of(pipeline)
-            if checkpoint.location not in found and checkpoint.home.exists():
-                found[checkpoint.location] = (checkpoint, pipeline)
-        except WeftError as error:  # those of others are there all the same
+            if checkpoint.location not in places and checkpoint.home.exists():
+                places[checkpoint.location] = (checkpoint, pipeline)
+        except WeftError as error:  # the checkpoints of other pipelines are listed all the same
             click.echo(f"note: {error.what}", err=True)
-    rows = []
-    for place, each in list(found.items()):
+    listed = []
+    for checkpoint, declaration in places.values():
         try:
-            rows.append(_described(*each))
+            listed.append((_described(checkpoint, declaration), checkpoint, declaration))
         except WeftError as error:
-            del found[place]
             click.echo(f"note: {error.what}", err=True)
     if output == "json":
-        print_json(rows)
-    elif rows:
-        now = datetime.now(UTC)
+        print_json([row for row, _, _ in listed])
+    elif listed:
         shown = [
-            {**row, "offsets": _positions(checkpoint, row, pipeline), "last_batch": ago(row["last_batch"], now)}
-            for row, (checkpoint, pipeline) in zip(rows, found.values(), strict=True)
+            {**row, "offsets": _positions(checkpoint, row, declaration), "last_batch": ago(row["last_batch"])}
+            for row, checkpoint, declaration in listed
         ]
         print_table(shown, ["pipeline", "running", "committed", "last_batch", "offsets", "location"], ["location"])
     else:
@@ -79,7 +84,7 @@ def show(what: str, modules: tuple[str, ...], output: str) -> None:
     committed: the last batch that is done; planned: the last one whose rows are chosen; offsets: by source, how far the
     batches that are done have come; lag: events, messages, files or versions that wait.
     """
-    checkpoint, pipeline = _found(what, modules)
+    checkpoint, pipeline = _find(what, modules)
     row = _described(checkpoint, pipeline)
     lag = Lag(pipeline.sources, checkpoint) if pipeline is not None else None
     if lag is not None:
@@ -87,7 +92,7 @@ def show(what: str, modules: tuple[str, ...], output: str) -> None:
     if output == "json":
         print_json(row)
         return
-    shown = {**row, "offsets": _positions(checkpoint, row, pipeline), "last_batch": moment(row["last_batch"])}
+    shown = {**row, "offsets": _positions(checkpoint, row, pipeline), "last_batch": time_text(row["last_batch"])}
     if lag is not None:
         shown["lag"] = "; ".join(f"{name} {waiting}" for name, waiting in lag.told().items())
     for name, value in shown.items():
@@ -95,8 +100,8 @@ def show(what: str, modules: tuple[str, ...], output: str) -> None:
             click.echo(f"{name.replace('_', ' ') + ':':<12} {value}")
 
 
-def _found(what: str, modules: tuple[str, ...]) -> tuple[Checkpoint, StreamingPipeline | None]:
-    """The checkpoint of a pipeline that is declared, or that ran here once."""
+def _find(what: str, modules: tuple[str, ...]) -> tuple[Checkpoint, StreamingPipeline | None]:
+    """Return the checkpoint of a pipeline that is declared, or that ran here once."""
     current().load_modules(modules)
     declared = current().streaming_pipelines
     if what.endswith(".toml") or what in declared:
@@ -147,12 +152,12 @@ def _positions(checkpoint: Checkpoint, row: dict[str, Any], pipeline: StreamingP
 @module_option
 @format_option
 def reset(what: str, dry_run: bool, modules: tuple[str, ...], output: str) -> None:
-    """Have a pipeline begin anew, as if it had never run.
+    """Have a pipeline begin again, as if it had never run.
 
     Its checkpoint is not removed but moved aside, so that it can be brought back. Targets keep their rows: what is read
     again is added again by the mode append, and changes nothing by the mode merge.
     """
-    checkpoint, pipeline = _found(what, modules)
+    checkpoint, pipeline = _find(what, modules)
     before: dict[str, Any] = {}
     with suppress(StorageError):  # one that cannot be read can be moved
         before = _offsets(checkpoint.state(), pipeline)
@@ -211,7 +216,7 @@ def rewind(
                 hint=f"Finish it first: weft consume {quote(what)} --once.",
             )
         checkpoint.sources().check(pipeline)
-        if len(state.offsets) != len(pipeline.sources):  # of a checkpoint that was made before they were noted
+        if len(state.offsets) != len(pipeline.sources):  # of an old checkpoint that does not name its sources
             raise DeclarationError(
                 f"The checkpoint of {pipeline.name} is of {len(state.offsets)} sources, and now it has "
                 f"{len(pipeline.sources)}."
@@ -268,7 +273,7 @@ def _report(
         if each.summary:
             click.echo(f"{checkpoint.name} {would} with {each.summary}.")
     if not moved:
-        click.echo(f"{checkpoint.name} {would} anew.")
+        click.echo(f"{checkpoint.name} {would} again, as if it had never run.")
     if dry_run:
         click.echo("Nothing was done.")
         return

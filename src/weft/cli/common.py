@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import logging
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
+
+from weft.errors import NotFoundError
+from weft.project import current
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,67 +25,119 @@ _NEVER_FOLDED = 10
 # Delete, C1 and the separators of lines and paragraphs.
 _CONTROL = re.compile("[\x7f-\x9f\u2028\u2029]")
 Command = TypeVar("Command", bound=Callable[..., Any])
+T = TypeVar("T")
+UNITS = {"s": timedelta(seconds=1), "m": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1)}
+
+module_option = click.option(
+    "--module",
+    "modules",
+    multiple=True,
+    metavar="M",
+    help="Import the module M, besides those that weft.toml lists. May be repeated.",
+)
+# Every command accepts --module. Where an import has no use, its failure would only be in the way.
+unused_module_option = click.option(
+    "--module",
+    multiple=True,
+    metavar="M",
+    expose_value=False,
+    help="Taken as by every command; this one imports nothing.",
+)
+dry_run_option = click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+format_option = click.option(
+    "--format",
+    "output",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    show_default=True,
+    help="A table for people, or JSON for scripts.",
+)
+run_log_option = click.option(
+    "--run-log",
+    metavar="URL",
+    envvar="WEFT_RUN_LOG",
+    help="Where runs are recorded: sqlite://PATH, postgres://…, mysql://…, duckdb://PATH, memory://, or a "
+    "connection's name. By default run_log in weft.toml, or .weft/runs.db.",
+)
 
 
-def module_option(command: Command) -> Command:
-    """Add `--module M`, given to the command as `modules`."""
-    return click.option(
-        "--module",
-        "modules",
-        multiple=True,
-        metavar="M",
-        help="Import the module M, besides those that weft.toml lists. May be repeated.",
-    )(command)
+def confirm(question: str, yes: bool) -> None:
+    """Ask on the terminal. Without a terminal `--yes` is required."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"{question} Nobody can answer here: standard input is no terminal. Add --yes.")
+    click.confirm(question, abort=True, err=True)
 
 
-def unused_module_option(command: Command) -> Command:
-    """Take `--module M` as every command does, where an import has no use and its failure would be in the way."""
-    return click.option(
-        "--module",
-        multiple=True,
-        metavar="M",
-        expose_value=False,
-        help="Taken as by every command; this one imports nothing.",
-    )(command)
+class Moment(click.ParamType[Any]):
+    """An offset, a time, how long ago, or one of a few words."""
+
+    name = "moment"
+
+    def __init__(self, *words: str) -> None:
+        self.words = words
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int | datetime | str:
+        text = str(value)
+        if text in self.words:
+            return text
+        if text.isascii() and text.isdigit():
+            return int(text)
+        if span := re.fullmatch(r"(\d{1,6}) ?([smhd])", text):
+            return datetime.now(UTC) - int(span[1]) * UNITS[span[2]]
+        try:
+            return parse_time(text)
+        except ValueError:
+            words = "".join(f"{word!r}, " for word in self.words)
+            self.fail(f"{text!r} is not {words}an offset, a time such as 2026-01-31T12:00 or 10m (ago).", param, ctx)
 
 
-def dry_run_option(command: Command) -> Command:
-    """Add `--dry-run`."""
-    return click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")(command)
+def parse_time(text: str) -> datetime:
+    """Parse an ISO 8601 time; it is in UTC unless it says otherwise."""
+    time = datetime.fromisoformat(text)
+    return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
 
 
-def format_option(command: Command) -> Command:
-    """Add `--format table|json`, given to the command as `output`."""
-    return click.option(
-        "--format",
-        "output",
-        type=click.Choice(["table", "json"]),
-        default="table",
-        show_default=True,
-        help="A table for people, or JSON for scripts.",
-    )(command)
+def find_declared(find: Callable[[str], T], name: str, modules: Iterable[str]) -> T:
+    """Import the modules and find what they declare as `name`. An error names the folder with weft.toml, if any."""
+    project = current()
+    project.load_modules(modules)
+    try:
+        return find(name)
+    except NotFoundError as error:
+        raise NotFoundError(error.what, hint=project.elsewhere() or error.hint) from None
 
 
-def connection_option(command: Command) -> Command:
-    """Add `--connection NAME`, given to the command as `connection`."""
-    return click.option(
-        "--connection", metavar="NAME", help="Use the connection NAME, not the one that the stream declares."
-    )(command)
+def none_declared(kind: str) -> NotFoundError:
+    hint = "Name the module that declares them: --module my_pipelines, or modules = […] in weft.toml."
+    return NotFoundError(f"No {kind} is declared.", hint=current().elsewhere() or hint)
+
+
+def log_to_stderr(line: str, level: int = logging.NOTSET) -> None:
+    """Print log records of at least `level` to stderr, formatted by `line`."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(line))
+    handler.setLevel(level)
+    # Py4J raises the error of a call that was interrupted or lost its JVM, and also logs it with a traceback.
+    handler.addFilter(lambda record: not record.name.startswith("py4j"))
+    logging.basicConfig(handlers=[handler])
+
+
+# ------------------------------------------------------------------------------------------------------------- printing
 
 
 def print_json(value: object) -> None:
-    """Print `value` as indented JSON."""
     click.echo(escaped(json.dumps(value, indent=2, ensure_ascii=False, default=_for_json)))
 
 
 def escaped(text: str) -> str:
     """JSON without the control characters that `json` leaves as they are: a terminal would obey some of them."""
-    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def _for_json(value: object) -> object:
-    import dataclasses
-
     from weft.types import to_json
 
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -96,11 +154,11 @@ def print_table(
     whole: Sequence[str] = (),
     is_data: bool = False,
 ) -> None:
-    """Print the `columns` of `rows`: fitted to a terminal, or where there is none as lines that are never wrapped.
+    """Print the `columns` of `rows`: fitted to a terminal; elsewhere as lines that are never wrapped.
 
-    In a terminal that is too narrow the column `below` goes to lines of its own under each row; then the `spare`
-    columns are left out, the first of them first. What is in `whole` columns is never broken, so that it can be copied.
-    `is_data`: the columns are the user's own, and are called as they are.
+    In a terminal that is too narrow, the column `below` is printed on its own lines under each row; then the `spare`
+    columns are left out, the first of them first. Values in `whole` columns are never broken, so that they can be
+    copied. `is_data`: the columns are the user's own, and keep their names as titles.
     """
     titles = {column: column if is_data else column.replace("_", " ") for column in columns}
     cells = {column: [one_line(row.get(column)) for row in rows] for column in columns}
@@ -123,11 +181,11 @@ def print_table(
         _print_fitted(console, titles, cells, widths, right, notes)
         return
     for line in zip(*([titles[column], *cells[column]] for column in columns), strict=True):
-        fitted = [
+        padded = [
             text.rjust(widths[column]) if column in right else text.ljust(widths[column])
             for text, column in zip(line, columns, strict=True)
         ]
-        click.echo("  ".join(fitted).rstrip())
+        click.echo("  ".join(padded).rstrip())
 
 
 def _total(widths: Mapping[str, int]) -> int:
@@ -168,3 +226,33 @@ def one_line(value: object) -> str:
     """One line of text; control characters are shown as escapes, so that no event can drive the terminal."""
     text = "" if value is None else str(value)
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+
+
+def plural(count: int, noun: str, ending: str = "s") -> str:
+    """Return `1 event`, `2 events`, `3,000 events`."""
+    return f"{count:,} {noun}{'' if count == 1 else ending}"
+
+
+def time_text(value: datetime | None) -> str | None:
+    """Return a time as people read it."""
+    if value is None:
+        return None
+    return f"{value:%Y-%m-%d %H:%M:%S} UTC" if value.second else f"{value:%Y-%m-%d %H:%M} UTC"
+
+
+def ago(value: datetime | None, now: datetime | None = None) -> str | None:
+    if value is None:
+        return None
+    seconds = max(0, int(((now or datetime.now(UTC)) - value).total_seconds()))
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds // length:,} {unit} ago"
+    return f"{seconds} s ago"
+
+
+def first_line(text: str | None) -> str | None:
+    """Return the beginning of a text as one line of at most 200 characters."""
+    if text is None:
+        return None
+    line = " ".join(text.split())
+    return line if len(line) <= 200 else f"{line[:199]}…"

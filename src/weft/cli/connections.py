@@ -32,16 +32,16 @@ def list_(modules: tuple[str, ...], output: str) -> None:
     """List the connections, and which source defines each."""
     project = current()
     project.load_modules(modules)
-    found = project.describe_connections()
+    infos = project.describe_connections()
     if output == "json":
-        print_json(found)
+        print_json(infos)
         return
     rows = [
-        {**dataclasses.asdict(info), "kind": info.kind or "?", "shadows": ", ".join(info.shadows)} for info in found
+        {**dataclasses.asdict(info), "kind": info.kind or "?", "shadows": ", ".join(info.shadows)} for info in infos
     ]
     columns = ["name", "kind", "target", "source", "shadows"]
-    print_table(rows, columns if any(info.shadows for info in found) else columns[:-1])
-    for info in found:
+    print_table(rows, columns if any(info.shadows for info in infos) else columns[:-1])
+    for info in infos:
         if info.problem:
             click.echo(f"{click.style('warning:', fg='yellow', bold=True)} {info.name}: {info.problem}", err=True)
 
@@ -122,13 +122,11 @@ def remove(name: str, in_project: bool) -> None:
     if in_project:
         shown, other = other, shown
     if not settings.remove_connection(_file(in_project), name):
-        known = (settings.read_project_file(project.root) if in_project else settings.read_user_file()).get(
-            "connections", {}
-        )
-        close = nearest(name, known)
-        found = project.where(name).source if close is None else None  # raises for a name that nothing defines
-        hint = f"Did you mean {close!r}?" if close else f"It is defined by {found}."
-        if found == other:
+        file = settings.read_project_file(project.root) if in_project else settings.read_user_file()
+        close = nearest(name, file.get("connections", {}))
+        source = project.where(name).source if close is None else None  # raises for a name that nothing defines
+        hint = f"Did you mean {close!r}?" if close else f"It is defined by {source}."
+        if source == other:
             hint += f" Try {'without' if in_project else 'with'} --project."
         raise NotFoundError(f"There is no connection named {name!r} in {shown}.", hint=hint)
     click.echo(f"{name} is removed from {shown}")

@@ -9,40 +9,39 @@ import sys
 import threading
 import time
 from collections import deque
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, redirect_stdout
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from weft.cli.common import escaped, format_option, module_option
-from weft.cli.pipelines import kept_apart
+from weft.cli.common import escaped, find_declared, format_option, log_to_stderr, module_option, plural
+from weft.engine.progress import live
 from weft.engine.streaming.spark_engine import SparkEngine
-from weft.errors import NotFoundError
 from weft.operate.listener import RunListener
 from weft.operate.run_options import Running
 from weft.operate.supervisor import supervise
+from weft.pipelines.streaming import declare, toml
 from weft.pipelines.streaming.execution import Lag, Report
+from weft.pipelines.streaming.options import interval
 from weft.project import current
 
 if TYPE_CHECKING:
     from weft.pipelines.streaming.spec import StreamingPipeline
 
-# The line on the terminal tells the speed of so many seconds.
+# The line on the terminal shows the rate of this many seconds.
 _RECENT_SECONDS = 10.0
+
+_number = partial(click.option, type=click.IntRange(0), metavar="N", show_default=True)
 
 
 def find_pipeline(what: str, modules: tuple[str, ...]) -> StreamingPipeline:
-    """The pipeline of a TOML file, or the declared one of that name."""
-    from weft.pipelines.streaming import declare, toml
-
-    project = current()
-    project.load_modules(modules)
+    """Return the pipeline of a TOML file, or the declared one of that name."""
     if what.endswith(".toml"):
+        current().load_modules(modules)
         return toml.read(what)
-    try:
-        return declare.find(what)
-    except NotFoundError as error:
-        raise NotFoundError(error.what, hint=project.elsewhere() or error.hint) from None
+    return find_declared(declare.find, what, modules)
 
 
 @click.command()
@@ -58,28 +57,13 @@ def find_pipeline(what: str, modules: tuple[str, ...]) -> StreamingPipeline:
     help="Where to serve them.",
 )
 @click.option("--restart-on-error", is_flag=True, help="Start it again when it fails.")
-@click.option(
+@_number(
     "--min-backoff-ms",
-    type=click.IntRange(0),
     default=Running.min_backoff_ms,
-    show_default=True,
-    metavar="N",
     help="Wait so long before the first start after a failure. Each failure in a row doubles it.",
 )
-@click.option(
-    "--max-backoff-ms",
-    type=click.IntRange(0),
-    default=Running.max_backoff_ms,
-    show_default=True,
-    metavar="N",
-    help="Wait no longer than this.",
-)
-@click.option(
-    "--max-restarts",
-    type=click.IntRange(0),
-    metavar="N",
-    help="Give up after so many starts without a batch that succeeds.  [default: never]",
-)
+@_number("--max-backoff-ms", default=Running.max_backoff_ms, help="Wait no longer than this.")
+@_number("--max-restarts", help="Give up after so many starts without a batch that succeeds.  [default: never]")
 @module_option
 @format_option
 def consume(what: str, every: str | None, modules: tuple[str, ...], output: str, **running: Any) -> None:
@@ -92,23 +76,19 @@ def consume(what: str, every: str | None, modules: tuple[str, ...], output: str,
         raise click.UsageError("--once takes what is there now, so there is no --every.")
     pipeline = find_pipeline(what, modules)
     if every is not None:
-        from weft.pipelines.streaming.options import interval
-
         pipeline = dataclasses.replace(pipeline, every_seconds=interval(every, "every", "--every"))
-    told: _Json | _Line = _Json() if output == "json" else _Line(pipeline.name)
-    try:
-        with told.shown(), kept_apart(output):
-            _set_up_logging()
-            supervise(SparkEngine(pipeline), Running(**running), [told])
-    finally:
-        told.end()
+    listener: _JsonLines | _StatusLine = _JsonLines() if output == "json" else _StatusLine(pipeline.name)
+    with listener.shown():
+        log_to_stderr("%(asctime)s %(levelname)s: %(message)s")
+        logging.getLogger("weft.operate").setLevel(logging.INFO)
+        supervise(SparkEngine(pipeline), Running(**running), [listener])
 
 
-class _Json(RunListener):
-    """A line for each batch, for scripts."""
+class _JsonLines(RunListener):
+    """Prints a line for each batch, for scripts."""
 
     def __init__(self) -> None:
-        self._out = sys.stdout  # what modules print while it runs goes elsewhere
+        self._out = sys.stdout
         self._lag: Lag | None = None
 
     def started(self, lag: Lag) -> None:
@@ -116,19 +96,16 @@ class _Json(RunListener):
 
     def batch(self, report: Report) -> None:
         lag = self._lag.now(fresh=True) if self._lag is not None else {}
-        told = {**dataclasses.asdict(report), "ended_at": report.ended_at.isoformat(), "lag": lag}
-        print(escaped(json.dumps(told, ensure_ascii=False)), file=self._out, flush=True)
+        record = {**dataclasses.asdict(report), "ended_at": report.ended_at.isoformat(), "lag": lag}
+        print(escaped(json.dumps(record, ensure_ascii=False)), file=self._out, flush=True)
 
-    def shown(self) -> AbstractContextManager[None]:
-        """Nothing, while the block runs."""
-        return nullcontext()
-
-    def end(self) -> None:
-        """Nothing: every batch was told."""
+    def shown(self) -> AbstractContextManager[object]:
+        """Send to stderr what modules print while the block runs."""
+        return redirect_stdout(sys.stderr)
 
 
-class _Line(RunListener):
-    """How things stand, for who sits at a terminal; and a summary at the end."""
+class _StatusLine(RunListener):
+    """Shows the state of the pipeline in one line of a terminal, and prints a summary at the end."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -150,27 +127,25 @@ class _Line(RunListener):
 
     def started(self, lag: Lag) -> None:
         if self._lag is None:
-            self._began = time.monotonic()  # what Spark takes to start is no work
+            self._began = time.monotonic()  # the time that Spark needs to start does not count
         self._state, self._lag = "", lag
 
     def failed(self, error: Exception, again_in: float | None) -> None:
         self._state = "failed" if again_in is None else "waits for its next start"
 
-    def shown(self) -> AbstractContextManager[None]:
-        """Show it while the block runs, where there is a terminal."""
-        from weft.engine.progress import live
-
-        return live(self.text)
-
-    def end(self) -> None:
-        """Say what was done, if it ever began."""
-        if self._state != "starts":
-            batches = f"{self._batches:,} batch{'' if self._batches == 1 else 'es'}"
-            bad = f", {self._bad:,} bad row{'' if self._bad == 1 else 's'}" if self._bad else ""
-            click.echo(f"{self._name}: {self._rows:,} row{'' if self._rows == 1 else 's'} in {batches}{bad}")
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Show the line while the block runs, where there is a terminal; then print the summary of what was done."""
+        try:
+            with live(self.text):
+                yield
+        finally:
+            if self._state != "starts":
+                bad = f", {plural(self._bad, 'bad row')}" if self._bad else ""
+                done = f"{plural(self._rows, 'row')} in {plural(self._batches, 'batch', 'es')}{bad}"
+                click.echo(f"{self._name}: {done}")
 
     def text(self) -> str:
-        """The line."""
         lag = ", ".join(self._lag.told().values()) if self._lag is not None else ""
         with self._lock:
             now = time.monotonic()
@@ -185,13 +160,3 @@ class _Line(RunListener):
             if self._last is not None:
                 parts.append(f"batch {self._last.batch_id:,} in {self._last.seconds:.2f} s")
             return "  ".join(filter(None, parts))
-
-
-def _set_up_logging() -> None:
-    """What happens, on stderr: of our own also what is no warning."""
-    shown = logging.StreamHandler()
-    shown.setFormatter(logging.Formatter("%(asctime)s %(levelname)s: %(message)s"))
-    # Py4J logs the calls that a JVM which died did not answer, beside raising them.
-    shown.addFilter(lambda record: not record.name.startswith("py4j"))
-    logging.basicConfig(handlers=[shown])
-    logging.getLogger("weft.operate").setLevel(logging.INFO)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from weft.cli.common import format_option, module_option, print_json, print_table
+from weft.cli.common import format_option, module_option, none_declared, print_json, print_table
 from weft.errors import NotFoundError
 from weft.project import current
 
@@ -37,7 +37,7 @@ def consume_list(modules: tuple[str, ...], output: str) -> None:
 
 
 def declared(modules: tuple[str, ...]) -> dict[str, StreamingPipeline]:
-    """The streaming pipelines of the project and of these modules; an error where there are none."""
+    """Return the streaming pipelines of the project and of these modules; raise where there are none."""
     project = current()
     project.load_modules(modules)
     if not project.streaming_pipelines:
@@ -45,8 +45,7 @@ def declared(modules: tuple[str, ...]) -> dict[str, StreamingPipeline]:
             raise NotFoundError(
                 "None of the declared pipelines is a streaming one.", hint="weft list lists them, weft run runs them."
             )
-        hint = "Name the module that declares them: --module my_pipelines, or modules = […] in weft.toml."
-        raise NotFoundError("No streaming pipeline is declared.", hint=project.elsewhere() or hint)
+        raise none_declared("streaming pipeline")
     return project.streaming_pipelines
 
 
@@ -70,7 +69,7 @@ def _listed(pipeline: StreamingPipeline) -> dict[str, Any]:
 
 
 def _named(connection: str | Connection | None) -> str:
-    """What a connection is called; one without a name by what it points at, which holds no secret."""
+    """Return the name of a connection; of one without a name its target, which holds no secret."""
     if connection is None or isinstance(connection, str):
         return connection or "default"
     return connection.name or f"{connection.kind} {connection.target}"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from heapq import nlargest
 from typing import TYPE_CHECKING, Any
 
@@ -13,20 +14,25 @@ import click
 
 from weft.cli.common import (
     Command,
+    Moment,
+    ago,
+    confirm,
     dry_run_option,
     escaped,
+    first_line,
     format_option,
     module_option,
     one_line,
+    plural,
     print_json,
     print_table,
+    time_text,
+    yes_option,
 )
 from weft.cli.consume import find_pipeline
 from weft.cli.consume_list import declared
-from weft.cli.pipelines import ago, first_line, moment
-from weft.cli.streams_common import Moment, confirm, yes_option
 from weft.engine.streaming.dead_letters import DeadLetterBox
-from weft.engine.streaming.replay import MAX_REPLAYS, Replay, Replayed, alone, chosen
+from weft.engine.streaming.replay import MAX_REPLAYS, Replay, alone, chosen
 from weft.errors import DeclarationError, NotFoundError, WeftError, nearest
 from weft.systems.dead_letter_store import STAGES, StoredLetter
 
@@ -34,7 +40,7 @@ if TYPE_CHECKING:
     from weft.pipelines.streaming.spec import StreamingPipeline
 
 _WHAT = click.argument("what", metavar="NAME|FILE.toml")
-# Enough of a name to tell letters apart, and short enough to be typed.
+# Enough of an id to distinguish letters, and short enough to be typed.
 _SHORT = 12
 _NAMED = 5
 _PURGED = 1000
@@ -74,28 +80,24 @@ def list_(
     """List the dead letters of a pipeline, the newest first; without a name, how many each pipeline has."""
     if what is None:
         pipelines = [each for each in declared(modules).values() if each.dead_letters is not None]
-        _print_pipelines([_counted(each, error, stage) for each in pipelines], output)
+        _print_pipelines([_count_letters(each, error, stage) for each in pipelines], output)
         return
     box = DeadLetterBox(find_pipeline(what, modules))
-    is_wanted, counted = _filter(error, stage), 0
-
-    def count(letter: StoredLetter) -> bool:
-        nonlocal counted
-        counted += is_wanted(letter)
-        return is_wanted(letter)
-
-    newest = nlargest(limit, filter(count, box.letters()), key=lambda each: (each.failed_at, each.letter_id))
+    # Counted as they come: a list of all letters may not fit into memory.
+    counter = itertools.count()
+    letters = (letter for letter, _ in zip(filter(_filter(error, stage), box.letters()), counter, strict=False))
+    newest = nlargest(limit, letters, key=lambda each: (each.failed_at, each.letter_id))
+    total = next(counter)
     if output == "json":
         print_json([each.record() for each in newest])
         return
     if not newest:
         click.echo(f"{box.pipeline.name} has no {'such ' if error or stage else ''}dead letters.", err=True)
         return
-    now = datetime.now(UTC)
     shown = [
         {
             "letter": each.letter_id[:_SHORT],
-            "failed": ago(each.failed_at, now),
+            "failed": ago(each.failed_at),
             "stage": each.stage,
             "where": each.target if each.stage == "store" else " ".join(filter(None, (each.source, each.offset))),
             "replays": each.replays,
@@ -105,12 +107,12 @@ def list_(
     ]
     columns = ["letter", "failed", "stage", "where", "replays", "error"]
     print_table(shown, columns, ["replays"], below="error", whole=["letter"])
-    if counted > limit:
-        click.echo(f"{counted - limit:,} more: --limit {counted}", err=True)
+    if total > limit:
+        click.echo(f"{total - limit:,} more: --limit {total}", err=True)
 
 
-def _counted(pipeline: StreamingPipeline, error: str | None, stage: str | None) -> dict[str, Any]:
-    """How many letters a pipeline has. One whose place does not answer keeps nobody from seeing the others."""
+def _count_letters(pipeline: StreamingPipeline, error: str | None, stage: str | None) -> dict[str, Any]:
+    """Count the letters of a pipeline. A place that does not answer is reported in the row, so others are shown."""
     row: dict[str, Any] = {"pipeline": pipeline.name, "place": None, "letters": None, "newest": None}
     errors: Counter[str] = Counter()
     try:
@@ -132,12 +134,11 @@ def _print_pipelines(rows: Sequence[dict[str, Any]], output: str) -> None:
     if not rows:
         click.echo("No pipeline has a place for dead letters.", err=True)
         return
-    now = datetime.now(UTC)
     shown = [
         {
             **row,
             "letters": "?" if row["letters"] is None else f"{row['letters']:,}",
-            "newest": ago(row["newest"], now),
+            "newest": ago(row["newest"]),
             "commonest_error": row["failure"] or row["commonest_error"],
         }
         for row in rows
@@ -157,18 +158,14 @@ def show(what: str, letter_id: str, modules: tuple[str, ...], output: str) -> No
     if output == "json":
         print_json(letter.record())
         return
-    told = {"letter": letter.letter_id, **letter.record(), "failed_at": moment(letter.failed_at)}
-    for name in ("letter_id", "error", "payload"):
-        del told[name]
-    for name, value in told.items():
-        if value is not None:
+    fields = {"letter": letter.letter_id, **letter.record(), "failed_at": time_text(letter.failed_at)}
+    for name, value in fields.items():
+        if value is not None and name not in ("letter_id", "error", "payload"):
             click.echo(f"{name.replace('_', ' ') + ':':<12} {one_line(value)}")
-    click.echo("error:")
-    for line in letter.error.splitlines():
-        click.echo(f"  {one_line(line)}")
-    click.echo("payload:")
-    for line in _pretty(letter.payload).splitlines():
-        click.echo(f"  {one_line(line)}")
+    for title, text in (("error", letter.error), ("payload", _pretty(letter.payload))):
+        click.echo(f"{title}:")
+        for line in text.splitlines():
+            click.echo(f"  {one_line(line)}")
 
 
 def _pretty(payload: str) -> str:
@@ -211,26 +208,22 @@ def replay(
     that one. What fails again is a dead letter again. The pipeline may run meanwhile.
     """
     pipeline = find_pipeline(what, modules)
-    box = DeadLetterBox(pipeline)
-    wanted = _wanted(box, ids, every, error)
+    name, wanted = pipeline.name, _wanted(DeadLetterBox(pipeline), ids, every, error)
     replaying = Replay(pipeline, wanted, max_replays=max_replays)
-    _report(pipeline.name, replaying.plan() if dry_run else replaying.run(), dry_run, max_replays, output)
-
-
-def _report(name: str, done: Replayed, dry_run: bool, max_replays: int, output: str) -> None:
+    done = replaying.plan() if dry_run else replaying.run()
     if output == "json":
         print_json({"pipeline": name, "dry_run": dry_run, **vars(done)})
         return
     if dry_run:
-        click.echo(f"{name}: {_letters(done.letters)} would be replayed. Nothing was done.")
+        click.echo(f"{name}: {plural(done.letters, 'letter')} would be replayed. Nothing was done.")
     else:
         if done.finished:
-            click.echo(f"{name}: {_letters(done.finished)} of a replay that was broken off came first.")
-        click.echo(f"{name}: replayed {_letters(done.letters)}; {done.again:,} failed again.")
+            click.echo(f"{name}: {plural(done.finished, 'letter')} of a replay that was broken off came first.")
+        click.echo(f"{name}: replayed {plural(done.letters, 'letter')}; {done.again:,} failed again.")
     if done.held:
         named = [f"{each[:_SHORT]} ({why})" for each, why in list(done.held.items())[:_NAMED]]
         more = f" and {len(done.held) - _NAMED:,} more" if len(done.held) > _NAMED else ""
-        click.echo(f"note: {_letters(len(done.held))} left alone: {', '.join(named)}{more}.", err=True)
+        click.echo(f"note: {plural(len(done.held), 'letter')} left alone: {', '.join(named)}{more}.", err=True)
         if any("replay" in why for why in done.held.values()):
             click.echo(f"  To try them all the same: --max-replays {max_replays + 1}", err=True)
 
@@ -263,26 +256,27 @@ def purge(
     pipeline = find_pipeline(what, modules)
     box = DeadLetterBox(pipeline)
     wanted = _wanted(box, ids, every, error, before)
-    # Those that were counted are removed, and no others: letters come meanwhile.
-    found = [each.letter_id for each in box.letters() if wanted(each)]
-    if found and not dry_run:
-        confirm(f"Remove {_letters(len(found))} of {pipeline.name} from {box.store.name}?", yes)
+    # Only letters that were counted are removed: others arrive meanwhile.
+    letter_ids = [each.letter_id for each in box.letters() if wanted(each)]
+    letters = plural(len(letter_ids), "letter")
+    if letter_ids and not dry_run:
+        confirm(f"Remove {letters} of {pipeline.name} from {box.store.name}?", yes)
         with alone(pipeline):
-            for first in range(0, len(found), _PURGED):
-                box.remove(found[first : first + _PURGED])
+            for first in range(0, len(letter_ids), _PURGED):
+                box.remove(letter_ids[first : first + _PURGED])
     if output == "json":
-        print_json({"pipeline": pipeline.name, "dry_run": dry_run, "letters": len(found)})
+        print_json({"pipeline": pipeline.name, "dry_run": dry_run, "letters": len(letter_ids)})
     elif dry_run:
-        click.echo(f"{pipeline.name}: {_letters(len(found))} would be removed. Nothing was done.")
+        click.echo(f"{pipeline.name}: {letters} would be removed. Nothing was done.")
     else:
-        click.echo(f"{pipeline.name}: removed {_letters(len(found))}.")
+        click.echo(f"{pipeline.name}: removed {letters}.")
 
 
 # ------------------------------------------------------------------------------------------------------------- choosing
 
 
 def _filter(error: str | None, stage: str | None = None) -> Callable[[StoredLetter], bool]:
-    """Letters that are shown: notes of replays are not."""
+    """Return whether a letter has the text in its error and failed in the stage; notes of replays never match."""
     text = (error or "").casefold()
     return lambda letter: letter.stage in ((stage,) if stage else STAGES) and text in letter.error.casefold()
 
@@ -290,20 +284,21 @@ def _filter(error: str | None, stage: str | None = None) -> Callable[[StoredLett
 def _wanted(
     box: DeadLetterBox, ids: Sequence[str], every: bool, error: str | None, before: datetime | None = None
 ) -> Callable[[StoredLetter], bool]:
-    """The letters that are meant. Something must be said, so that nobody means all of them by mistake."""
-    said = bool(ids) + every + (error is not None or before is not None)
-    if said != 1:
-        more = "" if said else " Which letters?"
+    """Return the filter for the letters that the options select. One is required, so that nobody selects all by
+    mistake."""
+    selections = bool(ids) + every + (error is not None or before is not None)
+    if selections != 1:
+        more = "" if selections else " Which letters?"
         raise click.UsageError(f"Give one of --id, --all and filters such as --error.{more}")
     if ids:
-        found = {each.letter_id for each in _named(box, ids).values()}
-        return lambda letter: letter.letter_id in found
+        letter_ids = {each.letter_id for each in _named(box, ids).values()}
+        return lambda letter: letter.letter_id in letter_ids
     passes = _filter(error)
     return lambda letter: passes(letter) and (before is None or letter.failed_at < before)
 
 
 def _named(box: DeadLetterBox, ids: Sequence[str]) -> dict[str, StoredLetter]:
-    """The letters that people name, each by the beginning of its name."""
+    """Return the letters with these ids, of which the beginning is enough."""
     known: set[str] = set()
 
     def letters() -> Any:
@@ -311,19 +306,15 @@ def _named(box: DeadLetterBox, ids: Sequence[str]) -> dict[str, StoredLetter]:
             known.add(each.letter_id)
             yield each
 
-    found = chosen(ids, letters())
-    for given, letters_of in found.items():
-        if not letters_of:
-            close = nearest(given, {each[: max(len(given), _SHORT)] for each in known})
+    matches = chosen(ids, letters())
+    for start, matching in matches.items():
+        if not matching:
+            close = nearest(start, {each[: max(len(start), _SHORT)] for each in known})
             raise NotFoundError(
-                f"{box.pipeline.name} has no dead letter {given!r}.",
+                f"{box.pipeline.name} has no dead letter {start!r}.",
                 hint=f"Did you mean {close!r}?" if close else f"weft dlq list {box.pipeline.name}",
             )
-        if len(letters_of) > 1:
-            some = ", ".join(each.letter_id for each in letters_of[:_NAMED])
-            raise DeclarationError(f"{len(letters_of)} dead letters begin with {given!r}.", hint=f"They are {some}.")
-    return {given: letters_of[0] for given, letters_of in found.items()}
-
-
-def _letters(count: int) -> str:
-    return f"{count:,} letter{'' if count == 1 else 's'}"
+        if len(matching) > 1:
+            some = ", ".join(each.letter_id for each in matching[:_NAMED])
+            raise DeclarationError(f"{len(matching)} dead letters begin with {start!r}.", hint=f"They are {some}.")
+    return {start: matching[0] for start, matching in matches.items()}

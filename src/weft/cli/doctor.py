@@ -10,8 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import click
 
-from weft.cli.common import format_option, module_option, print_json, print_table
-from weft.cli.pipelines import first_line, run_log_option
+from weft.cli.common import first_line, format_option, module_option, print_json, print_table, run_log_option
 from weft.errors import WeftError, installing
 from weft.project import current
 from weft.settings import read_project_file
@@ -20,8 +19,8 @@ _MINIMUM_FREE = 1024**3
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One thing that was looked at."""
+class _Diagnosis:
+    """The result of one check."""
 
     what: str
     result: str
@@ -39,63 +38,47 @@ def doctor(modules: tuple[str, ...], run_log: str | None, output: str) -> None:
 
     Ends with exit code 1 where there is a problem.
     """
-    found = list(_look(modules, run_log))
+    results = list(_diagnose(modules, run_log))
     if output == "json":
-        print_json([asdict(each) for each in found])
+        print_json([asdict(each) for each in results])
     else:
-        print_table(
-            [{**asdict(each), "detail": first_line(each.detail)} for each in found], ["what", "result", "detail"]
-        )
-        for each in found:
+        rows = [{**asdict(each), "detail": first_line(each.detail)} for each in results]
+        print_table(rows, ["what", "result", "detail"])
+        for each in results:
             if each.result != "ok":
                 click.echo(f"\n{each.what}: {each.detail}" + (f"\n  {each.hint}" if each.hint else ""))
-    if any(each.result == "problem" for each in found):
+    if any(each.result == "problem" for each in results):
         sys.exit(1)
 
 
-def _look(modules: tuple[str, ...], run_log: str | None) -> Iterator[Finding]:
+def _diagnose(modules: tuple[str, ...], run_log: str | None) -> Iterator[_Diagnosis]:
     project = current()
     yield _try("python", lambda: f"{sys.version.split()[0]} at {sys.prefix}")
     yield _try("weft", lambda: version("weft"))
-    yield _spark()
-    if version_of("pyspark"):
+    try:
+        spark = version("pyspark")
+    except PackageNotFoundError:
+        missing = "pyspark is not installed: loads between databases need it."
+        yield _Diagnosis("spark", "warning", missing, installing("spark"))
+    else:
+        yield _Diagnosis("spark", "ok", f"pyspark {spark}")
         yield _try("java", _java)
     yield _disk(str(project.root))
     yield _try("settings and modules", lambda: _modules(modules))
     for info in project.describe_connections():
         name = f"connection {info.name}"
         if info.problem is not None:
-            yield Finding(name, "problem", info.problem, f"It is defined in {info.source}.")
+            yield _Diagnosis(name, "problem", info.problem, f"It is defined in {info.source}.")
         else:
             yield _try(name, lambda info=info: _connection(info.name))  # type: ignore[misc]
     yield _try("run log", lambda: _log(run_log))
 
 
-def _try(what: str, look: Callable[[], str]) -> Finding:
+def _try(what: str, check: Callable[[], str]) -> _Diagnosis:
     try:
-        return Finding(what, "ok", look())
+        return _Diagnosis(what, "ok", check())
     except WeftError as error:
-        return Finding(what, "problem", error.what, error.hint)
-
-
-def version_of(package: str) -> str | None:
-    """The version of an installed package."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
-def _spark() -> Finding:
-    found = version_of("pyspark")
-    if found is None:
-        return Finding(
-            "spark",
-            "warning",
-            "pyspark is not installed: loads between databases need it.",
-            installing("spark"),
-        )
-    return Finding("spark", "ok", f"pyspark {found}")
+        return _Diagnosis(what, "problem", error.what, error.hint)
 
 
 def _java() -> str:
@@ -105,12 +88,12 @@ def _java() -> str:
     return f"Java {java.version} at {java.home}"
 
 
-def _disk(folder: str) -> Finding:
+def _disk(folder: str) -> _Diagnosis:
     free = shutil.disk_usage(folder).free
     text = f"{free / 1024**3:.1f} GiB free in {folder}"
     if free < _MINIMUM_FREE:
-        return Finding("disk", "warning", text, "Spark and the embedded databases need room here.")
-    return Finding("disk", "ok", text)
+        return _Diagnosis("disk", "warning", text, "Spark and the embedded databases need room here.")
+    return _Diagnosis("disk", "ok", text)
 
 
 def _modules(modules: tuple[str, ...]) -> str:
@@ -127,14 +110,14 @@ def _modules(modules: tuple[str, ...]) -> str:
 
 def _connection(name: str) -> str:
     connection = current().connection(name)
-    found = connection.check()
-    shown = [str(found[each]) for each in ("server", "database") if found.get(each)]
-    return ", ".join([connection.kind, *shown, f"{found.get('latency_ms', '?')} ms"])
+    report = connection.check()
+    shown = [str(report[each]) for each in ("server", "database") if report.get(each)]
+    return ", ".join([connection.kind, *shown, f"{report.get('latency_ms', '?')} ms"])
 
 
 def _log(url: str | None) -> str:
     from weft.operate.runlog import open_run_log
 
     url = url or read_project_file(current().root).get("run_log")
-    with open_run_log(url, current().root, read_only=True) as log:
-        return "not made yet" if log.shown == ":memory:" else log.shown
+    with open_run_log(url, read_only=True) as log:
+        return "not created yet" if log.shown == ":memory:" else log.shown

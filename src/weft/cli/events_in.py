@@ -12,12 +12,13 @@ import stat
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import chain
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Self
 
+from weft.cli.common import plural
 from weft.errors import SchemaError, WeftError, nearest
 from weft.types import FieldType, check_value, from_json
 
@@ -31,7 +32,6 @@ MAX_LINE_BYTES = 64 * 1024 * 1024
 # When a pipe is silent for so long, what came before is published rather than held back for a full batch.
 _PAUSE_SECONDS = 0.2
 
-_decode_json = json.JSONDecoder(parse_constant=lambda text: _refuse_constant(text))
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
@@ -49,17 +49,18 @@ class Record:
 
 
 class _BadRecordError(Exception):
-    """Why a record is no event, in the form of `Record.problem`."""
+    """Why a record cannot be parsed, in the form of `Record.problem`."""
 
 
 _Raw = tuple[int, str, Any]
 
 
-class Source:
+class EventInput:
     """The input of a publish. A context manager: leaving it closes the file."""
 
     def __init__(self, path: str | None, text: str | None = None, *, layout: str | None = None) -> None:
-        """`path` is a file, or `-` for standard input; `text` stands for a file. `layout`: json, ndjson or csv."""
+        """Open the file at `path`, or standard input for `-`. `text` is read in place of a file. `layout`: json, ndjson
+        or csv."""
         self.name = "--data" if text is not None else "standard input" if path == "-" else str(path)
         self.size: int | None = None
         self.header: str = ""
@@ -69,37 +70,40 @@ class Source:
         self._layout = "json" if text is not None else layout
         self._file: IO[bytes] | None = None
         self._lines_read = 0
-        self._closing = ExitStack()
         self.note: Callable[[str], object] = lambda text: None
-        """Called with what somebody should know about the input."""
+        """Called with a note about the input for the user."""
         self.pausing: Callable[[], object] = lambda: None
-        """Called when the next event may be long in coming."""
-
-    def __enter__(self) -> Source:
-        if self._text is None:
-            if self._path == "-":
-                self._file = sys.stdin.buffer
-            else:
-                self._file = self._closing.enter_context(open(str(self._path), "rb"))
+        """Called when no line came for a while: the next event may take long."""
+        if text is None:
+            self._file = sys.stdin.buffer if path == "-" else open(str(path), "rb")  # noqa: SIM115
             state = _stat(self._file)
             if state is not None and stat.S_ISREG(state.st_mode):
                 self.size = state.st_size
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._closing.close()
+        if self._file is not None and self._path != "-":
+            self._file.close()
 
     def position(self) -> int:
-        """How many bytes of the file were read; of a compressed one, compressed bytes."""
+        """Return how many bytes of the file were read; of a compressed one, compressed bytes."""
         return self._file.tell() if self._file is not None and self.size is not None else 0
 
     def records(self, stream: Stream, skip: int = 0) -> Iterator[Record]:
-        """The events from the one after the first `skip`; the stream's fields say what the texts of CSV stand for."""
+        """Yield the events after the first `skip`. Values of CSV are parsed by the types of the stream's fields."""
         fields = stream.fields
+        read: Callable[[Iterator[bytes], Stream], Iterator[_Raw]]
+        decode: Callable[[Any, str, Mapping[str, FieldType]], dict[str, Any]]
         try:
             layout, lines = self._sniffed(stream)
-            read: Callable[[Iterator[bytes], Stream], Iterator[_Raw]] = getattr(self, f"_read_{layout}")
-            decode = _DECODERS[layout]
+            if layout == "csv":
+                read, decode = self._read_csv, _event_of_row
+            elif layout == "ndjson":
+                read, decode = self._read_ndjson, _event_of_line
+            else:
+                read, decode = self._read_json, _event_of_value
             for number, (line, raw, payload) in enumerate(read(lines, stream), 1):
                 if number <= skip:
                     continue
@@ -118,7 +122,7 @@ class Source:
     # ---------------------------------------------------------- lines
 
     def _sniffed(self, stream: Stream) -> tuple[str, Iterator[bytes]]:
-        """The layout, by the file's ending or its first line."""
+        """Return the layout, by the file's ending or its first line, and all lines."""
         if self._text is not None:
             return "json", iter([self._text.encode("utf-8", "surrogatepass")])
         lines = self._lines()
@@ -155,7 +159,8 @@ class Source:
             yield line.removeprefix(b"\xef\xbb\xbf") if self._lines_read == 1 else line
 
     def _live_lines(self, file: int) -> Iterator[bytes]:
-        """The lines of a pipe or terminal as they come. Without Python's buffer, which hides whether more is there."""
+        """Yield the lines of a pipe or terminal as they come. Python's buffer is not used: it hides whether more is
+        there."""
         parts: list[bytes] = []
         while True:
             if not select.select([file], [], [], _PAUSE_SECONDS)[0]:
@@ -312,8 +317,8 @@ def _layout_of(line: bytes, fields: Mapping[str, FieldType]) -> str | None:
 
 
 def _skip(text: str, at: int) -> int:
-    found = _SPACE.match(text, at)
-    return found.end() if found else at
+    space = _SPACE.match(text, at)
+    return space.end() if space else at
 
 
 # ---------------------------------------------------------- values
@@ -321,6 +326,9 @@ def _skip(text: str, at: int) -> int:
 
 def _refuse_constant(text: str) -> object:
     raise ValueError(f"{text} is not JSON")
+
+
+_decode_json = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def _json_problem(error: Exception) -> str:
@@ -344,13 +352,13 @@ def _event_of_line(content: bytes, raw: str, fields: Mapping[str, FieldType]) ->
 
 def _event_of_value(value: Any, raw: str, fields: Mapping[str, FieldType]) -> dict[str, Any]:
     if not isinstance(value, dict):
-        found = {list: "a list", str: "a string", type(None): "null", bool: "a boolean"}.get(type(value), "a number")
-        raise _BadRecordError(f": an event must be a JSON object, not {found}")
+        kinds = {list: "a list", str: "a string", type(None): "null", bool: "a boolean"}
+        raise _BadRecordError(f": an event must be a JSON object, not {kinds.get(type(value), 'a number')}")
     for name, kind in fields.items():
-        given = value.get(name)
-        if kind.base == "bytes" and given is not None:
-            value[name] = _converted(name, given, kind, from_json)
-        elif kind.base == "decimal" and type(given) is float:
+        item = value.get(name)
+        if kind.base == "bytes" and item is not None:
+            value[name] = _converted(name, item, kind, from_json)
+        elif kind.base == "decimal" and type(item) is float:
             # A float would round what a decimal can hold exactly.
             value[name] = json.loads(raw, parse_float=Decimal)[name]
     return value
@@ -363,8 +371,7 @@ def _event_of_row(
     if isinstance(row, csv.Error):
         raise _BadRecordError(f": {row}")
     if len(row) != len(header):
-        count = f"{len(row)} value{'' if len(row) == 1 else 's'}"
-        raise _BadRecordError(f": {count} for the header's {len(header)} field{'' if len(header) == 1 else 's'}")
+        raise _BadRecordError(f": {plural(len(row), 'value')} for the header's {plural(len(header), 'field')}")
     event: dict[str, Any] = dict.fromkeys(header)
     for name, text in zip(header, row, strict=True):
         if not text:
@@ -378,14 +385,10 @@ def _event_of_row(
 
 
 def value_of(text: str, kind: FieldType) -> Any:
-    """What a text stands for in a field of that type; `ValueError` says why it cannot."""
+    """Parse a text as the value of a field of that type, or raise `ValueError`."""
     parse = _PARSERS.get(kind.base)
     value = text if parse is None else parse(text, kind)
     return value if kind.base == "json" else check_value(value, kind)
-
-
-_Decoder = Callable[[Any, str, Mapping[str, FieldType]], dict[str, Any]]
-_DECODERS: dict[str, _Decoder] = {"json": _event_of_value, "ndjson": _event_of_line, "csv": _event_of_row}
 
 
 def _converted(name: str, text: Any, kind: FieldType, parse: Callable[[Any, FieldType], object]) -> object:
@@ -398,10 +401,10 @@ def _converted(name: str, text: Any, kind: FieldType, parse: Callable[[Any, Fiel
 
 
 def _bool(text: str, _: FieldType) -> bool:
-    found = _BOOLEANS.get(text.strip().lower())
-    if found is None:
+    value = _BOOLEANS.get(text.strip().lower())
+    if value is None:
         raise ValueError("it is not true or false")
-    return found
+    return value
 
 
 def _int(text: str, _: FieldType) -> int:
@@ -411,12 +414,10 @@ def _int(text: str, _: FieldType) -> int:
 
 
 def _float(text: str, _: FieldType) -> float:
-    if "_" in text:
-        raise ValueError("it is not a number")
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError("it is not a number") from None
+    with suppress(ValueError):
+        if "_" not in text:
+            return float(text)
+    raise ValueError("it is not a number")
 
 
 def _json(text: str, _: FieldType) -> object:
@@ -427,7 +428,7 @@ def _json(text: str, _: FieldType) -> object:
 
 
 _BOOLEANS = {"true": True, "t": True, "yes": True, "1": True, "false": False, "f": False, "no": False, "0": False}
-# Types that are not here are read from their text by the stream itself.
+# The stream itself parses the texts of other types.
 _PARSERS: dict[str, Callable[[Any, FieldType], object]] = {
     "bool": _bool,
     "int32": _int,

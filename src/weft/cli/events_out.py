@@ -15,7 +15,7 @@ import click
 from weft.cli.common import escaped, one_line
 from weft.types import to_json
 
-# On a terminal a longer value is cut: nobody reads on, and the next events should be in sight.
+# On a terminal a longer value is cut, so that the next events are in sight.
 _SHOWN_CHARACTERS = 200
 _PLAIN = re.compile(r"[^\s\"'=]+")
 
@@ -29,12 +29,12 @@ def print_events(events: Iterable[Mapping[str, Any]], output: str) -> None:
 
 
 def to_ndjson(event: Mapping[str, Any]) -> str:
-    """An event as one line of JSON, also for who takes Unicode's separators for ends of lines."""
+    """Return an event as one line of JSON. Unicode's line separators are escaped: some readers split lines at them."""
     return escaped(json.dumps(event, ensure_ascii=False, default=to_json))
 
 
 def as_text(value: object) -> str:
-    """A value of an event as text: strings as they are, everything else as in JSON but without its quotes."""
+    """Return a value of an event as text: strings as they are, other values as in JSON but without quotes."""
     if isinstance(value, str):
         return value
     text = json.dumps(value, ensure_ascii=False, default=to_json)

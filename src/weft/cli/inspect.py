@@ -6,26 +6,31 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from weft.cli.common import format_option, module_option, one_line, print_json, print_table
-from weft.cli.pipelines import counted, declared, first_line, moment, opened, run_log_option
+from weft.cli.common import (
+    first_line,
+    format_option,
+    module_option,
+    one_line,
+    print_json,
+    print_table,
+    run_log_option,
+    time_text,
+)
+from weft.cli.pipelines import counts_text, declared, open_runner
 from weft.errors import WeftError, unknown
+from weft.operate.hints import hint_for
+from weft.operate.redaction import clean
 from weft.project import current
 
 if TYPE_CHECKING:
     from weft.engine.preview import Preview
     from weft.engine.validate import Finding
-    from weft.pipelines.declare import Pipeline
-
-
-def _find(name: str, modules: tuple[str, ...]) -> Pipeline:
-    from weft.pipelines.declare import find
-
-    declared(modules)
-    return find(name)
+    from weft.pipelines.declare import Pipeline, Target
 
 
 @click.command()
@@ -41,30 +46,29 @@ def preview(name: str, rows: int, no_trial: bool, modules: tuple[str, ...], outp
 
     The load is carried out in a transaction that is rolled back. Nothing is created, nothing is changed.
     """
-    from datetime import UTC, datetime
+    from weft.engine.preview import preview as preview_target
+    from weft.pipelines.declare import find
 
-    from weft.engine.preview import preview as find_out
-
-    pipeline = _find(name, modules)
+    declared(modules)
+    pipeline = find(name)
     now = datetime.fromtimestamp(current().clock(), UTC)
     with _explained():
-        found = [find_out(pipeline, target, now, rows=rows, trial=not no_trial) for target in pipeline.targets]
+        previews = [preview_target(pipeline, target, now, rows=rows, trial=not no_trial) for target in pipeline.targets]
     if output == "json":
-        print_json([_for_json(each) for each in found])
+        print_json([_for_json(each) for each in previews])
     else:
-        for each in found:
+        for each in previews:
             _show(pipeline, each)
-    if any(each.refused is not None for each in found):
+    if any(each.refused is not None for each in previews):
         sys.exit(1)
 
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """An error of the pipeline's own function as one of ours: what it says and where, not a traceback."""
+    """Raise an error of the pipeline's own function as a `WeftError` with its text and place, without a traceback."""
     try:
         yield
     except Exception as error:
-        from weft.operate.hints import hint_for
         from weft.operate.runner import described, stop_behind
 
         if stop := stop_behind(error):
@@ -75,56 +79,47 @@ def _explained() -> Iterator[None]:
         raise WeftError(described(error)) from error
 
 
-def _for_json(found: Preview) -> dict[str, Any]:
-    return {
-        "target": found.target,
-        "mode": found.mode,
-        "engine": found.engine,
-        "sql": found.sql,
-        "plan": found.plan,
-        "sample": [] if found.sample is None else found.sample.to_pylist(),
-        "creates": found.creates,
-        "adds": found.adds,
-        "changes": None if found.counts is None else asdict(found.counts),
-        "refused": None if found.refused is None else str(found.refused),
-        "late": found.late,
-        "watermark": found.watermark,
-    }
+def _for_json(preview: Preview) -> dict[str, Any]:
+    fields = {**vars(preview), "changes": preview.counts}
+    del fields["counts"]
+    fields["sample"] = [] if preview.sample is None else preview.sample.to_pylist()
+    fields["refused"] = None if preview.refused is None else str(preview.refused)
+    return fields
 
 
-def _show(pipeline: Pipeline, found: Preview) -> None:
+def _show(pipeline: Pipeline, preview: Preview) -> None:
     def title(text: str) -> None:
         click.echo(click.style(text, bold=True))
 
-    engine = {"pushdown": "pushdown: inside the database, no Spark", "spark": "Spark"}[found.engine]
-    click.echo(f"{click.style(pipeline.name, bold=True)} → {found.target} ({found.mode}, {engine})")
-    if found.watermark:
-        click.echo(f"  new rows only: {found.watermark}")
-    if found.sql:
+    engine = {"pushdown": "pushdown: inside the database, no Spark", "spark": "Spark"}[preview.engine]
+    click.echo(f"{click.style(pipeline.name, bold=True)} → {preview.target} ({preview.mode}, {engine})")
+    if preview.watermark:
+        click.echo(f"  new rows only: {preview.watermark}")
+    if preview.sql:
         title("\nSQL")
-        click.echo("  " + found.sql.replace("\n", "\n  "))
-    if found.plan:
+        click.echo("  " + preview.sql.replace("\n", "\n  "))
+    if preview.plan:
         title("\nPlan")
-        for line in found.plan:
+        for line in preview.plan:
             click.echo(f"  {one_line(line)}")
-    if found.sample is not None and found.sample.num_columns:
-        count = found.sample.num_rows
-        first = "No rows" if not count else "The first row" if count == 1 else f"The first {count} rows"
-        title(f"\n{first}, as the source has {'it' if count == 1 else 'them'}" if count else f"\n{first}")
-        print_table(found.sample.to_pylist(), found.sample.column_names, is_data=True)
+    if preview.sample is not None and preview.sample.num_columns:
+        count = preview.sample.num_rows
+        several = f"The first {count} rows, as the source has them" if count else "No rows"
+        title(f"\n{'The first row, as the source has it' if count == 1 else several}")
+        print_table(preview.sample.to_pylist(), preview.sample.column_names, is_data=True)
     title("\nWhat would change")
-    if found.creates:
-        click.echo(f"  the table is created: {found.creates}")
-    if found.adds:
-        click.echo(f"  columns are added: {', '.join(found.adds)}")
-    if found.counts is not None:
-        click.echo(f"  {counted({**asdict(found.counts)})}")
-        for line in found.counts.warnings:
+    if preview.creates:
+        click.echo(f"  the table is created: {preview.creates}")
+    if preview.adds:
+        click.echo(f"  columns are added: {', '.join(preview.adds)}")
+    if preview.counts is not None:
+        click.echo(f"  {counts_text(asdict(preview.counts))}")
+        for line in preview.counts.warnings:
             click.echo(f"  {click.style('warning:', fg='yellow')} {line}")
-    if found.late:
-        click.echo(f"  {found.late:,} rows came too late to be read")
-    if found.refused is not None:
-        click.echo(f"  {click.style('refused:', fg='red')} {found.refused}")
+    if preview.late:
+        click.echo(f"  {preview.late:,} rows came too late to be read")
+    if preview.refused is not None:
+        click.echo(f"  {click.style('refused:', fg='red')} {preview.refused}")
     click.echo()
 
 
@@ -138,18 +133,14 @@ def validate(names: tuple[str, ...], modules: tuple[str, ...], output: str) -> N
     Streaming pipelines too, declared or in a file: of each target it says whether rows arrive exactly once, or at least
     once.
     """
-    from weft.operate.hints import hint_for
-    from weft.operate.redaction import clean
-
-    found = []
+    findings = []
     for each in _findings(names, modules):
-        if each.problem is None:
-            found.append(each)
-        else:
+        if each.problem is not None:
             hint = hint_for(each.problem)
-            found.append(replace(each, problem=clean(each.problem) + (f"\n  {hint}" if hint else "")))
+            each = replace(each, problem=clean(each.problem) + (f"\n  {hint}" if hint else ""))
+        findings.append(each)
     if output == "json":
-        print_json([asdict(each) for each in found])
+        print_json(findings)
     else:
         rows = [
             {
@@ -159,14 +150,14 @@ def validate(names: tuple[str, ...], modules: tuple[str, ...], output: str) -> N
                 "delivery": (each.delivery or "").replace("_", " "),
                 "detail": first_line(each.detail if each.problem is None else each.problem),
             }
-            for each in found
+            for each in findings
         ]
-        columns = ["pipeline", "check", "result", "delivery", "detail"]
-        print_table(rows, columns if any(each.delivery for each in found) else [*columns[:3], "detail"], below="detail")
-        # One server that is away may be the problem of several checks.
-        for name, problem in dict.fromkeys((each.pipeline, each.problem) for each in found if each.problem is not None):
+        delivery = ["delivery"] if any(each.delivery for each in findings) else []
+        print_table(rows, ["pipeline", "check", "result", *delivery, "detail"], below="detail")
+        # A server that does not answer may fail several checks with the same text.
+        for name, problem in dict.fromkeys((each.pipeline, each.problem) for each in findings if each.problem):
             click.echo(f"\n{click.style('problem:', fg='red', bold=True)} {name}: {problem}", err=True)
-    if any(each.problem is not None for each in found):
+    if any(each.problem is not None for each in findings):
         sys.exit(1)
 
 
@@ -197,14 +188,10 @@ def _findings(names: tuple[str, ...], modules: tuple[str, ...]) -> Iterator[Find
 @format_option
 def dry_run(names: tuple[str, ...], modules: tuple[str, ...], run_log: str | None, output: str) -> None:
     """Say what `weft run-due` would do now, in its order; for each NAME also what would change."""
-    from datetime import UTC, datetime
-
-    from weft.engine.preview import preview as find_out
-
     declared(modules)
     rows: list[dict[str, Any]] = []
     would_run: set[str] = set()
-    with opened(run_log, read_only=True) as runner:
+    with open_runner(run_log, read_only=True) as runner:
         for due in runner.due(names):
             # What it waits for comes before it in the same call.
             follows = bool(due.waits_for) and would_run.issuperset(due.waits_for)
@@ -217,26 +204,26 @@ def dry_run(names: tuple[str, ...], modules: tuple[str, ...], run_log: str | Non
                 "slot": due.slot,
             }
             if names:
-                now = datetime.fromtimestamp(current().clock(), UTC)
-                row["changes"] = "; ".join(
-                    _change(due.pipeline, target, now, find_out) for target in due.pipeline.targets
-                )
+                row["changes"] = "; ".join(_change(due.pipeline, each, runner.now) for each in due.pipeline.targets)
             rows.append(row)
     if output == "json":
         print_json(rows)
         return
-    shown = [{**row, "slot": moment(row["slot"])} for row in rows]
+    shown = [{**row, "slot": time_text(row["slot"])} for row in rows]
     columns = ["pipeline", "would", "why", "slot", *(["changes"] if names else [])]
     print_table(shown, columns, spare=["slot"], below="changes")
 
 
-def _change(pipeline: Pipeline, target: Any, now: Any, find_out: Any) -> str:
+def _change(pipeline: Pipeline, target: Target, now: datetime) -> str:
+    from weft.engine.preview import preview as preview_target
+
     try:
         with _explained():
-            found = find_out(pipeline, target, now, rows=0)
+            preview = preview_target(pipeline, target, now, rows=0)
     except WeftError as error:
         return f"{target.name}: {first_line(error.what)}"
-    if found.refused is not None:
-        return f"{target.name}: refused: {first_line(found.refused.what)}"
-    created = "new table, " if found.creates else ""
-    return f"{target.name}: {created}{counted(asdict(found.counts)) if found.counts is not None else found.engine}"
+    if preview.refused is not None:
+        return f"{target.name}: refused: {first_line(preview.refused.what)}"
+    created = "new table, " if preview.creates else ""
+    changes = preview.engine if preview.counts is None else counts_text(asdict(preview.counts))
+    return f"{target.name}: {created}{changes}"

@@ -28,8 +28,8 @@ def jars() -> None:
 def fetch(names: tuple[str, ...]) -> None:
     """Put the jars of each NAME (or of all) into the cache."""
     for name in _chosen(names):
-        came = store.fetch(name, progress=_show if sys.stderr.isatty() else None)
-        click.echo(f"{name}: {came} fetched, {len(store.locked(name)) - came} were there")
+        fetched = store.fetch(name, progress=_show if sys.stderr.isatty() else None)
+        click.echo(f"{name}: {fetched} fetched, {len(store.locked(name)) - fetched} were there")
     click.echo(f"They are in {store.jars_folder()}")
 
 
@@ -39,17 +39,15 @@ def fetch(names: tuple[str, ...]) -> None:
 def list_(output: str) -> None:
     """List what is locked, and how much of it is in the cache."""
     folder = store.jars_folder()
-    found = []
+    rows = []
     for name in store.capabilities():
         locked = store.locked(name)
-        cached = [jar for jar in locked if jar.is_in(folder)]
-        found.append(
-            {"name": name, "jars": len(locked), "cached": len(cached), "bytes": sum(jar.size for jar in locked)}
-        )
+        cached = sum(jar.is_in(folder) for jar in locked)
+        rows.append({"name": name, "jars": len(locked), "cached": cached, "bytes": sum(jar.size for jar in locked)})
     if output == "json":
-        print_json({"folder": str(folder), "capabilities": found})
+        print_json({"folder": str(folder), "capabilities": rows})
         return
-    print_table(found, ["name", "jars", "cached", "bytes"])
+    print_table(rows, ["name", "jars", "cached", "bytes"])
     click.echo(f"They are in {folder}")
 
 

@@ -8,8 +8,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from weft.cli.common import format_option, one_line, print_json, print_table, unused_module_option
-from weft.cli.pipelines import ago, counted, first_line, moment, opened, remarks, run_log_option, used
+from weft.cli.common import (
+    ago,
+    first_line,
+    format_option,
+    one_line,
+    print_json,
+    print_table,
+    run_log_option,
+    time_text,
+    unused_module_option,
+)
+from weft.cli.pipelines import counts_text, load_warnings, non_empty, open_runner
 from weft.errors import NotFoundError, nearest
 from weft.project import current
 
@@ -37,12 +47,12 @@ def list_(
     pipeline: str | None, status: str | None, days: float | None, limit: int, run_log: str | None, output: str
 ) -> None:
     """List attempts and skips, the newest first."""
-    with opened(run_log, read_only=True) as runner:
+    with open_runner(run_log, read_only=True) as runner:
         now = runner.now
         since = None if days is None else now - timedelta(days=days)
-        found = runner.log.runs(pipeline, status, since, limit)  # type: ignore[arg-type]
+        attempts = runner.log.runs(pipeline, status, since, limit)  # type: ignore[arg-type]
     if output == "json":
-        print_json([asdict(each) for each in found])
+        print_json([asdict(each) for each in attempts])
         return
     rows = [
         {
@@ -50,18 +60,18 @@ def list_(
             "pipeline": each.pipeline,
             "status": each.status,
             "attempt": each.attempt or None,
-            "slot": moment(each.slot),
+            "slot": time_text(each.slot),
             "started": ago(each.started_at, now),
             "seconds": None if each.seconds is None else f"{each.seconds:.1f}",
             "read": each.rows_read,
             "quarantined": each.quarantined or None,
             "why": first_line(each.error or each.reason),
         }
-        for each in found
+        for each in attempts
     ]
     columns = ["run", "pipeline", "status", "attempt", "slot", "started", "seconds", "read", "quarantined", "why"]
     spare = ["slot", "seconds", "attempt", "read", "started"]
-    print_table(rows, used(rows, columns), spare, below="why", whole=["run"])
+    print_table(rows, non_empty(rows, columns), spare, below="why", whole=["run"])
 
 
 @runs.command()
@@ -71,28 +81,28 @@ def list_(
 @format_option
 def show(run_id: str, run_log: str | None, output: str) -> None:
     """Show every attempt at the run RUN_ID, with what each did and why it failed."""
-    with opened(run_log, read_only=True) as runner:
-        found = runner.log.run(run_id)
-        if not found:
+    with open_runner(run_log, read_only=True) as runner:
+        attempts = runner.log.run(run_id)
+        if not attempts:
             latest = [each.run_id for each in runner.log.runs(limit=5)]
             hint = f"The latest: {', '.join(dict.fromkeys(latest))}." if latest else "The log is empty."
             raise NotFoundError(f"There is no run {run_id!r} in {runner.log.shown}.", hint=hint)
     if output == "json":
-        print_json([asdict(each) for each in found])
+        print_json([asdict(each) for each in attempts])
         return
-    for each in found:
+    for each in attempts:
         took = "" if each.seconds is None else f" in {each.seconds:.1f} s"
         if each.status == "skipped":
             click.echo(click.style(f"{each.pipeline}: skipped", bold=True))
-            click.echo(f"  first at {moment(each.started_at)}")
+            click.echo(f"  first at {time_text(each.started_at)}")
         else:
             click.echo(click.style(f"{each.pipeline}, attempt {each.attempt}: {each.status}{took}", bold=True))
-            click.echo(f"  started {moment(each.started_at)} by process {each.pid} on {each.host}")
+            click.echo(f"  started {time_text(each.started_at)} by process {each.pid} on {each.host}")
         if each.slot is not None:
-            click.echo(f"  for the slot {moment(each.slot)}")
+            click.echo(f"  for the slot {time_text(each.slot)}")
         for target in (each.metrics or {}).get("targets", []):
-            click.echo(f"  {target['target']}: {counted(target)} ({target['engine']}, {target['seconds']:.1f} s)")
-            for line in remarks(target):
+            click.echo(f"  {target['target']}: {counts_text(target)} ({target['engine']}, {target['seconds']:.1f} s)")
+            for line in load_warnings(target):
                 click.echo(f"    {line}")
         for step in (each.metrics or {}).get("steps", []):
             click.echo(f"  then {first_line(step['step'])} ({step['seconds']:.1f} s)")
@@ -100,7 +110,7 @@ def show(run_id: str, run_log: str | None, output: str) -> None:
             if text:
                 click.echo("  " + text.replace("\n", "\n  "))
         if each.retry_at is not None:
-            click.echo(f"  tried again after {moment(each.retry_at)}")
+            click.echo(f"  tried again after {time_text(each.retry_at)}")
 
 
 @click.command()
@@ -112,23 +122,22 @@ def logs(name: str, run_id: str | None, run_log: str | None) -> None:
     """Print what the last run of NAME wrote to its log (those of this machine), or else how it ended."""
     from weft.operate.logs import log_file
 
-    with opened(run_log, read_only=True) as runner:
-        found = runner.log.run(run_id) if run_id else _last(runner, name)
-    if not found:
+    with open_runner(run_log, read_only=True) as runner:
+        attempts = runner.log.run(run_id) if run_id else _last(runner, name)
+    if not attempts:
         raise NotFoundError(
             f"There is no run {run_id!r} in {runner.log.shown}.", hint=f"weft runs list --pipeline {name}"
         )
-    if found[0].pipeline != name:
+    if attempts[0].pipeline != name:
         raise NotFoundError(
-            f"The run {run_id} is one of {found[0].pipeline!r}, not of {name!r}.",
-            hint=f"weft logs {found[0].pipeline} --run {run_id}",
+            f"The run {run_id} is one of {attempts[0].pipeline!r}, not of {name!r}.",
+            hint=f"weft logs {attempts[0].pipeline} --run {run_id}",
         )
-    for each in found:
+    for each in attempts:
         file = log_file(current().root, each.run_id, each.attempt)
         if file.exists():
-            click.echo(
-                "".join(f"{one_line(line)}\n" for line in file.read_text("utf-8", "replace").splitlines()), nl=False
-            )
+            lines = file.read_text("utf-8", "replace").splitlines()
+            click.echo("".join(f"{one_line(line)}\n" for line in lines), nl=False)
         else:
             click.echo(f"{each.status}: {each.error or each.reason or 'nothing was written'}")
 
@@ -136,9 +145,9 @@ def logs(name: str, run_id: str | None, run_log: str | None) -> None:
 def _last(runner: Runner, name: str) -> list[Attempt]:
     """The last attempt of a pipeline; where there is none, why it was skipped."""
     state = runner.log.latest([name])[name]
-    found = state.last or state.skipped
-    if found is None:
+    attempt = state.last or state.skipped
+    if attempt is None:
         close = nearest(name, {each.pipeline for each in runner.log.runs(limit=1000)})
         hint = f"Did you mean {close!r}?" if close else "weft runs list shows what it knows."
         raise NotFoundError(f"The run log knows no run of {name!r}.", hint=hint)
-    return [found]
+    return [attempt]

@@ -33,7 +33,9 @@ def needs_server() -> Iterator[None]:
     type=click.IntRange(1, 128),
     help=f"How many processes answer. This machine has {os.cpu_count()} cores.",
 )
-@click.option("--insecure", is_flag=True, help="Serve streams that need no credentials to whoever reaches the address.")
+@click.option(
+    "--insecure", is_flag=True, help="Serve streams that need no credentials to anyone who reaches the address."
+)
 @click.option(
     "--log-format",
     type=click.Choice(["json", "text"]),
@@ -44,7 +46,7 @@ def needs_server() -> Iterator[None]:
 def serve(modules: tuple[str, ...], host: str, port: int, workers: int, insecure: bool, log_format: str) -> None:
     """Serve the declared streams over HTTP, until Ctrl-C or SIGTERM.
 
-    Requests that were accepted are finished then, and subscribers are told; it takes ten seconds at most.
+    Requests that were accepted are finished then, and subscriptions are closed; it takes ten seconds at most.
     """
     with needs_server():
         from weft.server.serve import serve as serve_streams

@@ -5,71 +5,50 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from datetime import datetime
+from typing import Any
 
 import click
 
-from weft.cli.common import escaped, one_line, print_json, print_table
-from weft.cli.streams_common import (
-    Moment,
-    confirm,
-    events,
-    find_stream,
-    print_groups,
-    stored_log,
-    stored_streams,
-    stream_options,
-    yes_option,
-)
+from weft.cli.common import Moment, ago, confirm, escaped, one_line, plural, print_json, print_table, yes_option
+from weft.cli.streams_common import find_stream, print_groups, stream_options
 from weft.cli.streams_consume import ack, consume, groups, nack, reset
 from weft.cli.streams_publish import publish
 from weft.cli.streams_tail import tail
 from weft.errors import NotFoundError, WeftError
 from weft.project import DEFAULT, current
+from weft.streams import Stream, close, trim_sync
+from weft.streams.runtime import derived_streams, open_hub, stored_log
+from weft.systems.base import Connection
 from weft.systems.log import PUBLISHED_AT, Log
 
-if TYPE_CHECKING:
-    from weft.streams import Stream
-    from weft.systems.base import Connection
-
-# Up to here events are counted for a list; beyond, the number is taken from the offsets, which may have gaps.
+# The list counts the events of a stream up to this number. Of a longer one it takes the number from the offsets, which
+# may have gaps.
 _COUNTED_EVENTS = 100_000
 _NOT_DECLARED = "not declared here"
 
 
 class _InOrder(click.Group):
-    """Lists its commands in the order in which they are used."""
+    """Lists its commands in the order in which they were added."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return _ORDER
-
-
-_ORDER = ["list", "show", "publish", "tail", "consume", "ack", "nack", "groups", "reset", "trim"]
+        return list(self.commands)
 
 
 @click.group(cls=_InOrder)
 @click.pass_context
 def streams(ctx: click.Context) -> None:
     """Publish to streams, read them, and manage their consumers."""
-    ctx.call_on_close(_close)
+    ctx.call_on_close(close)
 
 
-def _close() -> None:
-    from weft.streams import close
-
-    close()
-
-
-@streams.command("list")
+@click.command("list")
 @stream_options
 def list_(connection: str | None, modules: tuple[str, ...], output: str) -> None:
     """List the streams, declared or only stored, and how much they hold.
 
     Ends with exit code 1 when a database could not be reached.
     """
-    from weft.streams.runtime import derived_streams
-
     project = current()
     project.load_modules(modules)
     known = [
@@ -97,7 +76,7 @@ def list_(connection: str | None, modules: tuple[str, ...], output: str) -> None
 
 
 def _undeclared(known: list[Stream], connection: str | None, problems: dict[str, WeftError]) -> Iterator[Stream]:
-    """What the databases of the declared streams hold besides them; where nothing is declared, that of `default`."""
+    """Yield the other streams in the databases of the declared ones; where none is declared, those in `default`."""
     declared: dict[str, list[Stream]] = {}
     for stream in known:
         declared.setdefault(_connection_name(stream.connection, connection), []).append(stream)
@@ -106,7 +85,7 @@ def _undeclared(known: list[Stream], connection: str | None, problems: dict[str,
         if where in problems:
             continue
         try:
-            for stream in stored_streams(connection or (here[0].connection if here else None)):
+            for stream in _stored_streams(connection or (here[0].connection if here else None)):
                 if (stream.schema.lower(), stream.name.lower()) not in names:
                     yield stream
         except WeftError as error:
@@ -120,7 +99,7 @@ def _print_list(rows: list[dict[str, Any]]) -> None:
             **row,
             "fields": len(row["fields"]) or "inferred",
             "events": "?" if row["events"] is None else f"{'' if row['counted'] else '~'}{row['events']:,}",
-            "last_published": _ago(row["last_published"]),
+            "last_published": ago(row["last_published"]),
             "retention": _retention(row["retention"]),
         }
         for row in rows
@@ -172,8 +151,8 @@ def _listed(
 
 
 def _connection_name(declared: str | Connection | None, connection: str | None) -> str:
-    given = connection if connection is not None else declared
-    return DEFAULT if given is None else given if isinstance(given, str) else given.name or given.target
+    used = connection if connection is not None else declared
+    return DEFAULT if used is None else used if isinstance(used, str) else used.name or used.target
 
 
 def _last_published(log: Log) -> datetime | None:
@@ -185,26 +164,12 @@ def _last_published(log: Log) -> datetime | None:
     return published[0] if published else None
 
 
-def _time(moment: datetime | None) -> str:
-    return "" if moment is None else f"{moment:%Y-%m-%d %H:%M:%S}Z"
-
-
-def _ago(moment: datetime | None) -> str:
-    if moment is None:
-        return ""
-    seconds = (datetime.now(UTC) - moment).total_seconds()
-    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds // size:,.0f} {unit} ago"
-    return f"{max(seconds, 0):.0f} s ago"
-
-
 def _retention(policy: Mapping[str, float]) -> str:
     words = {"max_age_days": "{:g} days", "max_rows": "{:,} events"}
     return ", ".join(words[key].format(value) for key, value in policy.items())
 
 
-@streams.command()
+@click.command()
 @click.argument("name")
 @stream_options
 def show(name: str, connection: str | None, modules: tuple[str, ...], output: str) -> None:
@@ -213,10 +178,10 @@ def show(name: str, connection: str | None, modules: tuple[str, ...], output: st
     try:
         stream = find_stream(name, modules)
     except NotFoundError:
-        found = _stored(name, connection)
-        if found is None:
+        stored = _stored(name, connection)
+        if stored is None:
             raise
-        stream, is_declared = found, False
+        stream, is_declared = stored, False
     log = stored_log(stream, connection)
     details = _details(stream, connection)
     if not is_declared:
@@ -262,14 +227,20 @@ def show(name: str, connection: str | None, modules: tuple[str, ...], output: st
 
 
 def _stored(name: str, connection: str | None) -> Stream | None:
-    """A stream that nothing declares, but a database that the project uses holds."""
+    """Return a stream that is not declared, but stored in a database that the project uses."""
     places = {each.connection for each in current().streams.values()}
     for place in [connection] if connection is not None else [None, *(places - {None})]:
         with suppress(WeftError):  # that it is not declared is what matters
-            for stream in stored_streams(place):
+            for stream in _stored_streams(place):
                 if stream.name == name:
                     return stream
     return None
+
+
+def _stored_streams(connection: str | Connection | None) -> list[Stream]:
+    """Return every stream that a database holds, declared or not; of each only its name is known."""
+    names = open_hub(current().connection(connection)).store.names()
+    return [Stream(name=name, schema=schema, connection=connection) for schema, name in names]
 
 
 def _plain(value: object) -> str:
@@ -280,12 +251,12 @@ def _plain(value: object) -> str:
     if value is True:
         return "yes"
     if isinstance(value, datetime):
-        return _time(value)
+        return f"{value:%Y-%m-%d %H:%M:%S}Z"
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _details(stream: Stream, connection: str | None) -> dict[str, Any]:
-    """The declared options. Of `auth` the type only: the rest is secret."""
+    """Return the declared options; of `auth` only the type, since the rest is secret."""
     target = current().connection(connection if connection is not None else stream.connection)
     return {
         "name": stream.name,
@@ -326,7 +297,7 @@ def _columns(stream: Stream, log: Log | None, is_declared: bool) -> list[dict[st
     ]
 
 
-@streams.command()
+@click.command()
 @click.argument("name")
 @click.option("--before", type=Moment(), metavar="WHEN", help="Remove what is before an offset, a time, or 30d (ago).")
 @click.option("--max-rows", type=click.IntRange(0), metavar="N", help="Remove all but the newest N events.")
@@ -345,19 +316,17 @@ def trim(
 
     Without --before and --max-rows: those that its declared retention says.
     """
-    from weft.streams import trim_sync
-
     stream = find_stream(name, modules)
     what = f"the events before {before}" if before is not None else ""
     if max_rows is not None:
-        what = f"{what} and " * bool(what) + f"all but the newest {events(max_rows)}"
+        what = f"{what} and " * bool(what) + f"all but the newest {plural(max_rows, 'event')}"
     confirm(f"Remove {what or 'the events past the retention'} of {name}, for good?", yes)
     removed = trim_sync(stream, before=before, max_rows=max_rows, connection=connection)
     if output == "json":
         print_json({"removed": removed})
     else:
-        click.echo(f"removed {events(removed)} from {name}")
+        click.echo(f"removed {plural(removed, 'event')} from {name}")
 
 
-for command in (publish, tail, consume, ack, nack, groups, reset):
+for command in (list_, show, publish, tail, consume, ack, nack, groups, reset, trim):
     streams.add_command(command)

@@ -2,52 +2,39 @@
 
 from __future__ import annotations
 
+import getpass
 import json
+import os
 import re
+import socket
 import sys
 from collections.abc import Iterator
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
 
 import click
 
-from weft.cli.common import print_json
+from weft.cli.common import Command, Moment, confirm, plural, print_json, yes_option
 from weft.cli.events_out import print_events
-from weft.cli.streams_common import (
-    Moment,
-    confirm,
-    events,
-    find_stream,
-    print_groups,
-    stored_log,
-    stream_options,
-    yes_option,
-)
+from weft.cli.streams_common import find_stream, print_groups, stream_options
 from weft.errors import SchemaError
+from weft.streams import Stream, ack_sync, consume_sync, nack_sync, reset_sync
+from weft.streams.runtime import stored_log
 from weft.systems.log import ROWID, Log
-
-if TYPE_CHECKING:
-    from weft.streams import Stream
 
 # A person needs longer than a program to look at events and acknowledge them.
 _LEASE_SECONDS = 300.0
-# So many offsets are held in memory, and settled in one transaction.
-_MAX_GIVEN = 1_000_000
+# The most offsets that are held in memory and settled in one transaction.
+_MAX_OFFSETS = 1_000_000
 _LARGEST = 2**63 - 1
 
 
-def _member_option(command: Any) -> Any:
-    return click.option("--member", metavar="M", help="Act as this member of the consumer.  [default: cli:user@host]")(
-        command
-    )
+_member_option = click.option(
+    "--member", metavar="M", help="Act as this member of the consumer.  [default: cli:user@host]"
+)
 
 
 def _cli_member() -> str:
-    """The same for every command of a user at a host: who consumes again gets back what is not acknowledged."""
-    import getpass
-    import os
-    import socket
-
+    """Return the same name for every command of a user at a host, so that a second consume returns the same events."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container's user without a name
@@ -87,24 +74,22 @@ def consume(
 
     Until they are acknowledged, the same command gives them again.
     """
-    from weft.streams import ack_sync, consume_sync
-
     stream = find_stream(name, modules)
-    found = consume_sync(
+    batch = consume_sync(
         stream, consumer, batch_size, connection=connection, member=member or _cli_member(), lease=lease, wait=wait
     )
-    print_events(found, output)
+    print_events(batch, output)
     if acknowledge:
-        ack_sync(stream, consumer, found, connection=connection)
+        ack_sync(stream, consumer, batch, connection=connection)
         if output != "json":
-            click.echo(f"{events(len(found))} acknowledged", err=True)
+            click.echo(f"{plural(len(batch), 'event')} acknowledged", err=True)
     elif output != "json":
-        if not found:
+        if not batch:
             click.echo(f"Nothing new for {consumer}.", err=True)
             return
         options = [f"--member {member}"] if member else []
         options += [f"--connection {connection}"] if connection else []
-        ranges = _ranges([event[ROWID] for event in found])
+        ranges = _ranges([event[ROWID] for event in batch])
         if len(ranges) <= 20:
             command = " ".join(["weft streams ack", name, consumer, *ranges, *options])
             click.echo(f"To acknowledge: {command}", err=True)
@@ -113,17 +98,17 @@ def consume(
 
 
 def _ranges(rowids: list[int]) -> list[str]:
-    found: list[list[int]] = []
+    ranges: list[list[int]] = []
     for rowid in rowids:
-        if found and rowid == found[-1][1] + 1:
-            found[-1][1] = rowid
+        if ranges and rowid == ranges[-1][1] + 1:
+            ranges[-1][1] = rowid
         else:
-            found.append([rowid, rowid])
-    return [str(first) if first == last else f"{first}-{last}" for first, last in found]
+            ranges.append([rowid, rowid])
+    return [str(first) if first == last else f"{first}-{last}" for first, last in ranges]
 
 
-def _settling(command: Any) -> Any:
-    """The arguments and options that `ack` and `nack` share."""
+def _settling(command: Command) -> Command:
+    """Add the arguments and options that `ack` and `nack` share."""
     for option in (
         stream_options,
         click.option("--any-member", is_flag=True, help="Whoever holds the events."),
@@ -153,18 +138,16 @@ def ack(
     They are not delivered to it again. OFFSETS are numbers, ranges such as 1-100, or - to read consumed events from
     standard input, as NDJSON.
     """
-    from weft.streams import ack_sync
-
     stream = find_stream(name, modules)
-    held = _given_events(stream, connection, rowids)
+    held = _named_events(stream, connection, rowids)
     by = None if any_member else member or _cli_member()
     count = ack_sync(stream, consumer, held, connection=connection, member=by)
     before = len(held) - count
     if output == "json":
         print_json({"acknowledged": count, "already_acknowledged": before})
     else:
-        parts = [f"{events(count)} acknowledged"] if count or not before else []
-        click.echo(", ".join([*parts, f"{events(before)} already acknowledged"] if before else parts))
+        parts = [f"{plural(count, 'event')} acknowledged"] if count or not before else []
+        click.echo(", ".join([*parts, f"{plural(before, 'event')} already acknowledged"] if before else parts))
 
 
 @click.command()
@@ -187,25 +170,23 @@ def nack(
 
     OFFSETS are numbers, ranges such as 1-100, or - to read consumed events from standard input, as NDJSON.
     """
-    from weft.streams import nack_sync
-
     stream = find_stream(name, modules)
-    held = _given_events(stream, connection, rowids)
+    held = _named_events(stream, connection, rowids)
     by = None if any_member else member or _cli_member()
     count = nack_sync(stream, consumer, held, delay=delay, reason=reason, connection=connection, member=by)
     if output == "json":
         print_json({"given_back": count})
     else:
-        click.echo(f"{events(count)} given back")
+        click.echo(f"{plural(count, 'event')} given back")
 
 
-def _given_events(stream: Stream, connection: str | None, given: tuple[str, ...]) -> list[dict[str, int]]:
-    """What OFFSETS names. Of ranges only the events that exist: offsets have gaps, which nobody can hold."""
-    found: dict[int, None] = {}
+def _named_events(stream: Stream, connection: str | None, offsets: tuple[str, ...]) -> list[dict[str, int]]:
+    """Return the events that OFFSETS names; of ranges only those that exist, since offsets have gaps."""
+    rowids: dict[int, None] = {}
     log: Log | None = None
-    for text in given:
+    for text in offsets:
         if text == "-":
-            found.update(dict.fromkeys(_rowids_of_stdin()))
+            rowids.update(dict.fromkeys(_rowids_of_stdin()))
             continue
         bounds = re.fullmatch(r"(\d{1,19})(?:-(\d{1,19}))?", text)
         if not bounds:
@@ -214,20 +195,20 @@ def _given_events(stream: Stream, connection: str | None, given: tuple[str, ...]
         if last < first:
             raise click.UsageError(f"{text!r} is no range: a range goes up: {last}-{first}.")
         log = log or stored_log(stream, connection)
-        there: list[int] = []
+        stored: list[int] = []
         if log is not None:
             last = min(last, log.head())
             for batch in log.read_arrow(first - 1, last, [ROWID]):
-                there += batch.column(0).to_pylist()
-                if len(found) + len(there) > _MAX_GIVEN:
+                stored += batch.column(0).to_pylist()
+                if len(rowids) + len(stored) > _MAX_OFFSETS:
                     raise click.UsageError(
-                        f"{text} names too many events: at most {_MAX_GIVEN:,} are taken at once. Give shorter ranges, "
-                        "one after the other."
+                        f"{text} names too many events: at most {_MAX_OFFSETS:,} are settled at once. Give shorter "
+                        "ranges, one after the other."
                     )
-        if not there:
+        if not stored:
             raise SchemaError(f"Stream {stream.name!r} holds no event at {text}.", field=ROWID, value=text)
-        found.update(dict.fromkeys(there))
-    return [{ROWID: rowid} for rowid in found]
+        rowids.update(dict.fromkeys(stored))
+    return [{ROWID: rowid} for rowid in rowids]
 
 
 def _rowids_of_stdin() -> Iterator[int]:
@@ -256,11 +237,11 @@ def groups(name: str, connection: str | None, modules: tuple[str, ...], output: 
     removed by retention before they were consumed.
     """
     log = stored_log(find_stream(name, modules), connection)
-    found = log.groups() if log else []
+    consumers = log.groups() if log else []
     if output == "json":
-        print_json(found)
-    elif found:
-        print_groups(found)
+        print_json(consumers)
+    elif consumers:
+        print_groups(consumers)
     else:
         click.echo(f"No consumer has read {name} yet.", err=True)
 
@@ -288,14 +269,12 @@ def reset(
 ) -> None:
     """Move CONSUMER to another place in the stream NAME.
 
-    What its members hold is taken from them: their acks are refused.
+    Its members lose the events that they hold: their acks are refused.
     """
-    from weft.streams import reset_sync
-
     stream = find_stream(name, modules)
     log = stored_log(stream, connection)
     known = next((group for group in log.groups() if group.consumer == consumer), None) if log else None
-    state = f"is at {known.position:,}, {events(known.pending)} pending" if known else "has not read it yet"
+    state = f"is at {known.position:,}, {plural(known.pending, 'event')} pending" if known else "has not read it yet"
     confirm(f"{consumer} of {name} {state}. Move it to {to}?", yes)
     position = reset_sync(stream, consumer, to, connection=connection)
     if output == "json":

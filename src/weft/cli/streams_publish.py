@@ -9,35 +9,39 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 import click
 
-from weft.cli.common import one_line, print_json
-from weft.cli.events_in import Record, Source
-from weft.cli.streams_common import events, find_stream, stream_options
+from weft.cli.common import one_line, plural, print_json
+from weft.cli.events_in import EventInput, Record
+from weft.cli.streams_common import find_stream, stream_options
 from weft.errors import SchemaError, WeftError
-
-if TYPE_CHECKING:
-    from weft.streams import Stream
+from weft.streams import Stream, publish_sync
+from weft.streams.encode import encode, encode_quickly
+from weft.streams.runtime import open_stream
 
 # A batch is published early when it holds so much: events may be megabytes long.
 _BATCH_CHARACTERS = 16 * 1024 * 1024
 
 
+class _RejectedEventError(SchemaError):
+    """The event that ends a run with `--on-error stop`. The hint says what was stored and how to go on."""
+
+
 @dataclass
 class _Publish:
-    """One run of the command: what waits to be published, and what became of the rest."""
+    """One run of the command: the batch that waits to be published, and the counts of the others."""
 
     stream: Stream
     connection: str | None
-    source: Source
+    source: EventInput
     batch_size: int
     on_error: str
     rejects: IO[str] | None
     say: Callable[[str], object]
     done: int
-    """All records of the input up to this number are settled: what an interrupted run can skip."""
+    """All records of the input up to this number are stored or rejected: after an interrupt, they can be skipped."""
     batch: list[Record] = field(default_factory=list)
     waiting: int = 0
     received: int = 0
@@ -48,7 +52,6 @@ class _Publish:
     last_rowid: int | None = None
 
     def add(self, record: Record) -> None:
-        """Take the next record of the input."""
         self.batch.append(record)
         self.waiting += len(record.raw)
         is_full = len(self.batch) >= self.batch_size or self.waiting >= _BATCH_CHARACTERS
@@ -56,7 +59,6 @@ class _Publish:
             self.flush()
 
     def flush(self) -> None:
-        """Publish what waits."""
         batch, self.batch, self.waiting = self.batch, [], 0
         if not batch:
             return
@@ -74,8 +76,6 @@ class _Publish:
 
     def _store(self, batch: list[Record]) -> None:
         """Publish records; in those that do not fit, note the problem."""
-        from weft.streams import publish_sync
-
         if not batch:
             return
         try:
@@ -101,9 +101,6 @@ class _Publish:
         self.last_rowid = result["last_rowid"] or self.last_rowid
 
     def _fits(self, record: Record) -> bool:
-        from weft.streams.encode import encode, encode_quickly
-        from weft.streams.runtime import open_stream
-
         ready, event = open_stream(self.stream, self.connection), [record.event or {}]
         try:
             _ = encode_quickly(ready.stream, ready.log, event) or encode(ready.stream, ready.log, event)
@@ -118,7 +115,8 @@ class _Publish:
     def _reject(self, record: Record) -> None:
         what = f"{self.source.name}, line {record.line:,}{record.problem}."
         if self.on_error == "stop":
-            raise SchemaError(what, hint=" ".join(filter(None, [record.hint, self._how_to_go_on(record.number - 1)])))
+            go_on = self._how_to_go_on(record.number - 1)
+            raise _RejectedEventError(what, hint=" ".join(filter(None, [record.hint, go_on])))
         self.say(" ".join(filter(None, [f"rejected: {what}", record.hint])))
         if self.rejects is None:
             self.say(f"  {one_line(record.raw.strip())}")
@@ -129,28 +127,28 @@ class _Publish:
         self.rejected += 1
 
     def _how_to_go_on(self, before: int) -> str:
-        stored = f"Stored before it: {events(self.received)}." if self.received else "Nothing was stored."
+        stored = f"Stored before it: {plural(self.received, 'event')}." if self.received else "Nothing was stored."
         again = f"Correct it and go on with --skip {before}" if before else "Correct it"
         return f"{stored} {again}, or leave out all that do not fit with --on-error skip."
 
     @property
     def interrupted(self) -> str:
-        """Says what was stored before the run ended early, and how to go on."""
+        """What was stored before the run ended early, and how to go on."""
         if not self.received:
             return "Nothing was published before that."
-        return f"Published before that: {events(self.received)}. Go on with --skip {self.done}."
+        return f"Published before that: {plural(self.received, 'event')}. Go on with --skip {self.done}."
 
 
 @contextmanager
 def _interrupts_wait() -> Iterator[None]:
-    """Let a batch be stored and counted whole before an interrupt ends the run; a second interrupt does not wait."""
-    came = False
+    """Delay an interrupt until the batch is stored and counted; a second interrupt ends the run at once."""
+    interrupted = False
 
     def note(*_: object) -> None:
-        nonlocal came
-        if came:
+        nonlocal interrupted
+        if interrupted:
             raise KeyboardInterrupt
-        came = True
+        interrupted = True
 
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -160,7 +158,7 @@ def _interrupts_wait() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-    if came:
+    if interrupted:
         raise KeyboardInterrupt
 
 
@@ -172,7 +170,7 @@ def _interrupts_wait() -> Iterator[None]:
     "--input",
     "layout",
     type=click.Choice(["json", "ndjson", "csv"]),
-    help="The form of the input; else the file's ending or its first line tells. CSV names a field there.",
+    help="The form of the input; else the file's ending or its first line decides. CSV names a field there.",
 )
 @click.option(
     "--batch-size",
@@ -235,7 +233,7 @@ def publish(
     stream = find_stream(name, modules)
     began = time.monotonic()
     with ExitStack() as closing:
-        source = closing.enter_context(Source(file, data, layout=layout))
+        source = closing.enter_context(EventInput(file, data, layout=layout))
         written = closing.enter_context(open(rejects, "w", encoding="utf-8", errors="replace")) if rejects else None
         advance, say = closing.enter_context(_progress(source))
         run = _Publish(stream, connection, source, batch_size, on_error, written, say, done=skip)
@@ -249,9 +247,10 @@ def publish(
         except KeyboardInterrupt:
             say(run.interrupted)
             raise
+        except _RejectedEventError:
+            raise
         except WeftError as error:
-            if error.hint is None or "--on-error" not in error.hint:
-                error.hint = " ".join(filter(None, [error.hint, run.interrupted]))
+            error.hint = " ".join(filter(None, [error.hint, run.interrupted]))
             raise
     _report(run, time.monotonic() - began, output)
 
@@ -277,7 +276,7 @@ def _report(run: _Publish, seconds: float, output: str) -> None:
         after = f" after the first {run.done:,}" if run.done else ""
         click.echo(f"{run.source.name} holds no event{after}: nothing was published")
         return
-    parts = [f"{click.style('published', fg='green', bold=True)} {events(run.published)} to {run.stream.name}"]
+    parts = [f"{click.style('published', fg='green', bold=True)} {plural(run.published, 'event')} to {run.stream.name}"]
     for count, what in (
         (run.deduplicated, "deduplicated"),
         (run.quarantined, f"quarantined to {run.stream.quarantine.name}"),
@@ -291,8 +290,8 @@ def _report(run: _Publish, seconds: float, output: str) -> None:
 
 
 @contextmanager
-def _progress(source: Source) -> Iterator[tuple[Callable[[int], None], Callable[[str], object]]]:
-    """How to show progress and how to say something meanwhile; on a terminal with a bar, elsewhere with no progress."""
+def _progress(source: EventInput) -> Iterator[tuple[Callable[[int], None], Callable[[str], object]]]:
+    """Give a function that shows the progress and one that prints a line meanwhile. Only a terminal has a bar."""
     if not sys.stderr.isatty() or source.name == "--data":
         yield (lambda received: None), (lambda text: click.echo(text, err=True))
         return

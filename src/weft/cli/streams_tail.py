@@ -8,23 +8,23 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from weft.cli.common import Moment
 from weft.cli.events_in import value_of
 from weft.cli.events_out import as_text, print_events
-from weft.cli.streams_common import Moment, find_stream, stored_log, stream_options
+from weft.cli.streams_common import find_stream, stream_options
 from weft.errors import nearest
+from weft.streams.events import to_dicts
+from weft.streams.runtime import Opened, open_stream, stored_log
 from weft.systems.log import META_TYPES, ROWID, Log
 from weft.types import FieldType
 
-if TYPE_CHECKING:
-    from weft.streams.runtime import Opened
-
 _PAGE_EVENTS = 500
-# Nobody announces that the reader of a pipe went away: `tail --follow` looks for itself.
-_LOOK_SECONDS = 0.5
+# No signal reports that the reader of a pipe is gone: `tail --follow` checks this often.
+_CHECK_SECONDS = 0.5
 
 
 @click.command()
@@ -60,8 +60,6 @@ def tail(
     With -f also the new ones as they come. A line each for people, leaving out what is null; with --format json one
     JSON object a line.
     """
-    from weft.streams.runtime import open_stream
-
     stream = find_stream(name, modules)
     opened = open_stream(stream, connection) if follow else None
     log = opened.log if opened else stored_log(stream, connection)
@@ -92,7 +90,7 @@ def _follow(opened: Opened, position: int, wanted: Callable[[Mapping[str, Any]],
         for page in _pages(log, position, head):
             print_events(filter(wanted, page), output)
         position = max(position, head)
-        watch.wait(version, _LOOK_SECONDS)
+        watch.wait(version, _CHECK_SECONDS)
         _check_reader()
 
 
@@ -102,15 +100,13 @@ def _check_reader() -> None:
         output = sys.stdout.fileno()
     except OSError:
         return
-    looking = select.poll()
-    looking.register(output, 0)
-    if any(state & select.POLLERR for _, state in looking.poll(0)):
+    poll = select.poll()
+    poll.register(output, 0)
+    if any(state & select.POLLERR for _, state in poll.poll(0)):
         raise BrokenPipeError(32, "the reader of the output is gone")
 
 
 def _pages(log: Log, after: int, upto: int) -> Iterator[list[dict[str, Any]]]:
-    from weft.streams.events import to_dicts
-
     while after < upto:
         page = to_dicts(log.read(after, upto, _PAGE_EVENTS))
         if not page:
@@ -120,20 +116,20 @@ def _pages(log: Log, after: int, upto: int) -> Iterator[list[dict[str, Any]]]:
 
 
 def _nth_last(log: Log, head: int, count: int, wanted: Callable[[Mapping[str, Any]], bool]) -> int:
-    """After which offset the last `count` events that are wanted begin. Looks backwards, each time twice as far: how
-    many events there are, offsets do not tell."""
+    """Return the offset before the last `count` events that are wanted. Searches backwards, each time twice as far:
+    offsets have gaps, so they do not say how many events there are."""
     if count == 0:
         return head
     last, events = head, _PAGE_EVENTS
     while True:
         first = log.nth_last(events)
         after = min(last, log.floor() if first is None else first - 1)
-        found = deque((event[ROWID] for page in _pages(log, after, last) for event in page if wanted(event)), count)
-        if len(found) == count:
-            return int(found[0]) - 1
+        newest = deque((event[ROWID] for page in _pages(log, after, last) for event in page if wanted(event)), count)
+        if len(newest) == count:
+            return int(newest[0]) - 1
         if first is None:
             return after
-        count, last, events = count - len(found), after, 2 * events
+        count, last, events = count - len(newest), after, 2 * events
 
 
 def _parse_filters(filters: tuple[str, ...], types: Mapping[str, FieldType]) -> Callable[[Mapping[str, Any]], bool]:
@@ -152,16 +148,16 @@ def _parse_filters(filters: tuple[str, ...], types: Mapping[str, FieldType]) -> 
 
 
 def _equals(field: str, text: str, kind: FieldType | None) -> Callable[[Mapping[str, Any]], bool]:
-    """Whether an event's value is written so, or is what the text stands for in that type: 3.5 is 3.50."""
-    meant: Any = None
+    """Return a test whether an event's value is written so, or equals the text as a value of that type: 3.5 is 3.50."""
+    wanted: Any = None
     if kind is not None:
         with suppress(ValueError):
-            meant = value_of(text, kind)
+            wanted = value_of(text, kind)
 
     def test(event: Mapping[str, Any]) -> bool:
         if field not in event:
             return False
         value = event[field]
-        return as_text(value) == text or (meant is not None and type(value) is type(meant) and value == meant)
+        return as_text(value) == text or (wanted is not None and type(value) is type(wanted) and value == wanted)
 
     return test

@@ -1,1 +1,1 @@
-"""Running what is declared: when it is due, who runs it, what became of it, and who is told."""
+"""Runs declared pipelines: schedules, claims, the run log, alerts, and streaming pipelines that stay up."""

@@ -1,6 +1,6 @@
-"""Tells people what failed and what recovered. Nothing that goes wrong here reaches the work, or holds it up for long.
+"""Alerts about failures and recoveries. A failing alerter never fails the work, nor delays it for long.
 
-The whole of a URL but its host is taken for a secret: whoever knows a webhook's path can write to it.
+All of a URL but its host is a secret: anyone who knows a webhook's path can write to it.
 """
 
 from __future__ import annotations
@@ -22,25 +22,27 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from weft import settings
 from weft.errors import NotFoundError, SettingsError, nearest
-from weft.operate.records import Attempt, Run
+from weft.operate.records import Attempt, ClaimedRun
 from weft.operate.redaction import clean
 from weft.systems.base import url_scheme
 
 logger = logging.getLogger("weft.operate")
 
 WAIT_SECONDS = 5.0
-"""So long the work waits for all of its alerters together."""
+"""How long the work waits for all of its alerters together."""
 _ERROR_CHARACTERS = 1500
 _SCHEMES = ("stdout", "slack", "https", "http")
 _NOT_OFFERED = ("email", "mailto", "smtp", "pagerduty")
 
+AlertKind = Literal["failed", "gave_up", "recovered"]
+
 
 @dataclass(frozen=True)
-class Event:
-    """What is told. `failed`: an attempt failed. `gave_up`: and it was the last. `recovered`: one succeeded after some
+class Alert:
+    """What is sent. `failed`: an attempt failed. `gave_up`: the last one did. `recovered`: one succeeded after some
     that did not."""
 
-    event: Literal["failed", "gave_up", "recovered"]
+    event: AlertKind
     pipeline: str
     run_id: str | None
     slot: datetime | None
@@ -71,14 +73,14 @@ class Event:
 
 
 class Alerter(ABC):
-    """Somewhere that events go. `deliver` may fail; `Alerters` keeps that from the work."""
+    """Delivers alerts. `deliver` may fail; `Alerters` keeps that from the work."""
 
     shown: str
     """Where they go, without secrets."""
 
     @abstractmethod
-    def deliver(self, event: Event) -> None:
-        """Tell of an event."""
+    def deliver(self, event: Alert) -> None:
+        """Deliver an alert."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.shown!r})"
@@ -89,8 +91,7 @@ class Lines(Alerter):
 
     shown = "stdout://"
 
-    def deliver(self, event: Event) -> None:
-        """Write it."""
+    def deliver(self, event: Alert) -> None:
         sign = "✓" if event.event == "recovered" else "✗"
         first, *more = str(event).splitlines() or [""]
         lines = [f"{_time(event.at)} {sign} {first}", *(f"    {line}" for line in more)]
@@ -112,12 +113,10 @@ class Webhook(Alerter):
         self._url, self.shown = url, f"{parts.scheme}://{parts.netloc}/{settings.HIDDEN}"
         self._opener = build_opener(_NoRedirects)
 
-    def body(self, event: Event) -> dict[str, Any]:
-        """What is sent."""
+    def body(self, event: Alert) -> dict[str, Any]:
         return event.as_json()
 
-    def deliver(self, event: Event) -> None:
-        """Send it."""
+    def deliver(self, event: Alert) -> None:
         data = json.dumps(self.body(event)).encode()
         headers = {"Content-Type": "application/json", "User-Agent": "weft"}
         with self._opener.open(Request(self._url, data, headers, method="POST"), timeout=WAIT_SECONDS):
@@ -127,9 +126,9 @@ class Webhook(Alerter):
 class Slack(Webhook):
     """An incoming webhook of Slack's."""
 
-    def body(self, event: Event) -> dict[str, Any]:
-        """One text, in which Slack's own marks are escaped."""
+    def body(self, event: Alert) -> dict[str, Any]:
         sign = ":white_check_mark:" if event.event == "recovered" else ":x:"
+        # Slack's own marks are escaped.
         text = str(event).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
         return {"text": f"{sign} {text}"}
 
@@ -140,36 +139,35 @@ class Alerters:
     def __init__(self, alerters: Iterable[Alerter] = ()) -> None:
         self._alerters = tuple(alerters)
 
-    def failed(self, pipeline: str, run: Run, error: str, next_retry: datetime | None = None) -> None:
-        """An attempt failed."""
-        self.tell("failed", pipeline, run, error=error, next_retry=next_retry)
+    def failed(self, pipeline: str, run: ClaimedRun, error: str, next_retry: datetime | None = None) -> None:
+        self._alert("failed", pipeline, run, error=error, next_retry=next_retry)
 
-    def gave_up(self, pipeline: str, last: Run | Attempt | None, error: str | None = None) -> None:
-        """The last attempt failed, or was found dead."""
-        self.tell("gave_up", pipeline, last, error=error)
+    def gave_up(self, pipeline: str, last: ClaimedRun | Attempt | None, error: str | None = None) -> None:
+        """The last attempt failed, or its process died."""
+        self._alert("gave_up", pipeline, last, error=error)
 
-    def recovered(self, pipeline: str, run: Run) -> None:
-        """An attempt succeeded. Nothing is told where the one before it did so too."""
+    def recovered(self, pipeline: str, run: ClaimedRun) -> None:
+        """An attempt succeeded. There is no alert where the one before it did so too."""
         if run.failures >= 1:
-            self.tell("recovered", pipeline, run)
+            self._alert("recovered", pipeline, run)
 
-    def tell(
+    def _alert(
         self,
-        event: Literal["failed", "gave_up", "recovered"],
+        event: AlertKind,
         pipeline: str,
-        about: Run | Attempt | None,
+        about: ClaimedRun | Attempt | None,
         *,
         error: str | None = None,
         next_retry: datetime | None = None,
     ) -> None:
-        """Tell every alerter of an event, all at the same time."""
+        """Send an alert to every alerter, to all at the same time."""
         if not self._alerters:
             return
         try:
-            run = about if isinstance(about, Run) else None
+            run = about if isinstance(about, ClaimedRun) else None
             error = about.error if error is None and isinstance(about, Attempt) else error
             self._send(
-                Event(
+                Alert(
                     event,
                     pipeline,
                     run_id=about.run_id if about else None,
@@ -183,12 +181,12 @@ class Alerters:
                 )
             )
         except Exception as problem:
-            logger.warning("Nobody was told that %s %s: %s", pipeline, event, type(problem).__name__)
+            logger.warning("No alert was sent that %s %s: %s", pipeline, event, type(problem).__name__)
 
-    def _send(self, event: Event) -> None:
+    def _send(self, event: Alert) -> None:
         # Threads, because a name server or a slow answer can take longer than any timeout of a socket.
         threads = [
-            threading.Thread(target=_isolated, args=(each, event), name=f"weft alert to {each.shown}", daemon=True)
+            threading.Thread(target=_deliver, args=(each, event), name=f"weft alert to {each.shown}", daemon=True)
             for each in self._alerters
         ]
         for thread in threads:
@@ -200,7 +198,7 @@ class Alerters:
                 logger.warning("The alerter %s did not answer within %g s.", alerter.shown, WAIT_SECONDS)
 
 
-def _isolated(alerter: Alerter, event: Event) -> None:
+def _deliver(alerter: Alerter, event: Alert) -> None:
     try:
         alerter.deliver(event)
     except Exception as error:
@@ -208,7 +206,7 @@ def _isolated(alerter: Alerter, event: Event) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """What went wrong, from what cannot hold the URL."""
+    """Return what went wrong, without texts that may hold the URL."""
     if isinstance(error, HTTPError):
         error.close()
         return f"it answered {error.code}"
@@ -217,12 +215,12 @@ def _reason(error: Exception) -> str:
 
 
 def open_alerters(urls: Iterable[str]) -> Alerters:
-    """The alerters at some URLs; raises for the first that cannot be one."""
+    """Open the alerters at some URLs; raise for the first that is not valid."""
     return Alerters([open_alerter(url) for url in urls])
 
 
 def open_alerter(url: str) -> Alerter:
-    """The alerter at a URL: `stdout://`, `slack://hooks.slack.com/services/…`, `https://…` or `http://…`.
+    """Open the alerter at a URL: `stdout://`, `slack://hooks.slack.com/services/…`, `https://…` or `http://…`.
 
     `${VAR}` in it is replaced by the environment's value. `slack+http://127.0.0.1:PORT/…` is for tests: without TLS, so
     this machine only.

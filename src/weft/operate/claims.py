@@ -1,8 +1,8 @@
-"""Whose turn it is: what happens inside the one transaction of a claim, a heartbeat and a finish.
+"""Claims: what a claim, a heartbeat and a finish do inside their one transaction.
 
 The row of the pipeline in `weft.claims` is locked before anything is read, so two callers never decide at once. Leases
-are judged by the database's clock alone, so hosts need not agree about the time. Each grant raises `fence`: whoever
-comes back with an older one has lost the claim and changes nothing.
+are judged by the database's clock alone, so hosts need not agree about the time. Each grant increments `fence`: a
+process with an older one has lost the claim and changes nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from hashlib import blake2b
 from typing import Any
 from uuid import uuid4
 
-from weft.operate.records import Attempt, Refused, Run, slot_text
+from weft.operate.records import Attempt, ClaimedRun, Refused, slot_text
 from weft.operate.runlog_tables import LogTables, attempt_of, instant
 from weft.systems import process
 from weft.systems.sql.driver import Session
@@ -38,22 +38,21 @@ class Claim:
 
     @property
     def is_live(self) -> bool:
-        """Whether somebody works under it."""
         return is_live(self.owner, self.expires_at, self.now)
 
 
 def is_live(owner: str | None, expires_at: datetime | None, now: datetime) -> bool:
-    """Whether a lease is not over, nor its process gone."""
+    """Return whether a lease has time left and its process still runs."""
     return owner is not None and expires_at is not None and expires_at > now and not process.is_gone(owner)
 
 
 def slot_id(pipeline: str, slot: datetime, *more: str) -> str:
-    """The number of the run for a slot: everybody finds the same."""
+    """Return the id of the run for a slot: the same in every process."""
     return blake2b("\0".join((pipeline, slot_text(slot), *more)).encode(), digest_size=12).hexdigest()
 
 
 def lock(session: Session, book: LogTables, pipeline: str) -> Claim | None:
-    """The pipeline's row, which nobody else may look at until the transaction ends."""
+    """Lock the pipeline's row until the transaction ends, and return it."""
     row = session.row(
         f"SELECT fence, run_id, attempt, owner, expires_at, failures, {book.now} FROM {book.claims} "
         f"WHERE pipeline = ?{book.for_update}",
@@ -68,7 +67,7 @@ def lock(session: Session, book: LogTables, pipeline: str) -> Claim | None:
 
 
 def attempts_at(session: Session, book: LogTables, run_id: str) -> list[Attempt]:
-    """All attempts at a run, the first one first."""
+    """Return all attempts at a run, the first one first."""
     rows = session.rows(
         f"SELECT {book.columns('r')} FROM {book.runs} r WHERE r.run_id = ? ORDER BY r.attempt", (run_id,)
     )
@@ -77,15 +76,15 @@ def attempts_at(session: Session, book: LogTables, run_id: str) -> list[Attempt]
 
 def grant(
     session: Session,
-    book: LogTables,
     claim: Claim,
     *,
+    book: LogTables,
     slot: datetime | None,
     attempts_allowed: int,
     lease_seconds: float,
     resume: bool,
-) -> Run | Refused:
-    """Begin an attempt, or say why not. What was left running by nobody is recorded as interrupted in either case."""
+) -> ClaimedRun | Refused:
+    """Begin an attempt, or return why not. Either way, an attempt whose process is gone is recorded as interrupted."""
     attempts = attempts_at(session, book, slot_id(claim.pipeline, slot)) if slot is not None else []
     if attempts and attempts[-1].status == "succeeded":
         return Refused("succeeded", claim.pipeline, attempts[-1])
@@ -93,16 +92,16 @@ def grant(
     last = previous[-1] if previous else None
     if claim.is_live:
         return Refused("running", claim.pipeline, last)
-    taken_over, failures = None, claim.failures
+    interrupted_now, failures = None, claim.failures
     if claim.owner is not None and last is not None:
-        last = taken_over = _interrupt(session, book, claim, last)
+        last = interrupted_now = _interrupt(session, book, claim, last)
         failures += 1
     allowed = None
     if slot is not None:
         run_id = slot_id(claim.pipeline, slot)
-        died_now = taken_over is not None and taken_over.run_id == run_id
-        if taken_over is not None and died_now:
-            attempts[-1] = taken_over
+        died_now = interrupted_now is not None and interrupted_now.run_id == run_id
+        if interrupted_now is not None and died_now:
+            attempts[-1] = interrupted_now
         interrupted = sum(each.status == "interrupted" for each in attempts)
         allowed = attempts_allowed + min(interrupted, FREE_INTERRUPTIONS)
         if len(attempts) >= allowed:
@@ -114,7 +113,7 @@ def grant(
         run_id, slot, number = last.run_id, last.slot, last.attempt + 1
     else:
         run_id, number = uuid4().hex[:24], 1
-    run = Run(
+    run = ClaimedRun(
         run_id=run_id,
         pipeline=claim.pipeline,
         slot=slot,
@@ -125,13 +124,12 @@ def grant(
         owner=process.this_process(),
         lease_seconds=lease_seconds,
         started_at=claim.now,
-        taken_over=taken_over,
     )
     _begin(session, book, run)
     return run
 
 
-def _begin(session: Session, book: LogTables, run: Run) -> None:
+def _begin(session: Session, book: LogTables, run: ClaimedRun) -> None:
     host, pid = process.host_of(run.owner)
     book.insert(
         session,
@@ -153,7 +151,7 @@ def _begin(session: Session, book: LogTables, run: Run) -> None:
         "attempt": run.attempt,
         "owner": run.owner,
         "expires_at": run.started_at + timedelta(seconds=run.lease_seconds),
-        # What runs is not skipped any more. The times of both would not tell: they may be the same.
+        # A pipeline that runs is not skipped any more. Start and skip may have the same time, so that cannot decide.
         "skip_run_id": None,
     }
     if run.slot is not None:
@@ -162,7 +160,7 @@ def _begin(session: Session, book: LogTables, run: Run) -> None:
 
 
 def _interrupt(session: Session, book: LogTables, claim: Claim, last: Attempt) -> Attempt:
-    """Record that the owner is gone, and let go of its claim."""
+    """Record that the owner is gone, and release its claim."""
     assert claim.owner is not None
     ended = "has ended" if process.is_gone(claim.owner) else "was silent for longer than its lease"
     error = f"The process {last.pid} on {last.host} {ended}."
@@ -178,10 +176,8 @@ def _interrupt(session: Session, book: LogTables, claim: Claim, last: Attempt) -
 
 
 def release(session: Session, book: LogTables, claim: Claim, changes: dict[str, Any]) -> None:
-    """Let go of a claim."""
     book.update(session, book.claims, {"owner": None, "expires_at": None, **changes}, "pipeline = ?", (claim.pipeline,))
 
 
-def holds(claim: Claim | None, run: Run) -> bool:
-    """Whether the claim is still the run's."""
+def holds(claim: Claim | None, run: ClaimedRun) -> bool:
     return claim is not None and claim.fence == run.fence and claim.owner == run.owner

@@ -1,4 +1,4 @@
-"""What is due: by schedules, by what the run log says of earlier runs, and by upstream pipelines."""
+"""Which pipelines are due: by schedules, by earlier runs in the run log, and by upstream pipelines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
-from weft.operate.records import State
+from weft.operate.records import PipelineState
 from weft.operate.runlog import RunLog
 from weft.pipelines import graph
 from weft.pipelines.declare import Pipeline, find
@@ -20,7 +20,7 @@ class Due:
 
     pipeline: Pipeline
     slot: datetime | None
-    state: State | None
+    state: PipelineState
     is_due: bool
     why: str
     """`due`, `retry`, `done`, `running`, `waiting on upstream: …`, `retry at …`, `gave up`, `no schedule`."""
@@ -29,7 +29,7 @@ class Due:
 
 
 class Planner:
-    """Says which pipelines of a project are due under a run log."""
+    """Decides which pipelines of a project are due under a run log."""
 
     def __init__(self, log: RunLog, project: Project | None = None) -> None:
         self.log, self.project = log, project or current()
@@ -40,27 +40,26 @@ class Planner:
         return datetime.fromtimestamp(self.project.clock(), UTC)
 
     def due(self, names: Sequence[str] = ()) -> list[Due]:
-        """How every pipeline stands now, in the order in which they run."""
+        """Return whether each pipeline is due now, in the order in which they run."""
         graph.refuse_unknown(self.project.pipelines)
         states, now = self.log.latest(list(self.project.pipelines)), self.now
-        wanted = {each.name for each in self.chosen(names)}
-        return [due_now(each, states, now) for each in graph.in_order(self.project.pipelines) if each.name in wanted]
+        return [due_now(each, states, now) for each in self.chosen(names)]
 
     def chosen(self, names: Iterable[str]) -> list[Pipeline]:
-        """The pipelines of these names, or all, each after those that it waits for."""
-        asked = {find(name, self.project).name for name in names}
-        return [each for each in graph.in_order(self.project.pipelines) if not asked or each.name in asked]
+        """Return the pipelines of these names, or all, each after those that it depends on."""
+        wanted = {find(name, self.project).name for name in names}
+        return [each for each in graph.in_order(self.project.pipelines) if not wanted or each.name in wanted]
 
 
-def due_now(pipeline: Pipeline, states: dict[str, State], now: datetime) -> Due:
-    """Whether a pipeline is due, by the states of all that it waits for."""
-    state = states.get(pipeline.name)
+def due_now(pipeline: Pipeline, states: dict[str, PipelineState], now: datetime) -> Due:
+    """Return whether a pipeline is due, by the states of all that it depends on."""
+    state = states[pipeline.name]
     if pipeline.schedule is None:
         return Due(pipeline, None, state, False, "no schedule")
     slot = pipeline.schedule.latest(now)
-    done = state.scheduled if state is not None else None
+    done = state.scheduled
     is_due, why = True, "due"
-    if state is not None and state.is_live:
+    if state.is_live:
         is_due, why = False, "running"
     elif done is not None and done.slot == slot:
         if done.status == "succeeded":
@@ -77,8 +76,8 @@ def due_now(pipeline: Pipeline, states: dict[str, State], now: datetime) -> Due:
     return Due(pipeline, slot, state, is_due, why, waits_for)
 
 
-def _not_ready(pipeline: Pipeline, states: dict[str, State], now: datetime) -> tuple[str, ...]:
-    """The upstream pipelines without a success that is new enough: of today, or of the last so many seconds."""
+def _not_ready(pipeline: Pipeline, states: dict[str, PipelineState], now: datetime) -> tuple[str, ...]:
+    """Return the upstream pipelines without a success of today, or of the last `upstream_freshness_secs`."""
     if pipeline.upstream_freshness_secs is not None:
         since = now - timedelta(seconds=pipeline.upstream_freshness_secs)
     else:
@@ -88,14 +87,12 @@ def _not_ready(pipeline: Pipeline, states: dict[str, State], now: datetime) -> t
     return tuple(
         name
         for name in pipeline.depends_on
-        if (state := states.get(name)) is None
-        or state.status in ("failed", "interrupted")
-        or not _has_succeeded(state, since)
+        if states[name].status in ("failed", "interrupted") or not _has_succeeded(states[name], since)
     )
 
 
-def _has_succeeded(state: State, since: datetime) -> bool:
-    """Whether it succeeded since then, or for a slot since then: the log's clock may be behind this host's."""
+def _has_succeeded(state: PipelineState, since: datetime) -> bool:
+    """Return whether it succeeded since then, or for a slot since then: the log's clock may be behind this host's."""
     done = state.scheduled
     slot = done.slot if done is not None and done.status == "succeeded" else None
     return any(moment is not None and moment >= since for moment in (state.succeeded_at, slot))

@@ -1,4 +1,4 @@
-"""What to do about errors of databases that know nothing of streams."""
+"""Hints for errors of databases, which know nothing of streams."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from weft.project import current
 
 
 def hint_for(text: str) -> str | None:
-    """Where a table is missing because it is a stream's to which nothing was published yet: how to publish."""
+    """Return how to publish, where a table is missing because nothing was published to its stream yet."""
     project = current()
     for stream in project.streams.values():
         with suppress(WeftError):  # a connection that cannot be resolved
@@ -23,7 +23,7 @@ def hint_for(text: str) -> str | None:
                 names.add(connection.target)
             if any(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text) for name in names):
                 return (
-                    f"The table of the stream {stream.name!r} is made when something is first published to it: "
+                    f"The table of the stream {stream.name!r} is created when something is first published to it: "
                     f"weft streams publish {stream.name} --data '{{…}}'"
                 )
     return None

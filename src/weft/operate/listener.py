@@ -1,4 +1,4 @@
-"""Who is told what a streaming pipeline does, and what they are told."""
+"""What listeners of a streaming pipeline are called with."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from weft.pipelines.streaming.execution import Lag, Report
 
 
 class RunListener:
-    """Is told what a pipeline does, from threads of the engine. Whoever wants to know overrides what it needs.
+    """Called with what a pipeline does, from threads of the engine. Subclasses override the methods they need.
 
-    What it raises is logged, and the pipeline goes on. `BrokenPipeError` ends it after the batch in hand: what it
-    writes is read no more.
+    An exception is logged, and the pipeline goes on. `BrokenPipeError` ends it after the batch in hand: nobody reads
+    the listener's output any more.
     """
 
     wants_idle = False
-    """Whether to be told of each look at the sources that found nothing."""
+    """Whether `idle` is to be called after each look at the sources that found nothing."""
 
     def started(self, lag: Lag) -> None:
-        """It runs; batches come from now on. `lag` tells how far it is behind."""
+        """The pipeline runs; batches come from now on. `lag` reports how far it is behind."""
 
     def batch(self, report: Report) -> None:
         """A batch was carried out."""
 
     def idle(self) -> None:
-        """There was nothing to do."""
+        """The sources had nothing new."""
 
     def failed(self, error: Exception, again_in: float | None) -> None:
-        """It failed; it is started again after so many seconds, or not."""
+        """The pipeline failed. It is started again after so many seconds; with `None` it is not."""

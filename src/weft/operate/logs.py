@@ -1,4 +1,4 @@
-"""What a run writes while it works: the messages of Python's logging, in a file of its own under `.weft/logs`."""
+"""The log of a run: the messages of Python's logging, in a file of its own under `.weft/logs`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ _MOST_BYTES = 10 * 1024 * 1024
 
 
 def log_file(root: Path, run_id: str, attempt: int) -> Path:
-    """Where an attempt writes."""
     return root / ".weft" / "logs" / f"{run_id}-{attempt}.log"
 
 
-class _Bounded(logging.FileHandler):
+class _BoundedFileHandler(logging.FileHandler):
     def __init__(self, file: Path) -> None:
         super().__init__(file, encoding="utf-8")
-        # Once: to resolve all connections takes longer than to write a line.
+        # Read once: to resolve all connections takes longer than to write a line.
         self._secrets = project_secrets()
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -42,28 +41,27 @@ def captured(root: Path, run_id: str, attempt: int) -> Iterator[None]:
     file = log_file(root, run_id, attempt)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        _forget(file.parent)
-        handler = _Bounded(file)
+        _remove_old(file.parent)
+        handler = _BoundedFileHandler(file)
     except OSError:
-        # A folder that cannot be written: the run log still says how it ended.
+        # The folder cannot be written. The run log still records how the attempt ended.
         yield
         return
     handler.setFormatter(logging.Formatter(_FORMAT))
     handler.setLevel(logging.INFO)
-    top = logging.getLogger()
-    before = top.level
-    top.addHandler(handler)
-    if before > logging.INFO:
-        top.setLevel(logging.INFO)
+    root_logger = logging.getLogger()
+    before = root_logger.level
+    root_logger.addHandler(handler)
+    root_logger.setLevel(min(before, logging.INFO))
     try:
         yield
     finally:
-        top.removeHandler(handler)
-        top.setLevel(before)
+        root_logger.removeHandler(handler)
+        root_logger.setLevel(before)
         handler.close()
 
 
-def _forget(folder: Path) -> None:
+def _remove_old(folder: Path) -> None:
     files = sorted(folder.glob("*.log"), key=lambda each: each.stat().st_mtime)
     for file in files[:-_KEPT_FILES]:
         file.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What a run log tells: attempts, claims on runs, why one was refused, and how a pipeline stands."""
+"""The records of a run log: attempts, claims on runs, why one was refused, and the state of a pipeline."""
 
 from __future__ import annotations
 
@@ -43,13 +43,12 @@ class Attempt:
 
     @property
     def seconds(self) -> float | None:
-        """How long it took."""
         return None if self.finished_at is None else (self.finished_at - self.started_at).total_seconds()
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """An attempt that is the caller's to make, until it is finished or the claim is lost."""
+class ClaimedRun:
+    """An attempt that only the caller may make, until it is finished or the claim is lost."""
 
     run_id: str
     pipeline: str
@@ -63,8 +62,6 @@ class Run:
     owner: str
     lease_seconds: float
     started_at: datetime
-    taken_over: Attempt | None = None
-    """The attempt whose process was gone or silent, and which is recorded as interrupted now."""
 
     @property
     def key(self) -> str:
@@ -74,18 +71,18 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Why nobody may run this now.
+    """Why a pipeline may not run now.
 
-    `succeeded`: the slot is done. `running`: somebody holds the pipeline. `waiting`: its next attempt is not due.
-    `exhausted`: it has no attempt left.
+    `succeeded`: the slot is done. `running`: another process holds the pipeline. `waiting`: its next attempt is not
+    due. `exhausted`: it has no attempt left.
     """
 
     why: Literal["succeeded", "running", "waiting", "exhausted"]
     pipeline: str
     last: Attempt | None
-    """The attempt that stands in the way."""
+    """The attempt that is the reason."""
     gave_up: bool = False
-    """Exhausted just now: the last attempt was found dead by this very call."""
+    """Whether this call found the process of the last attempt dead."""
 
     def __str__(self) -> str:
         last = self.last
@@ -101,8 +98,8 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """How a pipeline stands."""
+class PipelineState:
+    """The state of a pipeline."""
 
     pipeline: str
     last: Attempt | None
@@ -115,21 +112,15 @@ class State:
     failures: int
     """Attempts that did not succeed, since one did."""
     is_live: bool
-    """Whether somebody works on it now."""
+    """Whether a process works on it now."""
 
     @property
     def status(self) -> Status | None:
-        """Of its last attempt. One that nobody works on any more is interrupted, also before anyone wrote that down."""
+        """The status of its last attempt; interrupted where no process works on it, also before that is recorded."""
         if self.last is None:
             return None
         return "interrupted" if self.last.status == "running" and not self.is_live else self.last.status
 
-    @property
-    def retry_at(self) -> datetime | None:
-        """When the last attempt, which failed, is due again."""
-        return self.last.retry_at if self.last is not None and self.last.status == "failed" else None
-
 
 def slot_text(slot: datetime) -> str:
-    """A slot in ISO form."""
     return slot.astimezone(UTC).isoformat()

@@ -18,14 +18,14 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,30}://[^\s'\"<>]{1,2000}")
 def clean(
     text: str, *, secrets: Iterable[str] = (), most: int = MOST_CHARACTERS, known: Iterable[str] | None = None
 ) -> str:
-    """`text` without the secrets of this project's connections and of the URLs in it, cut in the middle if too long.
+    """Return `text` without the secrets of this project's connections and of its URLs, cut in the middle if too long.
 
-    `known`: those secrets, where they were asked for before.
+    `known`: the secrets of the connections, where the caller has them already.
     """
     # No database stores these: half of a surrogate pair, and the character 0.
     text = text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
     text = settings.redact(text, {*secrets, *(project_secrets() if known is None else known)})
-    text = _URL.sub(lambda found: settings.redact_url(found[0]), text)
+    text = _URL.sub(lambda match: settings.redact_url(match[0]), text)
     if len(text) <= most:
         return text
     # What failed is at the beginning, and at the end of a traceback.
@@ -34,11 +34,11 @@ def clean(
 
 
 def project_secrets() -> set[str]:
-    """The secrets of all connections that can be resolved."""
-    found: set[str] = set()
+    """Return the secrets of all connections that can be resolved."""
+    secrets: set[str] = set()
     with suppress(WeftError):
         project = current()
         for each in project.describe_connections():
             with suppress(WeftError):
-                found |= project.connection(each.name).secrets()
-    return found
+                secrets |= project.connection(each.name).secrets()
+    return secrets

@@ -12,13 +12,24 @@ from weft.options import refuse_unknown
 
 
 @dataclass(frozen=True, kw_only=True)
-class Restarts:
-    """How a pipeline that failed is started again."""
+class Running:
+    """How a pipeline is run. The backoff and `max_restarts` count only with `restart_on_error`."""
 
+    once: bool = False
+    """Take what is there now, then stop."""
+    metrics_port: int | None = None
+    metrics_host: str = "127.0.0.1"
+    restart_on_error: bool = False
     min_backoff_ms: int = 1000
     max_backoff_ms: int = 30_000
     max_restarts: int | None = None
     """One after the other, without a batch between them."""
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any], where: str) -> Self:
+        """Return these options; an unknown one is an error that names the nearest."""
+        refuse_unknown(options, OPTIONS, where)
+        return cls(**options)
 
     def __post_init__(self) -> None:
         for name in ("min_backoff_ms", "max_backoff_ms", "max_restarts"):
@@ -29,47 +40,27 @@ class Restarts:
             raise SettingsError(
                 f"min_backoff_ms is {self.min_backoff_ms}, which is more than max_backoff_ms, {self.max_backoff_ms}."
             )
-
-    def seconds(self, failures: int) -> float:
-        """How long to wait after so many failures. Part of it is chance: what failed together, because one database
-        was down, does not come back together."""
-        longest = min(self.max_backoff_ms, self.min_backoff_ms << min(failures - 1, 40))
-        return random.uniform(0.5, 1.0) * longest / 1000
-
-
-@dataclass(frozen=True, kw_only=True)
-class Running(Restarts):
-    """How a pipeline is run; how it is started again counts where `restart_on_error` says that it is."""
-
-    once: bool = False
-    """Take what is there now, then stop."""
-    metrics_port: int | None = None
-    metrics_host: str = "127.0.0.1"
-    restart_on_error: bool = False
-
-    @classmethod
-    def of(cls, given: Mapping[str, Any], where: str) -> Self:
-        """These options; an unknown one is an error that names the nearest."""
-        refuse_unknown(given, OPTIONS, where)
-        return cls(**given)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
         port = self.metrics_port
         if port is not None and (type(port) is not int or not 0 <= port <= 65535):
             raise SettingsError(f"metrics_port must be a port, a number from 0 to 65535, not {port!r}.")
+
+    def backoff_seconds(self, failures: int) -> float:
+        """Return how long to wait after so many failures. A part is random: pipelines that failed together, because one
+        database was down, do not start again together."""
+        longest = min(self.max_backoff_ms, self.min_backoff_ms << min(failures - 1, 40))
+        return random.uniform(0.5, 1.0) * longest / 1000
 
 
 class RunKeywords(TypedDict, total=False):
     """The fields of `Running` as keywords of functions, for editors and type checkers."""
 
-    min_backoff_ms: int
-    max_backoff_ms: int
-    max_restarts: int | None
     once: bool
     metrics_port: int | None
     metrics_host: str
     restart_on_error: bool
+    min_backoff_ms: int
+    max_backoff_ms: int
+    max_restarts: int | None
 
 
 OPTIONS = tuple(each.name for each in fields(Running))

@@ -1,15 +1,15 @@
-"""The run log: who runs what, what became of each attempt, and what is due again when."""
+"""The run log: which process runs which pipeline, how each attempt ended, and when the next one is due."""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
-import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 from urllib.parse import unquote
@@ -27,7 +27,7 @@ from weft.errors import (
 )
 from weft.operate import claims
 from weft.operate.claims import Claim
-from weft.operate.records import COUNTS, Attempt, Refused, Run, State, Status
+from weft.operate.records import COUNTS, Attempt, ClaimedRun, PipelineState, Refused, Status
 from weft.operate.redaction import clean
 from weft.operate.runlog_tables import LogTables, attempt_of, instant, schemes
 from weft.project import build_connection, current
@@ -39,7 +39,7 @@ logger = logging.getLogger("weft.operate")
 
 DEFAULT_FILE = ".weft/runs.db"
 LEASE_SECONDS = 60.0
-"""An owner that says nothing for so long has lost its claim."""
+"""An owner without a heartbeat for this long has lost its claim."""
 _NOT_OFFERED = ("s3", "gs", "gcs", "azure", "azureblob", "file")
 # A query for more pipelines than this asks for all.
 _LISTED = 200
@@ -49,10 +49,10 @@ T = TypeVar("T")
 
 
 class RunLog:
-    """What `open_run_log` gives. Every operation is one short transaction.
+    """What `open_run_log` returns. Every operation is one short transaction.
 
-    `claim` and what reads raise where the database cannot be reached. `heartbeat`, `finish` and `skip` do not: the work
-    is not stopped by its log. They say so once, by a warning of the logger `weft.operate`.
+    `claim` and reads raise where the database cannot be reached. `heartbeat`, `finish` and `skip` do not: the work is
+    not stopped by its log. The logger `weft.operate` warns once.
     """
 
     def __init__(self, tables: LogTables, *, shown: str) -> None:
@@ -72,7 +72,6 @@ class RunLog:
         self.close()
 
     def close(self) -> None:
-        """Close its connections."""
         self._book.tables.close()
 
     # ----------------------------------------------------------------------------------------------------------- claims
@@ -85,29 +84,25 @@ class RunLog:
         attempts_allowed: int = 1,
         lease_seconds: float = LEASE_SECONDS,
         resume: bool = True,
-    ) -> Run | Refused:
-        """An attempt for the caller alone, or why there is none.
+    ) -> ClaimedRun | Refused:
+        """Return an attempt that only the caller may make, or why there is none.
 
         With a `slot` it is refused when that slot has succeeded, has used up its attempts or waits for its next one.
         Without one it is a manual run, which goes on with the pipeline's last run under the same `run_id` if that did
-        not succeed; not with `resume=False`. Either is refused while somebody works on the pipeline. Whoever was killed
-        or was silent for longer than its lease does not count: that attempt is recorded as interrupted. Up to
-        three such attempts of a slot are not counted among those allowed.
+        not succeed; not with `resume=False`. Either is refused while another process works on the pipeline. A process
+        that was killed or was silent for longer than its lease does not count: its attempt is recorded as interrupted.
+        Up to three such attempts of a slot are not counted among those allowed.
         """
         if slot is not None and slot.tzinfo is None:
             raise DeclarationError("A slot needs a time zone.", hint="Use what Schedule.latest gives.")
-
-        def begin(session: Session, claim: Claim) -> Run | Refused:
-            return claims.grant(
-                session,
-                self._book,
-                claim,
-                slot=slot,
-                attempts_allowed=attempts_allowed,
-                lease_seconds=lease_seconds,
-                resume=resume,
-            )
-
+        begin = partial(
+            claims.grant,
+            book=self._book,
+            slot=slot,
+            attempts_allowed=attempts_allowed,
+            lease_seconds=lease_seconds,
+            resume=resume,
+        )
         try:
             return self._locked(pipeline, begin)
         except (ConnectionFailedError, StorageError) as error:
@@ -115,8 +110,8 @@ class RunLog:
                 f"{pipeline} cannot be claimed, so it was not run: {error.what}", hint=error.hint
             ) from None
 
-    def heartbeat(self, run: Run) -> bool:
-        """Keep the claim for another lease. `False`: it is lost, somebody else works on it now."""
+    def heartbeat(self, run: ClaimedRun) -> bool:
+        """Keep the claim for another lease. `False`: it is lost, and another process works on the pipeline now."""
 
         def extend(session: Session, claim: Claim) -> bool:
             if not claims.holds(claim, run):
@@ -129,7 +124,7 @@ class RunLog:
 
     def finish(
         self,
-        run: Run,
+        run: ClaimedRun,
         status: str,
         *,
         counts: Mapping[str, int] | None = None,
@@ -138,7 +133,7 @@ class RunLog:
         retry_in: float | None = None,
         metrics: Mapping[str, Any] | None = None,
     ) -> bool:
-        """Record how an attempt ended (succeeded, failed, interrupted) and let go of its claim.
+        """Record how an attempt ended (succeeded, failed, interrupted) and release its claim.
 
         `False`: the claim was lost, and nothing was recorded.
         `counts` has some of rows_read, inserted, updated, unchanged, deleted, quarantined and late. `retry_in`: seconds
@@ -191,14 +186,14 @@ class RunLog:
 
     # ---------------------------------------------------------------------------------------------------------- reading
 
-    def latest(self, pipelines: Iterable[str]) -> dict[str, State]:
-        """How each of these pipelines stands; those that the log knows nothing of have an empty state."""
+    def latest(self, pipelines: Iterable[str]) -> dict[str, PipelineState]:
+        """Return the state of each of these pipelines; it is empty for those without a run in the log."""
         wanted = list(dict.fromkeys(pipelines))
-        found = {name: State(name, None, None, None, None, 0, is_live=False) for name in wanted}
+        states = {name: PipelineState(name, None, None, None, None, 0, is_live=False) for name in wanted}
         listed = len(wanted) <= _LISTED
         where = f" WHERE c.pipeline IN ({', '.join('?' * len(wanted))})" if listed and wanted else ""
         book = self._book
-        with self._book.session("read") as session:
+        with book.session("read") as session:
             rows = session.rows(
                 f"SELECT c.pipeline, c.owner, c.expires_at, c.succeeded_at, c.failures, {book.now}, "
                 f"{book.columns('l')}, {book.columns('s')}, {book.columns('k')} FROM {book.claims} c "
@@ -208,15 +203,15 @@ class RunLog:
                 wanted if where else (),
             )
         for name, owner, expires_at, succeeded_at, failures, now, *attempts in rows:
-            if name not in found:
+            if name not in states:
                 continue
             width = len(attempts) // 3
             last, scheduled, skipped = (attempt_of(attempts[at : at + width]) for at in (0, width, 2 * width))
             moment = instant(now)
             assert moment is not None
             live = claims.is_live(owner, instant(expires_at), moment)
-            found[name] = State(name, last, scheduled, skipped, instant(succeeded_at), failures, live)
-        return found
+            states[name] = PipelineState(name, last, scheduled, skipped, instant(succeeded_at), failures, live)
+        return states
 
     def runs(
         self,
@@ -225,21 +220,21 @@ class RunLog:
         since: datetime | None = None,
         limit: int = 100,
     ) -> list[Attempt]:
-        """Attempts and skips, the newest first."""
+        """Return attempts and skips, the newest first."""
         conditions, parameters = ["1 = 1"], []
         for name, value in (("pipeline", pipeline), ("status", status)):
             if value is not None:
                 conditions.append(f"r.{name} = ?")
                 parameters.append(value)
         if since is not None:
-            conditions.append(f"r.started_at >= {self._book.moment(since)}")
+            conditions.append(f"r.started_at >= {self._book.tables.moment(since)}")
         return self._attempts(
             f"WHERE {' AND '.join(conditions)} ORDER BY r.started_at DESC, r.run_id, r.attempt DESC LIMIT {int(limit)}",
             parameters,
         )
 
     def run(self, run_id: str) -> list[Attempt]:
-        """All attempts at a run, the first one first; none where the log does not know it."""
+        """Return all attempts at a run, the first one first; none where the log has no such run."""
         return self._attempts("WHERE r.run_id = ? ORDER BY r.attempt", [run_id])
 
     def _attempts(self, rest: str, parameters: list[Any]) -> list[Attempt]:
@@ -250,14 +245,14 @@ class RunLog:
     # ----------------------------------------------------------------------------------------------------- transactions
 
     def _locked(self, pipeline: str, work: Callable[[Session, Claim], T]) -> T:
-        """Do something in one transaction, with the row of the pipeline locked."""
+        """Call `work` in one transaction, with the row of the pipeline locked."""
         for _ in range(2):
             with self._book.session("publish") as session:
                 claim = claims.lock(session, self._book, pipeline)
                 if claim is not None:
                     return work(session, claim)
             self._add(pipeline)
-        raise WeftError(f"The row of {pipeline} in {self.shown} was removed by somebody.", hint="Run it again.")
+        raise WeftError(f"The row of {pipeline} in {self.shown} was removed.", hint="Run it again.")
 
     def _add(self, pipeline: str) -> None:
         sql = f"INSERT INTO {self._book.claims} (pipeline, fence, failures) VALUES (?, 0, 0)"
@@ -289,16 +284,15 @@ def open_run_log(
     or_memory: bool = False,
     read_only: bool = False,
 ) -> RunLog:
-    """The run log at a URL, or of a connection by its name; by default SQLite in `.weft/runs.db` of the project.
+    """Open the run log at a URL, or of a connection by its name; by default SQLite in `.weft/runs.db` of the project.
 
     `sqlite://path`, `duckdb://path` (relative to `root`, the project's folder), `postgres://…`, `mysql://…`,
-    `memory://`. Its tables are made at first use, unless the URL says `?create_tables=false`. With `or_memory` a log
-    that cannot be written is warned about and replaced by one in memory. `read_only` makes and writes nothing: where
-    there is no log yet, an empty one is given.
+    `memory://`. Its tables are created at first use, unless the URL says `?create_tables=false`. With `or_memory` a log
+    that cannot be written is replaced by one in memory, with a warning. `read_only` creates and writes nothing: where
+    there is no log yet, an empty one is returned.
     """
     folder = Path(root) if root is not None else current().root
     connection, create = _parse(url, folder)
-    shown = connection.target
     try:
         return _open(connection, create=create, read_only=read_only)
     except (MissingExtraError, SettingsError, DeclarationError):
@@ -306,7 +300,8 @@ def open_run_log(
     except (WeftError, OSError) as error:
         if not or_memory:
             raise
-        logger.warning("The run log %s cannot be used, and this process keeps its own: %s", shown, _one_line(error))
+        text = "The run log %s cannot be used, and this process keeps its own: %s"
+        logger.warning(text, connection.target, _one_line(error))
         return _open(_in_memory(), create=True, read_only=False)
 
 
@@ -316,33 +311,28 @@ def _open(connection: Connection, *, create: bool, read_only: bool) -> RunLog:
     tables = system_for(connection.kind).load_tables()(connection)
     book = LogTables(tables)
     try:
-        _prepare(book, create=create, read_only=read_only)
-    except _NoTables:
-        tables.close()
-        return _open(_in_memory(), create=True, read_only=False)
+        if _prepare(book, create=create, read_only=read_only):
+            return RunLog(book, shown=connection.target)
     except BaseException:
         tables.close()
         raise
-    return RunLog(book, shown=connection.target)
+    tables.close()
+    return _open(_in_memory(), create=True, read_only=False)
 
 
-class _NoTables(Exception):
-    """There is a database, and no log in it."""
-
-
-def _prepare(book: LogTables, *, create: bool, read_only: bool) -> None:
-    connection = book.tables.connection
-    if not connection.is_missing():
+def _prepare(book: LogTables, *, create: bool, read_only: bool) -> bool:
+    """Check or create the tables. `False`: the database has no log, and nothing may be written."""
+    if not book.tables.connection.is_missing():
         try:
             book.check(write=not read_only)
-            return
+            return True
         except (ConnectionFailedError, StorageError):
             raise  # unreachable, or not writable: to create tables would not help
         except WeftError as error:
             if not create:
                 raise book.missing(error) from None
             if read_only:
-                raise _NoTables from None
+                return False
     elif not create:
         raise book.missing(WeftError("the file is not there."))
     try:
@@ -351,8 +341,9 @@ def _prepare(book: LogTables, *, create: bool, read_only: bool) -> None:
         # Two first uses at once: one of them was faster.
         with suppress(WeftError):
             book.check(write=True)
-            return
+            return True
         raise
+    return True
 
 
 def _in_memory() -> Connection:
@@ -368,7 +359,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def _parse(url: str | None, root: Path) -> tuple[Connection, bool]:
-    """The connection that a run log's URL or name leads to, and whether tables may be made."""
+    """Return the connection that a run log's URL or name leads to, and whether tables may be created."""
     if url is None:
         return build_connection(None, {"kind": "sqlite", "path": str(root / DEFAULT_FILE)}, "The run log"), True
     if not isinstance(url, str) or not url.strip():
@@ -403,7 +394,7 @@ def _examples() -> str:
 
 
 def _without_create_tables(url: str) -> tuple[str, bool]:
-    """The URL without that parameter, and what it says."""
+    """Return the URL without that parameter, and its value."""
     base, question, query = url.partition("?")
     create, rest = True, []
     for pair in query.split("&") if question else ():
@@ -418,15 +409,15 @@ def _without_create_tables(url: str) -> tuple[str, bool]:
 
 
 def _file(scheme: str, url: str, root: Path) -> Connection:
-    """Two slashes and a path, as in `sqlite://runs.db`; or as every connection's URL, with three or four."""
+    """Return the connection of `sqlite://runs.db`, or of a URL with three or four slashes as every connection's."""
     text = settings.interpolate(url.partition("://")[2], "the URL of the run log")
     if "?" in text:
         raise SettingsError(f"A run log at {scheme}:// has no parameter but create_tables.")
     path = unquote(text)
     if path.startswith("/"):
-        first = re.split("/", path[1:])[0]
+        first = path[1:].partition("/")[0]
         if first and Path("/", first).is_dir() and not (root / first).exists():
-            # A log that each folder has for itself would let each host run everything.
+            # With a log in each folder, each host would run everything.
             raise SettingsError(
                 f"{scheme}:///{first}/… is a path in the project's folder, and looks like an absolute one.",
                 hint=f"An absolute path has four slashes: {scheme}:////{first}/…",

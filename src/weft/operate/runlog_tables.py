@@ -1,8 +1,8 @@
-"""The two tables of a run log, and the words in which databases differ about them.
+"""The two tables of a run log, in the dialects of the databases.
 
-`weft.runs` has a row an attempt. The number of a scheduled run follows from pipeline and slot, so the primary key alone
-keeps one from being begun twice. `weft.claims` has a row a pipeline: whose turn it is, and which rows of `weft.runs`
-say how it stands, so that this can be asked of a thousand pipelines at once however long their history is.
+`weft.runs` has a row for each attempt. The id of a scheduled run follows from pipeline and slot, so the primary key
+alone keeps one from being begun twice. `weft.claims` has a row for each pipeline: its owner, and which rows of
+`weft.runs` hold its state, so that one query gets the states of a thousand pipelines however long their history is.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _CLAIMS = pa.schema(
         # Of the attempt that runs, else of the last one.
         pa.field("run_id", pa.string()),
         pa.field("attempt", pa.int64()),
-        # Null where nobody runs it.
+        # Null where no process runs it.
         pa.field("owner", pa.string()),
         pa.field("expires_at", _INSTANT),
         # Of the last attempt that was for a slot, and of the last skip.
@@ -86,33 +86,30 @@ class LogTables:
 
     @cached_property
     def runs(self) -> str:
-        """The quoted name."""
         return self.tables.driver.table("weft", "runs")
 
     @cached_property
     def claims(self) -> str:
-        """The quoted name."""
         return self.tables.driver.table("weft", "claims")
 
     @contextmanager
     def session(self, role: Role) -> Iterator[Session]:
-        """A transaction, or a read."""
         with self.tables.waiting_turn(role), self.tables.driver.session(role) as session:
             yield session
 
     # --------------------------------------------------------------------------------------------------------- creation
 
     def check(self, *, write: bool) -> None:
-        """Raise unless both tables are there, and can be written where that is asked."""
+        """Raise unless both tables exist, and with `write` can be written."""
         with self.session("publish" if write else "read") as session:
             for table in (self.runs, self.claims):
                 session.rows(f"SELECT 1 FROM {table} WHERE 1 = 0")
             if write:
-                # Changes nothing, and is refused by whatever cannot be written.
+                # Changes nothing, and fails where the table cannot be written.
                 session.run(f"UPDATE {self.claims} SET fence = fence WHERE 1 = 0")
 
     def create(self) -> None:
-        """Make the tables where they are missing; somebody else may do so at the same moment."""
+        """Create missing tables; another process may do so at the same moment."""
         with self.session("publish") as session:
             if self.tables.has_schemas:
                 self.tables.create_schema(session, "weft")
@@ -120,7 +117,7 @@ class LogTables:
                 session.run(statement)
 
     def missing(self, reason: WeftError) -> SettingsError:
-        """What to say where the tables are not there and may not be made."""
+        """Return the error for tables that do not exist and may not be created."""
         return SettingsError(
             f"The run log {self.tables.connection.target} has no usable tables, and create_tables=false forbids to "
             f"make them: {reason.what}",
@@ -129,44 +126,42 @@ class LogTables:
 
     # ------------------------------------------------------------------------------------------------------------- rows
 
-    def moment(self, value: datetime | None) -> str:
-        """A literal of an instant."""
-        return "NULL" if value is None else self.tables.moment(value)
-
     def insert(self, session: Session, values: dict[str, Any]) -> None:
-        """Add a row to `weft.runs`."""
-        sql, parameters = self._values(values)
-        session.run(
-            f"INSERT INTO {self.runs} ({', '.join(map(self.tables.quote, sql))}) VALUES ({', '.join(sql.values())})",
-            parameters,
-        )
+        insert_row(self.tables, session, self.runs, values)
 
     def update(
         self, session: Session, table: str, values: dict[str, Any], where: str, parameters: Sequence[Any]
     ) -> None:
-        """Change rows of one of the two tables."""
-        sql, given = self._values(values)
+        sql, new = _placeholders(self.tables, values)
         changes = ", ".join(f"{self.tables.quote(name)} = {value}" for name, value in sql.items())
-        session.run(f"UPDATE {table} SET {changes} WHERE {where}", [*given, *parameters])
-
-    def _values(self, values: dict[str, Any]) -> tuple[dict[str, str], list[Any]]:
-        """Placeholders, or literals where drivers differ about a type; and what stands for the placeholders."""
-        sql, parameters = {}, []
-        for name, value in values.items():
-            if value is None or isinstance(value, datetime):
-                sql[name] = self.moment(value)
-            else:
-                sql[name] = "?"
-                parameters.append(value)
-        return sql, parameters
+        session.run(f"UPDATE {table} SET {changes} WHERE {where}", [*new, *parameters])
 
     def columns(self, alias: str) -> str:
-        """The columns of an `Attempt`."""
         return ", ".join(f"{alias}.{self.tables.quote(name)}" for name in COLUMNS)
 
 
+def insert_row(tables: SqlTables, session: Session, table: str, values: dict[str, Any]) -> None:
+    sql, parameters = _placeholders(tables, values)
+    columns = ", ".join(map(tables.quote, sql))
+    session.run(f"INSERT INTO {table} ({columns}) VALUES ({', '.join(sql.values())})", parameters)
+
+
+def _placeholders(tables: SqlTables, values: dict[str, Any]) -> tuple[dict[str, str], list[Any]]:
+    """Return placeholders, or literals where drivers differ about a type; and the values of the placeholders."""
+    sql, parameters = {}, []
+    for name, value in values.items():
+        if value is None:
+            sql[name] = "NULL"
+        elif isinstance(value, datetime):
+            sql[name] = tables.moment(value)
+        else:
+            sql[name] = "?"
+            parameters.append(value)
+    return sql, parameters
+
+
 def attempt_of(row: Sequence[Any]) -> Attempt | None:
-    """An attempt from its columns, or `None` where a join found none."""
+    """Return an attempt from its columns, or `None` where a join had no row."""
     if row[0] is None:
         return None
     values = dict(zip(COLUMNS, row, strict=True))
@@ -177,7 +172,7 @@ def attempt_of(row: Sequence[Any]) -> Attempt | None:
 
 
 def instant(value: Any) -> datetime | None:
-    """A timestamp as a driver gives it: a text, or a time that is in UTC if it does not say."""
+    """Return a driver's timestamp in UTC: it may be a text, or a time without a zone, which is in UTC."""
     if value is None:
         return None
     moment: datetime = datetime.fromisoformat(value) if isinstance(value, str) else value
@@ -185,7 +180,6 @@ def instant(value: Any) -> datetime | None:
 
 
 def statements(tables: SqlTables, runs: str, claims: str) -> list[str]:
-    """The DDL of both tables."""
     names = {"runs": runs, "claims": claims}
     creates = []
     for name, (schema, key) in _TABLES.items():
@@ -203,7 +197,7 @@ def statements(tables: SqlTables, runs: str, claims: str) -> list[str]:
 
 
 def ddl(kind: str) -> str:
-    """The statements that make a run log's tables: for sqlite, postgres, mysql, mariadb or duckdb."""
+    """Return the statements that create a run log's tables: for sqlite, postgres, mysql, mariadb or duckdb."""
     known = schemes()
     if kind not in known:
         close = nearest(kind, known)
@@ -216,12 +210,12 @@ def ddl(kind: str) -> str:
 
 
 def schemes() -> list[str]:
-    """What the URL of a run log may begin with: the schemes of all systems that have tables."""
+    """Return the schemes that the URL of a run log may have: those of all systems with tables."""
     return [scheme for system in systems().values() if system.tables for scheme in system.schemes]
 
 
 def _script(tables: SqlTables) -> str:
-    """The statements for a person to run."""
+    """Return the statements for a person to run."""
     quote = tables.quote
     if tables.has_schemas:
         schema = [f"CREATE SCHEMA IF NOT EXISTS {quote('weft')}"]

@@ -1,7 +1,7 @@
-"""Runs pipelines: claims a run, keeps the claim, does the work, records what became of it, and tells who wants to know.
+"""Runs pipelines: claims a run, keeps the claim, does the work, records the outcome, and sends alerts.
 
-The data's own commit decides what was done (`weft.engine.run`): a run that is repeated under its key, because a process
-was killed or lost its claim, changes nothing twice. The run log says who does what and when.
+The commit of the data decides what was done (`weft.engine.run`): a run that is repeated under its key, because a
+process was killed or lost its claim, changes nothing twice. The run log records which process does what and when.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any
 from weft.errors import LeaseLostError, WeftError
 from weft.operate.alerts import Alerters
 from weft.operate.due import Planner, due_now
-from weft.operate.heartbeat import Heartbeat
+from weft.operate.heartbeat import heartbeat
 from weft.operate.hints import hint_for
 from weft.operate.logs import captured
-from weft.operate.records import Refused, Run
+from weft.operate.records import COUNTS, ClaimedRun, Refused
 from weft.operate.redaction import clean
 from weft.operate.runlog import LEASE_SECONDS, RunLog
 from weft.pipelines import graph
@@ -34,17 +34,17 @@ _steps = logging.getLogger("weft.run")
 
 
 class Terminated(KeyboardInterrupt):
-    """What a process raises in its main thread when it is told to stop by SIGTERM. An interrupt, because Spark's client
-    hangs up where a call is ended by one; after anything else its next call waits until Spark's job is done."""
+    """Raised in the main thread on SIGTERM. It is an interrupt, because Spark's client hangs up where an interrupt ends
+    a call; after any other exception its next call waits until Spark's job is done."""
 
 
 class _TakenOverError(LeaseLostError):
-    """Somebody else works on this run."""
+    """Another process works on this run."""
 
 
 @dataclass
 class Outcome:
-    """What became of one pipeline."""
+    """How the run of one pipeline ended."""
 
     pipeline: str
     status: str
@@ -61,7 +61,6 @@ class Outcome:
 
     @property
     def is_failure(self) -> bool:
-        """Whether a cron job should call for help."""
         return self.status in ("failed", "interrupted")
 
 
@@ -102,16 +101,16 @@ class Runner(Planner):
         _steps.debug("claimed")
         return self._attempt(pipeline, claimed)
 
-    def _attempt(self, pipeline: Pipeline, claimed: Run) -> Outcome:
+    def _attempt(self, pipeline: Pipeline, claimed: ClaimedRun) -> Outcome:
         def keep() -> None:
             if not self.log.heartbeat(claimed):
-                raise _TakenOverError(_taken_over(claimed), hint="The log of runs says what became of it.")
+                raise _TakenOverError(_taken_over(claimed), hint="The run log has its outcome.")
 
         execution = self.executor(pipeline, claimed.key, self.now, keep=keep)
         outcome = Outcome(pipeline.name, "succeeded", run_id=claimed.run_id, attempt=claimed.attempt, slot=claimed.slot)
         started = self.now
         try:
-            with Heartbeat(self.log, claimed), captured(self.project.root, claimed.run_id, claimed.attempt):
+            with heartbeat(self.log, claimed), captured(self.project.root, claimed.run_id, claimed.attempt):
                 _log.info("%s: attempt %d, run %s", pipeline.name, claimed.attempt, claimed.run_id)
                 try:
                     execution.execute()
@@ -135,18 +134,18 @@ class Runner(Planner):
         outcome.seconds = (self.now - started).total_seconds()
         if self._record(pipeline, claimed, outcome, execution):
             _steps.debug("recorded")
-            self._tell(pipeline, claimed, outcome)
+            self._alert(pipeline, claimed, outcome)
         else:
             outcome.status, outcome.reason, outcome.retry_at = "interrupted", _taken_over(claimed), None
         return outcome
 
-    def _record(self, pipeline: Pipeline, claimed: Run, outcome: Outcome, execution: Execution) -> bool:
-        """Write down how it ended; `False` where it is somebody else's by now."""
+    def _record(self, pipeline: Pipeline, claimed: ClaimedRun, outcome: Outcome, execution: Execution) -> bool:
+        """Record how the attempt ended; `False` where another process has the run by now."""
         outcome.targets = [
             {
                 "target": each.target,
                 "engine": each.engine,
-                **{name: getattr(each.counts, name) for name in _COUNTS},
+                **{name: getattr(each.counts, name) for name in COUNTS if name != "late"},
                 "late": each.late,
                 "without_value": each.without_value,
                 "seconds": round(each.seconds, 3),
@@ -164,7 +163,7 @@ class Runner(Planner):
         if outcome.status == "failed" and allowed is not None and claimed.attempt < allowed:
             retry_in = pipeline.retry.delay(claimed.attempt)
             outcome.retry_at = self.now + timedelta(seconds=retry_in)
-        counts = {name: sum(each[name] for each in outcome.targets) for name in (*_COUNTS, "late")}
+        counts = {name: sum(each[name] for each in outcome.targets) for name in COUNTS}
         engines = {each["engine"] for each in outcome.targets}
         return self.log.finish(
             claimed,
@@ -176,10 +175,9 @@ class Runner(Planner):
             metrics={"targets": outcome.targets, "steps": outcome.steps},
         )
 
-    def _tell(self, pipeline: Pipeline, claimed: Run, outcome: Outcome) -> None:
+    def _alert(self, pipeline: Pipeline, claimed: ClaimedRun, outcome: Outcome) -> None:
         if outcome.status == "succeeded":
-            if claimed.failures:
-                self.alerters.recovered(pipeline.name, claimed)
+            self.alerters.recovered(pipeline.name, claimed)
             return
         error = described(outcome.error) if outcome.error is not None else ""
         allowed = _allowed(pipeline, claimed)
@@ -191,40 +189,35 @@ class Runner(Planner):
     # ------------------------------------------------------------------------------------------------------ all of them
 
     def run_due(self, names: Sequence[str] = ()) -> Iterator[Outcome]:
-        """Run what is due, each after those that it waits for."""
+        """Run the pipelines that are due, each after those that it depends on."""
         graph.refuse_unknown(self.project.pipelines)
-        wanted = {each.name for each in self.chosen(names)}
+        chosen = self.chosen(names)
         states = self.log.latest(list(self.project.pipelines))
-        for pipeline in graph.in_order(self.project.pipelines):
-            if pipeline.name not in wanted:
-                continue
-            # The time now, not at the beginning: what ran before may have taken hours.
+        for pipeline in chosen:
+            # The time now, not at the beginning: earlier pipelines may have run for hours.
             due = due_now(pipeline, states, self.now)
             if due.waits_for:
                 assert due.slot is not None
-                known = due.state.skipped if due.state is not None else None
-                # Many may wait, and are asked every minute.
+                # Many pipelines may wait, and run-due asks every minute: each skip is recorded once.
+                known = due.state.skipped
                 if known is None or (known.slot, known.reason) != (due.slot, due.why):
                     self.log.skip(pipeline.name, due.slot, due.why)
                 yield Outcome(pipeline.name, "skipped", slot=due.slot, reason=due.why)
             elif due.is_due:
                 yield self.run(pipeline, slot=due.slot)
-                # For those that wait for it. A log that went away meanwhile was warned about.
+                # For its downstream pipelines. A log that does not answer was warned about already.
                 with suppress(WeftError):
                     states.update(self.log.latest([pipeline.name]))
 
 
-_COUNTS = ("rows_read", "inserted", "updated", "unchanged", "deleted", "quarantined")
-
-
-def _allowed(pipeline: Pipeline, claimed: Run) -> int | None:
-    """The number of the last attempt that a slot has, also where one is made by hand; `None` for a manual run."""
+def _allowed(pipeline: Pipeline, claimed: ClaimedRun) -> int | None:
+    """Return the number of the last attempt that a slot has, also where one is manual; `None` for a manual run."""
     if claimed.slot is None or claimed.attempts_allowed is not None:
         return claimed.attempts_allowed
     return pipeline.retry.max_attempts
 
 
-def _taken_over(claimed: Run) -> str:
+def _taken_over(claimed: ClaimedRun) -> str:
     return (
         f"Another process took over {claimed.pipeline} from this one, which was silent for longer than its lease of "
         f"{claimed.lease_seconds:g} s."
@@ -232,16 +225,17 @@ def _taken_over(claimed: Run) -> str:
 
 
 def stop_behind(error: BaseException) -> KeyboardInterrupt | None:
-    """The interrupt or SIGTERM that led to an error: Spark's client fails with another one when a call is interrupted,
-    and that must not look like a failure of the run."""
-    found: BaseException | None = error
-    while found is not None and not isinstance(found, KeyboardInterrupt):
-        found = found.__cause__ or found.__context__
-    return found
+    """Return the interrupt or SIGTERM that led to an error. Spark's client fails with another error when a call is
+    interrupted, and that must not look like a failure of the run."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, KeyboardInterrupt):
+        cause = cause.__cause__ or cause.__context__
+    return cause
 
 
 def described(error: BaseException) -> str:
-    """An error for people and the log, without secrets: ours as they are, others with the place in the user's code."""
+    """Return an error for people and the log, without secrets: a `WeftError` as it is, others with their place in the
+    user's code."""
     if isinstance(error, WeftError):
         hint = hint_for(error.what)
         return clean(str(error) if hint is None else f"{error.what}\n  {hint}")

@@ -1,14 +1,14 @@
-"""What a streaming pipeline did, for Prometheus: `/metrics` of the process that runs it."""
+"""Counts of a streaming pipeline for Prometheus: `/metrics` of the process that runs it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from weft.errors import ConnectionFailedError, MissingExtraError, installing
 from weft.operate.listener import RunListener
-from weft.pipelines.streaming.execution import Report
+from weft.pipelines.streaming.execution import Report, StreamingEngine
 
 try:
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
@@ -22,17 +22,17 @@ _PREFIX = "weft_streaming"
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
 
-class Metrics(RunListener):
-    """Counts what one pipeline does."""
+class StreamingMetrics(RunListener):
+    """Counts the batches, rows and failures of one pipeline."""
 
     wants_idle = True
 
-    def __init__(self, pipeline: str, lag: Callable[[], dict[str, int]]) -> None:
+    def __init__(self, engine: StreamingEngine) -> None:
         self.registry = registry = CollectorRegistry()
+        pipeline = engine.name
 
         def counter(name: str, text: str) -> Counter:
-            made = Counter(f"{_PREFIX}_{name}", text, ["pipeline"], registry=registry)
-            return made.labels(pipeline)
+            return Counter(f"{_PREFIX}_{name}", text, ["pipeline"], registry=registry).labels(pipeline)
 
         self._consumed = counter("rows_consumed", "Rows taken from the sources; of files and Delta, after the SQL.")
         self._rows_written = counter("rows_written", "Rows given to the targets, after the SQL.")
@@ -48,10 +48,9 @@ class Metrics(RunListener):
         self._last = Gauge(
             f"{_PREFIX}_last_batch_timestamp_seconds", "When the last batch ended.", ["pipeline"], registry=registry
         ).labels(pipeline)
-        registry.register(_Lag(pipeline, lag))
+        registry.register(_LagCollector(engine))
 
     def batch(self, report: Report) -> None:
-        """Count a batch."""
         self._iterations.inc()
         self._batches.inc()
         self._consumed.inc(report.consumed)
@@ -61,30 +60,28 @@ class Metrics(RunListener):
         self._last.set(report.ended_at.timestamp())
 
     def idle(self) -> None:
-        """Count a look that found nothing."""
         self._iterations.inc()
         self._idle.inc()
 
     def failed(self, error: Exception, again_in: float | None) -> None:
-        """Count a failure."""
         self._errors.inc()
         if again_in is not None:
             self._restarts.inc()
 
 
-class _Lag:
-    """How far the sources are behind, asked when somebody wants to know."""
+class _LagCollector:
+    """Reads the lag of the sources at each scrape."""
 
-    def __init__(self, pipeline: str, lag: Callable[[], dict[str, int]]) -> None:
-        self._pipeline, self._lag = pipeline, lag
+    def __init__(self, engine: StreamingEngine) -> None:
+        self._engine = engine
 
     def describe(self) -> Iterable[Any]:
         return [self._family()]
 
     def collect(self) -> Iterable[Any]:
         family = self._family()
-        for source, lag in self._lag().items():
-            family.add_metric([self._pipeline, source], lag)
+        for source, lag in self._engine.lag.now().items():
+            family.add_metric([self._engine.name, source], lag)
         return [family]
 
     def _family(self) -> GaugeMetricFamily:
@@ -94,9 +91,9 @@ class _Lag:
 
 
 @contextmanager
-def served(pipeline: str, lag: Callable[[], dict[str, int]], host: str, port: int) -> Iterator[tuple[Metrics, int]]:
-    """Serve the metrics of a pipeline during the block, and give who is to be told what it does, and the port."""
-    metrics = Metrics(pipeline, lag)
+def served(engine: StreamingEngine, host: str, port: int) -> Iterator[tuple[StreamingMetrics, int]]:
+    """Serve the metrics of a pipeline during the block; give the listener that counts them, and the port."""
+    metrics = StreamingMetrics(engine)
     try:
         server, thread = start_http_server(port, host, metrics.registry)
     except (OSError, OverflowError) as error:

@@ -1,4 +1,4 @@
-"""Streaming pipelines that stay up: started again after an error, stopped by signals, watched by whoever wants to."""
+"""Streaming pipelines that stay up: started again after an error, stopped by signals, reported to listeners."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 
 from weft.errors import DeclarationError, MissingExtraError, SettingsError
 from weft.operate.listener import RunListener
-from weft.operate.run_options import Restarts, Running
+from weft.operate.run_options import Running
 from weft.operate.runner import described
 from weft.pipelines.streaming.execution import Report, StreamingEngine
 
 _log = logging.getLogger("weft.operate")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# They are the same at every start, until somebody changes something.
+# These fail at every start, until code, settings or packages change.
 _LASTING = (DeclarationError, SettingsError, MissingExtraError)
 
 
@@ -25,15 +25,10 @@ class Supervisor:
     """Runs one pipeline on an engine until it is stopped; with `once` until what is there now is done."""
 
     def __init__(
-        self,
-        engine: StreamingEngine,
-        *,
-        once: bool = False,
-        restarts: Restarts | None = None,
-        watchers: Sequence[RunListener] = (),
+        self, engine: StreamingEngine, running: Running | None = None, listeners: Sequence[RunListener] = ()
     ) -> None:
-        self.engine, self.once, self.restarts = engine, once, restarts
-        self.watchers = list(watchers)
+        self.engine, self.running = engine, running or Running()
+        self.listeners = list(listeners)
         self._stopping = threading.Event()
         self._is_running = False
         self._failures = 0
@@ -41,24 +36,21 @@ class Supervisor:
 
     def run(self) -> None:
         """Run it. SIGTERM and Ctrl-C finish the batch in hand; then this returns, or raises `KeyboardInterrupt`.
-        A watcher's `BrokenPipeError` ends it so too, and is raised."""
+        A listener's `BrokenPipeError` ends it so too, and is raised."""
         with self.engine.locked(), _signalled(self.stop):
             while not self._stopping.is_set():
                 try:
                     self._run_once()
                     break
                 except Exception as error:
-                    pause = self._failed(error)
+                    pause = self._pause_after(error)
+                    self._notify(lambda each, error=error, pause=pause: each.failed(error, pause))  # type: ignore[misc]
                     if pause is None:
                         raise
                     self.engine.forget(error)
                     self._stopping.wait(pause)
         if self._unread is not None:
             raise self._unread
-
-    def now_behind(self) -> dict[str, int]:
-        """By source, how far it is behind; nothing before it runs."""
-        return self.engine.lag.now()
 
     def stop(self) -> None:
         """Finish the batch in hand, and end. Does not wait for it."""
@@ -67,16 +59,21 @@ class Supervisor:
             threading.Thread(target=self.engine.stop, name="weft-stop", daemon=True).start()
 
     def _run_once(self) -> None:
-        wants_idle = any(each.wants_idle for each in self.watchers)
+        def report(done: Report) -> None:
+            self._notify(lambda each: each.batch(done))
+
+        def idle() -> None:
+            self._notify(lambda each: each.idle())
+
         self.engine.start(
-            once=self.once,
+            once=self.running.once,
             committed=self._committed,
-            report=self._reported if self.watchers else None,
-            idle=(lambda: self._tell(lambda each: each.idle())) if wants_idle else None,
+            report=report if self.listeners else None,
+            idle=idle if any(each.wants_idle for each in self.listeners) else None,
         )
         self._is_running = True
         _log.info("%s runs, with its checkpoint in %s", self.engine.name, self.engine.location)
-        self._tell(lambda each: each.started(self.engine.lag))
+        self._notify(lambda each: each.started(self.engine.lag))
         try:
             if self._stopping.is_set():  # by a caller who did not see that it runs
                 self.engine.stop()
@@ -84,77 +81,69 @@ class Supervisor:
         finally:
             self._is_running = False
 
-    def _failed(self, error: Exception) -> float | None:
-        pause = self._pause_after(error)
-        self._tell(lambda each: each.failed(error, pause))
-        return pause
+    def _committed(self) -> None:
+        self._failures = 0
 
     def _pause_after(self, error: Exception) -> float | None:
-        """How long to wait before the next start; `None` where there is none."""
+        """Return how many seconds to wait before the next start; `None` where there is none."""
         self._failures += 1
-        if self.restarts is None or isinstance(error, _LASTING) or self._stopping.is_set():
+        running = self.running
+        if not running.restart_on_error or isinstance(error, _LASTING) or self._stopping.is_set():
             return None
-        if self.restarts.max_restarts is not None and self._failures > self.restarts.max_restarts:
-            error.add_note(f"{self.engine.name} was started again {self.restarts.max_restarts} times.")
+        if running.max_restarts is not None and self._failures > running.max_restarts:
+            error.add_note(f"{self.engine.name} was started again {running.max_restarts} times.")
             return None
-        pause = self.restarts.seconds(self._failures)
+        pause = running.backoff_seconds(self._failures)
         text = "%s failed, and is started again in %.1f s: %s"
         _log.warning(text, self.engine.name, pause, described(error))
         return pause
 
-    def _committed(self) -> None:
-        self._failures = 0
-
-    def _reported(self, report: Report) -> None:
-        self._tell(lambda each: each.batch(report))
-
-    def _tell(self, tell: Callable[[RunListener], None]) -> None:
-        """Tell all watchers. Nothing fails for what one raises: a batch that it is told of is loaded, and would be
+    def _notify(self, call: Callable[[RunListener], None]) -> None:
+        """Call all listeners. An error of one fails nothing: the batch that it gets is loaded, and would be loaded
         again."""
-        for each in self.watchers:
+        for each in self.listeners:
             try:
-                tell(each)
+                call(each)
             except BrokenPipeError as error:
                 self._unread = error
                 self.stop()
             except Exception:
-                _log.exception("%s goes on, but a watcher of it failed", self.engine.name)
+                _log.exception("%s goes on, but a listener failed", self.engine.name)
 
 
-def supervise(engine: StreamingEngine, running: Running | None = None, watchers: Sequence[RunListener] = ()) -> None:
+def supervise(engine: StreamingEngine, running: Running | None = None, listeners: Sequence[RunListener] = ()) -> None:
     """Run a pipeline as `weft consume` does."""
-    running = running or Running()
-    restarts = running if running.restart_on_error else None
-    supervisor = Supervisor(engine, once=running.once, restarts=restarts, watchers=watchers)
+    supervisor = Supervisor(engine, running, listeners)
+    running = supervisor.running
     if running.metrics_port is None:
         supervisor.run()
         return
     from weft.operate.streaming_metrics import served
 
-    with served(engine.name, supervisor.now_behind, running.metrics_host, running.metrics_port) as (metrics, _):
-        supervisor.watchers.append(metrics)
+    with served(engine, running.metrics_host, running.metrics_port) as (metrics, _):
+        supervisor.listeners.append(metrics)
         supervisor.run()
 
 
 @contextmanager
-def _signalled(stop: Any) -> Iterator[None]:
-    """Have SIGTERM and Ctrl-C end the block in order. A second one ends the process, as if nobody had asked for it."""
+def _signalled(stop: Callable[[], None]) -> Iterator[None]:
+    """Call `stop` on SIGTERM and Ctrl-C. A second signal has its default effect, and ends the process."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     interrupted = False
 
-    def heed(number: int, _: Any) -> None:
+    def handle(number: int, _: Any) -> None:
         nonlocal interrupted
         interrupted = interrupted or number == signal.SIGINT
         for each in before:
             signal.signal(each, signal.SIG_DFL)
         stop()
 
-    # What was started to ignore them, in the background of a shell, goes on to.
-    before = {each: found for each in _SIGNALS if (found := signal.getsignal(each)) not in (None, signal.SIG_IGN)}
+    # A process that was started to ignore a signal, in the background of a shell, still ignores it.
+    before = {each: old for each in _SIGNALS if (old := signal.getsignal(each)) not in (None, signal.SIG_IGN)}
     for each in before:
-        signal.signal(each, heed)
+        signal.signal(each, handle)
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Large answers: bounded by bytes, sent in parts, and of all that are being sent no more than memory has room for."""
+"""Large answers: bounded by bytes, sent in parts, and all that are being sent bounded together."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ logger = logging.getLogger("weft.server")
 _PART = 256 * 1024
 
 
-class Page:
-    """The events of one answer, encoded as they come: at most so many bytes of them, and at least one."""
+class AnswerPage:
+    """The events of one answer, encoded as they come: at most `most` bytes of them, and at least one."""
 
     def __init__(self, most: int) -> None:
         self.events: list[msgspec.Raw] = []
         self.last: int | None = None
-        """The offset of the last of them."""
+        """The offset of the last event."""
         self._left = most
 
     def add(self, event: dict[str, Any]) -> bool:
-        """Take an event, if there is room for it."""
+        """Add an event, if there is room for it."""
         encoded = bodies.encode(event)
         if self.events and len(encoded) > self._left:
             return False
@@ -42,8 +42,8 @@ class Page:
 
 
 class Answers:
-    """The large answers of one process: those that are being sent have at most about `memory` bytes, and each part of
-    one must be taken within so many seconds."""
+    """The large answers of one process: those that are being sent have at most about `memory` bytes, and a client must
+    receive each part within `seconds`."""
 
     def __init__(self, memory: int, seconds: float) -> None:
         self._memory = memory
@@ -51,17 +51,16 @@ class Answers:
         self._held = 0
 
     def require_room(self) -> None:
-        """Refuse to read for another one while those that nobody takes fill the memory."""
+        """Refuse another answer while those that clients do not receive fill the memory."""
         if self._held >= self._memory:
             text = "The answers that are being sent take all the memory that they may."
             raise later(503, "overloaded", "Too much at once", text, 1.0)
 
     def json(self, value: object) -> Response:
-        """An answer of it."""
         return _InParts(self, bodies.encode(value), media_type="application/json")
 
     async def send(self, body: bytes, send: Send, *, more: bool = False) -> None:
-        """Send a body, or a piece of one; `TimeoutError` where it is not taken."""
+        """Send a body, or a piece of one; `TimeoutError` where the client does not receive it."""
         self._held += len(body)
         try:
             for at in range(0, len(body), _PART):
@@ -69,8 +68,8 @@ class Answers:
         finally:
             self._held -= len(body)
 
-    async def taken(self, send: Send) -> None:
-        """Until most of what was sent before is taken; `TimeoutError` where it is not."""
+    async def drain(self, send: Send) -> None:
+        """Wait until the client received most of what was sent before; `TimeoutError` where it does not."""
         await self._send(b"", send, more=True)
 
     async def _send(self, part: bytes, send: Send, *, more: bool) -> None:
@@ -88,4 +87,4 @@ class _InParts(Response):
         try:
             await self._answers.send(bytes(self.body), send)
         except TimeoutError:
-            logger.warning("an answer was cut off: nobody took it", extra={"path": scope["path"]})
+            logger.warning("an answer was cut off: the client did not receive it", extra={"path": scope["path"]})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Iterable
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,12 +20,13 @@ from weft.server.access import opened_by
 from weft.server.consuming import moment, query, whole
 from weft.server.limits import Limits
 from weft.server.live import EventStream, Filter
-from weft.server.problems import Problem
+from weft.server.problems import Problem, bad_parameter
 from weft.server.publishing import publish
 from weft.server.requests import QuickRequest, Requests
 from weft.server.service import Service, json_response, load_modules, service_of
 from weft.server.tickets import SECONDS as TICKET_SECONDS
 from weft.streams.declare import Stream
+from weft.streams.retention import aware
 from weft.streams.runtime import Opened
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def app(
     runtime: str | Path | None = None,
     guarded: bool = False,
 ) -> Starlette:
-    """The service for the streams of this project: those of `modules` and of the modules that weft.toml lists.
+    """Return the service for the streams of this project: those of `modules` and of the modules that weft.toml lists.
 
     Mount it, or give it to any ASGI server; `weft serve` does the latter. `limits` are otherwise those of weft.toml.
     Several processes share rate limits and tickets through the folder `runtime`. `guarded` refuses requests for other
@@ -52,7 +52,8 @@ def app(
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        await service.start()
+        # Before the first request needs them: to open their database takes a while.
+        await service.access.keys.refresh()
         try:
             yield
         finally:
@@ -60,7 +61,7 @@ def app(
 
     one = f"{_STREAMS}/{{name}}"
     publishing = Route(one, publish, methods=["POST"])
-    made = _App(
+    application = _App(
         Requests(_publish, guarded=guarded),
         publishing,
         routes=[
@@ -87,17 +88,17 @@ def app(
         exception_handlers={HTTPException: _http_error},
         lifespan=lifespan,
     )
-    made.router.redirect_slashes = False  # it would name whatever host the client names
-    made.state.service = service
-    made.state.overview = overview.Overview()
-    made.state.health = health.Health()
-    made.state.metrics = metrics.Metrics()
-    made.add_middleware(Requests, guarded=guarded)
-    return made
+    application.router.redirect_slashes = False  # a redirect would name any host that the client names
+    application.state.service = service
+    application.state.overview = overview.Overview()
+    application.state.health = health.Health()
+    application.state.metrics = metrics.ServerMetrics()
+    application.add_middleware(Requests, guarded=guarded)
+    return application
 
 
 class _App(Starlette):
-    """With a short way for publishes: the search for a route and four layers around it take a fifth of one."""
+    """With a shortcut for publishes: the search for a route and four layers of middleware take a fifth of one."""
 
     def __init__(self, publishing: ASGIApp, route: Route, **options: Any) -> None:
         super().__init__(**options)
@@ -105,7 +106,6 @@ class _App(Starlette):
         self._route = route
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
         if scope["type"] == "http" and scope["method"] == "POST" and not scope.get("root_path"):
             path = scope["path"]
             name = path[len(_STREAMS) + 1 :]
@@ -122,22 +122,21 @@ async def _publish(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def streams(request: Request) -> Response:
-    """Every declared stream that the caller may read."""
+    """List every declared stream that the caller may read."""
     query(request)
-    found = await service_of(request).access.readable(request)
-    return json_response({"streams": [_described(stream) for stream in found], "count": len(found)})
+    readable = await service_of(request).access.readable(request)
+    return json_response({"streams": [_described(stream) for stream in readable], "count": len(readable)})
 
 
 async def details(request: Request) -> Response:
-    """A stream, and how much is in it."""
     ready = await service_of(request).open(request, "read")
+    log = ready.log
 
-    def look(ready: Opened) -> dict[str, Any]:
-        log = ready.log
+    def read() -> dict[str, Any]:
         columns = {name: str(kind) for name, kind in log.fields(fresh=True).items()}
         return {"columns": columns, "row_count": log.count(), "head": log.head(), "floor": log.floor()}
 
-    return json_response(_described(ready.stream) | await ready.hub.in_thread(look, ready))
+    return json_response(_described(ready.stream) | await ready.hub.in_thread(read))
 
 
 def _described(stream: Stream) -> dict[str, Any]:
@@ -155,24 +154,24 @@ def _described(stream: Stream) -> dict[str, Any]:
 
 
 async def subscribe(request: Request) -> ASGIApp:
-    """Events as they are published, as Server-Sent Events."""
+    """Send events as they are published, as Server-Sent Events."""
     service = service_of(request)
     ready = await service.open(request, "read", ticket=request.query_params.get("ticket"))
     wheres = request.query_params.getlist("where")
-    given = query(request, "since", "where", "ticket", repeated="where")
-    # What a browser sends when it comes back is newer than the address that it began with.
-    since = request.headers.get("last-event-id") or given.get("since")
+    parameters = query(request, "since", "where", "ticket", repeated="where")
+    # A browser that comes back sends a header that is newer than its address.
+    since = request.headers.get("last-event-id") or parameters.get("since")
     position = await ready.hub.in_thread(_position, ready, since)
     if request.method == "HEAD":  # its answer has an end
         return Response(media_type="text/event-stream")
     ended = partial(service.access.ended, opened_by(request))
     answer = EventStream(service.feeds, ready, position, _filter(wheres), ended)
-    counted: metrics.Metrics = request.app.state.metrics
-    return counted.following(ready.stream.name, answer)
+    counts: metrics.ServerMetrics = request.app.state.metrics
+    return counts.following(ready.stream.name, answer)
 
 
 async def ticket(request: Request) -> Response:
-    """What lets a browser's EventSource subscribe, which cannot send a credential."""
+    """Issue a ticket, with which a browser's EventSource subscribes: it cannot send a credential."""
     service = service_of(request)
     ready = await service.open(request, "read")
     issued = await service.access.issue_ticket(ready.stream, opened_by(request))
@@ -187,26 +186,22 @@ def _position(ready: Opened, since: str | None) -> int:
         return log.floor()
     if since.isdigit():
         return whole(since, "since", 0)
-    from weft.streams.retention import aware
-
-    when: datetime = moment(since, "since")
-    return log.first_since(aware(when)) - 1
+    return log.first_since(aware(moment(since, "since"))) - 1
 
 
 def _filter(wheres: list[str]) -> Filter | None:
-    """The events of which fields have these values: `where=action=click`."""
+    """Return the filter for events of which fields have these values: `where=action=click`."""
     wanted = [where.partition("=") for where in wheres]
     for name, equals, _ in wanted:
         if not equals or not name:
-            text = "where needs a field and its value: where=action=click."
-            raise Problem(422, "parameter", "A parameter does not fit", text, field="where")
+            raise bad_parameter("where needs a field and its value: where=action=click.", field="where")
     if not wanted:
         return None
     return lambda event: all(_text(event.get(name)) == value for name, _, value in wanted)
 
 
 def _text(value: object) -> str | None:
-    """A value as its readers see it: in JSON, a text without its quotes."""
+    """Return a value as its readers see it: in JSON, a text without its quotes."""
     if value is None or isinstance(value, str):
         return value
     encoded = bodies.encode(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,7 +12,7 @@ import msgspec
 import pyarrow as pa
 from starlette.requests import Request
 
-from weft.server.problems import Problem, later
+from weft.server.problems import Problem, bad_parameter, later
 from weft.types import to_json
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ _CODINGS = {"gzip": "gzip", "x-gzip": "gzip", "zstd": "zstd"}
 _CHUNK = 1 << 16
 # For each event that a body may have, so many objects and arrays, and so many values. And keys of one event.
 _NESTED, _VALUES, _KEYS = 5, 20, 10_000
-# Where a request's scope has the body that another reader wants too, and how much of the memory it took.
-_HELD, _TAKEN = "weft.body", "weft.body_taken"
+# The keys of a request's scope for a body that is read twice, and for the memory that a body takes.
+_HELD, _RESERVED = "weft.body", "weft.body_reserved"
 _BYTE = re.compile(r"\(byte (\d+)\)")
 
 T = TypeVar("T")
@@ -33,20 +33,21 @@ T = TypeVar("T")
 
 class Bodies:
     """Reads the bodies of requests: each of at most `most` bytes in at most `seconds`, and those that arrive in parts
-    of at most `memory` bytes together. A client that sends a byte now and then would hold its connection for ever."""
+    of at most `memory` bytes together. A client that sends a byte now and then would hold its connection
+    indefinitely."""
 
     def __init__(self, most: int, seconds: float, memory: int) -> None:
         self.most = most
         self._seconds = seconds
         self._memory = memory
-        self._taken = 0
+        self._reserved = 0
         # One timer for all that arrive, oldest first: a timer each takes as long as half of a publish.
         self._arriving: dict[asyncio.Task[Any], float] = {}
         self._late: set[asyncio.Task[Any]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     async def read(self, request: Request) -> bytes:
-        """The body as it was sent."""
+        """Return the body as it was sent."""
         held: bytes | None = request.scope.get(_HELD)
         if held is not None:
             return held
@@ -76,13 +77,13 @@ class Bodies:
         return body
 
     async def hold(self, request: Request) -> bytes:
-        """Read it for two readers: the next gets the same."""
+        """Read the body and keep it for a second reader."""
         body = request.scope[_HELD] = await self.read(request)
         return body
 
     def release(self, scope: Scope) -> None:
-        """The request was answered: others may take its place."""
-        self._taken -= scope.pop(_TAKEN, 0)
+        """Release the memory of a request that was answered."""
+        self._reserved -= scope.pop(_RESERVED, 0)
 
     async def _parts(self, request: Request) -> bytes:
         parts: list[bytes] = []
@@ -96,18 +97,18 @@ class Bodies:
             if size > self.most:
                 raise too_large(self.most)
             if parts or more:
-                self._take(request.scope, len(part))
+                self._reserve(request.scope, len(part))
             parts.append(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def _take(self, scope: Scope, size: int) -> None:
-        if self._taken + size > self._memory:
+    def _reserve(self, scope: Scope, size: int) -> None:
+        if self._reserved + size > self._memory:
             text = "The bodies that arrive now take all the memory that they may."
             problem = later(503, "overloaded", "Too much at once", text, 1.0)
             problem.headers["connection"] = "close"  # the rest of it is not read
             raise problem
-        self._taken += size
-        scope[_TAKEN] = scope.get(_TAKEN, 0) + size
+        self._reserved += size
+        scope[_RESERVED] = scope.get(_RESERVED, 0) + size
 
     def _await_oldest(self) -> None:
         loop = asyncio.get_running_loop()
@@ -124,12 +125,12 @@ class Bodies:
 
 
 def _cut_off() -> Problem:
-    """What is not whole is never taken for a body, whoever reads this answer."""
+    """Return the refusal of a body that did not arrive whole, also where no client can read it any more."""
     return Problem(400, "cut-off", "The connection was cut", "The body did not arrive whole.")
 
 
 def too_large(most: int) -> Problem:
-    """A body that is not read any further."""
+    """Return the refusal of a body that is not read any further."""
     return Problem(
         413,
         "too-large",
@@ -140,7 +141,7 @@ def too_large(most: int) -> Problem:
     )
 
 
-def _misfit(index: int, field: str | None, why: str) -> Problem:
+def _bad_event(index: int, field: str | None, why: str) -> Problem:
     where = f"Event {index}" if field is None else f"Event {index}, field {field!r}"
     return Problem(422, "event", "An event does not fit", f"{where}: {why}.", index=index, field=field)
 
@@ -177,55 +178,54 @@ def unpack(body: bytes, headers: Mapping[str, str], most: int) -> bytes:
 
 
 def events(body: bytes, headers: Mapping[str, str], most: int) -> Any:
-    """The event or the events of a body: JSON, or a line each. At most so many of them."""
+    """Parse the event or the events of a body: JSON, or a line each. At most `most` of them."""
     kind = media_type(headers)
     if kind not in _LINES:
         require_json(kind, (*_JSON, _LINES[0]))
-    # Before they are parsed, which holds up everybody: of 16 MiB there may be millions.
+    # Before they are parsed, which blocks all requests: 16 MiB may hold millions.
     if len(body) > most * _NESTED and (
         body.count(b"{") + body.count(b"[") > most * _NESTED
         or body.count(b",") + (body.count(b"\n") if kind in _LINES else 0) > most * _VALUES
     ):
         raise _too_many(most)
     try:
-        found = _decoded(body, _decoder.decode_lines if kind in _LINES else _decoder.decode)
+        parsed = _decoded(body, _decoder.decode_lines if kind in _LINES else _decoder.decode)
     except msgspec.ValidationError as error:  # a number that no type of ours holds
         index, field = _culprit(body, kind in _LINES)
-        raise _misfit(index, field, str(error).partition(" - at")[0].lower()) from None
-    several = found if isinstance(found, list) else [found]
+        raise _bad_event(index, field, str(error).partition(" - at")[0].lower()) from None
+    several = parsed if isinstance(parsed, list) else [parsed]
     if len(several) > most:
         raise _too_many(most)
     for index, event in enumerate(several):
         if type(event) is not dict:
-            raise _misfit(index, None, "it is not a JSON object")
+            raise _bad_event(index, None, "it is not a JSON object")
         if len(event) > _KEYS:
-            raise _misfit(index, None, f"it has {len(event):,} fields, of {_KEYS:,} that it may have")
-    return found
+            raise _bad_event(index, None, f"it has {len(event):,} fields, of {_KEYS:,} that it may have")
+    return parsed
 
 
 def media_type(headers: Mapping[str, str]) -> str:
-    """The content type without its parameters."""
+    """Return the content type without its parameters."""
     return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def require_json(kind: str, wanted: tuple[str, ...] = _JSON) -> None:
-    """Refuse another content type. Also none at all: a page of another site may send such a request from a browser
-    without being asked for permission."""
+    """Refuse another content type, also a missing one: a browser lets a page of another site send such a request
+    without asking this service for permission."""
     if kind not in _JSON:
-        given = f"not {kind[:60]!r}" if kind else "and none was given"
-        text = f"The content type must be {' or '.join(wanted)}, {given}."
+        actual = f"not {kind[:60]!r}" if kind else "and none was given"
+        text = f"The content type must be {' or '.join(wanted)}, {actual}."
         raise Problem(415, "media-type", "Unknown content type", text, headers={"accept-post": ", ".join(wanted)})
 
 
-def parse(body: bytes, decode: Any) -> Any:
-    """Parse parameters, and say where it fails."""
+def parse(body: bytes, kind: type[T]) -> T:
     try:
-        return _decoded(body, decode)
+        return _decoded(body, lambda text: msgspec.json.decode(text, type=kind))
     except msgspec.ValidationError as error:
-        raise Problem(422, "parameter", "A parameter does not fit", f"{error}.") from None
+        raise bad_parameter(f"{error}.") from None
 
 
-def _decoded(body: bytes, decode: Any) -> Any:
+def _decoded(body: bytes, decode: Callable[[bytes], T]) -> T:
     try:
         return decode(body)
     except RecursionError:
@@ -235,13 +235,13 @@ def _decoded(body: bytes, decode: Any) -> Any:
     except msgspec.ValidationError:
         raise
     except msgspec.DecodeError as error:
-        found = _BYTE.search(str(error))
+        byte = _BYTE.search(str(error))
         why = str(error).removeprefix("JSON is malformed: ").partition(" (byte")[0]
-        raise _malformed(body, why[:1].lower() + why[1:], int(found[1]) if found else len(body)) from None
+        raise _malformed(body, why[:1].lower() + why[1:], int(byte[1]) if byte else len(body)) from None
 
 
 def _culprit(body: bytes, lines: bool) -> tuple[int, str | None]:
-    """The event that cannot be decoded, and its field."""
+    """Return the index of the event that cannot be decoded, and its field."""
     if lines:
         parts: list[Any] = _raw_event.decode_lines(body)
     else:

@@ -1,4 +1,4 @@
-"""A look at something outside that many ask for and that may hang: one thread looks, all get what it saw."""
+"""A cached check of another system, which many requests need and which may hang: one thread checks for all of them."""
 
 from __future__ import annotations
 
@@ -13,38 +13,34 @@ T = TypeVar("T")
 
 
 class CachedProbe(Generic[T]):
-    """What `look` saw, at most `fresh_seconds` old.
+    """The result of `probe`, at most `fresh_seconds` old.
 
-    Its thread is its own and a daemon: a database that hangs takes no thread from those that work, and holds up
-    nobody's exit.
+    It has a daemon thread of its own: a database that hangs takes no thread from others, and does not delay the exit.
     """
 
-    def __init__(self, look: Callable[[], T], *, fresh_seconds: float) -> None:
-        self._look = look
+    def __init__(self, probe: Callable[[], T], *, fresh_seconds: float) -> None:
+        self._probe = probe
         self._fresh_seconds = fresh_seconds
-        self._seen: Future[T | Exception] | None = None
-        self._seen_at = 0.0
+        self._latest: Future[T | Exception] | None = None
+        self._ended_at = 0.0
 
     async def get(self, seconds: float) -> T:
-        """What was seen; `TimeoutError` where that takes longer than `seconds`."""
-        seen = self._seen
-        if seen is None or (seen.done() and time.monotonic() - self._seen_at >= self._fresh_seconds):
-            seen = self._seen = Future()
-            threading.Thread(target=self._run, args=(seen,), name="weft-look", daemon=True).start()
-        done, _ = await asyncio.wait([asyncio.wrap_future(seen)], timeout=seconds)
-        if not done:
-            raise TimeoutError
-        found = seen.result()
-        if isinstance(found, Exception):
-            raise found
-        return found
+        """Return the result or raise the error of the probe; `TimeoutError` where it takes longer than `seconds`."""
+        latest = self._latest
+        if latest is None or (latest.done() and time.monotonic() - self._ended_at >= self._fresh_seconds):
+            latest = self._latest = Future()
+            threading.Thread(target=self._run, args=(latest,), name="weft-probe", daemon=True).start()
+        result = await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(latest)), seconds)
+        if isinstance(result, Exception):
+            raise result
+        return result
 
-    def _run(self, seen: Future[T | Exception]) -> None:
+    def _run(self, future: Future[T | Exception]) -> None:
         # An error is kept as a value: Python complains of a future's error that nobody waits for any more.
-        found: T | Exception
+        result: T | Exception
         try:
-            found = self._look()
+            result = self._probe()
         except Exception as error:
-            found = error
-        self._seen_at = time.monotonic()
-        seen.set_result(found)
+            result = error
+        self._ended_at = time.monotonic()
+        future.set_result(result)

@@ -16,8 +16,8 @@ from starlette.responses import Response
 from weft.errors import EventsLostError
 from weft.server import bodies
 from weft.server.access import opened_by, unauthorized
-from weft.server.answers import Page
-from weft.server.problems import Problem
+from weft.server.answers import AnswerPage
+from weft.server.problems import Problem, bad_parameter
 from weft.server.service import json_response, service_of
 from weft.streams import consuming
 from weft.streams.events import Event, Lease, in_rounds
@@ -47,13 +47,9 @@ class Ack(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     member: _NAME | None = None
 
 
-class Nack(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class Nack(Ack, kw_only=True):
     """The body of `/nack`."""
 
-    consumer: _NAME
-    events: _ROWIDS
-    token: _NAME | None = None
-    member: _NAME | None = None
     delay: Annotated[float, Meta(ge=0)] = 0
     reason: str | None = None
 
@@ -66,35 +62,31 @@ class Reset(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 Body = TypeVar("Body", Consume, Ack, Nack, Reset)
-_decoders: dict[type, msgspec.json.Decoder[Any]] = {
-    kind: msgspec.json.Decoder(kind) for kind in (Consume, Ack, Nack, Reset)
-}
 
 
 async def _body(request: Request, kind: type[Body]) -> Body:
     service, headers = service_of(request), request.headers
     bodies.require_json(bodies.media_type(headers))
     body = await service.bodies.read(request)
-    parsed: Body = bodies.parse(bodies.unpack(body, headers, service.limits.body_bytes), _decoders[kind].decode)
-    return parsed
+    return bodies.parse(bodies.unpack(body, headers, service.limits.body_bytes), kind)
 
 
 async def consume(request: Request) -> Response:
-    """A batch under a lease. Its `token` fences the ack: with it an ack that comes too late is refused."""
+    """Answer with a batch under a lease. Its `token` fences the ack: with it an ack that comes too late is refused."""
     service = service_of(request)
     ready = await service.open(request, "read")
     asked = await _body(request, Consume)
-    # One that tells readers nothing of this machine.
+    # A name that reveals nothing of this machine.
     member = asked.member or f"http:{secrets.token_hex(8)}"
     deadline = time.monotonic() + min(asked.wait, service.limits.wait_seconds)
-    page = Page(service.limits.page_bytes)
+    page = AnswerPage(service.limits.page_bytes)
     service.answers.require_room()
     room: AbstractContextManager[None] | None = service.room(ready.stream)
     events: list[dict[str, Any]] = []
     while True:
         version = ready.hub.watch.version
         if room is not None:
-            # Only as long as the database is asked: those who wait for events are no load.
+            # Held only while the database is asked: requests that wait for events are no load.
             with room:
                 events = await consuming.consume_now(
                     ready,
@@ -110,9 +102,9 @@ async def consume(request: Request) -> Response:
         ended = await service.access.ended(opened_by(request))
         if ended is not None:
             raise unauthorized(ended)
-        # In turns: a client that left is found out, and a service that ends does not wait for events.
+        # In turns: a client that left is noticed, and a service that ends does not wait for events.
         await ready.hub.watch.wait_async(version, min(left, _TURN_SECONDS))
-        # One event wakes all of them. Those for whom there is no room now have another turn.
+        # One event wakes all requests. Those without room now wait for another turn.
         room = None
         with suppress(Problem):
             room = service.room(ready.stream)
@@ -139,7 +131,6 @@ async def ack(request: Request) -> Response:
 
 
 async def nack(request: Request) -> Response:
-    """Give events back."""
     service = service_of(request)
     ready = await service.open(request, "read")
     asked = await _body(request, Nack)
@@ -168,7 +159,6 @@ def _leased(ready: Opened, asked: Ack | Nack) -> _ROWIDS:
 
 
 async def reset(request: Request) -> Response:
-    """Move a consumer."""
     service = service_of(request)
     ready = await service.open(request, "admin")
     asked = await _body(request, Reset)
@@ -179,23 +169,20 @@ async def reset(request: Request) -> Response:
 
 
 async def groups(request: Request) -> Response:
-    """The consumers of a stream."""
     service = service_of(request)
     ready = await service.open(request, "read")
     with service.room(ready.stream):
-        found = await consuming.groups(ready.stream)
-    return json_response({"stream": ready.stream.name, "groups": found})
+        return json_response({"stream": ready.stream.name, "groups": await consuming.groups(ready.stream)})
 
 
 async def events(request: Request) -> Response:
-    """A page of events, without a consumer: `?after=` the last `_weft_rowid` seen, `&limit=`."""
+    """Answer with a page of events, without a consumer: `?after=` the last `_weft_rowid` seen, `&limit=`."""
     service = service_of(request)
     ready = await service.open(request, "read")
-    given = query(request, "after", "limit")
-    after = whole(given["after"], "after", 0) if "after" in given else None
-    limit = whole(given["limit"], "limit", 1) if "limit" in given else 100
-    limit = min(limit, service.limits.page_events)
-    page = Page(service.limits.page_bytes)
+    parameters = query(request, "after", "limit")
+    after = whole(parameters["after"], "after", 0) if "after" in parameters else None
+    limit = min(whole(parameters.get("limit", "100"), "limit", 1), service.limits.page_events)
+    page = AnswerPage(service.limits.page_bytes)
     service.answers.require_room()
     with service.room(ready.stream):
         start = await ready.hub.in_thread(_fill, page, ready, after, limit)
@@ -205,8 +192,8 @@ async def events(request: Request) -> Response:
     )
 
 
-def _fill(page: Page, ready: Opened, after: int | None, limit: int) -> int:
-    """Fill a page; the offset that it begins after."""
+def _fill(page: AnswerPage, ready: Opened, after: int | None, limit: int) -> int:
+    """Fill a page, and return the offset that it begins after."""
     log = ready.log
     floor = log.floor()
     if after is not None and after < floor:
@@ -218,8 +205,7 @@ def _fill(page: Page, ready: Opened, after: int | None, limit: int) -> int:
     start, head = floor if after is None else after, log.head()
     if start > head:
         text = f"The stream {ready.stream.name!r} ends at {head}, before after={start}: an older state was restored."
-        hint = f"Go on with after={head}."
-        raise Problem(422, "parameter", "A parameter does not fit", text, hint=hint, field="after")
+        raise bad_parameter(text, hint=f"Go on with after={head}.", field="after")
     for event in in_rounds(log, start, head, limit):
         if not page.add(event):
             break
@@ -227,32 +213,30 @@ def _fill(page: Page, ready: Opened, after: int | None, limit: int) -> int:
 
 
 def query(request: Request, *known: str, repeated: str | None = None) -> dict[str, str]:
-    """The parameters of a query, each but `repeated` at most once; unknown ones are refused."""
-    given: dict[str, str] = {}
+    """Return the parameters of a query, each but `repeated` at most once; unknown ones are refused."""
+    parameters: dict[str, str] = {}
     for name, value in request.query_params.multi_items():
         if name not in known:
             text = f"There is no parameter {name[:60]!r} here; there are {', '.join(known)}."
             raise Problem(422, "parameter", "Unknown parameter", text, field=name[:60])
-        if name in given and name != repeated:
+        if name in parameters and name != repeated:
             raise Problem(422, "parameter", "Repeated parameter", f"{name} was given twice.", field=name)
-        given[name] = value
-    return given
+        parameters[name] = value
+    return parameters
 
 
 def whole(text: str, name: str, least: int) -> int:
-    """A number of a query."""
+    """Parse a number of a query."""
     if not (text.isascii() and text.isdigit() and len(text) <= 19 and least <= int(text) < 2**63):
-        detail = f"{name} must be a whole number of at least {least}, not {text[:40]!r}."
-        raise Problem(422, "parameter", "A parameter does not fit", detail, field=name)
+        raise bad_parameter(f"{name} must be a whole number of at least {least}, not {text[:40]!r}.", field=name)
     return int(text)
 
 
 def moment(text: str, name: str) -> datetime:
-    """A time in ISO 8601."""
     try:
-        found = datetime.fromisoformat(text)
-        # One of the first or the last day of the calendar may leave it there.
-        return found if found.tzinfo is None else found.astimezone(UTC)
+        when = datetime.fromisoformat(text)
+        # Raises for a time of the first or last day of the calendar that is outside of it in UTC.
+        return when if when.tzinfo is None else when.astimezone(UTC)
     except (ValueError, OverflowError):
         detail = f"{name} must be an offset, a time such as 2026-01-31T12:00:00Z, or a word, not {text[:40]!r}."
-        raise Problem(422, "parameter", "A parameter does not fit", detail, field=name) from None
+        raise bad_parameter(detail, field=name) from None

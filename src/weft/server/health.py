@@ -22,16 +22,16 @@ _FRESH_SECONDS = 1.0
 
 
 class Health:
-    """How the databases are."""
+    """Checks the databases."""
 
     def __init__(self) -> None:
         self._probes: dict[str | Connection | None, CachedProbe[None]] = {}
 
     async def databases(self) -> dict[str, str]:
-        """`ok`, `failed` or `no answer`, by the name of the connection. Each has its own time limit."""
+        """Return `ok`, `failed` or `no answer` by the name of the connection. Each has its own time limit."""
         used = {stream.connection for stream in current().streams.values()}
-        found = await asyncio.gather(*(self._ask(connection) for connection in used))
-        return {_name(connection): answer for connection, answer in zip(used, found, strict=True)}
+        answers = await asyncio.gather(*(self._ask(connection) for connection in used))
+        return {_name(connection): answer for connection, answer in zip(used, answers, strict=True)}
 
     async def _ask(self, connection: str | Connection | None) -> str:
         def ask() -> None:
@@ -42,8 +42,8 @@ class Health:
             await probe.get(_ANSWER_SECONDS)
         except TimeoutError:
             return "no answer"
-        except Exception as error:  # whatever it is: the others are told of
-            # The reason has addresses in it, and this answer is for everybody.
+        except Exception as error:  # any error: the other databases are reported
+            # The reason has addresses in it, and this answer is public.
             logger.warning("the database of %s is not ready: %s", _name(connection), error)
             return "failed"
         return "ok"
@@ -56,12 +56,11 @@ def _name(connection: str | Connection | None) -> str:
 
 
 async def healthz(request: Request) -> Response:
-    """This process lives."""
     return json_response({"status": "ok"})
 
 
 async def readyz(request: Request) -> Response:
-    """Whether to send requests here: not while it ends, nor while a module of streams failed or a database is away."""
+    """Answer whether to send requests here: not while it ends, or a module failed, or a database does not answer."""
     health: Health = request.app.state.health
     service = service_of(request)
     databases, failed = await health.databases(), service.broken

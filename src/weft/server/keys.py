@@ -12,7 +12,7 @@ import logging
 import secrets
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -21,7 +21,7 @@ from typing import Any, Literal, get_args
 import pyarrow as pa
 
 from weft.errors import ConnectionFailedError, NotFoundError, SettingsError, StorageError, WeftError, nearest
-from weft.operate.runlog_tables import instant
+from weft.operate.runlog_tables import insert_row, instant
 from weft.project import DEFAULT, current
 from weft.server.cached_probe import CachedProbe
 from weft.server.problems import Problem, later
@@ -83,17 +83,16 @@ class ApiKey:
         return None
 
     def has(self, scope: Scope) -> bool:
-        """Whether it is good for that."""
         return scope in self.scopes or "admin" in self.scopes
 
 
 def verified(token: str, keys: dict[str, ApiKey]) -> ApiKey | None:
-    """The key that a token is, ended or not. To compare takes as long whether there is such a key or not."""
+    """Return the key of a token, ended or not. To compare takes as long whether there is such a key or not."""
     key_id = _id_of(token)
     key = keys.get(key_id)
-    given = _hash(token[len(PREFIX) + len(key_id) + 1 :])
-    wanted = _NOBODY if key is None else key.secret_hash
-    return key if hmac.compare_digest(given, wanted) and key is not None else None
+    sent = _hash(token[len(PREFIX) + len(key_id) + 1 :])
+    wanted = _NO_KEY if key is None else key.secret_hash
+    return key if hmac.compare_digest(sent, wanted) and key is not None else None
 
 
 def _id_of(token: str) -> str:
@@ -104,7 +103,7 @@ def _hash(secret: str) -> str:
     return sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-_NOBODY = _hash(secrets.token_hex(_SECRET_BYTES))
+_NO_KEY = _hash(secrets.token_hex(_SECRET_BYTES))
 
 
 class KeyTable:
@@ -116,7 +115,7 @@ class KeyTable:
         create_system_table(tables, _TABLE, _FIELDS, ("id",))
 
     def all(self) -> dict[str, ApiKey]:
-        """Every key that was ever made, by its id."""
+        """Return every key that was ever created, by its id."""
         names = ", ".join(map(self._tables.quote, _FIELDS.names))
         with self._tables.driver.session("read") as session:
             rows = session.rows(f"SELECT {names} FROM {self._table} ORDER BY created_at, id")
@@ -131,7 +130,7 @@ class KeyTable:
         expires_at: datetime | None = None,
         rate: Rate | None = None,
     ) -> tuple[ApiKey, str]:
-        """A new key, and the token that its user sends. The token is known to nobody else, now and later."""
+        """Create a key. Returns it with the token that its user sends, which is stored nowhere."""
         key_id, secret = secrets.token_hex(_ID_BYTES), secrets.token_hex(_SECRET_BYTES)
         key = ApiKey(
             id=key_id,
@@ -144,7 +143,7 @@ class KeyTable:
             revoked_at=None,
             secret_hash=_hash(secret),
         )
-        values: dict[str, Any] = {
+        row = {
             "id": key.id,
             "name": name,
             "secret_hash": key.secret_hash,
@@ -152,18 +151,15 @@ class KeyTable:
             "streams": ",".join(key.streams) or None,
             "requests_per_second": rate and rate.per_second,
             "burst": rate and rate.burst,
+            "created_at": key.created_at,
+            "expires_at": expires_at,
         }
-        moments = {"created_at": key.created_at, "expires_at": expires_at}
-        values = {column: value for column, value in values.items() if value is not None}
-        literals = {column: self._tables.moment(value) for column, value in moments.items() if value is not None}
-        columns = ", ".join(map(self._tables.quote, (*values, *literals)))
-        marks = ", ".join([*("?" for _ in values), *literals.values()])
         with self._tables.driver.session("publish") as session:
-            session.run(f"INSERT INTO {self._table} ({columns}) VALUES ({marks})", list(values.values()))
+            insert_row(self._tables, session, self._table, row)
         return key, f"{PREFIX}{key_id}_{secret}"
 
     def revoke(self, key_id: str) -> ApiKey:
-        """End a key. One that was revoked before stays as it is. Whoever gives all of the token gets no echo of it."""
+        """End a key. One that was revoked before stays as it is. Errors never repeat the token, if that is passed."""
         key_id = _id_of(key_id)
         with self._tables.driver.session("publish") as session:
             session.run(
@@ -179,7 +175,6 @@ class KeyTable:
         return keys[key_id]
 
     def close(self) -> None:
-        """Close its connections."""
         self._tables.close()
 
 
@@ -201,7 +196,7 @@ def _key_of(row: dict[str, Any]) -> ApiKey:
 
 
 def open_key_table() -> KeyTable:
-    """The keys of this project: in the database that `[server] keys` of weft.toml names, else in `default`."""
+    """Open the keys of this project: in the database that `[server] keys` of weft.toml names, else in `default`."""
     project = current()
     name = read_project_file(project.root).get("server", {}).get("keys", DEFAULT)
     if not isinstance(name, str):
@@ -225,31 +220,27 @@ def open_key_table() -> KeyTable:
 
 @contextmanager
 def key_table() -> Iterator[KeyTable]:
-    """The same, closed at the end."""
-    table = open_key_table()
-    try:
+    """Open the keys of this project, and close them at the end."""
+    with closing(open_key_table()) as table:
         yield table
-    finally:
-        table.close()
 
 
 class KnownKeys:
     """The keys as they were at most `CACHED_SECONDS` ago.
 
-    Older than `_REFRESH_SECONDS` they are read again, by the way: whoever asks gets those that are known. Only where
-    none that are young enough are known does a request wait.
+    When they are older than `_REFRESH_SECONDS`, they are read again in the background, and requests get the known ones.
+    A request waits only where the known ones are too old.
     """
 
     def __init__(self) -> None:
         self._table: KeyTable | None = None
         self._keys: dict[str, ApiKey] = {}
         self._read_at = self._refreshed_at = -CACHED_SECONDS
-        # A thread of its own: a database that hangs holds none of those that others need, and not the exit.
         self._reading = CachedProbe(self._read_all, fresh_seconds=0)
         self._refreshing: asyncio.Task[None] | None = None
 
     async def get(self) -> dict[str, ApiKey]:
-        """All of them, by id. Raises where the database does not say: then nobody knows whether the service is open."""
+        """Return all keys by id. Raises where they cannot be read: it is unknown then whether the service is open."""
         now = time.monotonic()
         if now - self._read_at >= CACHED_SECONDS:
             try:
@@ -263,14 +254,14 @@ class KnownKeys:
                 raise _unreadable() from None
         elif now - max(self._read_at, self._refreshed_at) >= _REFRESH_SECONDS:
             self._refreshed_at = now
-            self._refreshing = asyncio.create_task(self.look())
+            self._refreshing = asyncio.create_task(self.refresh())
         return self._keys
 
-    async def look(self) -> None:
-        """Read them now. Where that fails, those who need them are told later."""
+    async def refresh(self) -> None:
+        """Read them now. An error is logged here, and raised for requests that need them later."""
         try:
             await self._read()
-        except Exception as error:  # whatever it is: nobody waits for this
+        except Exception as error:  # any error: nobody waits for this
             logger.warning("the keys of the service cannot be read now: %s", str(error) or "no answer")
 
     async def _read(self) -> None:
@@ -278,7 +269,7 @@ class KnownKeys:
             began, keys = await self._reading.get(CACHED_SECONDS)
             if began > self._read_at:
                 self._keys, self._read_at = keys, began
-            # What another began to read may be too old when it is there.
+            # The result of a read that another request began may be too old.
             if time.monotonic() - self._read_at < CACHED_SECONDS:
                 return
 
@@ -289,7 +280,6 @@ class KnownKeys:
         return began, self._table.all()
 
     def close(self) -> None:
-        """Close its connections."""
         if self._refreshing is not None:
             self._refreshing.cancel()
         if self._table is not None:

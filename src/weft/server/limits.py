@@ -1,4 +1,4 @@
-"""What clients may take."""
+"""Limits of what clients may use."""
 
 from __future__ import annotations
 
@@ -10,48 +10,47 @@ from weft.settings import PROJECT_FILE, read_project_file
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one client, and what all of them together, may take of one process. `[server]` of weft.toml sets them."""
+    """The limits of one client, and of all of them together, in one process. `[server]` of weft.toml sets them."""
 
     body_bytes: int = 16 * 1024 * 1024
     """Of one request, unpacked."""
     body_events: int = 100_000
-    """Of one publish. More would hold up everybody while they are parsed."""
+    """Of one publish. To parse more would block all requests."""
     body_seconds: float = 30.0
     """In which it must arrive."""
     arriving_bytes: int = 256 * 1024 * 1024
-    """Of all bodies that arrive in parts, until they are answered. More are told to come again: memory has an end."""
+    """Of all bodies that arrive in parts, until they are answered. Further ones get a 503: memory is limited."""
     connections: int = 10_000
     """Open at once. More are refused."""
     waiting_requests: int = 2_000
     waiting_bytes: int = 64 * 1024 * 1024
-    """Requests to one stream that wait for its database. More are told to come again."""
+    """Requests to one stream that wait for its database. Further ones get a 503."""
     wait_seconds: float = 60.0
     """The longest long poll."""
     page_events: int = 10_000
     page_bytes: int = 16 * 1024 * 1024
     """Of the events of one answer; it has at least one event."""
     answering_bytes: int = 256 * 1024 * 1024
-    """Of all such answers, until they are taken. More requests are told to come again: memory has an end."""
+    """Of all such answers, until clients received them. Further requests get a 503: memory is limited."""
     send_seconds: float = 30.0
-    """In which a client must take what is sent to it."""
+    """In which a client must receive each part of an answer."""
     keep_alive_seconds: float = 15.0
     """After which a subscriber without events gets a comment."""
 
     @classmethod
     def of_project(cls) -> Limits:
-        """Those of weft.toml."""
-        given = dict(read_project_file(current().root).get("server", {}))
-        given.pop("keys", None)
-        for name, value in given.items():
-            if name not in cls.__struct_fields__:
-                close = nearest(name, (*cls.__struct_fields__, "keys"))
-                known = ", ".join((*cls.__struct_fields__, "keys"))
+        settings = dict(read_project_file(current().root).get("server", {}))
+        settings.pop("keys", None)
+        known = (*cls.__struct_fields__, "keys")
+        for name, value in settings.items():
+            if name not in known:
+                close = nearest(name, known)
                 raise SettingsError(
                     f"{PROJECT_FILE}: [server] has no setting {name!r}.",
-                    hint=f"Did you mean {close!r}?" if close else f"There are {known}.",
+                    hint=f"Did you mean {close!r}?" if close else f"There are {', '.join(known)}.",
                 )
             wanted = type(cls.__struct_defaults__[cls.__struct_fields__.index(name)])
             if isinstance(value, bool) or not isinstance(value, (int, wanted)) or not 0 < value < 2**53:
                 number = "whole number" if wanted is int else "number"
                 raise SettingsError(f"{PROJECT_FILE}: {name} of [server] must be a {number} above 0, not {value!r}.")
-        return cls(**given)
+        return cls(**settings)

@@ -1,7 +1,7 @@
-"""Server-Sent Events: each new event is read and encoded once, whoever follows its stream.
+"""Server-Sent Events: each new event is read and encoded once, for all subscribers of its stream.
 
-A subscriber has no queue. It has a position: what it has not been sent yet is taken from the newest events that its
-feed keeps, or read from the log where it fell behind those. So a slow one costs no memory, and misses nothing.
+A subscriber has no queue. It has a position: the events after it come from the newest ones that its feed keeps, or from
+the log where it is behind those. So a slow subscriber costs no memory, and misses nothing.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ Filter = Callable[[Event], bool]
 Ended = Callable[[], Awaitable[str | None]]
 """Why a subscriber may not follow any longer, if so."""
 
-# The newest events that a feed keeps for those who are up to date.
+# The newest events that a feed keeps for subscribers that are up to date.
 _KEPT_EVENTS = 2_000
 _KEPT_BYTES = 4 * 1024 * 1024
-# What a feed reads at once, and what a subscriber is sent at once: about what a socket takes. Many may be slow.
+# What a feed reads at once, and what is sent to a subscriber at once: about one socket buffer, since many may be slow.
 _READ_EVENTS = 500
 _READ_BYTES = 1024 * 1024
 _SENT_BYTES = 64 * 1024
-# How large the first event is nobody knows: the first page has a few of them.
+# The size of the first event is unknown: the first page has a few of them.
 _FIRST_MEAN = 64 * 1024
-# A feed that nobody wakes looks by itself: the database may be away, and no watch says so.
+# A feed that is not woken reads by itself: the database may be away, and no watch reports that.
 _LOOK_SECONDS = 2.0
 _PAUSE_SECONDS = 1.0
-# How often a subscriber is asked whether it still may follow: one that is sent something, and one that is not.
+# How often the credential of a subscriber is checked again: while events are sent, and while none are.
 _ASK_SECONDS = 1.0
 _IDLE_SECONDS = CACHED_SECONDS / 2
 
@@ -70,20 +70,19 @@ class Feeds:
         self.stopping = False
 
     def feed(self, ready: Opened) -> Feed:
-        """The feed of a stream, one a process."""
+        """Return the feed of a stream; a process has one."""
         self._feeds = {key: feed for key, feed in self._feeds.items() if feed.followers}
-        found = self._feeds.get(id(ready))
-        if found is None:
-            found = self._feeds[id(ready)] = Feed(ready)
-        return found
+        feed = self._feeds.get(id(ready))
+        if feed is None:
+            feed = self._feeds[id(ready)] = Feed(ready)
+        return feed
 
     @property
     def followers(self) -> int:
-        """How many subscribers there are."""
         return sum(feed.followers for feed in self._feeds.values())
 
     def stop(self) -> None:
-        """Tell every subscriber that the service ends."""
+        """Let every subscriber know that the service ends."""
         self.stopping = True
         for feed in self._feeds.values():
             feed.wake()
@@ -99,7 +98,7 @@ class Feed:
         self._events: deque[tuple[Event, bytes]] = deque()
         self._bytes = 0
         self._before: int | None = None
-        """The offset before the first of them; none while nobody follows."""
+        """The offset before the first of them; `None` while there is no subscriber."""
         self._last = 0
         self._changed: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
@@ -107,52 +106,54 @@ class Feed:
         """Bytes of an event, in the last page that was read."""
 
     def is_closed(self) -> bool:
-        """Whether what it reads was closed in this process, by whoever mounted the service. Another is opened for those
-        who come back."""
+        """Return whether the application that mounted the service closed the stream in this process. Subscribers that
+        come back get a new feed."""
         return self.ready.hub.watch.closed
 
     def enter(self) -> None:
-        """Somebody follows."""
+        """Count a new subscriber. The first one starts the reading."""
         self.followers += 1
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     def leave(self) -> None:
-        """Somebody stopped following. The last one ends the reading."""
+        """Count a subscriber that left. The last one ends the reading."""
         self.followers -= 1
         if not self.followers and self._task is not None:
             self._task.cancel()
             self._task = None
-            self._before = None
-            self._offsets.clear()
-            self._events.clear()
-            self._bytes = 0
+            self._clear(None)
+
+    def _clear(self, position: int | None) -> None:
+        self._before, self._last = position, position or 0
+        self._offsets.clear()
+        self._events.clear()
+        self._bytes = 0
 
     def wake(self) -> None:
-        """Let everybody look."""
         changed, self._changed = self._changed, None
         if changed is not None and not changed.done():
             changed.set_result(None)
 
     async def wait(self, seconds: float) -> None:
-        """Until something new may be here, or for so long."""
+        """Wait until there may be new events, at most so long."""
         if self._changed is None:
             self._changed = asyncio.get_running_loop().create_future()
-        # Not wait_for: it would cancel the future that everybody waits for.
+        # Not wait_for: it would cancel the future that all subscribers wait for.
         await asyncio.wait([self._changed], timeout=seconds)
 
     def is_behind(self, position: int) -> bool:
-        """Whether what follows a position must be read from the log."""
+        """Return whether the events after a position must be read from the log."""
         return self._before is not None and position < self._before
 
     async def after(self, position: int) -> list[tuple[Event, bytes]]:
-        """What follows a position, a page of it at most; nothing where there is nothing yet."""
+        """Return a page of the events after a position; nothing where there are none yet."""
         if self._before is None:
             return []
         if position < self._before:
             return await self.ready.hub.in_thread(self._read, position, _SENT_BYTES)
         if position >= self._last:
-            if position > self._last:  # of events that this feed has yet to read, or that are no more
+            if position > self._last:  # the feed has yet to read these events, or they are removed
                 head = await self.ready.hub.in_thread(self.ready.log.head)
                 if position > head:
                     raise Moved(head)
@@ -166,7 +167,7 @@ class Feed:
         return page
 
     def _read(self, after: int, size: int) -> list[tuple[Event, bytes]]:
-        """A page of about so many bytes, whatever an event has."""
+        """Read a page of about `size` bytes, by the mean size of the last one."""
         page = read(self.ready, after, max(1, min(_READ_EVENTS, int(size / self._mean))))
         if page:
             self._mean = sum([len(frame) for _, frame in page]) / len(page)
@@ -182,14 +183,11 @@ class Feed:
                     self.wake()
                 page = await self.ready.hub.in_thread(self._read, self._last, _READ_BYTES)
             except Moved as moved:
-                # Its followers find out by themselves: they are before what is kept, or after it.
-                self._before = self._last = moved.to
-                self._offsets.clear()
-                self._events.clear()
-                self._bytes = 0
+                # Its subscribers notice by themselves: they are before the kept events, or after them.
+                self._clear(moved.to)
                 self.wake()
                 continue
-            except Exception as error:  # without a feed its followers would wait for ever
+            except Exception as error:  # without a feed its subscribers would wait indefinitely
                 if self.is_closed():
                     break
                 cause = None if isinstance(error, WeftError) else error
@@ -209,13 +207,13 @@ class Feed:
                 self._before = self._offsets.popleft()
                 self._bytes -= len(self._events.popleft()[1])
             self.wake()
-        logger.warning("%s was closed, and its subscribers are told to come back", self.ready.stream.name)
+        logger.warning("%s was closed, and its subscribers have to come back", self.ready.stream.name)
         self.wake()
 
 
 def read(ready: Opened, after: int, limit: int) -> list[tuple[Event, bytes]]:
-    """The events after an offset with their frames; `Moved` where retention removed some of them, or the offset is of
-    no event any more."""
+    """Read the events after an offset with their frames. `Moved`: retention removed some of them, or the log ends
+    before the offset."""
     log = ready.log
     events, floor, lost = read_after(log, after, limit)
     if floor:
@@ -227,7 +225,7 @@ def read(ready: Opened, after: int, limit: int) -> list[tuple[Event, bytes]]:
 
 
 def frame(kind: str, data: object, offset: int | None = None) -> bytes:
-    """One event of the wire."""
+    """Encode one Server-Sent Event."""
     number = b"" if offset is None else b"id: %d\n" % offset
     return number + b"event: " + kind.encode() + b"\ndata: " + bodies.encode(data) + b"\n\n"
 
@@ -293,19 +291,21 @@ class EventStream:
                         break
                     ask_at = now() + _ASK_SECONDS
                 if feed.is_behind(self.position):
-                    # Nothing is read for one who did not take what it has yet, nor while others fill the memory.
-                    await answers.taken(send)
+                    # Nothing is read for a client that has yet to receive earlier events, nor while others fill the
+                    # memory.
+                    await answers.drain(send)
                     answers.require_room()
                 body = await self._next(feed)
             except Moved as moved:
-                told = {"stream": self.ready.stream.name, "resumed_after": moved.to}
-                is_lost, self.position = moved.to > self.position, moved.to
-                kind, told = ("stream.lost", {**told, "lost": moved.lost}) if is_lost else ("stream.rewound", told)
-                await write(frame(kind, told, moved.to))
+                notice = {"stream": self.ready.stream.name, "resumed_after": moved.to}
+                if moved.to > self.position:
+                    await write(frame("stream.lost", {**notice, "lost": moved.lost}, moved.to))
+                else:
+                    await write(frame("stream.rewound", notice, moved.to))
+                self.position = moved.to
                 continue
             except (ConnectionFailedError, StorageError, Problem):
-                # The log or the keys cannot be read, so that nobody knows what to send or whether it may be; or there
-                # is no room for it now.
+                # The log or the keys cannot be read, or there is no room for the events now.
                 await asyncio.sleep(_PAUSE_SECONDS)
                 continue
             if body is not None:
@@ -313,14 +313,14 @@ class EventStream:
                     await write(body)
                 del body  # not held until there is more
                 continue
-            # It may have begun to stop while the log was read: nobody would wake this one.
+            # The service may have begun to stop while the log was read: nothing would wake this subscriber.
             if not self.feeds.stopping:
                 await feed.wait(min(_IDLE_SECONDS, max(0.0, silent_at - now())))
         closing = {"stream": self.ready.stream.name, "reason": reason, "resume_after": self.position}
         await write(b"retry: 1000\n" + frame("stream.closing", closing), more=False)
 
     async def _next(self, feed: Feed) -> bytes | None:
-        """What to send next; nothing where there is nothing yet, no bytes where the filter lets none of it pass."""
+        """Return the bytes to send next: `None` where there is no event yet, empty where the filter drops them all."""
         page = await feed.after(self.position)
         if not page:
             return None

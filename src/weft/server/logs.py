@@ -1,4 +1,4 @@
-"""What the processes of the service write to standard error: a line each, for machines or for people."""
+"""The log of the service's processes on standard error: a line for each message, for machines or for people."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ import msgspec
 
 Format = Literal["json", "text"]
 
-# Members of a record that `extra=` may set, in the order of their appearance.
+# Attributes of a record that `extra=` may set, in the order in which they are printed.
 _FIELDS = ("request_id", "client", "method", "path", "status", "milliseconds", "worker", "url")
 
 
 def configure(form: Format) -> None:
-    """Let this process log so. Nothing that somebody set up before is kept: a line would appear twice."""
+    """Set up the log of this process. Earlier handlers are removed: a line would appear twice."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Json() if form == "json" else _Text())
+    handler.setFormatter(_JsonFormatter() if form == "json" else _TextFormatter())
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     logging.getLogger("weft").setLevel(logging.INFO)
 
 
-class _Json(logging.Formatter):
+class _JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line = {
             "time": datetime.fromtimestamp(record.created, UTC),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
-            **_given(record),
+            **_extra_fields(record),
             "process": os.getpid(),
         }
         if record.exc_info:
@@ -39,18 +39,18 @@ class _Json(logging.Formatter):
         return msgspec.json.encode(line).decode()
 
 
-class _Text(logging.Formatter):
+class _TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         when = datetime.fromtimestamp(record.created).strftime("%H:%M:%S.%f")[:-3]
-        given = " ".join(f"{name}={value}" for name, value in _given(record).items())
-        line = f"{when} {record.levelname.lower():<7} {_shown(record.getMessage())} {_shown(given)}".rstrip()
+        extra = " ".join(f"{name}={value}" for name, value in _extra_fields(record).items())
+        line = f"{when} {record.levelname.lower():<7} {_printable(record.getMessage())} {_printable(extra)}".rstrip()
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
-def _given(record: logging.LogRecord) -> dict[str, object]:
+def _extra_fields(record: logging.LogRecord) -> dict[str, object]:
     return {name: getattr(record, name) for name in _FIELDS if hasattr(record, name)}
 
 
-def _shown(text: str) -> str:
-    """Without control characters: what a client sends must not make lines of its own, nor drive a terminal."""
+def _printable(text: str) -> str:
+    """Escape control characters: a text of a client must not add lines to the log, nor drive a terminal."""
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

@@ -1,14 +1,15 @@
-"""`/metrics` for Prometheus: what requests did, and how the streams stand.
+"""`/metrics` for Prometheus: counts of requests, and the state of the streams.
 
-Labels are our own route templates, methods, statuses and names of declared streams: whatever a client may choose would
-let it fill the memory. Several processes write to files in the folder that `PROMETHEUS_MULTIPROC_DIR` names, as
-prometheus-client has it, and whichever is asked adds them up. What a publish counts takes 6 µs there, 3 % of it.
+Labels are our own route templates, methods, statuses and names of declared streams: a label that a client may choose
+would let it fill the memory. Several processes write to files in the folder that `PROMETHEUS_MULTIPROC_DIR` names, as
+prometheus-client has it, and the process that is asked adds them up. To count a publish takes 6 µs there, 3 % of it.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,33 +30,23 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
-class Metrics:
-    """What one process counts."""
+class ServerMetrics:
+    """The counters of one process."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        self._requests = Counter(
-            "weft_http_requests", "Requests answered.", ["route", "method", "status"], registry=registry
-        )
+        counter = partial(Counter, registry=registry)
+        self._requests = counter("weft_http_requests", "Requests answered.", ["route", "method", "status"])
+        text = "Time until an answer began."
         self._seconds = Histogram(
-            "weft_http_request_seconds",
-            "Time until an answer began.",
-            ["route", "method"],
-            buckets=_SECONDS,
-            registry=registry,
+            "weft_http_request_seconds", text, ["route", "method"], buckets=_SECONDS, registry=registry
         )
-        self._events = Counter("weft_events_published", "Events stored by publishes.", ["stream"], registry=registry)
-        self._bytes = Counter(
-            "weft_published_bytes", "Bytes of publishes that were stored, unpacked.", ["stream"], registry=registry
-        )
+        self._events = counter("weft_events_published", "Events stored by publishes.", ["stream"])
+        self._bytes = counter("weft_published_bytes", "Bytes of publishes that were stored, unpacked.", ["stream"])
         self._subscribers = Gauge(
-            "weft_subscribers",
-            "Open subscriptions.",
-            ["stream"],
-            registry=registry,
-            multiprocess_mode="livesum",
+            "weft_subscribers", "Open subscriptions.", ["stream"], registry=registry, multiprocess_mode="livesum"
         )
-        # What belongs to labels: to look it up takes prometheus-client five times as long as to count.
+        # The metrics by their labels: to look them up takes prometheus-client five times as long as to count.
         self._answers: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
         self._publishes: dict[str, tuple[Counter, Counter]] = {}
 
@@ -63,24 +54,24 @@ class Metrics:
         """Count a request whose answer begins."""
         route = getattr(scope.get("route"), "path", "none")
         method = scope["method"] if scope["method"] in _METHODS else "other"
-        found = self._answers.get((route, method, status))
-        if found is None:
-            found = self._requests.labels(route, method, status), self._seconds.labels(route, method)
-            self._answers[route, method, status] = found
-        found[0].inc()
-        found[1].observe(seconds)
+        labelled = self._answers.get((route, method, status))
+        if labelled is None:
+            labelled = self._requests.labels(route, method, status), self._seconds.labels(route, method)
+            self._answers[route, method, status] = labelled
+        labelled[0].inc()
+        labelled[1].observe(seconds)
 
     def published(self, done: dict[str, Any], size: int) -> None:
-        """Count what a publish stored, by its answer."""
+        """Count the events that a publish stored, by its answer."""
         stream = done["stream"]
-        found = self._publishes.get(stream)
-        if found is None:
-            found = self._publishes[stream] = self._events.labels(stream), self._bytes.labels(stream)
-        found[0].inc(done["rows_received"] - done["rows_deduplicated"] - done["rows_quarantined"])
-        found[1].inc(size)
+        labelled = self._publishes.get(stream)
+        if labelled is None:
+            labelled = self._publishes[stream] = self._events.labels(stream), self._bytes.labels(stream)
+        labelled[0].inc(done["rows_received"] - done["rows_deduplicated"] - done["rows_quarantined"])
+        labelled[1].inc(size)
 
     def following(self, stream: str, answer: ASGIApp) -> ASGIApp:
-        """An answer that counts as a subscription as long as it goes on."""
+        """Wrap an answer so that it counts as a subscription as long as it goes on."""
 
         async def counted(scope: Scope, receive: Receive, send: Send) -> None:
             with self._subscribers.labels(stream).track_inprogress():
@@ -89,20 +80,20 @@ class Metrics:
         return counted
 
     def text(self, standings: dict[str, Standing]) -> bytes:
-        """Everything, of all processes, and how these streams stand."""
-        counted = self.registry
+        """Return the metrics of all processes, and the state of these streams."""
+        counts = self.registry
         if FOLDER in os.environ:
             folder = os.environ[FOLDER]
             _forget_dead(folder)
-            counted = CollectorRegistry()
-            MultiProcessCollector(counted, folder)  # type: ignore[no-untyped-call]
-        looked = CollectorRegistry()
-        looked.register(_Streams(standings))
-        return generate_latest(counted) + generate_latest(looked)
+            counts = CollectorRegistry()
+            MultiProcessCollector(counts, folder)  # type: ignore[no-untyped-call]
+        states = CollectorRegistry()
+        states.register(_StreamCollector(standings))
+        return generate_latest(counts) + generate_latest(states)
 
 
-class _Streams:
-    """How streams stand, for the registry."""
+class _StreamCollector:
+    """The state of streams, for the registry."""
 
     def __init__(self, standings: dict[str, Standing]) -> None:
         self._standings = standings
@@ -121,7 +112,7 @@ class _Streams:
 
 
 def _forget_dead(folder: str) -> None:
-    """A process that was killed has no subscribers any more."""
+    """Remove the subscribers of processes that were killed."""
     for file in Path(folder).glob("gauge_live*_*.db"):
         pid = int(file.stem.rpartition("_")[2])
         if not Path(f"/proc/{pid}").exists():
@@ -129,13 +120,12 @@ def _forget_dead(folder: str) -> None:
 
 
 async def metrics(request: Request) -> Response:
-    """For Prometheus."""
     known: Overview = request.app.state.overview
-    counted: Metrics = request.app.state.metrics
+    counts: ServerMetrics = request.app.state.metrics
     streams, all_of_them = await readable(request)
     if not all_of_them:
-        detail = "The metrics tell of every stream: this needs a key with the scope read that is good for all of them."
+        detail = "The metrics are about every stream: this needs a key with the scope read for all of them."
         raise Problem(403, "forbidden", "Forbidden", detail, hint="Make one: weft apikey create")
-    await known.look()
-    text = counted.text({stream.name: known.standings[stream.name] for stream in streams})
+    await known.update()
+    text = counts.text({stream.name: known.standings[stream.name] for stream in streams})
     return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -20,6 +20,8 @@ STREAM = "/api/v1/streams/{name}"
 _JSON = "application/json"
 _LINES = "application/x-ndjson"
 _PROBLEM = "application/problem+json"
+_Answer = str | dict[str, Any]
+"""The name of a schema, or the content by media type."""
 
 _WHOLE = {"type": "integer", "minimum": 0, "maximum": 2**63 - 1}
 _NAME = {
@@ -32,10 +34,10 @@ _NAME = {
 _REASONS = {
     400: "The body is not JSON, or a header is malformed; `position` says where.",
     401: "A credential is missing or wrong.",
-    403: "The key has not the scope for this.",
+    403: "The key lacks the scope for this.",
     404: "There is no such stream; `hint` has the nearest name.",
     408: "The body came too slowly.",
-    409: "The lease was lost: somebody else may have the events by now.",
+    409: "The lease was lost: another consumer may have the events by now.",
     410: "Retention has removed events after that offset.",
     413: "The body is too large; `limit` says how large it may be.",
     415: "The content type or coding is not known.",
@@ -53,14 +55,13 @@ _WITH_BODY = (400, 408, 413, 415, 422)
 
 
 async def openapi(request: Request) -> Response:
-    """The document, with the streams that the caller may read."""
+    """Answer with the document, with the streams that the caller may read."""
     streams, _ = await readable(request)
     return json_response(document(streams))
 
 
-def document(streams: Iterable[Stream]) -> dict[str, Any]:
-    """OpenAPI 3.1 of the service with these streams."""
-    streams = list(streams)
+def document(streams: Sequence[Stream]) -> dict[str, Any]:
+    """Return the OpenAPI 3.1 document of the service with these streams."""
     _, bodies = msgspec.json.schema_components(
         [consuming.Consume, consuming.Ack, consuming.Nack, consuming.Reset], ref_template="#/components/schemas/{name}"
     )
@@ -102,79 +103,60 @@ def document(streams: Iterable[Stream]) -> dict[str, Any]:
 
 
 def _paths() -> dict[str, Any]:
-    read = "Needs the scope read."
+    text = {"type": "string"}
     since = {"description": "After this offset, from this time on, or from the `start`.", "type": "string"}
+    live = {
+        "type": "string",
+        "description": "`id` is the offset, `event: stream.event`, `data` has stream and event."
+        " `stream.lost`: retention removed events. `stream.rewound`: an older state was restored."
+        " `stream.closing`: the service ends, or the key did.",
+    }
     return {
         "/api/v1/streams": {
-            "get": _operation("listStreams", "List streams", "streams", 200, "StreamList", (*_CLOSED, 422), about=read)
+            "get": _operation(
+                "listStreams", "List streams", "streams", "StreamList", (*_CLOSED, 422), about="Needs the scope read."
+            )
         },
         STREAM: {
             "parameters": [_NAME],
-            "get": _operation("getStream", "Show a stream and its size", "streams", 200, "StreamDetails", _OF_A_STREAM),
+            "get": _operation("getStream", "Show a stream and its size", "streams", "StreamDetails", _OF_A_STREAM),
             "post": _publish("publish", "Publish events", ref("Event")),
         },
-        f"{STREAM}/subscribe": {
-            "parameters": [_NAME],
-            "get": _operation(
-                "subscribe",
-                "Follow a stream live (Server-Sent Events)",
-                "reading",
-                200,
-                {
-                    "text/event-stream": {
-                        "schema": {
-                            "type": "string",
-                            "description": "`id` is the offset, `event: stream.event`, `data` has stream and event."
-                            " `stream.lost`: retention removed events. `stream.rewound`: an older state was restored."
-                            " `stream.closing`: the service ends, or the key did.",
-                        }
-                    }
-                },
-                (*_OF_A_STREAM, 422),
-                parameters=[
-                    _query("since", since),
-                    _query(
-                        "where", array({"type": "string"}), "Only events of which fields have values: action=click."
-                    ),
-                    _query("ticket", {"type": "string"}, "What `/ticket` gave, in place of a credential."),
-                    {"name": "Last-Event-ID", "in": "header", "schema": since, "description": "Goes before `since`."},
-                ],
-            ),
-        },
-        f"{STREAM}/ticket": {
-            "parameters": [_NAME],
-            "post": _operation(
-                "ticket",
-                "Get a ticket for one subscription",
-                "reading",
-                201,
-                "Ticket",
-                _OF_A_STREAM,
-                about="For a browser's EventSource, which cannot send headers. It is good once, for some seconds.",
-            ),
-        },
-        f"{STREAM}/events": {
-            "parameters": [_NAME],
-            "get": _operation(
-                "readEvents",
-                "Read a page of events",
-                "reading",
-                200,
-                "EventPage",
-                (*_OF_A_STREAM, 410, 422),
-                parameters=[
-                    _query("after", _WHOLE, "The last offset seen; `next` of the page before."),
-                    _query("limit", _WHOLE | {"minimum": 1, "default": 100}),
-                ],
-            ),
-        },
+        f"{STREAM}/subscribe": _reading(
+            "get",
+            "subscribe",
+            "Follow a stream live (Server-Sent Events)",
+            {"text/event-stream": {"schema": live}},
+            422,
+            parameters=[
+                _query("since", since),
+                _query("where", array(text), "Only events of which fields have values: action=click."),
+                _query("ticket", text, "What `/ticket` gave, in place of a credential."),
+                {"name": "Last-Event-ID", "in": "header", "schema": since, "description": "Goes before `since`."},
+            ],
+        ),
+        f"{STREAM}/ticket": _reading(
+            "post",
+            "ticket",
+            "Get a ticket for one subscription",
+            "Ticket",
+            status=201,
+            about="For a browser's EventSource, which cannot send headers. It is good once, for some seconds.",
+        ),
+        f"{STREAM}/events": _reading(
+            "get",
+            "readEvents",
+            "Read a page of events",
+            "EventPage",
+            410,
+            422,
+            parameters=[
+                _query("after", _WHOLE, "The last offset seen; `next` of the page before."),
+                _query("limit", _WHOLE | {"minimum": 1, "default": 100}),
+            ],
+        ),
         **{
-            f"{STREAM}/{name}": {
-                "parameters": [_NAME],
-                "post": _operation(
-                    name, summary, "reading", 200, answer, (*_OF_A_STREAM, *_WITH_BODY, *more), body=ref(name.title())
-                ),
-            }
+            f"{STREAM}/{name}": _reading("post", name, summary, answer, *_WITH_BODY, *more, body=ref(name.title()))
             for name, summary, answer, more in (
                 ("consume", "Take a batch under a lease", "Batch", (409, 410)),
                 ("ack", "Acknowledge events", "Acknowledged", (409,)),
@@ -182,70 +164,51 @@ def _paths() -> dict[str, Any]:
                 ("reset", "Move a consumer (needs the scope admin)", "Position", ()),
             )
         },
-        f"{STREAM}/groups": {
-            "parameters": [_NAME],
-            "get": _operation("groups", "Show the consumers of a stream", "reading", 200, "Groups", _OF_A_STREAM),
-        },
-        "/api/v1/overview": {
-            "get": _operation(
-                "overview",
-                "Show how streams and pipelines stand",
-                "service",
-                200,
-                "Overview",
-                (*_CLOSED, 422),
-                parameters=[
-                    _query("history", {"type": "boolean"}, "With what was seen published lately, for a chart.")
-                ],
-                about="Computed at most once a second. Pipelines are shown to those who may read every stream.",
-            )
-        },
-        "/healthz": {"get": _operation("healthz", "Whether the process lives", "service", 200, "Health", ())},
+        f"{STREAM}/groups": _reading("get", "groups", "Show the consumers of a stream", "Groups"),
+        "/api/v1/overview": _service(
+            "overview",
+            "Show how streams and pipelines stand",
+            "Overview",
+            (*_CLOSED, 422),
+            parameters=[_query("history", {"type": "boolean"}, "With what was seen published lately, for a chart.")],
+            about="Computed at most once a second. Pipelines are shown to those who may read every stream.",
+        ),
+        "/healthz": _service("healthz", "Whether the process lives", "Health"),
         "/readyz": {
-            "get": _operation("readyz", "Whether the databases answer", "service", 200, "Readiness", ())
+            "get": _operation("readyz", "Whether the databases answer", "service", "Readiness", ())
             | {"responses": _responses(200, "Readiness", ()) | {"503": _answer("Not now.", "Readiness")}},
         },
-        "/metrics": {
-            "get": _operation(
-                "metrics",
-                "Metrics for Prometheus",
-                "service",
-                200,
-                {"text/plain": {"schema": {"type": "string"}}},
-                _CLOSED,
-                about="Needs the scope read for every stream.",
-            )
-        },
-        "/openapi.json": {
-            "get": _operation(
-                "openapi", "This document", "service", 200, {_JSON: {"schema": {"type": "object"}}}, _CLOSED
-            )
-        },
-        **{
-            path: {
-                "get": _operation(
-                    operation, summary, "service", 200, {"text/html": {"schema": {"type": "string"}}}, (304,)
-                )
-            }
-            for path, operation, summary in (
-                ("/", "dashboard", "A page that shows how everything stands"),
-                ("/docs", "docs", "A page to try these requests"),
-            )
-        },
+        "/metrics": _service(
+            "metrics",
+            "Metrics for Prometheus",
+            {"text/plain": {"schema": text}},
+            _CLOSED,
+            about="Needs the scope read for every stream.",
+        ),
+        "/openapi.json": _service("openapi", "This document", {_JSON: {"schema": {"type": "object"}}}, _CLOSED),
+        "/": _service("dashboard", "A page that shows how everything stands", {"text/html": {"schema": text}}, (304,)),
+        "/docs": _service("docs", "A page to try these requests", {"text/html": {"schema": text}}, (304,)),
         "/static/{file}": {
-            "parameters": [{"name": "file", "in": "path", "required": True, "schema": {"type": "string"}}],
-            "get": _operation(
-                "static", "What the pages are made of", "service", 200, {"*/*": {"schema": {}}}, (304, 404)
-            ),
+            "parameters": [{"name": "file", "in": "path", "required": True, "schema": text}],
+            **_service("static", "What the pages are made of", {"*/*": {"schema": {}}}, (304, 404)),
         },
     }
 
 
+def _reading(method: str, name: str, summary: str, answer: _Answer, *refusals: int, **more: Any) -> dict[str, Any]:
+    """Return a path below that of a stream."""
+    operation = _operation(name, summary, "reading", answer, (*_OF_A_STREAM, *refusals), **more)
+    return {"parameters": [_NAME], method: operation}
+
+
+def _service(name: str, summary: str, answer: _Answer, refusals: tuple[int, ...] = (), **more: Any) -> dict[str, Any]:
+    """Return a path of the service itself."""
+    return {"get": _operation(name, summary, "service", answer, refusals, **more)}
+
+
 def _path_of(stream: Stream) -> dict[str, Any]:
-    """A stream's own path: what its events are made of, and what opens it."""
-    details = _operation(
-        f"getStream.{stream.name}", f"Show {stream.name}", "streams", 200, "StreamDetails", _OF_A_STREAM
-    )
+    """Return a stream's own path: the fields of its events, and the credentials that open it."""
+    details = _operation(f"getStream.{stream.name}", f"Show {stream.name}", "streams", "StreamDetails", _OF_A_STREAM)
     publish = _publish(f"publish.{stream.name}", f"Publish to {stream.name}", ref(f"Event.{stream.name}"))
     if stream.description:
         publish["description"] = stream.description
@@ -255,13 +218,13 @@ def _path_of(stream: Stream) -> dict[str, Any]:
 
 
 def _publish(operation: str, summary: str, event: dict[str, Any]) -> dict[str, Any]:
-    made = _operation(
+    published = _operation(
         operation,
         summary,
         "streams",
-        202,
         "Published",
         (*_OF_A_STREAM, *_WITH_BODY),
+        status=202,
         parameters=[
             {
                 "name": "Idempotency-Key",
@@ -277,63 +240,63 @@ def _publish(operation: str, summary: str, event: dict[str, Any]) -> dict[str, A
         ],
         about="Answers once the events are durable. Needs the scope write.",
     )
-    made["requestBody"] = {
+    published["requestBody"] = {
         "required": True,
         "content": {
             _JSON: {"schema": {"anyOf": [event, array(event)]}},
             _LINES: {"schema": {"type": "string", "description": "An event a line."}},
         },
     }
-    return made
+    return published
 
 
 def _operation(
-    operation: str,
+    name: str,
     summary: str,
     tag: str,
-    status: int,
-    answer: str | dict[str, Any],
+    answer: _Answer,
     refusals: tuple[int, ...],
     *,
+    status: int = 200,
     body: dict[str, Any] | None = None,
     parameters: list[dict[str, Any]] | None = None,
     about: str | None = None,
 ) -> dict[str, Any]:
-    made: dict[str, Any] = {"operationId": operation, "summary": summary, "tags": [tag]}
+    operation: dict[str, Any] = {"operationId": name, "summary": summary, "tags": [tag]}
     if about:
-        made["description"] = about
+        operation["description"] = about
     if parameters:
-        made["parameters"] = parameters
+        operation["parameters"] = parameters
     if body is not None:
-        made["requestBody"] = {"required": True, "content": {_JSON: {"schema": body}}}
+        operation["requestBody"] = {"required": True, "content": {_JSON: {"schema": body}}}
     if 401 in refusals:
-        made["security"] = [{}, {"key": []}, {"stream": []}]
-    made["responses"] = _responses(status, answer, refusals)
-    return made
+        operation["security"] = [{}, {"key": []}, {"stream": []}]
+    operation["responses"] = _responses(status, answer, refusals)
+    return operation
 
 
-def _responses(status: int, answer: str | dict[str, Any], refusals: tuple[int, ...]) -> dict[str, Any]:
-    made = {str(status): _answer("Done.", answer)}
+def _responses(status: int, answer: _Answer, refusals: tuple[int, ...]) -> dict[str, Any]:
+    responses = {str(status): _answer("Done.", answer)}
     for refusal in sorted({*refusals, *_ALWAYS}):
         if refusal == 304:
-            made["304"] = _answer("As it was.", {})
+            responses["304"] = _answer("As it was.", {})
             continue
-        made[str(refusal)] = _answer(_REASONS[refusal], {_PROBLEM: {"schema": ref("Problem")}})
+        responses[str(refusal)] = _answer(_REASONS[refusal], {_PROBLEM: {"schema": ref("Problem")}})
         header = {401: "WWW-Authenticate", 429: "Retry-After", 503: "Retry-After"}.get(refusal)
         if header is not None:
-            made[str(refusal)]["headers"][header] = {"$ref": f"#/components/headers/{header}"}
-    return made
+            responses[str(refusal)]["headers"][header] = {"$ref": f"#/components/headers/{header}"}
+    return responses
 
 
-def _answer(description: str, answer: str | dict[str, Any]) -> dict[str, Any]:
+def _answer(description: str, answer: _Answer) -> dict[str, Any]:
     content = {_JSON: {"schema": ref(answer)}} if isinstance(answer, str) else answer
     headers = {"X-Request-Id": {"$ref": "#/components/headers/X-Request-Id"}}
     return {"description": description, "headers": headers, **({"content": content} if content else {})}
 
 
 def _query(name: str, schema: dict[str, Any], description: str | None = None) -> dict[str, Any]:
-    made = {"name": name, "in": "query", "schema": schema}
-    return made | ({"description": description} if description else {})
+    parameter = {"name": name, "in": "query", "schema": schema}
+    return parameter | ({"description": description} if description else {})
 
 
 def _security_schemes(streams: Iterable[Stream]) -> dict[str, Any]:
@@ -346,12 +309,11 @@ def _security_schemes(streams: Iterable[Stream]) -> dict[str, Any]:
         if auth.get("type") == "api_key":
             schemes[_scheme_of(stream)] = {"type": "apiKey", "in": "header", "name": auth["header"]}
         elif auth.get("type") == "hmac":
-            about = f"A webhook's signature, with the headers {webhooks.ID} and {webhooks.TIMESTAMP}."
             schemes[_scheme_of(stream)] = {
                 "type": "apiKey",
                 "in": "header",
                 "name": webhooks.SIGNATURE,
-                "description": about,
+                "description": f"A webhook's signature, with the headers {webhooks.ID} and {webhooks.TIMESTAMP}.",
             }
     return schemes
 

@@ -1,4 +1,4 @@
-"""`GET /api/v1/overview`: how streams and pipelines stand, for pages that ask every two seconds."""
+"""`GET /api/v1/overview`: the state of streams and pipelines, for pages that ask every two seconds."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from weft.operate.records import COUNTS, Attempt
 from weft.project import current
 from weft.server.cached_probe import CachedProbe
 from weft.server.consuming import query
@@ -24,17 +25,16 @@ from weft.systems.base import Connection
 
 if TYPE_CHECKING:
     from weft.operate.due import Due
-    from weft.operate.records import Attempt
 
 logger = logging.getLogger("weft.server")
 
-# Nobody waits longer than this for a database that hangs: what was last known of it is shown.
+# A request waits no longer than this for a database that hangs, and then shows what was last known of it.
 _ANSWER_SECONDS = 1.0
 _STREAMS_FRESH_SECONDS = 1.0
 _RUNS_FRESH_SECONDS = 5.0
-# To count a long table takes long: it is counted again after so many times as long.
+# To count a long table takes long: the next count waits this many times as long.
 _COUNT_SHARE = 20
-# One every two seconds: five minutes of a page.
+# One point every two seconds: five minutes of a page.
 _HISTORY = 150
 # Events with which a page that follows a stream begins.
 _TAIL = 25
@@ -45,24 +45,24 @@ _FAILED = "Its database failed; the log of the service has the reason."
 
 @dataclass
 class Standing:
-    """What was last seen of a stream."""
+    """The last known state of a stream."""
 
     head: int = 0
     floor: int = 0
     head_at: float = 0.0
-    """By this host's clock: two of them, with what was published by then, give the rate."""
+    """By this host's clock: the rate follows from two of them and the counts of published events."""
     published: int = 0
     tail: str = "0"
     """The offset before the last few events. A text: those of Redis are longer than a browser's numbers."""
     history: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_HISTORY))
-    """Moments, and what had been published by then."""
+    """Times, and how many events had been published by then."""
     rows: int = 0
     consumers: list[dict[str, Any]] = field(default_factory=list)
     count_after: float = 0.0
     problem: str | None = None
 
-    def look(self, stream: Stream) -> None:
-        """Look at the stream. The head is cheap, and what must be counted is counted less often the longer it takes."""
+    def update(self, stream: Stream) -> None:
+        """Read the stream. Its head is cheap to read; its rows are counted the less often the longer that takes."""
         log = open_stream(stream).log
         self.floor, self.head = log.floor(), log.head()
         self.published, self.head_at, self.problem = log.published(), time.time(), None
@@ -81,38 +81,38 @@ class Standing:
 
     @property
     def lag(self) -> int:
-        """Of the consumer that is the furthest behind."""
+        """The lag of the consumer that is the furthest behind."""
         return max((each["lag"] for each in self.consumers), default=0)
 
 
 class Overview:
-    """What this process knows of its streams and pipelines."""
+    """The last known state of this process's streams and pipelines."""
 
     def __init__(self) -> None:
         self.standings: dict[str, Standing] = defaultdict(Standing)
         self._streams: dict[str | Connection | None, CachedProbe[None]] = {}
-        self._pipelines = CachedProbe(_look_at_pipelines, fresh_seconds=_RUNS_FRESH_SECONDS)
+        self._pipelines = CachedProbe(_read_pipelines, fresh_seconds=_RUNS_FRESH_SECONDS)
 
-    async def look(self) -> None:
-        """Bring what is known of the streams up to date, each database by itself."""
+    async def update(self) -> None:
+        """Update the state of the streams, of each database separately."""
         used = {stream.connection for stream in current().streams.values()}
-        await asyncio.gather(*(self._look_at(connection) for connection in used))
+        await asyncio.gather(*(self._update(connection) for connection in used))
 
-    async def _look_at(self, connection: str | Connection | None) -> None:
+    async def _update(self, connection: str | Connection | None) -> None:
         def streams() -> list[Stream]:
             return [each for each in current().streams.values() if each.connection == connection]
 
-        def look() -> None:
+        def update() -> None:
             for stream in streams():
                 standing = self.standings[stream.name]
                 try:
-                    standing.look(stream)
-                except Exception as error:  # whatever it is: the other streams are shown
+                    standing.update(stream)
+                except Exception as error:  # any error: the other streams are shown
                     if standing.problem != _FAILED:  # once, not every second
-                        logger.warning("%s cannot be looked at: %s", stream.name, error)
+                        logger.warning("the state of %s cannot be read: %s", stream.name, error)
                     standing.problem = _FAILED
 
-        probe = self._streams.setdefault(connection, CachedProbe(look, fresh_seconds=_STREAMS_FRESH_SECONDS))
+        probe = self._streams.setdefault(connection, CachedProbe(update, fresh_seconds=_STREAMS_FRESH_SECONDS))
         try:
             await probe.get(_ANSWER_SECONDS)
         except TimeoutError:
@@ -120,26 +120,24 @@ class Overview:
                 self.standings[stream.name].problem = "Its database does not answer."
 
     async def pipelines(self) -> dict[str, Any]:
-        """The pipelines with their last runs."""
         if not current().pipelines:
             return {"pipelines": [], "problem": None}
         try:
             return {"pipelines": await self._pipelines.get(_ANSWER_SECONDS), "problem": None}
         except TimeoutError:
             problem = "The run log does not answer."
-        except Exception as error:  # whatever it is: the streams are shown
+        except Exception as error:  # any error: the streams are shown
             logger.warning("the run log cannot be read: %s", error)
             problem = "The run log cannot be read; the log of the service has the reason."
         return {"pipelines": [_described(name, None, []) for name in sorted(current().pipelines)], "problem": problem}
 
 
-def _look_at_pipelines() -> list[dict[str, Any]]:
+def _read_pipelines() -> list[dict[str, Any]]:
     from weft.operate.due import Planner
     from weft.operate.runlog import open_run_log
 
-    project = current()
-    url = read_project_file(project.root).get("run_log")
-    with open_run_log(url, project.root, read_only=True) as log:
+    url = read_project_file(current().root).get("run_log")
+    with open_run_log(url, read_only=True) as log:
         due, runs = Planner(log).due(), log.runs(limit=_RUNS_READ)
     by_name: dict[str, list[Attempt]] = defaultdict(list)
     for run in runs:
@@ -160,7 +158,7 @@ def _described(name: str, due: Due | None, runs: list[Attempt]) -> dict[str, Any
         "status": None if state is None else state.status,
         "succeeded_at": None if state is None else state.succeeded_at,
         "last": None if state is None or state.last is None else _run(state.last),
-        # The newest last, as one reads them.
+        # The newest last, as they are read.
         "runs": [
             {"status": each.status, "started_at": each.started_at, "seconds": each.seconds}
             for each in reversed(runs[:_RUNS_SHOWN])
@@ -169,51 +167,37 @@ def _described(name: str, due: Due | None, runs: list[Attempt]) -> dict[str, Any
 
 
 def _run(attempt: Attempt) -> dict[str, Any]:
-    counts = ("rows_read", "inserted", "updated", "unchanged", "deleted", "quarantined", "late")
     return {
         "run_id": attempt.run_id,
         "attempt": attempt.attempt,
         "started_at": attempt.started_at,
         "seconds": attempt.seconds,
         "error": attempt.error,
-        **{name: getattr(attempt, name) for name in counts},
+        **{name: getattr(attempt, name) for name in COUNTS},
     }
 
 
 async def readable(request: Request) -> tuple[list[Stream], bool]:
-    """The streams that a request may read, and whether these are all. What is about the whole service is told to those
-    alone who may read every stream."""
+    """Return the streams that a request may read, and whether these are all. Facts about the whole service are only for
+    callers who may read every stream."""
     streams = await service_of(request).access.readable(request)
     return streams, len(streams) == len(current().streams)
 
 
 async def overview(request: Request) -> Response:
-    """Streams with their consumers, and pipelines with their last runs, as far as the caller may see them.
+    """Show streams with their consumers, and pipelines with their last runs, as far as the caller may see them.
 
-    `?history=true`: with what this process saw published lately, for a page that opens.
+    `?history=true`: with the recent counts of published events, for a page that opens.
     """
     with_history = query(request, "history").get("history") == "true"
     known: Overview = request.app.state.overview
     streams, all_of_them = await readable(request)
-    await known.look()
-    found = []
+    await known.update()
+    rows = []
     for stream in streams:
         standing = known.standings[stream.name]
-        found.append(
-            {
-                "name": stream.name,
-                "description": stream.description,
-                "head": standing.head,
-                "floor": standing.floor,
-                "head_at": standing.head_at,
-                "published": standing.published,
-                "tail": standing.tail,
-                "rows": standing.rows,
-                "lag": standing.lag,
-                "consumers": standing.consumers,
-                "problem": standing.problem,
-                **({"history": list(standing.history)} if with_history else {}),
-            }
-        )
-    answer = {"at": datetime.now(UTC), "streams": found, "complete": all_of_them}
+        row = {"name": stream.name, "description": stream.description, **vars(standing), "lag": standing.lag}
+        del row["count_after"], row["history"]
+        rows.append(row | ({"history": list(standing.history)} if with_history else {}))
+    answer = {"at": datetime.now(UTC), "streams": rows, "complete": all_of_them}
     return json_response(answer | (await known.pipelines() if all_of_them else {"pipelines": [], "problem": None}))

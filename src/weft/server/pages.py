@@ -1,46 +1,31 @@
-"""The pages: `/` shows how everything stands, `/docs` tries requests. They are files of this package alone."""
+"""The pages: `/` shows the state of streams and pipelines, `/docs` tries requests. They are files of this package."""
 
 from __future__ import annotations
 
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
-from typing import NamedTuple
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-_POLICY = "; ".join(
-    (
-        "default-src 'none'",
-        "script-src 'self'",
-        "style-src 'self'",
-        "img-src 'self'",
-        "connect-src 'self'",
-        "base-uri 'none'",
-        "form-action 'none'",
-        "frame-ancestors 'none'",
-    )
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 
 
-class _File(NamedTuple):
-    content: bytes
-    headers: dict[str, str]
-
-
 @cache
-def _files() -> dict[str, _File]:
-    """What may be asked for, by name: no path of a request ever reaches the disk."""
+def _files() -> dict[str, tuple[bytes, dict[str, str]]]:
+    """Read all files with their headers, by name: no path of a request ever reaches the disk."""
+    contents = {each.name: each.read_bytes() for each in files("weft.server").joinpath("static").iterdir()}
+    return {name: (content, _headers(name, content)) for name, content in contents.items()}
+
+
+def _headers(name: str, content: bytes) -> dict[str, str]:
     return {
-        each.name: _read(each.name, each.read_bytes()) for each in files("weft.server").joinpath("static").iterdir()
-    }
-
-
-def _read(name: str, content: bytes) -> _File:
-    headers = {
         "content-type": f"{_TYPES[name.rpartition('.')[2]]}; charset=utf-8",
         "etag": f'"{sha256(content).hexdigest()[:32]}"',
         # Asked for each time, and mostly answered by 304: a new version of the service shows at once.
@@ -51,28 +36,24 @@ def _read(name: str, content: bytes) -> _File:
         "cross-origin-opener-policy": "same-origin",
         "cross-origin-resource-policy": "same-origin",
     }
-    return _File(content, headers)
 
 
 def _send(request: Request, name: str) -> Response:
-    file = _files().get(name)
-    if file is None:
+    if name not in _files():
         raise HTTPException(404)
-    if request.headers.get("if-none-match") == file.headers["etag"]:
-        return Response(status_code=304, headers=file.headers)
-    return Response(file.content, headers=file.headers)
+    content, headers = _files()[name]
+    if request.headers.get("if-none-match") == headers["etag"]:
+        return Response(status_code=304, headers=headers)
+    return Response(content, headers=headers)
 
 
 async def dashboard(request: Request) -> Response:
-    """The first page."""
     return _send(request, "dashboard.html")
 
 
 async def docs(request: Request) -> Response:
-    """The page to try requests."""
     return _send(request, "docs.html")
 
 
 async def static(request: Request) -> Response:
-    """What the pages are made of."""
     return _send(request, request.path_params["file"])

@@ -1,4 +1,4 @@
-"""Errors as RFC 9457 has them: what a client is told, and what stays in the log."""
+"""Errors as RFC 9457 has them: what is sent to a client, and what is written to the log only."""
 
 from __future__ import annotations
 
@@ -46,7 +46,6 @@ class Problem(Exception):
         self.headers = headers or {}
 
     def response(self, request_id: str) -> Response:
-        """What is sent."""
         return Response(
             msgspec.json.encode({**self.body, "request_id": request_id}),
             self.status,
@@ -56,7 +55,7 @@ class Problem(Exception):
 
 
 def later(status: int, kind: str, title: str, detail: str, seconds: float) -> Problem:
-    """A refusal that says when to try again, in a header and in the body."""
+    """Return a refusal that says when to try again, in a header and in the body."""
     return Problem(
         status,
         kind,
@@ -67,8 +66,12 @@ def later(status: int, kind: str, title: str, detail: str, seconds: float) -> Pr
     )
 
 
+def bad_parameter(detail: str, **more: Any) -> Problem:
+    return Problem(422, "parameter", "A parameter does not fit", detail, **more)
+
+
 def of_error(error: BaseException, request_id: str, stream: str | None = None) -> Problem:
-    """The problem that an error of ours is for a client. Whatever tells of the inside goes to the log alone."""
+    """Return the problem that an error is for a client. Internal details are written to the log only."""
     if isinstance(error, Problem):
         return error
     if isinstance(error, SchemaError):
@@ -82,7 +85,7 @@ def of_error(error: BaseException, request_id: str, stream: str | None = None) -
     if isinstance(error, EventsLostError):
         return Problem(410, "events-lost", "Events were removed", error.what, **_hint(error), lost=error.lost)
     if isinstance(error, SettingsError):
-        return Problem(422, "parameter", "A parameter does not fit", error.what, **_hint(error))
+        return bad_parameter(error.what, **_hint(error))
     where = "" if stream is None else f" of {stream!r}"
     if isinstance(error, StorageError):
         logger.error("%s storage: %s", request_id, error.what)

@@ -18,13 +18,13 @@ from weft.types import from_json
 
 
 async def publish(request: Request) -> Response:
-    """One event, an array, or a line each."""
+    """Publish one event, an array, or a line each."""
     service = service_of(request)
     ready = await service.open(request, "write")
     headers = request.headers
     key, delivery = headers.get("idempotency-key"), webhook_id(request)
     if delivery is not None and key not in (None, delivery):
-        # Which nobody signed: the same delivery under another key would be stored again.
+        # The signature does not cover this key: the same delivery under another one would be stored again.
         text = "The webhook-id is the key of a signed request. Send no Idempotency-Key, or the same."
         raise Problem(400, "idempotency-key", "Malformed header", text)
     key = delivery or key
@@ -42,7 +42,7 @@ async def publish(request: Request) -> Response:
 
 
 def _decode_bytes(events: Any, log: Log) -> None:
-    """Texts of fields that hold bytes are base64, as they are read. Another text stays, and the stream refuses it."""
+    """Decode the base64 of fields that hold bytes. Another text stays, and the stream refuses it."""
     binary = [(name, kind) for name, kind in log.fields().items() if kind.base == "bytes"]
     if binary:
         for event in events if isinstance(events, list) else [events]:

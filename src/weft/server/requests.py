@@ -1,4 +1,4 @@
-"""Around every request: its id, its line in the log, the host that it asks for, and what fails."""
+"""The middleware of every request: its id, its line in the log, the check of its host, and its errors."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 logger = logging.getLogger("weft.server")
-# Counted: to ask the kernel for random bytes gives up Python's lock, which the thread that commits takes and keeps.
+# Counted, not random: to ask the kernel for random bytes releases Python's lock, and the committing thread takes it.
 _PROCESS, _numbers = secrets.token_hex(4), count()
 _SANE_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
 class Requests:
-    """Gives each request an id, logs it, and answers what fails.
+    """Gives each request an id, logs it, and turns errors into answers.
 
-    `guarded`: only requests for a name of this machine are answered. A page of another site cannot read what runs on
-    the visitor's own machine, unless that site's name is made to lead there; then the browser still sends the name.
+    `guarded`: only requests for a name of this machine are answered. A page of another site cannot read from a service
+    on the visitor's own machine, unless DNS makes that site's name lead there; then the browser still sends that name.
     """
 
     def __init__(self, app: ASGIApp, guarded: bool = False) -> None:
@@ -43,7 +43,7 @@ class Requests:
         request_id = scope["weft.request_id"] = _id_of(scope)
         status = 0
 
-        async def tell(message: Message) -> None:
+        async def send_counted(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -54,23 +54,23 @@ class Requests:
         try:
             if self.guarded:
                 _require_local(scope)
-            await self.app(scope, receive, tell)
+            await self.app(scope, receive, send_counted)
         except Exception as error:
-            if status:  # half of an answer is out: it can only be cut
+            if status:  # a part of the answer was sent: it can only be cut off
                 logger.error("failed after its answer began", exc_info=error, extra={"request_id": request_id})
                 raise
             problem = of_error(error, request_id, scope.get("path_params", {}).get("name"))
             # Its frames hold the body, and this one holds the error: they would stay until the collector finds them.
             error.__traceback__ = None
-            await problem.response(request_id)(scope, receive, tell)
+            await problem.response(request_id)(scope, receive, send_counted)
         finally:
             scope["app"].state.service.bodies.release(scope)
             if logger.isEnabledFor(logging.INFO):
                 _log(scope, request_id, status, time.perf_counter() - started)
 
 
-class Known(Headers):
-    """Headers by name. Starlette goes through all of them for each that is asked for, and a publish asks for six."""
+class _IndexedHeaders(Headers):
+    """Headers by name. Starlette searches all of them for each lookup, and a publish looks up six."""
 
     def __init__(self, raw: list[tuple[bytes, bytes]]) -> None:
         super().__init__(raw=raw)
@@ -78,7 +78,7 @@ class Known(Headers):
         self._first = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(raw)}
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value of a header, given its name in small letters."""
+        """Return the value of a header by its name in lower case."""
         return self._first.get(key, default)
 
     def __getitem__(self, key: str) -> str:
@@ -93,20 +93,19 @@ class QuickRequest(Request):
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         super().__init__(scope, receive, send)
-        self._known = Known(scope["headers"])
+        self._indexed = _IndexedHeaders(scope["headers"])
 
     @property
     def headers(self) -> Headers:
-        return self._known
+        return self._indexed
 
 
 def new_id() -> str:
-    """Of a request."""
     return f"{_PROCESS}{next(_numbers):08x}"
 
 
 def _id_of(scope: Scope) -> str:
-    """The id that a proxy gave the request, where it has a sane form; else a new one."""
+    """Return the id that a proxy gave the request, where it is well-formed; else a new one."""
     for name, value in scope["headers"]:
         if name == b"x-request-id" and _SANE_ID.fullmatch(value):
             return bytes(value).decode()

@@ -1,9 +1,10 @@
-"""What the service answers, as JSON Schemas."""
+"""JSON Schemas of the service's answers."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from weft.operate.records import COUNTS
 from weft.streams.declare import Stream
 from weft.types import FieldType
 
@@ -17,23 +18,20 @@ _TIME: Schema = {"type": "string", "format": "date-time"}
 
 
 def ref(name: str) -> Schema:
-    """The schema of that name."""
     return {"$ref": f"#/components/schemas/{name}"}
 
 
 def array(of: Schema) -> Schema:
-    """A list of these."""
     return {"type": "array", "items": of}
 
 
 def nullable(schema: Schema) -> Schema:
-    """That, or null."""
     return {"anyOf": [schema, {"type": "null"}]}
 
 
 def _object(about: str = "", optional: dict[str, Schema] | None = None, /, **members: Schema) -> Schema:
-    made: Schema = {"type": "object", "properties": {**members, **(optional or {})}, "required": list(members)}
-    return made | ({"description": about} if about else {})
+    schema: Schema = {"type": "object", "properties": {**members, **(optional or {})}, "required": list(members)}
+    return schema | ({"description": about} if about else {})
 
 
 def _map(of: Schema) -> Schema:
@@ -56,13 +54,12 @@ _FIELDS: dict[str, Schema] = {
 
 
 def event_schema(stream: Stream) -> Schema:
-    """What an event of a stream is made of."""
-    made: Schema = {"type": "object", "properties": {name: _field(kind) for name, kind in stream.fields.items()}}
+    schema: Schema = {"type": "object", "properties": {name: _field(kind) for name, kind in stream.fields.items()}}
     if stream.description:
-        made["description"] = stream.description
+        schema["description"] = stream.description
     if stream.validate_schema:
-        made["required"] = [name for name, kind in stream.fields.items() if not kind.nullable]
-    return made
+        schema["required"] = [name for name, kind in stream.fields.items() if not kind.nullable]
+    return schema
 
 
 def _field(kind: FieldType) -> Schema:
@@ -87,7 +84,6 @@ _STREAM: dict[str, Schema] = {
 }
 _CONSUMED = {"stream": _TEXT, "consumer": _TEXT}
 _STATUS = {"enum": ["running", "succeeded", "failed", "interrupted", "skipped"]}
-_COUNTS = ("rows_read", "inserted", "updated", "unchanged", "deleted", "quarantined", "late")
 
 SCHEMAS: dict[str, Schema] = {
     "Event": {"type": "object", "description": "Any JSON object. Names that begin with _weft_ are the server's own."},
@@ -152,7 +148,7 @@ SCHEMAS: dict[str, Schema] = {
         started_at=_TIME,
         seconds=nullable(_NUMBER),
         error=nullable(_TEXT),
-        **{name: nullable(_WHOLE) for name in _COUNTS},
+        **{name: nullable(_WHOLE) for name in COUNTS},
     ),
     "Pipeline": _object(
         name=_TEXT,

@@ -28,7 +28,7 @@ logger = logging.getLogger("weft.server")
 
 _BACKLOG = 2048
 _METRICS = "metrics"
-# After a worker has had its time to stop it is killed: a database that hangs would hold it for ever.
+# A worker that did not stop in its time is killed: a database that hangs would hold it indefinitely.
 _KILL_SECONDS = STOP_SECONDS + 2
 # A worker that fails before it answers is not started again at once: it would fail again.
 _PAUSE_SECONDS = 0.5
@@ -79,22 +79,21 @@ def serve(
 
 
 def _exposed(public: bool) -> list[str]:
-    """The streams that are open. For this machine alone, a database that is away does not keep it from starting."""
+    """Return the streams that are open. A service for this machine only starts also while the database is away."""
     try:
         return open_streams()
     except ConnectionFailedError as error:
         if public:
             raise
-        logger.warning("whether there are keys cannot be read, all streams are taken for open: %s", error.what)
+        logger.warning("the keys cannot be read, and all streams count as open: %s", error.what)
         return sorted(current().streams)
 
 
 def _addresses(host: str, port: int) -> list[tuple[int, int, int, str, tuple[str, int]]]:
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)  # type: ignore[return-value]
     except OSError as error:
         raise SettingsError(f"The host {host!r} is not known: {error.strerror}.", hint="--host 127.0.0.1") from None
-    return found  # type: ignore[return-value]
 
 
 def _listen(address: tuple[int, int, int, str, tuple[str, int]], host: str, port: int) -> socket.socket:
@@ -102,15 +101,15 @@ def _listen(address: tuple[int, int, int, str, tuple[str, int]], host: str, port
     try:
         return socket.create_server(where[:2], family=family, backlog=_BACKLOG)
     except OSError as error:
-        taken = error.errno == errno.EADDRINUSE
+        in_use = error.errno == errno.EADDRINUSE
         raise SettingsError(
             f"{host}:{port} cannot be served: {error.strerror}.",
-            hint="Choose another one with --port, or end what listens there." if taken else None,
+            hint="Choose another one with --port, or end what listens there." if in_use else None,
         ) from None
 
 
 class _Workers:
-    """The processes, each started again when it ends, until all of them are to stop."""
+    """The worker processes. Each is started again when it ends, until all of them are to stop."""
 
     def __init__(self, task: Task, listening: socket.socket) -> None:
         self.task = task
@@ -175,14 +174,14 @@ class _Workers:
         )
 
     async def _wait_until_ready(self, worker: socket.socket) -> bool:
-        """Whether a worker answers requests; not so if it ended before."""
+        """Return whether a worker answers requests; `False` if it ended before."""
         worker.setblocking(False)
-        told = asyncio.ensure_future(asyncio.get_running_loop().sock_recv(worker, 1))
-        await _first(told, self.stopping.wait())
-        if not told.done():
-            told.cancel()
+        signalled = asyncio.ensure_future(asyncio.get_running_loop().sock_recv(worker, 1))
+        await _first(signalled, self.stopping.wait())
+        if not signalled.done():
+            signalled.cancel()
             return False
-        return told.exception() is None and bool(told.result())
+        return signalled.exception() is None and bool(signalled.result())
 
 
 async def _stop(process: asyncio.subprocess.Process, ended: asyncio.Future[int]) -> None:
@@ -199,6 +198,6 @@ async def _first(*waited: object) -> None:
     """Wait for the first of some. The others go on where they are futures of the caller, else they are cancelled."""
     tasks = {asyncio.ensure_future(each): each for each in waited}  # type: ignore[call-overload]
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    for task, given in tasks.items():
-        if task is not given:
+    for task, awaitable in tasks.items():
+        if task is not awaitable:
             task.cancel()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weft.errors import ConnectionFailedError, DeclarationError, NotFoundError, StorageError, WeftError
+from weft.errors import ConnectionFailedError, DeclarationError, NotFoundError, StorageError, WeftError, unknown
 from weft.project import current
 from weft.server import bodies
 from weft.server.access import Access
@@ -26,7 +26,7 @@ from weft.server.limits import Limits
 from weft.server.live import Feeds
 from weft.server.problems import later
 from weft.streams.declare import Stream
-from weft.streams.runtime import Opened, open_beside, opened
+from weft.streams.runtime import Opened, find, open_beside, opened
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Send
@@ -38,7 +38,7 @@ _RUNTIME_BYTES = 16 * 1024 * 1024
 
 
 def load_modules(modules: Iterable[str]) -> dict[str, str]:
-    """Import the modules of the project; what is wrong with those that fail. The streams of the others are served."""
+    """Import the modules of the project, and return the errors of those that fail. The others' streams are served."""
     broken: dict[str, str] = {}
 
     def failed(name: str, error: DeclarationError) -> None:
@@ -52,13 +52,13 @@ def load_modules(modules: Iterable[str]) -> dict[str, str]:
 
 
 def in_memory() -> str | None:
-    """A folder for files that are mapped into memory, where the system has one that is no disk. To write to such a file
-    on a disk that is full kills the process; and a disk is full when a database has filled it."""
+    """Return a folder in memory for files that are mapped, where the system has one. To write to a mapped file on a
+    full disk kills the process; and a disk is full when a database has filled it."""
     folder = "/dev/shm"
     if not os.access(folder, os.W_OK | os.X_OK):
         return None
-    found = os.statvfs(folder)
-    return folder if found.f_bavail * found.f_frsize >= _RUNTIME_BYTES else None
+    space = os.statvfs(folder)
+    return folder if space.f_bavail * space.f_frsize >= _RUNTIME_BYTES else None
 
 
 class Service:
@@ -82,7 +82,7 @@ class Service:
         self._waiting: dict[tuple[str, bool], _Waiting] = {}
 
     async def open(self, request: Request, scope: Scope, *, ticket: str | None = None) -> Opened:
-        """The stream that a request names, if it may use it."""
+        """Open the stream that a request names, if it may use it."""
         stream = await self._find(request)
         await self.access.admit(request, stream, scope, ticket=ticket)
         ready = opened(stream)
@@ -99,21 +99,24 @@ class Service:
                 raise _broken(f"The stream {stream.name!r} cannot be opened. The log has the reason.") from None
 
     async def _find(self, request: Request) -> Stream:
+        name = request.path_params["name"]
         try:
-            return await self.access.find(request, request.path_params["name"])
+            return find(name)
         except NotFoundError:
+            # A caller with a wrong credential gets a 401 here, and no names of streams or modules.
+            known = [stream.name for stream in await self.access.readable(request)]
             if self.broken:  # one of them may declare it
                 names = ", ".join(self.broken)
                 raise _broken(f"There is no such stream among those that could be loaded; {names} failed.") from None
-            raise
+            raise unknown("stream", name, known, otherwise="GET /api/v1/streams lists those there are.") from None
 
     def room(self, stream: Stream, size: int = 0, *, publishing: bool = False) -> _Room:
-        """A place among those who wait for a stream's database, as long as it is entered; or a refusal. Those who
-        publish have places of their own: who only reads cannot keep them out."""
-        who = stream.name, publishing
-        waiting = self._waiting.get(who)
+        """Return a place in the queue for a stream's database, for a `with` block; or refuse. Publishes have a queue of
+        their own: reads cannot keep them out."""
+        queue = stream.name, publishing
+        waiting = self._waiting.get(queue)
         if waiting is None:
-            waiting = self._waiting[who] = _Waiting()
+            waiting = self._waiting[queue] = _Waiting()
         limits = self.limits
         if waiting.requests >= limits.waiting_requests or (
             waiting.requests and waiting.size + size > limits.waiting_bytes
@@ -122,30 +125,22 @@ class Service:
             raise later(503, "overloaded", "Too much at once", text, 1.0)
         return _Room(waiting, size)
 
-    async def start(self) -> None:
-        """What is better done before the first request."""
-        await self.access.start()
-
-    def stopping(self) -> None:
-        """Tell subscribers and those who wait for events that the service ends."""
-        self.feeds.stop()
-
     async def stop(self) -> None:
-        """The same, and close what the routes share."""
-        self.stopping()
+        """End subscriptions and long polls, and close what the routes share."""
+        self.feeds.stop()
         await asyncio.sleep(0)
         self.access.close()
 
 
 class _Waiting:
-    """Those who wait for one database."""
+    """The requests that wait for one database."""
 
     requests = 0
     size = 0
 
 
 class _Room:
-    """One of them. A class, since a generator in its place takes three times as long."""
+    """One of these requests. A class, since a generator in its place takes three times as long."""
 
     __slots__ = ("_size", "_waiting")
 
@@ -167,18 +162,17 @@ def _broken(detail: str) -> Exception:
 
 
 def service_of(request: Request) -> Service:
-    """The service that a request came to."""
     service: Service = request.app.state.service
     return service
 
 
 def json_response(value: Any, status: int = 200) -> Response:
-    """JSON, also of times, decimals and bytes."""
-    return _Json(bodies.encode(value), status)
+    """Return an answer of JSON, also of times, decimals and bytes."""
+    return _EncodedResponse(bodies.encode(value), status)
 
 
-class _Json(Response):
-    """Encoded already. Made by hand: what Starlette does for an answer takes as long as a durable publish."""
+class _EncodedResponse(Response):
+    """An encoded body. Starlette's own constructor takes as long as a durable publish."""
 
     def __init__(self, body: bytes, status: int) -> None:
         self.status_code = status

@@ -15,7 +15,7 @@ _PREFIX = "whsec_"
 
 
 def secret_bytes(secret: str, where: str) -> bytes:
-    """`whsec_` and base64, or any other text as it is."""
+    """Decode a secret: `whsec_` and base64, or any other text as it is."""
     if not secret.startswith(_PREFIX):
         return secret.encode()
     try:
@@ -28,7 +28,7 @@ def secret_bytes(secret: str, where: str) -> bytes:
 
 
 def problem(headers: Mapping[str, str]) -> str | None:
-    """What is wrong with the headers alone, before a body is read for them."""
+    """Return what is wrong with the headers, before the body is read."""
     if not all(headers.get(name) for name in (ID, TIMESTAMP, SIGNATURE)):
         return f"needs the headers {ID}, {TIMESTAMP} and {SIGNATURE}"
     stamp = headers[TIMESTAMP]
@@ -40,16 +40,16 @@ def problem(headers: Mapping[str, str]) -> str | None:
 
 
 def is_signed(headers: Mapping[str, str], body: bytes, secrets: Iterable[bytes]) -> bool:
-    """Whether one of the signatures is by one of the secrets."""
+    """Return whether one of the signatures is by one of the secrets. Always compares all of them."""
     signed = b".".join([headers[ID].encode("latin-1"), headers[TIMESTAMP].encode(), body])
-    given = [
+    signatures = [
         signature.encode("latin-1")
         for version, _, signature in (each.partition(",") for each in headers[SIGNATURE].split(" "))
         if version == "v1"
     ]
-    found = False
+    matches = False
     for secret in secrets:
         wanted = base64.b64encode(hmac.digest(secret, signed, "sha256"))
-        for signature in given:
-            found |= hmac.compare_digest(signature, wanted)
-    return found
+        for signature in signatures:
+            matches |= hmac.compare_digest(signature, wanted)
+    return matches

@@ -39,12 +39,12 @@ STOP_SECONDS = 7
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """What a parent tells its worker."""
+    """What a parent passes to its worker."""
 
     listening: int
     """The descriptor of the socket that all workers accept from."""
     parent: int
-    """The descriptor of the socket to the parent. It is told that requests are answered; its end ends the worker."""
+    """The descriptor of the socket to the parent. The worker reports on it that it answers, and ends when it closes."""
     modules: tuple[str, ...]
     runtime: str
     log_format: Format
@@ -53,7 +53,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """Only requests for a name of this machine are answered."""
 
 
-class Connection(HttpToolsProtocol):
+class HttpConnection(HttpToolsProtocol):
     """A connection whose headers have limits, as has the number of connections."""
 
     _timer: asyncio.TimerHandle | None = None
@@ -70,42 +70,41 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        # uvicorn would refuse everybody's requests at the limit. Here those who were there before go on.
+        # uvicorn would refuse all requests at the limit. Here earlier connections go on.
         most, self.limit_concurrency = self.limit_concurrency, None
         self._is_surplus = most is not None and len(self.connections) > most
         self._await_headers(_SURPLUS_SECONDS if self._is_surplus else _HEADER_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._headers_ended()
-        self._taken()
+        self._cancel_unread()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._await_taking()
+        self._await_reading()
 
     def resume_writing(self) -> None:
-        self._taken()
+        self._cancel_unread()
         super().resume_writing()
 
-    def _await_taking(self) -> None:
+    def _await_reading(self) -> None:
         limits = self.config.app.state.service.limits  # type: ignore[union-attr]
-        self._unread = self.loop.call_later(
-            limits.send_seconds, self._not_taken, self.transport.get_write_buffer_size()
-        )
+        unsent = self.transport.get_write_buffer_size()
+        self._unread = self.loop.call_later(limits.send_seconds, self._check_reading, unsent)
 
-    def _taken(self) -> None:
+    def _cancel_unread(self) -> None:
         if self._unread is not None:
             self._unread.cancel()
             self._unread = None
 
-    def _not_taken(self, before: int) -> None:
-        """Cut off a client that took nothing for so long. To close would wait until it took all."""
+    def _check_reading(self, before: int) -> None:
+        """Cut off a client that received nothing for so long. To close would wait until it received all."""
         if self.transport.get_write_buffer_size() < before:
-            self._await_taking()
+            self._await_reading()
         else:
             extra = {"path": self.scope.get("path"), "client": self.client and self.client[0]}
-            logger.warning("a client was cut off: it did not take its answer", extra=extra)
+            logger.warning("a client was cut off: it did not receive its answer", extra=extra)
             self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
@@ -113,18 +112,22 @@ class Connection(HttpToolsProtocol):
         self._received += len(data)
         self._latest = len(data)
         if self._is_surplus:
-            self._refuse(_too_many())
+            text = "There are too many connections now."
+            self._refuse(later(503, "connections", "Too much at once", text, 1.0))
             return
         try:
             self._parse(data)
         except httptools.HttpParserError as error:
-            self._refuse(self._refusal or _malformed(error))
+            why = "This is not HTTP/1.1."
+            if not isinstance(error, httptools.HttpParserCallbackError):  # its text is about our own code
+                why = f"This cannot be parsed as HTTP/1.1: {str(error)[:1].lower()}{str(error)[1:]}."
+            self._refuse(self._refusal or _malformed(why))
         if self._timer is not None and self._received > _HEADER_BYTES:
             self._refuse(_too_large())
 
     def _parse(self, data: bytes) -> None:
-        """Feed the parser. It takes whatever follows a request for an upgrade for another protocol: the body would be
-        dropped. Such a request is parsed again as if it had not asked, which a server may do."""
+        """Feed the parser. After a request for an upgrade it treats the rest as another protocol: the body would be
+        dropped. Such a request is parsed again without that header, which a server may do."""
         rest: bytes | memoryview = data
         while rest:
             try:
@@ -147,7 +150,7 @@ class Connection(HttpToolsProtocol):
         if upgrades and self.parser.get_method() != b"CONNECT":
             return
         self._headers_ended()
-        self._refusal = _connect() if upgrades else self._wrong_headers()
+        self._refusal = _malformed("This is no proxy.") if upgrades else self._wrong_headers()
         if self._refusal is not None:
             raise httptools.HttpParserError("refused")
         super().on_headers_complete()
@@ -159,7 +162,7 @@ class Connection(HttpToolsProtocol):
                 return _too_large()
         names = [name for name, _ in self.headers]
         if names.count(b"host") > 1:
-            return Problem(400, "http", "Malformed request", "There is more than one header Host.")
+            return _malformed("There is more than one header Host.")
         if b"transfer-encoding" in names:
             coding = b", ".join(value for name, value in self.headers if name == b"transfer-encoding")
             if coding.strip().lower() != b"chunked":
@@ -202,19 +205,8 @@ class Connection(HttpToolsProtocol):
         logger.info("request refused: %s", problem, extra=extra)
 
 
-def _too_many() -> Problem:
-    return later(503, "connections", "Too much at once", "There are too many connections now.", 1.0)
-
-
-def _malformed(error: httptools.HttpParserError) -> Problem:
-    why = "This is not HTTP/1.1."
-    if not isinstance(error, httptools.HttpParserCallbackError):  # which tells of our own code
-        why = f"This cannot be parsed as HTTP/1.1: {str(error)[:1].lower()}{str(error)[1:]}."
+def _malformed(why: str) -> Problem:
     return Problem(400, "http", "Malformed request", why)
-
-
-def _connect() -> Problem:
-    return Problem(400, "http", "Malformed request", "This is no proxy.")
 
 
 def _too_large() -> Problem:
@@ -223,13 +215,13 @@ def _too_large() -> Problem:
 
 
 class Server(uvicorn.Server):
-    """A server that tells its parent when it answers, ends with it, and tells subscribers before it waits for them."""
+    """A server that reports to its parent when it answers, ends with it, and ends subscriptions before it waits."""
 
     def __init__(self, app: Starlette, parent: socket.socket, connections: int) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
-                http=Connection,
+                http=HttpConnection,
                 ws="none",
                 loop="uvloop",
                 lifespan="on",
@@ -250,7 +242,7 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         asyncio.get_running_loop().add_reader(self.parent, self._orphaned)
-        # What is there now stays: the collector need not look at it again, and not after every 700 objects.
+        # The objects of now are permanent: the collector need not visit them again, nor run after every 700 objects.
         gc.freeze()
         gc.set_threshold(_GARBAGE)
         self.parent.send(b"1")
@@ -260,11 +252,11 @@ class Server(uvicorn.Server):
         self.should_exit = self.is_orphan = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        # Not remembered: uvicorn would raise the signal again in the end, and the exit code would be another.
+        # The signal is not kept: uvicorn would raise it again in the end, and change the exit code.
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self.service.stopping()
+        self.service.feeds.stop()
         await super().shutdown(sockets)
 
 
@@ -275,17 +267,18 @@ def main() -> None:
     task = msgspec.json.decode(sys.argv[1], type=Task)
     configure(task.log_format)
     _allow_connections()
-    made = app(task.modules, runtime=task.runtime, guarded=task.guarded)
+    application = app(task.modules, runtime=task.runtime, guarded=task.guarded)
     listening, parent = socket.socket(fileno=task.listening), socket.socket(fileno=task.parent)
     with listening, parent:
-        server = Server(made, parent, task.connections)
+        server = Server(application, parent, task.connections)
         server.run(sockets=[listening])
     if server.is_orphan:  # the parent was killed, and its files would stay in memory
         shutil.rmtree(task.runtime, ignore_errors=True)
 
 
 def _allow_connections() -> None:
-    """As many as the system lets us: a descriptor each, and the default of many systems is 1,024."""
+    """Raise the limit of open files as far as the system allows: each connection needs one, and 1,024 is a common
+    default."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 

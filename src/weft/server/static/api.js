@@ -4,7 +4,7 @@ const STORED = "weft.key";
 const base = new URL(".", location.href);
 
 export const key = () => sessionStorage.getItem(STORED);
-export const keepKey = (given) => (given ? sessionStorage.setItem(STORED, given) : sessionStorage.removeItem(STORED));
+export const keepKey = (value) => (value ? sessionStorage.setItem(STORED, value) : sessionStorage.removeItem(STORED));
 export const address = (path) => new URL(path, base);
 
 export class Refused extends Error {

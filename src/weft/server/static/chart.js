@@ -36,9 +36,9 @@ export function sum(all) {
   for (const series of all) {
     for (const [at, value] of series.points()) {
       const bucket = Math.round(at / 2) * 2;
-      const found = buckets.get(bucket) || new Map();
-      found.set(series, value);
-      buckets.set(bucket, found);
+      const values = buckets.get(bucket) || new Map();
+      values.set(series, value);
+      buckets.set(bucket, values);
     }
   }
   return [...buckets].sort((a, b) => a[0] - b[0]).map(([at, values]) => [at, [...values.values()].reduce((a, b) => a + b, 0)]);

@@ -23,13 +23,13 @@ async function load() {
   find("banner").hidden = true;
   say(find("version"), `Weft ${api.info.version}.`);
   const groups = api.tags.map((tag) => {
-    const found = operations().filter(({ operation }) => operation.tags.includes(tag.name));
+    const tagged = operations().filter(({ operation }) => operation.tags.includes(tag.name));
     const id = `tag-${tag.name}`;
     return make(
       "section",
       { class: "panel", "aria-labelledby": id },
       make("div", { class: "head" }, make("h2", { id }, tag.name[0].toUpperCase() + tag.name.slice(1)), make("p", { class: "note" }, tag.description)),
-      ...found.map(operationBox),
+      ...tagged.map(operationBox),
     );
   });
   const names = Object.keys(api.components.schemas).filter((name) => name.startsWith("Event.")).map((name) => name.slice(6));
@@ -71,7 +71,7 @@ function operationForm({ path, method, operation, parameters }) {
   const command = make("pre", {});
   const stop = make("button", { type: "button", hidden: true }, "Stop");
   const request = () => build(path, method, inputs, body);
-  const tellCommand = () => say(command, curl(request()));
+  const showCommand = () => say(command, curl(request()));
   const form = make(
     "form",
     { class: "try" },
@@ -85,8 +85,8 @@ function operationForm({ path, method, operation, parameters }) {
     make("details", { class: "more" }, make("summary", {}, "What it may answer"), answers(operation)),
     answer,
   );
-  form.addEventListener("input", tellCommand);
-  tellCommand();
+  form.addEventListener("input", showCommand);
+  showCommand();
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     send(request(), answer, stop);
@@ -133,12 +133,12 @@ async function send({ url, options }, place, stop) {
     say(status, `${answer.status} ${answer.statusText} after ${duration((performance.now() - started) / 1000)}`);
     status.className = `strong chip ${answer.ok ? "good" : "bad"}`;
     const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-    let got = "";
-    for (let part = await reader.read(); !part.done && got.length < SHOWN; part = await reader.read()) {
-      got += part.value;
-      text.textContent = got;
+    let body = "";
+    for (let part = await reader.read(); !part.done && body.length < SHOWN; part = await reader.read()) {
+      body += part.value;
+      text.textContent = body;
     }
-    text.textContent = pretty(got.slice(0, SHOWN));
+    text.textContent = pretty(body.slice(0, SHOWN));
     await reader.cancel();
   } catch (error) {
     if (error.name === "AbortError") status.append(" (stopped)");

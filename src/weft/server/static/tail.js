@@ -8,7 +8,7 @@ const MOST_PAUSE = 10_000;
 
 export class Tail {
   constructor(standing) {
-    this.standing = standing; // gives what is known of a stream
+    this.standing = standing; // returns the last known state of a stream
     this.list = find("tail");
     this.status = find("tail-status");
     this.waiting = [];
@@ -61,7 +61,7 @@ export class Tail {
         const { ticket } = await askJson(`api/v1/streams/${encodeURIComponent(name)}/ticket`, { method: "POST" });
         url.searchParams.set("ticket", ticket);
       } else if (where || this.last === null) {
-        // It does not tell why it was refused either.
+        // It does not report why it was refused either.
         await askJson(`api/v1/streams/${encodeURIComponent(name)}/events?limit=1&after=${tail}`);
       }
     } catch (error) {
@@ -74,7 +74,7 @@ export class Tail {
     const source = (this.source = new EventSource(url));
     source.onopen = () => {
       this.pauseFor = 1000;
-      this.tell();
+      this.showStatus();
     };
     source.onerror = () => {
       if (source.readyState === EventSource.CLOSED) this.retry("The subscription ended.");
@@ -106,18 +106,18 @@ export class Tail {
     button.setAttribute("aria-pressed", paused);
     say(button, paused ? "Resume" : "Pause");
     if (!paused) this.draw();
-    this.tell();
+    this.showStatus();
   }
 
   draw() {
     this.drawing = null;
-    const made = this.waiting.splice(0).map(row).reverse();
-    this.list.prepend(...made);
+    const rows = this.waiting.splice(0).map(row).reverse();
+    this.list.prepend(...rows);
     while (this.list.children.length > SHOWN) this.list.lastChild.remove();
-    this.tell();
+    this.showStatus();
   }
 
-  tell() {
+  showStatus() {
     if (!this.source || this.source.readyState !== EventSource.OPEN) return;
     const shown = this.list.children.length;
     if (this.paused) say(this.status, "Paused. New events are kept for when you resume, the last 200 of them.");
@@ -137,8 +137,8 @@ function row(message) {
   const at = new Date(event._weft_published_at);
   for (const name of Object.keys(event)) if (name.startsWith("_weft_")) delete event[name];
   // A stream has a column for every field that ever came: those that this event lacks would hide the ones it has.
-  const given = Object.entries(event).filter(([, value]) => value !== null);
-  const fields = given.flatMap(([name, value]) => [
+  const present = Object.entries(event).filter(([, value]) => value !== null);
+  const fields = present.flatMap(([name, value]) => [
     make("span", { class: "name" }, name),
     make("span", { class: "value" }, typeof value === "string" ? value : JSON.stringify(value)),
   ]);
