@@ -17,7 +17,7 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 from weft import settings
-from weft.errors import DeclarationError, NotFoundError, SettingsError, WeftError, nearest, unknown
+from weft.errors import DeclarationError, NotFoundError, SettingsError, WeftError, did_you_mean, unknown
 from weft.systems.base import Connection, system_for, system_for_url
 
 if TYPE_CHECKING:
@@ -261,10 +261,9 @@ def _import(name: str, folder: Path) -> None:
         if error.name is None or not (name == error.name or name.startswith(error.name + ".")):
             raise _import_failed(name, error) from error
         files = [each.stem for each in folder.glob("*.py")]
-        close = nearest(name, files)
         raise NotFoundError(
             f"There is no module {name!r} to import.",
-            hint=f"Did you mean {close!r}?" if close else f"Looked for in {folder} and among installed packages.",
+            hint=did_you_mean(name, files, f"Looked for in {folder} and among installed packages."),
         ) from None
     except (Exception, SystemExit) as error:
         raise _import_failed(name, error) from error

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, quote_plus, unquote
 
-from weft.errors import SettingsError, nearest
+from weft.errors import SettingsError, did_you_mean
 
 PROJECT_FILE = "weft.toml"
 USER_FILE = "~/.weft/connections.toml"
@@ -83,8 +83,7 @@ def _read(path: Path, shown: str, allowed: tuple[str, ...]) -> dict[str, Any]:
     settings = parse_toml(text, shown)
     for key in settings:
         if key not in allowed:
-            close = nearest(key, allowed)
-            hint = f"Did you mean {close!r}?" if close else f"Known keys: {', '.join(allowed)}."
+            hint = did_you_mean(key, allowed, f"Known keys: {', '.join(allowed)}.")
             raise SettingsError(f"{shown}: unknown key {key!r}.", hint=hint)
     connections = settings.get("connections", {})
     if not isinstance(connections, dict):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from weft.errors import DeclarationError, nearest
+from weft.errors import DeclarationError, did_you_mean
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -170,10 +170,9 @@ def _types(given: Any, option: str, where: str) -> tuple[str, ...]:
 def _type(given: Any, option: str, where: str) -> str:
     if isinstance(given, str) and given in ARROW_TYPES:
         return given
-    close = nearest(str(given), ARROW_TYPES)
     raise DeclarationError(
         f"{where}: {option} has the unknown type {given!r}.",
-        hint=f"Did you mean {close!r}?" if close else f"Known: {', '.join(ARROW_TYPES)}.",
+        hint=did_you_mean(str(given), ARROW_TYPES, f"Known: {', '.join(ARROW_TYPES)}."),
     )
 
 

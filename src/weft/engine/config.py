@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from weft.errors import SettingsError, nearest
+from weft.errors import SettingsError, did_you_mean
 from weft.settings import PROJECT_FILE, interpolate, read_project_file
 
 Profile = Literal["quick", "throughput"]
@@ -201,15 +201,12 @@ def _boolean(table: Mapping[str, Any], key: str, default: bool) -> bool:
 def _one_of(allowed: tuple[str, ...], given: str, where: str) -> Any:
     if given in allowed:
         return given
-    close = nearest(given, allowed)
-    hint = f"Did you mean {close!r}?" if close else f"Known: {', '.join(allowed)}."
+    hint = did_you_mean(given, allowed, f"Known: {', '.join(allowed)}.")
     raise SettingsError(f"The Spark setting {where} cannot be {given!r}.", hint=hint)
 
 
 def _unknown_key(key: str) -> SettingsError:
-    close = nearest(key, _KEYS)
-    if key.startswith("spark"):
-        hint = "Settings of Spark itself go into [spark.conf]."
-    else:
-        hint = f"Did you mean {close!r}?" if close else f"Known: {', '.join(_KEYS)}; other settings: [spark.conf]."
+    hint: str | None = "Settings of Spark itself go into [spark.conf]."
+    if not key.startswith("spark"):
+        hint = did_you_mean(key, _KEYS, f"Known: {', '.join(_KEYS)}; other settings: [spark.conf].")
     return SettingsError(f"{PROJECT_FILE}: unknown key {key!r} in [spark].", hint=hint)

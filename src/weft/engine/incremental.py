@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from weft.errors import DeclarationError, nearest
+from weft.errors import DeclarationError, did_you_mean
 from weft.systems.sql import tokens
 from weft.systems.sql.literals import literal
 from weft.systems.sql.queries import subquery
@@ -79,10 +79,9 @@ def of_query(
     """
     schema = tables.describe(bind(sql, "NULL", tables.dialect))
     if column not in schema.names:
-        close = nearest(column, schema.names)
         raise DeclarationError(
             f"The source has no column {column!r} (incremental_column).",
-            hint=f"Did you mean {close!r}?" if close else f"Its columns: {', '.join(schema.names)}.",
+            hint=did_you_mean(column, schema.names, f"Its columns: {', '.join(schema.names)}."),
         )
     stored = last
     if last is not None and last.column != column:

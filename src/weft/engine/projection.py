@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from weft.columns import hint_of, hinted, length_of
-from weft.errors import LoadRefusedError, nearest
+from weft.errors import LoadRefusedError, did_you_mean
 from weft.pipelines.declare import Target
 from weft.pipelines.table import Table, TableColumn
 from weft.systems.expectation import Expectation, Reaction
@@ -176,8 +176,7 @@ def _load_columns(load: Load, dialect: str) -> list[Projected]:
 def _refuse_missing(name: str, source: pa.Schema, target: str, what: str) -> None:
     if name in source.names:
         return
-    close = nearest(name, source.names)
     raise LoadRefusedError(
         f"The source of {target} has no column {name!r} ({what}).",
-        hint=f"Did you mean {close!r}?" if close else f"Its columns: {', '.join(source.names[:30])}.",
+        hint=did_you_mean(name, source.names, f"Its columns: {', '.join(source.names[:30])}."),
     )

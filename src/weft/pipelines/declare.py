@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import Any, Literal, Unpack, get_args
 
-from weft.errors import DeclarationError, NotFoundError, nearest, unknown
+from weft.errors import DeclarationError, NotFoundError, did_you_mean, unknown
 from weft.options import flag, one_of, refuse_unknown, text_option
 from weft.pipelines import graph
 from weft.pipelines.options import AnyConnection, connection_option, is_second, look_like, place_of
@@ -179,10 +179,9 @@ def _make_target(table: Any, given: Mapping[str, Any], where: str) -> Target:
         raise DeclarationError(f"{where}: column_map maps columns of the table to columns of the source, by name.")
     for name in column_map:
         if found.columns and name not in found.names:
-            close = nearest(name, found.names)
             raise DeclarationError(
                 f"{where}: column_map fills {name!r}, which is no column of {found.full_name}.",
-                hint=f"Did you mean {close!r}?" if close else f"Columns: {', '.join(found.names)}.",
+                hint=did_you_mean(name, found.names, f"Columns: {', '.join(found.names)}."),
             )
     if not found.columns and len(set(column_map.values())) < len(column_map):
         raise DeclarationError(f"{where}: column_map takes one column of the source twice.")

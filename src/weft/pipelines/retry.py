@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from weft.errors import DeclarationError, nearest
+from weft.errors import DeclarationError, did_you_mean, nearest
 
 Backoff = Literal["fixed", "linear", "exponential"]
 _BACKOFFS: tuple[str, ...] = get_args(Backoff)
@@ -43,8 +43,7 @@ class Retry:
             raise DeclarationError(f"retry must be a dict, not {type(given).__name__}.", hint=f"Its keys: {_listed()}.")
         for key in given:
             if key not in _KEYS:
-                close = nearest(str(key), _KEYS)
-                hint = f"Did you mean {close!r}?" if close else f"Its keys: {_listed()}."
+                hint = did_you_mean(str(key), _KEYS, f"Its keys: {_listed()}.")
                 raise DeclarationError(f"retry has no key {key!r}.", hint=hint)
         if "base" in given and "backoff_seconds" in given:
             raise DeclarationError("retry has both base and backoff_seconds, which mean the same.", hint="Keep one.")

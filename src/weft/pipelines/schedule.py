@@ -18,7 +18,7 @@ from datetime import UTC, date, datetime, time, timedelta
 from functools import cached_property, lru_cache
 from zoneinfo import ZoneInfo, available_timezones
 
-from weft.errors import DeclarationError, nearest
+from weft.errors import DeclarationError, did_you_mean, nearest
 
 _DAY = timedelta(days=1)
 # A 29 February that is a Sunday may come 40 years after the last one.
@@ -194,8 +194,7 @@ class Schedule:
             return ZoneInfo(self.timezone)
         except Exception:
             names = available_timezones()
-            close = nearest(str(self.timezone), names)
-            hint = f"Did you mean {close!r}?" if close else "Use an IANA name such as 'Europe/Berlin' or 'UTC'."
+            hint = did_you_mean(str(self.timezone), names, "Use an IANA name such as 'Europe/Berlin' or 'UTC'.")
             raise DeclarationError(f"There is no time zone {self.timezone!r}.", hint=hint) from None
 
     @cached_property

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, overload
 
-from weft.errors import DeclarationError, nearest
+from weft.errors import DeclarationError, did_you_mean
+from weft.options import refuse_unknown
 from weft.systems.base import Connection
 from weft.systems.load import LOAD_COLUMNS, SCD2_COLUMNS
 
@@ -140,14 +141,7 @@ def table(
     `pk()`, `natural_key()` and normalizers (`weft.normalize`), which are applied from left to right. `__merge_keys__`
     names the columns by which rows are matched. `load_columns` adds `_loaded_at` and `_batch_id`.
     """
-    if unknown_options:
-        option = next(iter(unknown_options))
-        known = ("schema", "name", "connection", "load_columns")
-        close = nearest(option, known)
-        raise DeclarationError(
-            f"@table has no option {option!r}.",
-            hint=f"Did you mean {close!r}?" if close else f"Options: {', '.join(known)}.",
-        )
+    refuse_unknown(unknown_options, ("schema", "name", "connection", "load_columns"), "@table")
 
     def declare(cls: type) -> type:
         if not isinstance(cls, type):
@@ -182,10 +176,9 @@ def _specify(
     for option, names in (("primary_key", primary), ("__merge_keys__", merge)):
         for each in names:
             if columns and each not in (known := [column.name for column in columns]):
-                close = nearest(each, known)
                 raise DeclarationError(
                     f"{where}: {option} names {each!r}, which is no column of it.",
-                    hint=f"Did you mean {close!r}?" if close else f"Columns: {', '.join(known)}.",
+                    hint=did_you_mean(each, known, f"Columns: {', '.join(known)}."),
                 )
     nullable = [column.name for column in columns if column.name in primary and column.nullable]
     if nullable:

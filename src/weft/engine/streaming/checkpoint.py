@@ -17,7 +17,7 @@ from weft.engine import connectors, session
 from weft.engine.streaming.columns import Columns
 from weft.engine.streaming.lock import Lock
 from weft.engine.streaming.source_state import Sources, Starts
-from weft.errors import NotFoundError, StorageError, nearest
+from weft.errors import NotFoundError, StorageError, did_you_mean
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.project import current
 from weft.settings import interpolate
@@ -235,10 +235,9 @@ class Checkpoint:
     def changing(self) -> Iterator[None]:
         """Keep others from it while somebody looks at it and changes it; what a crash left is settled before."""
         if not self.home.exists() and self._beside(_MOVING).read() is None:
-            close = nearest(self.name, [each.name for each in stored()])
             raise NotFoundError(
                 f"There is no checkpoint of {self.name!r}: {self.location} is not there.",
-                hint=f"Did you mean {close!r}?" if close else "weft checkpoints list",
+                hint=did_you_mean(self.name, [each.name for each in stored()], "weft checkpoints list"),
             )
         with self.locked():
             self._lease(lambda: None)  # `check` tells whoever changes it

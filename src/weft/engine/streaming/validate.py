@@ -17,7 +17,7 @@ from weft.engine.streaming.dead_letters import DeadLetterBox
 from weft.engine.streaming.publish import topic_target
 from weft.engine.streaming.sources import open_source, refuse_elsewhere
 from weft.engine.validate import Finding, look, open_connection
-from weft.errors import DeclarationError, WeftError, nearest
+from weft.errors import DeclarationError, WeftError, did_you_mean
 from weft.pipelines.streaming.spec import DeadLetters, Lookup, Source, StreamingPipeline, Target
 from weft.project import current
 from weft.spark_support import outcome
@@ -140,7 +140,4 @@ def _refuse_unknown(target: Target, what: str, names: tuple[str, ...], columns: 
         return
     for name in names:
         if name not in columns:
-            close = nearest(name, columns)
-            raise DeclarationError(
-                f"The {what} {name!r} is no column of {where}.", hint=f"Did you mean {close!r}?" if close else None
-            )
+            raise DeclarationError(f"The {what} {name!r} is no column of {where}.", hint=did_you_mean(name, columns))
