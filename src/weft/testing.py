@@ -162,12 +162,12 @@ def run_pipeline(pipeline: Pipeline | str, rows: object = None, *, target: str |
     from weft.pipelines.declare import find
     from weft.systems.load import SCD2_COLUMNS
 
-    found = find(pipeline) if isinstance(pipeline, str) else pipeline
+    declared = find(pipeline) if isinstance(pipeline, str) else pipeline
     project = current()
-    wanted = [each for each in found.targets if target in (None, each.name, each.table.name)]
+    wanted = [each for each in declared.targets if target in (None, each.name, each.table.name)]
     if not wanted:
-        raise unknown("target", str(target), [each.name for each in found.targets])
-    Run(found, f"testing {uuid4()}", datetime.fromtimestamp(project.clock(), UTC), data=rows).execute()
+        raise unknown("target", str(target), [each.name for each in declared.targets])
+    Run(declared, f"testing {uuid4()}", datetime.fromtimestamp(project.clock(), UTC), data=rows).execute()
     return table_rows(wanted[0].table.full_name, connection=wanted[0].connection, order_by=SCD2_COLUMNS[:1])
 
 
@@ -175,19 +175,16 @@ def table_rows(
     table: str, *, connection: str | Connection | None = None, order_by: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
     """Everything that a table holds (`"schema.table"`), ordered by the values of its first columns, nulls last."""
-    from weft.engine.readers import open_tables
+    from weft.engine.readers import opened_tables
     from weft.systems.sql.tables import Slice
 
-    tables = open_tables(current().connection(connection))
     schema, dot, name = table.rpartition(".")
-    try:
+    with opened_tables(current().connection(connection)) as tables:
         sql = f"SELECT * FROM {tables.table(schema if dot else None, name)}"
         columns = tables.describe(sql)
-        found = [row for batch in tables.read(Slice(sql), columns) for row in batch.to_pylist()]
-    finally:
-        tables.close()
+        rows = [row for batch in tables.read(Slice(sql), columns) for row in batch.to_pylist()]
     first = [*columns.names[:1], *(each for each in order_by if each in columns.names), *columns.names[1:]]
-    return sorted(found, key=lambda row: [_place(row[each]) for each in first])
+    return sorted(rows, key=lambda row: [_place(row[each]) for each in first])
 
 
 def _place(value: Any) -> tuple[int, Any]:

@@ -138,9 +138,9 @@ def test_rows_that_land_before_they_are_read(events: Database) -> None:
 
     insert(events, (9, "00:00:01"))
     load = planned(copy, copy.targets[0], "k", weft_now())
-    with prepared(copy, copy.targets[0], load, understand(copy, produce(copy))) as ready:
-        insert(events, (3, "00:00:01"), (9, "00:00:01"))
-        ready.job.run(ready.given)
+    ready = prepared(copy, copy.targets[0], load, understand(copy, produce(copy)))
+    insert(events, (3, "00:00:01"), (9, "00:00:01"))
+    ready.job.run(ready.data)
     assert ids(events) == [1, 2, 3]
     assert events.execute(copy)[0].late == 0
     insert(events, (4, "00:00:01"), (9, "00:00:01"))
@@ -280,9 +280,9 @@ def test_rows_that_come_while_it_runs_are_not_lost(events: Database) -> None:
 
     target = copy.targets[0]
     load = planned(copy, target, "first", weft_now())
-    with prepared(copy, target, load, understand(copy, produce(copy))) as ready:
-        insert(events, (3, "00:00:03"))
-        ready.job.run(ready.given)
+    ready = prepared(copy, target, load, understand(copy, produce(copy)))
+    insert(events, (3, "00:00:03"))
+    ready.job.run(ready.data)
     assert ids(events) == [1, 2]
     events.execute(copy)
     assert ids(events) == [1, 2, 3]
@@ -299,10 +299,10 @@ def test_two_runs_at_once_do_not_load_twice(events: Database) -> None:
     insert(events, (3, "00:00:03"))
     target = copy.targets[0]
     load = planned(copy, target, "first", weft_now())
-    with prepared(copy, target, load, understand(copy, produce(copy))) as ready:
-        events.execute(copy)
-        with pytest.raises(LoadRefusedError, match="Another run of copy"):
-            ready.job.run(ready.given)
+    ready = prepared(copy, target, load, understand(copy, produce(copy)))
+    events.execute(copy)
+    with pytest.raises(LoadRefusedError, match="Another run of copy"):
+        ready.job.run(ready.data)
     assert ids(events) == [1, 2, 3]
 
 

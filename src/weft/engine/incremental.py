@@ -6,7 +6,7 @@ The upper bound is fixed first, so that the watermark says exactly which rows we
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import UTC, date, datetime
+from datetime import UTC, date
 from decimal import Decimal
 from typing import Any
 
@@ -90,7 +90,7 @@ def of_query(
     field, dialect = schema.field(column), tables.dialect
     name = tables.ordered(f"q.{tables.quote(column)}", field)
     lower = None if last is None else less(last.value, lookback)
-    lowest = literal(_least(field, dialect), dialect)
+    lowest = literal(_least(field, tables), dialect)
     everything = subquery(bind(sql, lowest, dialect))
     since = None if lower is None else literal(lower, dialect)
     new = f"{name} > {since}" if since is not None else f"{name} IS NOT NULL"
@@ -150,11 +150,11 @@ class _Counts:
         return max(0, self.again - last.seen)
 
 
-def _least(field: pa.Field, dialect: str) -> Any:
-    """A value below all others of a column, for a query that compares with `$watermark` when there is none yet."""
+def _least(field: pa.Field, tables: SqlTables) -> Any:
+    """Return a value below all others of a column, for a query with `$watermark` when there is none yet."""
     kind = field.type
     if pa.types.is_timestamp(kind):
-        return datetime(1, 1, 2, tzinfo=UTC if kind.tz else None) if dialect != "mysql" else datetime(1000, 1, 1)
+        return tables.earliest.replace(tzinfo=UTC if kind.tz else None)
     if pa.types.is_date(kind):
         return date(1, 1, 2)
     if pa.types.is_integer(kind):

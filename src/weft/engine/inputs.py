@@ -66,13 +66,13 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Rows elsewhere that a task can read, by a `weft.engine.readers.Reader`."""
+class Readable:
+    """Rows elsewhere that a task can read, by a `weft.engine.readers.RowReader`."""
 
     reader: Any
 
 
-Input = Sql | Files | Events | Frame | Memory | Rows
+Input = Sql | Files | Events | Frame | Memory | Readable
 
 
 def understand(data: object, *, has_source: bool) -> Input:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -19,14 +20,14 @@ from weft.systems.base import Connection, system_for
 from weft.systems.log import META_TYPES, ROWID, Log
 from weft.systems.sql.prefetch import prefetch
 from weft.systems.sql.queries import subquery
-from weft.systems.sql.tables import Slice, SqlTables
+from weft.systems.sql.tables import Column, Slice, SqlTables
 from weft.types import FieldType
 
 # Enough to be worth a task of its own.
 _EVENTS_A_PART = 100_000
 
 
-class Reader(Protocol):
+class RowReader(Protocol):
     """Rows that any process can read, whole or in parts."""
 
     @property
@@ -42,6 +43,9 @@ class Reader(Protocol):
 
     def read(self, part: Any, conditions: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
         """The rows of a part that meet the conditions, in the source's own words; in batches of the schema."""
+
+    def close(self) -> None:
+        """Close what this process opened to describe the rows. Tasks open their own."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,10 @@ class SqlReader:
             wanted = " AND ".join(f"({each})" for each in conditions)
             part = replace(part, sql=f"SELECT * FROM {subquery(part.sql)} AS q WHERE {wanted}")
         return self.tables.read(part, self.schema)
+
+    def close(self) -> None:
+        """Close the connections of this process."""
+        self.tables.close()
 
     def selecting(self, columns: Sequence[str]) -> SqlReader:
         """The same rows with these columns alone."""
@@ -113,6 +121,9 @@ class StreamReader:
         assert not conditions, "a log takes no conditions"
         return prefetch(lambda: self._read(*part))
 
+    def close(self) -> None:
+        """Nothing is open: the stream stays open for the process."""
+
     def _read(self, reached: int, upto: int) -> Iterator[pa.RecordBatch]:
         store = system_for(self.connection.kind).load_log()(self.connection)
         try:
@@ -153,14 +164,14 @@ def _field(name: str, kind: FieldType) -> pa.Field:
 
 
 def reader_for(
-    given: Input,
+    data: Input,
     source: str | Connection | None,
     default: Connection | None,
     partition_by: str | None = None,
     target: SqlTables | None = None,
-) -> Reader | None:
-    """What reads SQL or a stream; `None` for what Spark or this process has itself."""
-    if isinstance(given, inputs.Sql):
+) -> RowReader | None:
+    """Return the reader of SQL or a stream; `None` for what Spark or this process has itself."""
+    if isinstance(data, inputs.Sql):
         connection = current().connection(source) if source is not None or default is None else default
         # One connection to one database: it answers sooner than two, and nobody need ask whether it is the same.
         same = target is not None and connection.resolved() == target.connection
@@ -168,24 +179,60 @@ def reader_for(
         if tables is not target:
             # A target's file is made by its first load; one that is only read must be there.
             tables.connection.refuse_missing()
-        return SqlReader(tables, given.text, tables.describe(given.text), partition_by)
-    if isinstance(given, inputs.Events):
-        return stream_reader(given.stream, source)
-    if isinstance(given, inputs.Rows):
-        found: Reader = given.reader
-        return found
+        return SqlReader(tables, data.text, tables.describe(data.text), partition_by)
+    if isinstance(data, inputs.Events):
+        return stream_reader(data.stream, source)
+    if isinstance(data, inputs.Readable):
+        reader: RowReader = data.reader
+        return reader
     return None
 
 
+@contextmanager
+def opened_reader(
+    data: Input, source: str | Connection | None, default: Connection, target: SqlTables | None = None
+) -> Iterator[RowReader | None]:
+    """Yield what `reader_for` returns, and close it at the end."""
+    reader = reader_for(data, source, default, target=target)
+    with nullcontext() if reader is None else closing(reader):
+        yield reader
+
+
+@contextmanager
+def opened_parts(reader: RowReader, wanted: int) -> Iterator[list[Any]]:
+    """Yield the parts of a reader, with what they are read from open until the end."""
+    parts, held = reader.parts(wanted)
+    with nullcontext() if held is None else closing(held):
+        yield parts
+
+
+def read_all(reader: RowReader) -> Iterator[pa.RecordBatch]:
+    """Yield all rows, read by this process."""
+    with opened_parts(reader, 1) as parts:
+        for part in parts:
+            yield from reader.read(part)
+
+
 def open_tables(connection: Connection) -> SqlTables:
-    """The tables of a connection; a clear error where it has none."""
+    """Return the tables of a connection; a clear error where it has none."""
     connection = current().for_tables(connection)
-    opened: SqlTables = system_for(connection.kind).load_tables()(connection)
-    return opened
+    tables: SqlTables = system_for(connection.kind).load_tables()(connection)
+    return tables
+
+
+def opened_tables(connection: Connection) -> closing[SqlTables]:
+    """The same for a block, at whose end they are closed."""
+    return closing(open_tables(connection))
+
+
+def stored_columns(tables: SqlTables, schema: str | None, table: str) -> list[Column] | None:
+    """Return the columns that a table has now; `None` where there is no such table."""
+    with tables.driver.session("read") as session:
+        return tables.columns(session, schema, table)
 
 
 def stream_reader(stream: str | Stream, connection: str | Connection | None = None) -> StreamReader:
-    """What a stream holds now."""
+    """Return a reader of what a stream holds now."""
     opened = runtime.open_stream(stream, connection)
     log, declared = opened.log, opened.stream
     types = {**log.fields(fresh=True), **META_TYPES}

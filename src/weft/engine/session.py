@@ -28,7 +28,7 @@ from weft.engine import archive_files, config, jvm
 from weft.engine.executor_package import ship
 from weft.engine.java import find_java
 from weft.engine.log import Log
-from weft.errors import ConnectionFailedError, MissingExtraError, SettingsError, WeftError, installing
+from weft.errors import ConnectionFailedError, DeclarationError, MissingExtraError, SettingsError, WeftError, installing
 from weft.project import current
 from weft.settings import is_secret_name, redact
 
@@ -136,6 +136,16 @@ def is_local() -> bool:
     if session is not None:
         return config.is_local(session.sparkContext.master or "")
     return config.read_settings(current().root).is_local
+
+
+def refuse_one_host(one_host: bool, what: str) -> None:
+    """Refuse what only this machine can open, where Spark's tasks run on others."""
+    if one_host and not is_local():
+        raise DeclarationError(
+            f"{what} is on this machine, and Spark's workers on a cluster cannot open it.",
+            hint="Use a database with a server or a bucket (object_store_s3, delta_s3), or run Spark here: "
+            'WEFT_SPARK_MASTER="local[*]".',
+        )
 
 
 def stop() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 
 from weft.engine import inputs, run
 from weft.engine.preview import preview
@@ -29,19 +30,19 @@ class Finding:
 def validate(pipeline: Pipeline) -> Iterator[Finding]:
     """Look at everything that a run needs, and go on where something is wrong."""
     name = pipeline.name
-    yield look(name, "upstream", lambda: _upstream(pipeline))
+    yield look(name, "upstream", partial(_upstream, pipeline))
     source = run.source_of(pipeline, pipeline.targets[0])
-    opened = look(name, "source", lambda: open_connection(current().connection(source)))
+    opened = look(name, "source", partial(_open, source))
     yield opened
     reachable = opened.problem is None
     for target in pipeline.targets:
         if target.connection != source:
-            found = look(name, "target", lambda target=target: open_connection(current().connection(target.connection)))  # type: ignore[misc]
-            yield found
-            if found.problem is not None:
+            answers = look(name, "target", partial(_open, target.connection))
+            yield answers
+            if answers.problem is not None:
                 continue
         if reachable:
-            yield look(name, f"load {target.name}", lambda target=target: _load(pipeline, target))  # type: ignore[misc]
+            yield look(name, f"load {target.name}", partial(_load, pipeline, target))
 
 
 def _upstream(pipeline: Pipeline) -> str:
@@ -52,7 +53,7 @@ def _upstream(pipeline: Pipeline) -> str:
 
 
 def look(pipeline: str, check: str, at: Callable[[], str], delivery: str | None = None) -> Finding:
-    """Look at one thing: what is told of it, or what is wrong."""
+    """Look at one thing: return what it is, or what is wrong with it."""
     try:
         return Finding(pipeline, check, at(), delivery=delivery)
     except WeftError as error:
@@ -62,19 +63,23 @@ def look(pipeline: str, check: str, at: Callable[[], str], delivery: str | None 
 
 
 def open_connection(connection: Connection) -> str:
-    """Ask a connection whether it answers, and say where it leads."""
-    found = connection.check()
-    return f"{connection.target} ({found.get('server', connection.kind)})"
+    """Ask a connection whether it answers, and return where it leads."""
+    answer = connection.check()
+    return f"{connection.target} ({answer.get('server', connection.kind)})"
+
+
+def _open(connection: str | Connection | None) -> str:
+    return open_connection(current().connection(connection))
 
 
 def _load(pipeline: Pipeline, target: Target) -> str:
-    given = run.understand(pipeline, run.produce(pipeline))
-    if not isinstance(given, inputs.Sql):
-        # Frames and rows are made anew by each run: what they hold is known then.
-        return f"{type(given).__name__.lower()}, {target.options.get('mode', 'append')}"
-    found = preview(pipeline, target, datetime.now(UTC), given=given, rows=0, trial=False)
-    if found.refused is not None:
-        raise found.refused
-    made = "creates the table" if found.creates else "the table is there"
-    added = f", adds {', '.join(found.adds)}" if found.adds else ""
-    return f"{found.mode} by {found.engine}; {made}{added}; exactly once"
+    data = run.understand(pipeline, run.produce(pipeline))
+    if not isinstance(data, inputs.Sql):
+        # Each run makes frames and rows again: what they hold is known then.
+        return f"{type(data).__name__.lower()}, {target.options.get('mode', 'append')}"
+    result = preview(pipeline, target, datetime.now(UTC), data=data, rows=0, trial=False)
+    if result.refused is not None:
+        raise result.refused
+    table = "creates the table" if result.creates else "the table is there"
+    added = f", adds {', '.join(result.adds)}" if result.adds else ""
+    return f"{result.mode} by {result.engine}; {table}{added}; exactly once"

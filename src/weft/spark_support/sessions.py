@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -71,6 +71,27 @@ def moved_to(frame: Any, spark: Any) -> Any:
     dataset = java_class(spark, "org.apache.spark.sql.classic.Dataset")
     plan = frame._jdf.queryExecution().analyzed()
     return DataFrame(dataset.ofRows(spark._jsparkSession, plan), spark)
+
+
+def read_source(spark: Any, name: str, schema: Any, reader: Callable[[], Any]) -> Any:
+    """Return the DataFrame of a data source in Python, whose partitions a `DataSourceReader` reads."""
+    from pyspark.sql.datasource import DataSource
+
+    class Source(DataSource):
+        """Defined here, so that it travels by value, the reader inside: as an option, a plan would show its secrets."""
+
+        @classmethod
+        def name(cls) -> str:
+            return name
+
+        def schema(self) -> Any:
+            return schema
+
+        def reader(self, schema: Any) -> Any:
+            return reader()
+
+    spark.dataSource.register(Source)
+    return spark.read.format(name).load()
 
 
 def asks_for(frame: Any, name: str) -> bool:

@@ -155,7 +155,7 @@ def test_new_columns_follow_the_policy(policy: str) -> None:
     weft.publish_sync(events, {"n": 1, "more": "x"})
     pipeline: dict[str, Any] = {"name": "drift", "source": events, "target_table": (None, "table")}
     if policy == "fail":
-        with pytest.raises(LoadRefusedError, match="a column 'more', which the table has not") as refused:
+        with pytest.raises(LoadRefusedError, match="a column 'more' that the table does not have") as refused:
             run_once(**pipeline, on_drift=policy)
         assert refused.value.__notes__ == ["target table of drift, batch 0"]
         # Nothing is lost: once the table has it, the same batch goes in.

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from weft.engine.readers import open_tables
+from weft.engine.readers import opened_tables
 from weft.engine.streaming import row_origin
 from weft.engine.streaming.dead_letter_stores import open_store
 from weft.engine.streaming.row_origin import ORIGIN
@@ -154,18 +154,15 @@ def keyless(rows: pa.Table, load: Load, source: str) -> list[DeadLetter]:
 
 @contextmanager
 def rejected(connection: Connection, load: Load, source: str) -> Iterator[list[DeadLetter]]:
-    """What a target's quarantine has of this batch; it is taken out of there in the end."""
-    tables = open_tables(connection)
-    quarantine.prepare(tables, load)
-    place = tables.table(load.schema, quarantine.table_name(load))
-    of_batch = f"{tables.quote('_weft_checkpoint_id')} = ? AND {tables.quote('_weft_batch_id')} = ?"
-    key = (load.checkpoint_id, load.batch_id)
-    try:
+    """Yield what a target's quarantine has of this batch; it is removed from there at the end."""
+    with opened_tables(connection) as tables:
+        quarantine.prepare(tables, load)
+        place = tables.table(load.schema, quarantine.table_name(load))
+        of_batch = f"{tables.quote('_weft_checkpoint_id')} = ? AND {tables.quote('_weft_batch_id')} = ?"
+        key = (load.checkpoint_id, load.batch_id)
         with tables.driver.session("read") as session:
             rows = session.rows(f"SELECT {tables.quote('_weft_error')}, payload FROM {place} WHERE {of_batch}", key)
         yield [DeadLetter("store", error, source, payload, target=load.name) for error, payload in rows]
         if rows:
             with tables.driver.session("publish") as session:
                 session.run(f"DELETE FROM {place} WHERE {of_batch}", key)
-    finally:
-        tables.close()

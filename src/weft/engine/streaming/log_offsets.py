@@ -113,7 +113,7 @@ def stream(spark: Any, offsets: Offsets) -> Any:
         def commit(self, end: dict[str, int]) -> None:
             pass
 
-    class Source(DataSource):
+    class OffsetSource(DataSource):
         """Defined here, so that it travels by value, the connection inside: an option would show its secrets."""
 
         @classmethod
@@ -127,5 +127,5 @@ def stream(spark: Any, offsets: Offsets) -> Any:
             return OffsetRanges()
 
     name = f"weft_offsets_{next(_numbers)}"
-    spark.dataSource.register(Source)
+    spark.dataSource.register(OffsetSource)
     return spark.readStream.format(name).load()

@@ -30,7 +30,7 @@ from uuid import uuid4
 import pyarrow as pa
 
 from weft.engine import connectors, files, frame_projection, session
-from weft.engine.readers import open_tables
+from weft.engine.readers import opened_tables, stored_columns
 from weft.engine.streaming.batch import Batches
 from weft.engine.streaming.checkpoint import Checkpoint
 from weft.engine.streaming.columns import Columns
@@ -361,20 +361,16 @@ def _columns_of(target: Target) -> dict[str, pa.Field]:
     """The columns that a table has now. What a normalizer is to make a value of, may be anything."""
     connection = current().connection(target.connection)
     assert target.table is not None
-    made = {each.name for each in target.declared.columns if each.normalizers} if target.declared else set()
+    normalized = {each.name for each in target.declared.columns if each.normalizers} if target.declared else set()
     if system_for(connection.kind).tables is None:
         path = "/".join(part for part in target.table if part)
         with suppress(NotFoundError):  # a table whose first rows all were rejected
             frame = files.read(session.spark(), path, connection)
-            return {each.name: each for each in frame_projection.schema_of(frame) if each.name not in made}
+            return {each.name: each for each in frame_projection.schema_of(frame) if each.name not in normalized}
         return {}
-    tables = open_tables(connection)
-    try:
-        with tables.driver.session("read") as opened:
-            columns = tables.columns(opened, *target.table) or []
-    finally:
-        tables.close()
-    return {each.name: each.field for each in columns if not each.generated and each.name not in made}
+    with opened_tables(connection) as tables:
+        columns = stored_columns(tables, *target.table) or []
+    return {each.name: each.field for each in columns if not each.generated and each.name not in normalized}
 
 
 def _parsed(

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from weft.engine import frame_projection, frames, inputs
+from weft.engine import frames, inputs
 from weft.engine.inputs import Input
 from weft.engine.streaming import dead_letters, functions
 from weft.engine.streaming.columns import Columns
@@ -20,7 +20,7 @@ from weft.engine.streaming.row_origin import ORIGIN
 from weft.errors import WeftError
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.spark_support import outcome
-from weft.spark_support.sessions import FILE_METADATA, asks_for, moved_to
+from weft.spark_support.sessions import FILE_METADATA, asks_for, moved_to, quoted
 from weft.systems.dead_letter_store import DeadLetter
 from weft.systems.log import ROWID
 from weft.systems.stream_source import OFFSET, FrameRows, Packed, ReaderRows
@@ -98,7 +98,7 @@ class Transform:
         """Return the rows of the only source without a DataFrame between; `None` where there must be one."""
         if isinstance(rows, ReaderRows):
             gathered = rows.gather() if is_small else None
-            return inputs.Rows(rows.reader) if gathered is None else _memory(gathered)
+            return inputs.Readable(rows.reader) if gathered is None else _memory(gathered)
         return None if rows.packed is None else self._packed(rows.packed, rows.frame(), is_small)
 
     def _packed(self, packed: Packed, frame: Any, is_small: bool) -> Input:
@@ -109,7 +109,7 @@ class Transform:
             if is_small:
                 rows = packed.unpack(schema, packed.frame.toArrow().to_batches())
                 return memory_of(pa.Table.from_batches(rows, schema))
-        return inputs.Frame(frame.select(*map(frame_projection.quote, schema.names)), packed)
+        return inputs.Frame(frame.select(*map(quoted, schema.names)), packed)
 
     def _result(self, parts: Sequence[TypedRows], spark: Any, is_small: bool, checkpoint: str) -> Any:
         """Return what the SQL makes of the rows, or the rows as they are.

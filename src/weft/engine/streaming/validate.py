@@ -11,11 +11,12 @@ import pyarrow as pa
 
 from weft.engine import inputs, session
 from weft.engine.frames import from_memory
-from weft.engine.readers import open_tables
+from weft.engine.readers import opened_tables, stored_columns
 from weft.engine.streaming import functions
 from weft.engine.streaming.dead_letters import DeadLetterBox
 from weft.engine.streaming.publish import topic_target
 from weft.engine.streaming.sources import open_source, refuse_elsewhere
+from weft.engine.streaming.transform import together
 from weft.engine.validate import Finding, look, open_connection
 from weft.errors import DeclarationError, WeftError, did_you_mean
 from weft.pipelines.streaming.spec import DeadLetters, Lookup, Source, StreamingPipeline, Target
@@ -32,11 +33,11 @@ def validate(pipeline: StreamingPipeline) -> Iterator[Finding]:
     yield from read
     columns: list[str] = []
     if pipeline.transform_sql is not None:
-        # What is wrong with a source or a lookup was told.
+        # What is wrong with a source or a lookup was reported.
         is_there = all(each.problem is None for each in read)
         yield look(pipeline.name, "sql", partial(_sql, pipeline, pipeline.transform_sql, columns, is_there))
     else:
-        with suppress(WeftError):  # what is wrong with a source was told
+        with suppress(WeftError):  # what is wrong with a source was reported
             known = [open_source(each).declared_schema() for each in pipeline.sources]
             columns += [name for each in known if each is not None and None not in known for name in each.names]
     for target in pipeline.targets:
@@ -62,11 +63,8 @@ def _lookup(lookup: Lookup) -> str:
 
 
 def _columns_of(lookup: Lookup) -> pa.Schema:
-    tables = open_tables(current().connection(lookup.connection))
-    try:
+    with opened_tables(current().connection(lookup.connection)) as tables:
         return tables.describe(lookup.query or f"SELECT * FROM {tables.table(lookup.schema, str(lookup.table))}")
-    finally:
-        tables.close()
 
 
 def _sql(pipeline: StreamingPipeline, sql: str, columns: list[str], is_there: bool) -> str:
@@ -84,10 +82,7 @@ def _sql(pipeline: StreamingPipeline, sql: str, columns: list[str], is_there: bo
         functions.register(spark, pipeline.udfs, pipeline.aggregate_udfs)
         for name, lookup in pipeline.lookups.items():
             _empty(spark, _columns_of(lookup)).createOrReplaceTempView(name)
-        frames = [_empty(spark, each) for each in known if each is not None]
-        rows = frames[0]
-        for each in frames[1:]:
-            rows = rows.unionByName(each, allowMissingColumns=True)
+        rows = together([_empty(spark, each) for each in known if each is not None])
         columns += functions.transformed(rows, sql, pipeline.aggregate_udfs).columns
     return f"columns {', '.join(columns)}"
 
@@ -96,7 +91,7 @@ def _empty(spark: Any, schema: pa.Schema) -> Any:
     return from_memory(spark, inputs.Memory(schema, []))
 
 
-def _target(target: Target, given: list[str]) -> str:
+def _target(target: Target, columns: list[str]) -> str:
     connection = current().connection(target.connection)
     there = open_connection(connection)
     if target.stream is not None:
@@ -106,19 +101,15 @@ def _target(target: Target, given: list[str]) -> str:
             return f"{there}, {detail}" if detail else there
         runtime.find(target.stream)
         return there
-    _refuse_unknown(target, "key", target.primary_key, given, "the rows")
-    _refuse_unknown(target, "deduplicate_by", target.options.get("deduplicate_by", ()), given, "the rows")
+    _refuse_unknown(target, "key", target.primary_key, columns, "the rows")
+    _refuse_unknown(target, "deduplicate_by", target.options.get("deduplicate_by", ()), columns, "the rows")
     if target.table is None or system_for(connection.kind).tables is None:
         return f"{there}, {_mode(target)}"
-    tables = open_tables(connection)
-    try:
-        with tables.driver.session("read") as opened:
-            found = tables.columns(opened, *target.table)
-    finally:
-        tables.close()
-    if found is None:
+    with opened_tables(connection) as tables:
+        stored = stored_columns(tables, *target.table)
+    if stored is None:
         return f"{there}, {_mode(target)}; creates the table"
-    _refuse_unknown(target, "key", target.primary_key, [each.name for each in found], f"the table {target.name}")
+    _refuse_unknown(target, "key", target.primary_key, [each.name for each in stored], f"the table {target.name}")
     return f"{there}, {_mode(target)}; the table is there"
 
 

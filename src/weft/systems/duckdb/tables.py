@@ -38,6 +38,7 @@ class DuckDBTables(SqlTables):
     one_writer: ClassVar[bool] = True
     savepoints: ClassVar[bool] = False
     clock: ClassVar[str | None] = "now()"
+    enforces_lengths: ClassVar[bool] = False
 
     def __getstate__(self) -> dict[str, Any]:
         assert isinstance(self.connection, DuckDBConnection)
