@@ -158,7 +158,7 @@ def run_pipeline(pipeline: Pipeline | str, rows: object = None, *, target: str |
     `rows` is anything that `weft.load` takes; without it the function is called, and reads its connections in memory.
     Of several targets, `target` names the one whose rows are wanted, by default the first.
     """
-    from weft.engine.run import Run
+    from weft.engine.run import PipelineRun
     from weft.pipelines.declare import find
     from weft.systems.load import SCD2_COLUMNS
 
@@ -167,7 +167,7 @@ def run_pipeline(pipeline: Pipeline | str, rows: object = None, *, target: str |
     wanted = [each for each in declared.targets if target in (None, each.name, each.table.name)]
     if not wanted:
         raise unknown("target", str(target), [each.name for each in declared.targets])
-    Run(declared, f"testing {uuid4()}", datetime.fromtimestamp(project.clock(), UTC), data=rows).execute()
+    PipelineRun(declared, f"testing {uuid4()}", datetime.fromtimestamp(project.clock(), UTC), data=rows).execute()
     return table_rows(wanted[0].table.full_name, connection=wanted[0].connection, order_by=SCD2_COLUMNS[:1])
 
 

@@ -12,7 +12,7 @@ import weft
 from pipelines.conftest import Database
 from weft import DeclarationError, LoadRefusedError
 from weft.engine import incremental
-from weft.engine.run import Run, planned, prepared, produce, understand
+from weft.engine.run import PipelineRun, planned, prepared, produce, understand
 from weft.systems.sql import tokens
 from weft.transforms import filter_where
 
@@ -250,7 +250,7 @@ def test_late_rows_of_files(spark: Any, local: Any, tmp_path: Path, kind: str) -
         return "SELECT id FROM raw"
 
     def run(key: str) -> int:
-        made = Run(copy, key, weft_now())
+        made = PipelineRun(copy, key, weft_now())
         made.execute()
         return made.loaded[0].late
 

@@ -13,8 +13,8 @@ from weft.cli.common import dry_run_option, format_option, module_option, print_
 from weft.cli.consume import find_pipeline
 from weft.cli.pipelines import ago, moment
 from weft.cli.streams_common import Moment
-from weft.engine.streaming.checkpoint import Checkpoint, State, stored
-from weft.engine.streaming.progress import Lag
+from weft.engine.streaming.checkpoint import Checkpoint, CheckpointState, stored
+from weft.engine.streaming.progress import SourceLag
 from weft.engine.streaming.sources import open_source, show_position
 from weft.errors import DeclarationError, StorageError, WeftError, unknown
 from weft.project import current
@@ -81,7 +81,7 @@ def show(what: str, modules: tuple[str, ...], output: str) -> None:
     """
     checkpoint, pipeline = _found(what, modules)
     row = _described(checkpoint, pipeline)
-    lag = Lag(pipeline.sources, checkpoint) if pipeline is not None else None
+    lag = SourceLag(pipeline.sources, checkpoint) if pipeline is not None else None
     if lag is not None:
         row["lag"] = lag.now()
     if output == "json":
@@ -89,7 +89,7 @@ def show(what: str, modules: tuple[str, ...], output: str) -> None:
         return
     shown = {**row, "offsets": _positions(checkpoint, row, pipeline), "last_batch": moment(row["last_batch"])}
     if lag is not None:
-        shown["lag"] = "; ".join(f"{name} {waiting}" for name, waiting in lag.told().items())
+        shown["lag"] = "; ".join(f"{name} {waiting}" for name, waiting in lag.in_words().items())
     for name, value in shown.items():
         if value not in (None, ""):
             click.echo(f"{name.replace('_', ' ') + ':':<12} {value}")
@@ -122,7 +122,7 @@ def _described(checkpoint: Checkpoint, pipeline: StreamingPipeline | None) -> di
     }
 
 
-def _offsets(state: State, pipeline: StreamingPipeline | None) -> dict[str, Any]:
+def _offsets(state: CheckpointState, pipeline: StreamingPipeline | None) -> dict[str, Any]:
     """By source; where the pipeline is not declared here, by its number."""
     names = [each.name for each in pipeline.sources] if pipeline is not None else []
     if len(names) != len(state.offsets):

@@ -17,7 +17,7 @@ from weft.project import current
 
 if TYPE_CHECKING:
     from weft.engine.preview import Preview
-    from weft.engine.validate import Finding
+    from weft.engine.validate import ValidationResult
     from weft.pipelines.declare import Pipeline
 
 
@@ -170,7 +170,7 @@ def validate(names: tuple[str, ...], modules: tuple[str, ...], output: str) -> N
         sys.exit(1)
 
 
-def _findings(names: tuple[str, ...], modules: tuple[str, ...]) -> Iterator[Finding]:
+def _findings(names: tuple[str, ...], modules: tuple[str, ...]) -> Iterator[ValidationResult]:
     from weft.cli.consume import find_pipeline
     from weft.engine.streaming.validate import validate as check_streaming
     from weft.engine.validate import validate as check

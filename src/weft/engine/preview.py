@@ -27,7 +27,7 @@ from weft.engine.readers import (
 )
 from weft.engine.spool import read_first
 from weft.errors import LoadRefusedError, WeftError
-from weft.pipelines.declare import Pipeline, Target
+from weft.pipelines.declare import Pipeline, PipelineTarget
 from weft.project import current
 from weft.spark_support import outcome
 from weft.systems.base import system_for
@@ -63,7 +63,7 @@ class Preview:
 
 def preview(
     pipeline: Pipeline,
-    target: Target,
+    target: PipelineTarget,
     moment: datetime,
     *,
     data: Input | None = None,

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from weft.columns import hint_of, hinted, length_of
 from weft.errors import LoadRefusedError, did_you_mean
-from weft.pipelines.declare import Target
+from weft.pipelines.declare import PipelineTarget
 from weft.pipelines.table import Table, TableColumn
 from weft.spark_support import sessions
 from weft.systems.expectation import Expectation, Reaction
@@ -27,7 +27,7 @@ _log = logging.getLogger("weft.engine")
 class TableProjection:
     """Maps the columns that a source turns out to have to those of a declared table."""
 
-    target: Target
+    target: PipelineTarget
 
     def __call__(self, load: Load, source: pa.Schema, tables: SqlTables | None) -> Load:
         """Return the load with the table's declaration and, where columns are not taken as they are, a projection."""

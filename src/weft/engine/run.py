@@ -20,7 +20,7 @@ from weft.engine.load import Job
 from weft.engine.projection import TableProjection
 from weft.engine.readers import opened_tables, reader_for, stored_columns
 from weft.errors import DeclarationError, WeftError
-from weft.pipelines.declare import Pipeline, Target, refuse_with_watermark
+from weft.pipelines.declare import Pipeline, PipelineTarget, refuse_with_watermark
 from weft.pipelines.execution import Loaded, Step
 from weft.pipelines.transforms import FilterWhere, Limit, Sample
 from weft.project import current
@@ -36,7 +36,7 @@ from weft.systems.watermark import UNKNOWN, Watermark
 _steps = logging.getLogger("weft.run")
 
 
-class Run:
+class PipelineRun:
     """One run, under a key: the same key again does only what is not done yet. `keep` is called before each thing that
     changes data, and raises where the run is somebody else's by now: what was read long ago must not replace newer."""
 
@@ -85,7 +85,7 @@ class Run:
             return inputs.Memory(understood.schema, list(understood.batches))
         return understood
 
-    def _load(self, target: Target, data: Input) -> Loaded:
+    def _load(self, target: PipelineTarget, data: Input) -> Loaded:
         started = time.perf_counter()
         ready = prepared(self.pipeline, target, planned(self.pipeline, target, self.key, self.moment), data)
         counts, engine = ready.job.run(ready.data)
@@ -108,7 +108,7 @@ class Run:
         self.steps.append(Step(text, time.perf_counter() - started, replayed))
 
 
-def planned(pipeline: Pipeline, target: Target, key: str, moment: datetime) -> Load:
+def planned(pipeline: Pipeline, target: PipelineTarget, key: str, moment: datetime) -> Load:
     """The load of one target in one run."""
     load = target.plan(pipeline=pipeline.name, commit_key=f"{key} {target.name}", moment=moment)
     checks = []
@@ -129,7 +129,7 @@ class Ready:
     warnings: tuple[str, ...] = ()
 
 
-def prepared(pipeline: Pipeline, target: Target, load: Load, data: Input) -> Ready:
+def prepared(pipeline: Pipeline, target: PipelineTarget, load: Load, data: Input) -> Ready:
     """Bound what is read, and return how it is loaded."""
     connection = current().connection(target.connection)
     source = source_of(pipeline, target)
@@ -161,7 +161,9 @@ def prepared(pipeline: Pipeline, target: Target, load: Load, data: Input) -> Rea
     return Ready(job, data, late, without_value, warnings)
 
 
-def _last(connection: Connection, load: Load, target: Target, column: str) -> tuple[Watermark | None, tuple[str, ...]]:
+def _last(
+    connection: Connection, load: Load, target: PipelineTarget, column: str
+) -> tuple[Watermark | None, tuple[str, ...]]:
     """Return the watermark of a target, stored with its rows or, in files, read from them; and warnings about it."""
     if system_for(connection.kind).tables is None:
         return _last_in_files(connection, load, target, column), ()
@@ -174,7 +176,7 @@ def _last(connection: Connection, load: Load, target: Target, column: str) -> tu
     return None, (f"The table {load.name} is gone: it is made anew, with everything that the source has.",)
 
 
-def _last_in_files(connection: Connection, load: Load, target: Target, column: str) -> Watermark | None:
+def _last_in_files(connection: Connection, load: Load, target: PipelineTarget, column: str) -> Watermark | None:
     from weft.engine import files
 
     filled = [new for new, old in target.column_map.items() if old == column]
@@ -190,7 +192,7 @@ def _last_in_files(connection: Connection, load: Load, target: Target, column: s
     return None if value is None else Watermark.of(column, value, rows if is_one_each else UNKNOWN)
 
 
-def source_of(pipeline: Pipeline, target: Target) -> str | Connection | None:
+def source_of(pipeline: Pipeline, target: PipelineTarget) -> str | Connection | None:
     """Where the SQL of a pipeline runs: on its source, or where it has none on the target itself."""
     return pipeline.source_connection if pipeline.source_connection is not None else target.connection
 

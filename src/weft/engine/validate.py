@@ -10,13 +10,13 @@ from functools import partial
 from weft.engine import inputs, run
 from weft.engine.preview import preview
 from weft.errors import WeftError
-from weft.pipelines.declare import Pipeline, Target
+from weft.pipelines.declare import Pipeline, PipelineTarget
 from weft.project import current
 from weft.systems.base import Connection
 
 
 @dataclass(frozen=True)
-class Finding:
+class ValidationResult:
     """One thing that was looked at."""
 
     pipeline: str
@@ -27,7 +27,7 @@ class Finding:
     """Of a target of a streaming pipeline: how often a row may reach it."""
 
 
-def validate(pipeline: Pipeline) -> Iterator[Finding]:
+def validate(pipeline: Pipeline) -> Iterator[ValidationResult]:
     """Look at everything that a run needs, and go on where something is wrong."""
     name = pipeline.name
     yield look(name, "upstream", partial(_upstream, pipeline))
@@ -52,14 +52,14 @@ def _upstream(pipeline: Pipeline) -> str:
     return ", ".join(pipeline.depends_on) or "none"
 
 
-def look(pipeline: str, check: str, at: Callable[[], str], delivery: str | None = None) -> Finding:
+def look(pipeline: str, check: str, at: Callable[[], str], delivery: str | None = None) -> ValidationResult:
     """Look at one thing: return what it is, or what is wrong with it."""
     try:
-        return Finding(pipeline, check, at(), delivery=delivery)
+        return ValidationResult(pipeline, check, at(), delivery=delivery)
     except WeftError as error:
-        return Finding(pipeline, check, "", str(error), delivery)
+        return ValidationResult(pipeline, check, "", str(error), delivery)
     except Exception as error:  # of the pipeline's own function
-        return Finding(pipeline, check, "", f"{type(error).__name__}: {error}", delivery)
+        return ValidationResult(pipeline, check, "", f"{type(error).__name__}: {error}", delivery)
 
 
 def open_connection(connection: Connection) -> str:
@@ -72,7 +72,7 @@ def _open(connection: str | Connection | None) -> str:
     return open_connection(current().connection(connection))
 
 
-def _load(pipeline: Pipeline, target: Target) -> str:
+def _load(pipeline: Pipeline, target: PipelineTarget) -> str:
     data = run.understand(pipeline, run.produce(pipeline))
     if not isinstance(data, inputs.Sql):
         # Each run makes frames and rows again: what they hold is known then.

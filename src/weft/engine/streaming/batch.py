@@ -35,7 +35,7 @@ class Taking(Protocol):
 
 
 @dataclass(frozen=True)
-class Written:
+class BatchResult:
     """What a micro-batch did."""
 
     batch_id: int
@@ -66,7 +66,7 @@ class Batches:
         self.transform.close()
         self.commits.close()
 
-    def run(self, frame: Any, checkpoint: str, batch_id: int) -> Written:
+    def run(self, frame: Any, checkpoint: str, batch_id: int) -> BatchResult:
         """Carry out the batch that Spark made of all sources."""
         _steps.debug("begun")
         try:
@@ -78,7 +78,7 @@ class Batches:
             if not self.commits.finish(self.pipeline.targets, checkpoint, batch_id):
                 self._tell_of_half(error, checkpoint, batch_id)
                 raise
-            written = Written(batch_id, {}, {})
+            written = BatchResult(batch_id, {}, {})
         _steps.debug("done")
         return written
 
@@ -92,7 +92,7 @@ class Batches:
         if having:
             error.add_note(f"stored already in {', '.join(having)}: after a reset its rows would be there twice")
 
-    def _attempted(self, frame: Any, checkpoint: str, batch_id: int) -> Written:
+    def _attempted(self, frame: Any, checkpoint: str, batch_id: int) -> BatchResult:
         parts: list[BatchRows] = []
         split_parts: list[BatchRows] = []
         try:
@@ -112,7 +112,7 @@ class Batches:
             for each in {id(each): each for each in (*parts, *split_parts)}.values():
                 each.close()
 
-    def _run(self, parts: Sequence[BatchRows], spark: Any, checkpoint: str, batch_id: int) -> Written:
+    def _run(self, parts: Sequence[BatchRows], spark: Any, checkpoint: str, batch_id: int) -> BatchResult:
         """Carry out the steps of a batch: split off what cannot be parsed, transform the rest, commit it."""
         counts: dict[str, Counts] = {}
         rejected = sum(self._put_unparsed(each, checkpoint, batch_id) for each in parts)
@@ -133,7 +133,7 @@ class Batches:
                 if isinstance(rows, inputs.Frame):
                     rows.frame.unpersist()
         rejected += sum(each.quarantined for each in counts.values())
-        return Written(batch_id, {name: each.rows_read for name, each in counts.items()}, counts, rejected)
+        return BatchResult(batch_id, {name: each.rows_read for name, each in counts.items()}, counts, rejected)
 
     def _put_unparsed(self, rows: BatchRows, checkpoint: str, batch_id: int) -> int:
         """Store what could not be parsed as dead letters, and return how many there are."""

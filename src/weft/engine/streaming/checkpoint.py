@@ -37,7 +37,7 @@ _ANEW = "Bring it back from a copy, or have the pipeline begin anew: weft checkp
 
 
 @dataclass(frozen=True)
-class State:
+class CheckpointState:
     """What Spark's log says."""
 
     query_id: str | None = None
@@ -155,20 +155,20 @@ class Checkpoint:
         """Where Spark keeps what a source has of its own, such as the names of files that were read."""
         return self.home.at(f"sources/{number}")
 
-    def state(self) -> State:
+    def state(self) -> CheckpointState:
         """What Spark's log says, without Spark."""
         try:
             metadata = self.home.at("metadata").read()
             if metadata is None:
-                return State()
+                return CheckpointState()
             query_id = json.loads(metadata)["id"]
         except (OSError, ValueError, LookupError) as error:
             raise StorageError(f"The checkpoint {self.location} cannot be read: {error}.", hint=_ANEW) from None
         committed, planned = _last(self.home.at("commits")), _last(self.home.at("offsets"))
         if committed is None:
-            return State(query_id, planned=planned)
+            return CheckpointState(query_id, planned=planned)
         moment, offsets = _entry(self.home.at(f"offsets/{committed}"))
-        return State(query_id, committed, planned, offsets, moment)
+        return CheckpointState(query_id, committed, planned, offsets, moment)
 
     def positions(self, batch_id: int) -> tuple[Any, ...]:
         """Return the position of each source at the end of a batch that was begun."""

@@ -45,7 +45,7 @@ class Watched:
             self.source.committed(position)
 
 
-class Lag:
+class SourceLag:
     """How much of each source waits: events, messages, files or versions. Asked when somebody wants to know, and then
     no more often than the answer is worth."""
 
@@ -90,7 +90,7 @@ class Lag:
                 self._looking.release()
         return self._known
 
-    def told(self) -> dict[str, str]:
+    def in_words(self) -> dict[str, str]:
         """Return the same in words."""
         return {name: counted(count, self._opened[name].unit) for name, count in self.now().items()}
 

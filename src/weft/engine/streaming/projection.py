@@ -67,7 +67,7 @@ class DeclaredColumns(TableProjection):
     @classmethod
     def of(cls, table: Table, on_drift: Drift) -> DeclaredColumns:
         """Return the projection of a declared table."""
-        return cls(declare.Target(table=table, on_drift=_DRIFTS[on_drift]))
+        return cls(declare.PipelineTarget(table=table, on_drift=_DRIFTS[on_drift]))
 
     def wanted(self, load: Load, names: Sequence[str]) -> list[str]:
         """Return the columns of these that the projection is about."""

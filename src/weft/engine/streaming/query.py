@@ -13,7 +13,7 @@ from typing import Any
 from weakref import WeakMethod
 
 from weft.engine import session
-from weft.engine.streaming.batch import Batches, Written, joined
+from weft.engine.streaming.batch import Batches, BatchResult, joined
 from weft.engine.streaming.checkpoint import Checkpoint, prepared
 from weft.engine.streaming.progress import Watched, listen, warn_of_removed
 from weft.engine.streaming.source_state import Sources
@@ -45,7 +45,7 @@ class Query:
         pipeline: StreamingPipeline,
         *,
         once: bool = False,
-        written: Callable[[Written], None] = lambda _: None,
+        written: Callable[[BatchResult], None] = lambda _: None,
         idle: Callable[[], None] | None = None,
         checkpoint: Checkpoint | None = None,
         spark: Any = None,

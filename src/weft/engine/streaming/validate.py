@@ -17,7 +17,7 @@ from weft.engine.streaming.dead_letters import DeadLetterBox
 from weft.engine.streaming.publish import topic_target
 from weft.engine.streaming.sources import open_source, refuse_elsewhere
 from weft.engine.streaming.transform import together
-from weft.engine.validate import Finding, look, open_connection
+from weft.engine.validate import ValidationResult, look, open_connection
 from weft.errors import DeclarationError, WeftError, did_you_mean
 from weft.pipelines.streaming.spec import DeadLetters, Lookup, Source, StreamingPipeline, Target
 from weft.project import current
@@ -26,7 +26,7 @@ from weft.streams import runtime
 from weft.systems.base import system_for
 
 
-def validate(pipeline: StreamingPipeline) -> Iterator[Finding]:
+def validate(pipeline: StreamingPipeline) -> Iterator[ValidationResult]:
     """Look at everything that it needs, and go on where something is wrong."""
     read = [look(pipeline.name, f"source {each.name}", partial(_source, each)) for each in pipeline.sources]
     read += [look(pipeline.name, f"lookup {name}", partial(_lookup, each)) for name, each in pipeline.lookups.items()]

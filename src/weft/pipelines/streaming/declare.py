@@ -10,7 +10,7 @@ from typing import Any, Unpack, overload
 
 from weft.errors import DeclarationError, NotFoundError, WeftError, unknown
 from weft.options import errors_at, refuse_unknown, text_option
-from weft.pipelines.options import connection_option, is_second, look_like, place_of
+from weft.pipelines.options import connection_option, look_like, place_of, refuse_twice
 from weft.pipelines.streaming.endpoints import address, addresses, check_targets, identity, located
 from weft.pipelines.streaming.options import KEPT, LATER, OPTIONS, StreamingOptions
 from weft.pipelines.streaming.spec import LOAD_OPTIONS, DeadLetters, Source, StreamingPipeline, Target
@@ -369,14 +369,7 @@ def _check(pipeline: StreamingPipeline, options: Mapping[str, Any], where: str, 
 
 def _register(pipeline: StreamingPipeline, function: Callable[..., Any]) -> None:
     known = current().streaming_pipelines
-    present = known.get(pipeline.name)
-    if present is not None and (
-        present.origin != pipeline.origin or is_second(function, pipeline.place, present.place)
-    ):
-        raise DeclarationError(
-            f"Streaming pipeline {pipeline.name!r} is declared twice: {present.place} and {pipeline.place}.",
-            hint="Give one of them another name.",
-        )
+    refuse_twice("Streaming pipeline", pipeline, known, function)
     for other in known.values():
         if pipeline.checkpoint is not None and other.name != pipeline.name and other.checkpoint == pipeline.checkpoint:
             raise DeclarationError(

@@ -33,7 +33,7 @@ class Lag(Protocol):
     def now(self, *, fresh: bool = False) -> dict[str, int]:
         """By source; nothing of one that does not answer. Without `fresh` it may be the answer of a second ago."""
 
-    def told(self) -> dict[str, str]:
+    def in_words(self) -> dict[str, str]:
         """The same in words, with units."""
 
 
