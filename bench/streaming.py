@@ -115,7 +115,7 @@ class Inbox:
 
     def _written(self, written: BatchResult) -> None:
         with self._news:
-            self._rows += sum(written.rows.values())
+            self._rows += sum(each.rows_read for each in written.counts.values())
             self._news.notify()
 
     def fill(self, files: Path, rows: int) -> None:

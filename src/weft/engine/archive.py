@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weft.engine import config, jvm
-from weft.engine.archive_files import archive_files, archives_folder, changed_at, locked_folder
+from weft.engine.archive_files import archive_files, archives_folder, changed_at
+from weft.engine.jars import locked_folder
 from weft.engine.java import Java, find_java
 from weft.engine.log import Log
 from weft.engine.session import connect, disconnect
@@ -37,7 +38,7 @@ def build(java: Java) -> Path:
     """Make the archive if there is none that fits, and give its file."""
     base, archive = archive_files(java)
     try:
-        with locked_folder(wait=True):
+        with locked_folder(archives_folder()):
             _sweep()
             if base is not None and not base.exists():
                 with _in_place_of(base) as unfinished:
@@ -87,7 +88,7 @@ def _train(java: Java, base: Path | None, path: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="weft-archive-") as root:
         settings = config.SparkSettings(Path(root), master="local[2]")
         conf = {**config.session_conf(settings), "spark.driver.memory": "1g"}
-        flags = [*jvm.profile_flags("quick"), f"-XX:ArchiveClassesAtExit={path}"]
+        flags = [*jvm.PROFILES["quick"], f"-XX:ArchiveClassesAtExit={path}"]
         if base is not None:
             flags.append(f"-XX:SharedArchiveFile={base}")
         log = Log(Path(root) / "spark.log")
@@ -120,13 +121,13 @@ def _exercise(spark: SparkSession, folder: Path) -> None:
             return "id bigint, name string"
 
         def reader(self, schema: Any) -> DataSourceReader:
-            class Reader(DataSourceReader):
+            class NumbersReader(DataSourceReader):
                 def read(self, partition: Any) -> Any:
                     import pyarrow
 
                     yield pyarrow.RecordBatch.from_pydict({"id": [1, 2], "name": ["a", "b"]})
 
-            return Reader()
+            return NumbersReader()
 
     rows = pa.table({"id": [1, 2, 3], "name": ["a", "b", None], "amount": [1.5, 2.5, None]})
     table = spark.createDataFrame(rows).withColumn("at", functions.current_timestamp())

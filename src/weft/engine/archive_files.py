@@ -5,19 +5,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from weft.engine import jvm
-from weft.engine.jars import cache_folder
+from weft.engine.jars import cache_folder, locked_folder
 from weft.engine.java import Java
 
 _TRAINING = 1
@@ -47,7 +45,7 @@ def archive_flags(java: Java) -> list[str]:
 def build_in_background(java: Java) -> None:
     """Have another process make the archive, unless one is at it. It goes on when this one ends."""
     try:
-        with locked_folder(wait=False):
+        with locked_folder(archives_folder(), wait=False):
             pass
         process = subprocess.Popen(
             [sys.executable, "-m", "weft.engine.archive", "--low-priority"],
@@ -90,12 +88,3 @@ def _mark_used(path: Path) -> None:
     with suppress(OSError):
         if time.time() - path.stat().st_mtime > 86_400:
             os.utime(path)
-
-
-@contextmanager
-def locked_folder(*, wait: bool) -> Iterator[None]:
-    """Hold the folder's lock, which ends with its process; without `wait`, an OSError if somebody has it."""
-    archives_folder().mkdir(parents=True, exist_ok=True)
-    with (archives_folder() / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        yield

@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -59,13 +60,13 @@ MODULE_FLAGS = (
     "-Dio.netty.allocator.type=pooled",
     "-Dio.netty.handler.ssl.defaultEndpointVerificationAlgorithm=NONE",
 )
-DEFAULT_PROFILE: Profile = "quick"
+# The flags of each profile.
 # Measured on two busy cores, 1M rows of five columns between two PostgreSQL databases, CPU of all processes:
 #   four loads in tasks (no row crosses the JVM): quick 5.8 s, throughput 8.7 s
 #   four loads with SQL between: quick 23.8 s, throughput 23.8 s: here compiling well has just paid for itself
 #   7M rows hashed and grouped in the JVM alone: quick 45 s, throughput 33 s
 # So quick is the default, and throughput is for what runs for minutes.
-_PROFILES: dict[Profile, tuple[str, ...]] = {
+PROFILES: dict[Profile, tuple[str, ...]] = {
     # The first compiler alone, and the collector that needs no threads. With as much room for code as both compilers
     # have: Java gives one alone 48 MB, which Spark filled after twenty minutes of many queries. Then nothing is
     # compiled any more, and threads die in which a method is needed for the first time.
@@ -104,8 +105,6 @@ class Jvm:
 
 def spark_home() -> Path:
     """The folder of the installed pyspark, which holds Spark's own jars."""
-    from importlib.util import find_spec
-
     spec = find_spec("pyspark")
     if spec is None or spec.origin is None:
         raise MissingExtraError("Spark is not installed: there is no package pyspark.", hint=installing("spark"))
@@ -116,11 +115,6 @@ def spark_home() -> Path:
             hint=installing("spark"),
         )
     return home
-
-
-def profile_flags(profile: Profile) -> tuple[str, ...]:
-    """How the JVM is tuned."""
-    return _PROFILES[profile]
 
 
 def start_jvm(java: Java, conf: Mapping[str, str], *, flags: Sequence[str], log: Log, log_level: str = "WARN") -> Jvm:

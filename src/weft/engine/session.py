@@ -211,7 +211,7 @@ def _start(settings: config.SparkSettings) -> _Running:
         machine = jvm.start_jvm(
             java,
             conf,
-            flags=[*jvm.profile_flags(settings.profile or jvm.DEFAULT_PROFILE), *flags],
+            flags=[*jvm.PROFILES[settings.profile], *flags],
             log=log,
             log_level=settings.log_level,
         )

@@ -189,18 +189,18 @@ class Query:
                 if self._noted is not None:
                     self._noted.note(self.pipeline)
                     self._noted = None
-                written = self._batches.run(frame, str(self._query.id), batch_id)
+                result = self._batches.run(frame, str(self._query.id), batch_id)
                 warn_of_removed(self.watched, self.checkpoint, batch_id)
                 self.checkpoint.check()  # after it Spark writes to its log
             except BaseException as error:
-                # Spark tells of it in its own words; whoever waits shall have the error itself.
+                # Spark reports it in its own words; the caller of `wait` gets the error itself.
                 self._failure = error
                 raise
             self._last, self.seconds = batch_id, time.perf_counter() - begun
         try:
-            self._written(written)
+            self._written(result)
         except Exception:  # the batch is loaded: were it to fail now, streams and topics would get it again
-            _log.exception("%s goes on, but could not tell of batch %d", self.pipeline.name, batch_id)
+            _log.exception("%s goes on, but could not report batch %d", self.pipeline.name, batch_id)
 
 
 def _committed(watched: list[Watched], positions: list[Any]) -> None:

@@ -92,7 +92,7 @@ class SparkEngine:
             pipeline=self.name,
             batch_id=batch.batch_id,
             consumed=consumed,
-            written=dict(batch.rows),
+            written={name: each.rows_read for name, each in batch.counts.items()},
             dead=batch.dead_letters,
             replayed=bool(counts) and all(each.replayed for each in counts),
             seconds=query.seconds,
