@@ -12,6 +12,7 @@ from threading import Lock
 from typing import Any
 
 from weft.engine.jars import jars_for
+from weft.engine.session import require_jars
 from weft.errors import SettingsError
 from weft.spark_support.sessions import java_class
 from weft.systems.base import Connection, system_for
@@ -51,11 +52,7 @@ def add(spark: Any, capability: str) -> None:
     with _lock:
         if _is_loadable(spark, _PROOF[capability]):
             return
-        # What `spark.jars` does when a session starts: the loader that every later thread inherits, then the executors.
-        loader = java_class(spark, "java.lang.Thread").currentThread().getContextClassLoader()
-        for jar in jars_for(capability):
-            loader.addURL(java_class(spark, "java.io.File")(str(jar)).toURI().toURL())
-            spark.sparkContext._jsc.addJar(str(jar))
+        require_jars(spark, jars_for(capability))
         if not _is_loadable(spark, _PROOF[capability]):
             raise SettingsError(
                 f"The jars for {capability} cannot be added to this Spark session.",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 from uuid import uuid4
 
 from weft.engine import connectors, session
@@ -27,7 +27,6 @@ from weft.spark_support.location import Location
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _BUCKET = re.compile(r"^s3n?://")
-_UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 # Between the name of a checkpoint and what a file beside it is for: no folder of a pipeline has one in its name.
 _BESIDE = "~"
 _REWOUND, _MOVING = "rewound", "moving"
@@ -57,8 +56,7 @@ class Checkpoint:
     def __init__(self, name: str, location: str | None = None, pipeline: StreamingPipeline | None = None) -> None:
         self.name, self._pipeline = name, pipeline
         location = location and _BUCKET.sub("s3a://", location)
-        safe = _UNSAFE.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode()), name)
-        own = folder() / safe
+        own = folder() / quote(name, safe="").replace(_BESIDE, "%7E")
         self.is_url = location is not None and _URL.match(location) is not None
         self.path = Path(location).expanduser().absolute() if location is not None and not self.is_url else own
         """Of a URL, where files beside it would be if it were a folder here."""

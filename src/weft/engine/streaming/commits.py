@@ -20,7 +20,7 @@ from weft.engine.streaming.projection import DeclaredColumns, TargetColumns
 from weft.engine.streaming.publish import published
 from weft.engine.streaming.transform import WithOrigins
 from weft.errors import LoadRefusedError, WeftError
-from weft.pipelines.streaming.endpoints import check_targets
+from weft.pipelines.streaming.endpoints import check_targets, delivery_to
 from weft.pipelines.streaming.spec import StreamingPipeline, Target
 from weft.project import current
 from weft.spark_support.sessions import quoted
@@ -114,7 +114,7 @@ class Commits:
             moment=datetime.now(UTC),
             **options,
         )
-        is_recorded = self._pipeline.delivery_to(target) == "exactly_once"
+        is_recorded = delivery_to(self._pipeline, target) == "exactly_once"
         return connection, dataclasses.replace(load, is_recorded=is_recorded)
 
     def _put_aside(self, target: Target, checkpoint: str, batch_id: int, with_origins: WithOrigins) -> None:

@@ -19,6 +19,7 @@ from weft.engine.streaming.sources import open_source, refuse_elsewhere
 from weft.engine.streaming.transform import together
 from weft.engine.validate import ValidationResult, look, open_connection
 from weft.errors import DeclarationError, WeftError, did_you_mean
+from weft.pipelines.streaming.endpoints import delivery_to
 from weft.pipelines.streaming.spec import DeadLetters, Lookup, Source, StreamingPipeline, Target
 from weft.project import current
 from weft.spark_support import outcome
@@ -41,7 +42,7 @@ def validate(pipeline: StreamingPipeline) -> Iterator[ValidationResult]:
             known = [open_source(each).declared_schema() for each in pipeline.sources]
             columns += [name for each in known if each is not None and None not in known for name in each.names]
     for target in pipeline.targets:
-        delivery = pipeline.delivery_to(target)
+        delivery = delivery_to(pipeline, target)
         yield look(pipeline.name, f"target {target.name}", partial(_target, target, columns), delivery)
     if pipeline.dead_letters is not None:
         yield look(pipeline.name, "dead letters", partial(_letters, pipeline, pipeline.dead_letters))

@@ -11,7 +11,7 @@ from typing import Any, Unpack, overload
 from weft.errors import DeclarationError, NotFoundError, WeftError, unknown
 from weft.options import errors_at, refuse_unknown, text_option
 from weft.pipelines.options import connection_option, look_like, place_of, refuse_twice
-from weft.pipelines.streaming.endpoints import address, addresses, check_targets, identity, located
+from weft.pipelines.streaming.endpoints import address, addresses, check_targets, delivery_to, identity, located
 from weft.pipelines.streaming.options import KEPT, LATER, OPTIONS, StreamingOptions
 from weft.pipelines.streaming.spec import LOAD_OPTIONS, DeadLetters, Source, StreamingPipeline, Target
 from weft.pipelines.table import table_of
@@ -357,7 +357,7 @@ def _check(pipeline: StreamingPipeline, options: Mapping[str, Any], where: str, 
         seen.add(name)
     if options.get("delivery") == "exactly_once":
         for target in pipeline.targets:
-            if pipeline.delivery_to(target) != "exactly_once":
+            if delivery_to(pipeline, target) != "exactly_once":
                 raise DeclarationError(
                     f"{where}: what is sent to the stream or topic {target.name} may come twice, "
                     "so delivery cannot be 'exactly_once'.",

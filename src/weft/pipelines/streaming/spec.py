@@ -386,10 +386,6 @@ class StreamingPipeline:
     """File and line, for errors."""
     origin: str = ""
 
-    def delivery_to(self, target: Target) -> Delivery:
-        """How often a row may reach a target: streams and topics keep no ledger that tells what they have."""
-        return "at_least_once" if target.place == "stream" else self.delivery
-
 
 def table_name(value: Any, option: str, where: str) -> tuple[str | None, str]:
     """A table as `("schema", "table")`, of what a user wrote."""
