@@ -8,7 +8,6 @@ Arrow type of its own (UUID, JSON, time of day) travels as a string whose field 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from datetime import date, datetime, time, timedelta
 from typing import Any
 from uuid import UUID
@@ -33,8 +32,8 @@ def hinted(name: str, hint: str, *, nullable: bool = True) -> pa.Field:
 
 def hint_of(field: pa.Field) -> str | None:
     """What the strings of a field are: `uuid`, `json`, `time`, or `None` for plain text."""
-    found = (field.metadata or {}).get(_HINT)
-    return None if found is None else found.decode()
+    hint = (field.metadata or {}).get(_HINT)
+    return None if hint is None else hint.decode()
 
 
 def limited(name: str, length: int, *, nullable: bool = True) -> pa.Field:
@@ -44,8 +43,8 @@ def limited(name: str, length: int, *, nullable: bool = True) -> pa.Field:
 
 def length_of(field: pa.Field) -> int | None:
     """The most characters that a string field may have, where that is known."""
-    found = (field.metadata or {}).get(_LENGTH)
-    return None if found is None else int(found)
+    length = (field.metadata or {}).get(_LENGTH)
+    return None if length is None else int(length)
 
 
 def binary_json(field: pa.Field) -> pa.Field:
@@ -131,9 +130,14 @@ def _canonical(kind: pa.DataType, name: str) -> pa.DataType:
         return pa.struct([pa.field(each.name, _canonical(each.type, name)) for each in kind])
     if types.is_map(kind):
         return pa.map_(_canonical(kind.key_type, name), _canonical(kind.item_type, name))
-    for matches, found in _SAME:
-        if matches(kind):
-            return found
+    if types.is_time(kind):
+        return pa.string()
+    if types.is_fixed_size_binary(kind):
+        return pa.binary()
+    if kind in _SAME:
+        return kind
+    if kind in _OTHERS:
+        return _OTHERS[kind]
     raise SchemaError(f"Column {name!r} is of type {kind}, which no table can hold.", field=name)
 
 
@@ -141,32 +145,25 @@ def _is_list_view(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind))
 
 
-_SAME: list[tuple[Callable[[pa.DataType], bool], pa.DataType]] = [
-    (pa.types.is_boolean, pa.bool_()),
-    (pa.types.is_int8, pa.int8()),
-    (pa.types.is_int16, pa.int16()),
-    (pa.types.is_int32, pa.int32()),
-    (pa.types.is_int64, pa.int64()),
+_SAME = {
+    *(pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64()),
+    *(pa.date32(), pa.string(), pa.binary()),
+}
+_OTHERS = {
     # Unsigned: the next one that holds all of them.
-    (pa.types.is_uint8, pa.int16()),
-    (pa.types.is_uint16, pa.int32()),
-    (pa.types.is_uint32, pa.int64()),
-    (pa.types.is_uint64, pa.decimal128(20, 0)),
-    (pa.types.is_float16, pa.float32()),
-    (pa.types.is_float32, pa.float32()),
-    (pa.types.is_float64, pa.float64()),
-    (pa.types.is_date, pa.date32()),
-    (pa.types.is_time, pa.string()),
-    (pa.types.is_string, pa.string()),
-    (pa.types.is_large_string, pa.string()),
-    (pa.types.is_string_view, pa.string()),
-    (pa.types.is_binary, pa.binary()),
-    (pa.types.is_large_binary, pa.binary()),
-    (pa.types.is_binary_view, pa.binary()),
-    (pa.types.is_fixed_size_binary, pa.binary()),
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.uint64(): pa.decimal128(20, 0),
+    pa.float16(): pa.float32(),
+    pa.date64(): pa.date32(),
+    pa.large_string(): pa.string(),
+    pa.string_view(): pa.string(),
+    pa.large_binary(): pa.binary(),
+    pa.binary_view(): pa.binary(),
     # All that is known of such a column is that it is empty.
-    (pa.types.is_null, pa.string()),
-]
+    pa.null(): pa.string(),
+}
 
 
 # ------------------------------------------------------------------------------------------------------- nested columns

@@ -53,7 +53,7 @@ def test_nothing_said_is_one_attempt() -> None:
     [
         ({"max_atempts": 3}, "no key 'max_atempts'.*\n.*'max_attempts'"),
         ({"backof_seconds": 3}, "'backoff_seconds'"),
-        ({"jitter": 1}, "Its keys: max_attempts"),
+        ({"jitter": 1}, "Options: max_attempts"),
         ({"base": 1, "backoff_seconds": 1}, "both base and backoff_seconds"),
         ({"backoff": "fixed", "backoff_factor": 2}, "a fixed backoff has none"),
         ({"backoff": "exponentail"}, "Did you mean 'exponential'"),

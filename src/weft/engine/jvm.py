@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -81,14 +82,14 @@ PROFILES: dict[Profile, tuple[str, ...]] = {
 }
 
 
+@dataclass
 class Jvm:
     """A running JVM with a gateway for Python. It ends when its stdin does, so also when this process is killed."""
 
-    def __init__(self, process: subprocess.Popen[bytes], port: int, secret: str, log: Log) -> None:
-        self.process = process
-        self.port = port
-        self.secret = secret
-        self.log = log
+    process: subprocess.Popen[bytes]
+    port: int
+    secret: str
+    log: Log
 
     def stop(self, *, patience: float = _GOODBYE) -> None:
         """End it and wait until it has ended."""
@@ -118,7 +119,7 @@ def spark_home() -> Path:
 
 
 def start_jvm(java: Java, conf: Mapping[str, str], *, flags: Sequence[str], log: Log, log_level: str = "WARN") -> Jvm:
-    """Start a JVM in which Spark is told `conf`, and wait for its gateway."""
+    """Start a JVM with these settings of Spark, and wait for its gateway."""
     home = spark_home()
     folder = Path(tempfile.mkdtemp(prefix="weft-spark-"))
     try:
@@ -179,9 +180,9 @@ def _not_started(ended: int | None, log: Log) -> SettingsError:
         how = f"was ended by signal {signal.Signals(-ended).name}"
     else:
         how = f"ended with code {ended}"
-    said = "".join(f"\n    {line}" for line in log.tail())
+    lines = "".join(f"\n    {line}" for line in log.tail())
     return SettingsError(
-        f"Spark's JVM {how} before it was ready. It said:{said or ' nothing.'}",
+        f"Spark's JVM {how} before it was ready. It said:{lines or ' nothing.'}",
         hint=f"Look at [spark] in weft.toml and at JAVA_HOME. The whole log is {log.path}.",
     )
 
@@ -210,7 +211,7 @@ def environment(base: Mapping[str, str], **more: str) -> dict[str, str]:
 
 
 def _python_path() -> str:
-    """Where the workers of this machine find modules: where this process does, also those beside a script."""
+    """Where the workers of this machine find modules: where this process does, also those next to a script."""
     return os.pathsep.join(path or os.getcwd() for path in sys.path)
 
 
@@ -222,7 +223,7 @@ def class_path(home: Path, conf: Mapping[str, str]) -> str:
 
 
 def _conf_flags(conf: Mapping[str, str]) -> list[str]:
-    """Settings that only whoever starts the JVM can heed."""
+    """Return the flags for settings that count when the JVM starts."""
     flags = [f"-Xmx{_java_size(conf.get('spark.driver.memory') or default_memory())}"]
     if libraries := conf.get("spark.driver.extraLibraryPath"):
         flags.append(f"-Djava.library.path={libraries}")

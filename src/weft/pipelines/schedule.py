@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from functools import cached_property, lru_cache
+from typing import Literal
 from zoneinfo import ZoneInfo, available_timezones
 
 from weft.errors import DeclarationError, did_you_mean, nearest
@@ -52,18 +53,18 @@ class _Field:
         return frozenset(number for term in text.split(",") for number in self._term(term, text))
 
     def _term(self, term: str, text: str) -> range:
-        found = re.fullmatch(r"(?:\*|(?P<first>\w+)(?:-(?P<last>\w+))?)(?:/(?P<step>\d+))?", term, re.ASCII)
-        if found is None:
+        parts = re.fullmatch(r"(?:\*|(?P<first>\w+)(?:-(?P<last>\w+))?)(?:/(?P<step>\d+))?", term, re.ASCII)
+        if parts is None:
             raise self._wrong(text, "is no number, list, range or step")
-        step = int(found["step"] or 1)
+        step = int(parts["step"] or 1)
         if step == 0:
             raise self._wrong(text, "has a step of 0")
-        if found["first"] is None:
+        if parts["first"] is None:
             return range(self.first, self.last + 1, step)
-        first = self._number(found["first"], text)
-        if found["last"] is None:
-            return range(first, (self.last if found["step"] else first) + 1, step)
-        last = self._number(found["last"], text)
+        first = self._number(parts["first"], text)
+        if parts["last"] is None:
+            return range(first, (self.last if parts["step"] else first) + 1, step)
+        last = self._number(parts["last"], text)
         if last < first and last == 0 and self.last == 7:
             last = 7  # FRI-SUN
         if last < first:
@@ -120,19 +121,19 @@ class Schedule:
         moment = _aware(now)
         # From tomorrow: where a clock is put back over midnight, tomorrow has begun once already.
         for day in self._days(moment.astimezone(self._zone).date() + _DAY, -1):
-            if (found := self._last(day, moment)) is not None:
+            if (slot := self._slot(day, moment, -1)) is not None:
                 # The evening before may come again after that.
-                before = self._last(day - _DAY, moment) if self._has(day - _DAY) else None
-                return max(found, before or found)
+                before = self._slot(day - _DAY, moment, -1) if self._has(day - _DAY) else None
+                return max(slot, before or slot)
         raise DeclarationError(f"The schedule {self.cron!r} has no slot before {moment.isoformat()}.")
 
     def next(self, now: datetime) -> datetime:
         """The first slot after `now`, in UTC."""
         moment = _aware(now)
         for day in self._days(moment.astimezone(self._zone).date() - _DAY, 1):
-            if (found := self._first(day, moment)) is not None:
-                after = self._first(day + _DAY, moment) if self._has(day + _DAY) else None
-                return min(found, after or found)
+            if (slot := self._slot(day, moment, 0)) is not None:
+                after = self._slot(day + _DAY, moment, 0) if self._has(day + _DAY) else None
+                return min(slot, after or slot)
         raise DeclarationError(f"The schedule {self.cron!r} has no slot after {moment.isoformat()}.")
 
     # ------------------------------------------------------------------------------------------------------------- days
@@ -207,23 +208,15 @@ class Schedule:
     def _is_even(self) -> bool:
         return self._parts[0].startswith("*") or self._parts[1].startswith("*")
 
-    def _last(self, day: date, moment: datetime) -> datetime | None:
-        """The last slot of a day at or before a moment."""
+    def _slot(self, day: date, moment: datetime, step: Literal[-1, 0]) -> datetime | None:
+        """Return the last slot of a day at or before a moment (-1), or the first one after it (0)."""
         midnight = _plain_midnight(self._zone, day)
         if midnight is None:
             slots = _slots(self._zone, day, self._times, self._is_even)
-            return slots[index - 1] if (index := bisect_right(slots, moment)) else None
-        index = bisect_right(self._times, (moment - midnight) / timedelta(minutes=1))
-        return midnight + timedelta(minutes=self._times[index - 1]) if index else None
-
-    def _first(self, day: date, moment: datetime) -> datetime | None:
-        """The first slot of a day after a moment."""
-        midnight = _plain_midnight(self._zone, day)
-        if midnight is None:
-            slots = _slots(self._zone, day, self._times, self._is_even)
-            return slots[index] if (index := bisect_right(slots, moment)) < len(slots) else None
-        index = bisect_right(self._times, (moment - midnight) / timedelta(minutes=1))
-        return midnight + timedelta(minutes=self._times[index]) if index < len(self._times) else None
+            index = bisect_right(slots, moment) + step
+            return slots[index] if 0 <= index < len(slots) else None
+        index = bisect_right(self._times, (moment - midnight) / timedelta(minutes=1)) + step
+        return midnight + timedelta(minutes=self._times[index]) if 0 <= index < len(self._times) else None
 
 
 def _aware(now: datetime) -> datetime:
@@ -246,16 +239,16 @@ def _plain_midnight(zone: ZoneInfo, day: date) -> datetime | None:
 @lru_cache(maxsize=4096)
 def _slots(zone: ZoneInfo, day: date, times: tuple[int, ...], is_even: bool) -> list[datetime]:
     """The moments of a day's times, where clocks are changed."""
-    found = set()
+    slots = set()
     for minutes in times:
         wall = datetime.combine(day, time(minutes // 60, minutes % 60))
         meant = [wall.replace(tzinfo=zone, fold=fold).astimezone(UTC) for fold in (0, 1)]
         real = [moment for moment in meant if moment.astimezone(zone).replace(tzinfo=None, fold=0) == wall]
         if is_even:
-            found |= set(real)
+            slots |= set(real)
         else:
-            found.add(real[0] if real else _jump(zone, meant[1], meant[0]))
-    return sorted(found)
+            slots.add(real[0] if real else _jump(zone, meant[1], meant[0]))
+    return sorted(slots)
 
 
 def _jump(zone: ZoneInfo, before: datetime, after: datetime) -> datetime:

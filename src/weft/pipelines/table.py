@@ -18,7 +18,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, overload
 
 from weft.errors import DeclarationError, did_you_mean
-from weft.options import refuse_unknown
+from weft.options import errors_at, refuse_unknown, variants
 from weft.systems.base import Connection
 from weft.systems.load import LOAD_COLUMNS, SCD2_COLUMNS
 
@@ -153,9 +153,9 @@ def table(
 
 
 def table_of(cls: object) -> Table | None:
-    """What `@table` found on a class; `None` for anything else."""
-    found = vars(cls).get(SPECIFICATION) if isinstance(cls, type) else cls
-    return found if isinstance(found, Table) else None
+    """Return the table that a class under `@table` declares, or a table itself; `None` for anything else."""
+    table = vars(cls).get(SPECIFICATION) if isinstance(cls, type) else cls
+    return table if isinstance(table, Table) else None
 
 
 def _specify(
@@ -235,11 +235,10 @@ def _read_hint(hint: Any) -> tuple[Any, bool, list[Any]]:
             hint, *more = typing.get_args(hint)
             marks += more
         elif typing.get_origin(hint) in (typing.Union, types.UnionType):
-            given = typing.get_args(hint)
-            rest = [each for each in given if each is not types.NoneType]
+            rest = variants(hint)
             if len(rest) != 1:
                 return hint, nullable, marks
-            nullable, hint = nullable or len(rest) < len(given), rest[0]
+            nullable, hint = nullable or types.NoneType in typing.get_args(hint), rest[0]
         else:
             return hint, nullable, marks
 
@@ -266,10 +265,8 @@ def _check_column(name: str, kind: Any, where: str) -> None:
         raise DeclarationError(f"{where}: the name of column {name!r} is longer than {_NAME_BYTES} bytes.")
     from weft.column_types import check_type
 
-    try:
+    with errors_at(f"{where}: column {name!r}"):
         check_type(kind)
-    except DeclarationError as error:
-        raise DeclarationError(f"{where}: column {name!r}: {error.what}", hint=error.hint) from None
 
 
 _PARSERS = {
@@ -314,8 +311,8 @@ def _text(value: object, option: str, where: str) -> str | None:
     return value
 
 
-def _names(given: object, option: str, where: str) -> tuple[str, ...]:
-    names = (given,) if isinstance(given, str) else given
+def _names(value: object, option: str, where: str) -> tuple[str, ...]:
+    names = (value,) if isinstance(value, str) else value
     if not isinstance(names, list | tuple) or not all(isinstance(each, str) and each for each in names):
         raise DeclarationError(f"{where}: {option} must be a list of column names.")
     return tuple(names)
