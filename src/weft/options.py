@@ -26,7 +26,7 @@ Check = Callable[[Any, str, str], Any]
 
 @dataclass(frozen=True)
 class Option:
-    """What the annotation of an option says beside its name and type."""
+    """What the annotation of an option says besides its name and type."""
 
     says: str
     """One sentence, for the docs and for editors."""

@@ -62,7 +62,7 @@ class Project:
         return self._root or Path.cwd()
 
     def elsewhere(self) -> str | None:
-        """Where the settings are if not here but in a folder above: what a person who is in the wrong one is told."""
+        """Where the settings are if not here but in a folder above: a hint for a person in the wrong one."""
         if not settings.project_file(self.root).exists():
             for folder in self.root.absolute().parents:
                 if settings.project_file(folder).exists():
@@ -117,11 +117,11 @@ class Project:
 
     def where(self, name: str) -> ConnectionInfo:
         """Where `name` leads, which source says so, and which sources that one shadows."""
-        found = list(self._definitions(name))
-        if not found:
+        definitions = list(self._definitions(name))
+        if not definitions:
             self.connection(name)  # raises, naming the nearest
-        source, define = found[0]
-        shadows = tuple(other for other, _ in found[1:])
+        source, define = definitions[0]
+        shadows = tuple(other for other, _ in definitions[1:])
         try:
             connection = define()
         except WeftError as error:
@@ -214,8 +214,8 @@ def check_name(name: str) -> None:
 
 def build_connection(name: str | None, fields: Mapping[str, Any], where: str) -> Connection:
     """A connection from loose fields: `kind` picks its class, or the scheme of `url` where there is no kind."""
-    given = dict(fields)
-    kind, url = given.pop("kind", None), given.get("url")
+    values = dict(fields)
+    kind, url = values.pop("kind", None), values.get("url")
     try:
         if name is not None:
             if not isinstance(name, str):
@@ -232,7 +232,7 @@ def build_connection(name: str | None, fields: Mapping[str, Any], where: str) ->
         else:
             problem = "url is empty" if url == "" else "url or kind is missing"
             raise DeclarationError(f"{problem}.", hint='For example url = "postgres://user:${PASSWORD}@host/database".')
-        return system.load_connection().from_fields(given, name=name)
+        return system.load_connection().from_fields(values, name=name)
     except (DeclarationError, SettingsError, NotFoundError) as error:
         raise type(error)(f"{where}: {error.what}", hint=error.hint) from None
 
@@ -289,9 +289,9 @@ def _import_failed(name: str, error: BaseException) -> DeclarationError:
 def _user_frames(error: BaseException) -> list[traceback.FrameSummary]:
     """The lines on the way to an error, without ours; and without those of Python and packages if others are left."""
     own = (str(Path(__file__).parent), "<frozen", importlib.__file__)
-    found = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(own)]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(own)]
     libraries = tuple(sysconfig.get_path(each) + os.sep for each in ("stdlib", "purelib", "platlib"))
-    return [frame for frame in found if not frame.filename.startswith(libraries)] or found
+    return [frame for frame in frames if not frame.filename.startswith(libraries)] or frames
 
 
 def short_path(file: str) -> str:
@@ -339,9 +339,11 @@ def registered_connections() -> dict[str, Connection]:
 
 def connect(url: str | None = None, *, name: str | None = None, kind: str | None = None, **fields: Any) -> Connection:
     """A connection from a URL, or from a kind and its fields; registered when it has a name."""
-    given = {"url": url, "kind": kind, **fields}
-    made = build_connection(name, {key: value for key, value in given.items() if value is not None}, "connect(…)")
-    return made if name is None else register_connection(made)
+    values = {"url": url, "kind": kind, **fields}
+    connection = build_connection(
+        name, {key: value for key, value in values.items() if value is not None}, "connect(…)"
+    )
+    return connection if name is None else register_connection(connection)
 
 
 def connection(cls: type) -> Connection:

@@ -276,8 +276,8 @@ def interpolate(text: str, where: str) -> str:
 
 def _user_part(url: str) -> tuple[int, int]:
     """Where user and password begin and end, in a URL whose scheme and whose "@" are written out; else nowhere."""
-    found = re.match(r"[A-Za-z][A-Za-z0-9+.-]*://(?P<user>[^/?#]*)@", url)
-    return found.span("user") if found else (0, 0)
+    parts = re.match(r"[A-Za-z][A-Za-z0-9+.-]*://(?P<user>[^/?#]*)@", url)
+    return parts.span("user") if parts else (0, 0)
 
 
 # Secrets
@@ -313,18 +313,18 @@ def url_secrets(url: str) -> set[str]:
     A driver that reads an unescaped password differently may quote only a part of it, so parts count as well: short
     ones where they are quoted, and what is left of the password together with the host.
     """
-    found: set[str] = set()
+    secrets: set[str] = set()
     for start, stop in _secret_spans(url):
         secret = url[start:stop]
-        found |= {secret, unquote(secret)}
+        secrets |= {secret, unquote(secret)}
         parts = re.split("[@/?#:,]", secret)
         for part in filter(None, parts):
-            found |= {part} if len(part) > 2 else {f"'{part}'", f'"{part}"'}
+            secrets |= {part} if len(part) > 2 else {f"'{part}'", f'"{part}"'}
         for piece in re.split("[/?#:,]", url[start:]) if len(parts) > 1 else ():
             while "@" in piece:
-                found.add(piece)
+                secrets.add(piece)
                 piece = piece.partition("@")[2]
-    return found
+    return secrets
 
 
 def _secret_spans(url: str) -> Iterator[tuple[int, int]]:

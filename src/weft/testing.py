@@ -79,7 +79,7 @@ class MemoryProject(Project):
     def connection(self, name: str | Connection | None = None) -> Connection:
         """As for every project, except that what was declared outside leads to memory as well."""
         if isinstance(name, Connection) and name in self._replaced and name not in self.connections.values():
-            # An unnamed one is told from the others by its hash, which is the same for equal connections.
+            # An unnamed one is known by its hash, which is the same for equal connections.
             name = name.name or f"unnamed-{abs(hash(name))}"
         return super().connection(name)
 

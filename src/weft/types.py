@@ -173,10 +173,10 @@ def from_sql(dialect: str, column_type: str, comment: str = "") -> FieldType:
     if comment in _SQL:
         return FieldType(comment)
     numbers = [int(n) for n in re.findall(r"\d+", column_type.partition("(")[2])]
-    found = column_type.upper().partition("(")[0].strip()
+    name = column_type.upper().partition("(")[0].strip()
     for base, spellings in _SQL.items():
         spelling = spellings[_DIALECTS.index(dialect)].upper()
-        if found in (spelling, spelling.partition("(")[0].strip(), spelling.partition(" CHARACTER")[0]):
+        if name in (spelling, spelling.partition("(")[0].strip(), spelling.partition(" CHARACTER")[0]):
             return FieldType(base, *(numbers[:2] if base == "decimal" else ()))
     return FieldType("string")
 

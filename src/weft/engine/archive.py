@@ -2,7 +2,7 @@
 
 Most of a start is Java reading, checking and linking 15,000 classes. Java can keep the result in a file and map it into
 memory the next time. The file fits one Java and one set of jars. Where there is none that fits, the session starts
-without it, and a process of the lowest priority makes one beside it, once:
+without it, and a process of the lowest priority makes one meanwhile, once:
 
     python -m weft.engine.archive        makes it now, for an image of a container say, and prints where it is
 """

@@ -68,7 +68,7 @@ def with_delta(spark: Any) -> Any:
         return spark
     with _lock:
         extensions = spark._jsparkSession.extensions()
-        # Noted in the JVM, because Spark itself does not tell. Put in twice, it would parse every statement twice.
+        # Noted in the JVM, because Spark does not report it. Put in twice, it would parse every statement twice.
         noted = spark.sparkContext._jsc.hadoopConfiguration()
         done = noted.get(_NOTE) or ""
         if f"<{extensions.hashCode()}>" not in done:

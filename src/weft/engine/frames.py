@@ -1,4 +1,4 @@
-"""Spark DataFrames of what a load is given."""
+"""Spark DataFrames of the input of a load."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def from_reader(spark: Any, reader: RowReader, parts: int = 1) -> Any:
     frame = sessions.read_source(spark, f"weft_{next(_numbers)}", schema, PartReader)
     reader.close()
     if held is not None:
-        # Until Spark stops: frames made of this one do not refer to it, so nobody can tell when the last is done.
+        # Until Spark stops: frames made of this one do not refer to it, so nobody knows when the last is done.
         session.at_stop(held.close)
     return frame
 
@@ -135,5 +135,5 @@ def transformed(frame: Any, sql: str) -> Any:
             known = ", ".join(sorted(each.viewName for each in views if each.isTemporary))
             raise DeclarationError(
                 f"transform_sql reads a table that is not there: {missing}.",
-                hint=f"It can read: {known}. The rows that it is given are the table source.",
+                hint=f"It can read: {known}. The table source has the rows.",
             ) from None

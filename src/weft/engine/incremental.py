@@ -54,7 +54,7 @@ def marked_column(sql: str, dialect: str) -> str:
         tree = sqlglot.parse_one(bind(sql, "__weft_watermark", dialect), read=dialect)
     except sqlglot.errors.SqlglotError:
         raise DeclarationError(
-            "The query cannot be understood, so it cannot be told which column $watermark is compared with.",
+            "The query cannot be understood, so the column that $watermark is compared with is unknown.",
             hint='Say it: incremental_column="updated_at".',
         ) from None
     for node in tree.find_all(exp.GT, exp.GTE, exp.LT, exp.LTE):
@@ -65,7 +65,7 @@ def marked_column(sql: str, dialect: str) -> str:
         if isinstance(above, exp.Column) and isinstance(below, exp.Column) and below.name == "__weft_watermark":
             return str(above.name)
     raise DeclarationError(
-        "It cannot be told which column $watermark is compared with.", hint='Say it: incremental_column="updated_at".'
+        "The column that $watermark is compared with is unknown.", hint='Say it: incremental_column="updated_at".'
     )
 
 
@@ -112,7 +112,7 @@ def of_query(
         if isinstance(upper, str) and pa.types.is_decimal(field.type):
             upper = Decimal(upper)  # SQLite gives the text that it stores
         if upper is None:
-            # Late rows are told once.
+            # Late rows are reported once.
             known = None if last is None or not count_late else replace(last, seen=counts.passed, after=last.text)
             known = known and replace(known, counted=text_of(lower) if lookback is not None else None)
             return Increment(f"SELECT * FROM {bound} AS q WHERE 1 = 0", known, counts.late(last, lower), counts.empty)
@@ -144,7 +144,7 @@ class _Counts:
 
     def late(self, last: Watermark | None, lower: Any) -> int:
         """How many rows came since the last run, and are not read. A longer lookback than that of the last run reads
-        some of what was counted then, and nobody knows how many: nothing is told, once."""
+        some of what was counted then, and nobody knows how many: nothing is reported, once."""
         if last is None or last.seen == UNKNOWN or last.counted_to > lower:
             return 0
         return max(0, self.again - last.seen)

@@ -133,7 +133,7 @@ def fetch(capability: str, *, lock: tuple[Jar, ...] | None = None, progress: Pro
                 with tempfile.TemporaryDirectory(prefix=_WORK, dir=folder) as work:
                     _retrieve(capability, missing, Path(work), progress or (lambda *_: None))
                     for jar in missing:
-                        # A rename: whoever looks meanwhile sees no file or all of it.
+                        # A rename: another process sees no file or all of it.
                         os.replace(Path(work) / "out" / jar.file, folder / jar.file)
     except OSError as error:
         raise _failed(capability, f"{folder} cannot be written: {error.strerror or error}.") from None

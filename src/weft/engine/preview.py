@@ -1,4 +1,4 @@
-"""What a run of a pipeline would do, found out without doing it: a trial load is rolled back, nothing is created."""
+"""The preview of a run: a trial load is rolled back, and nothing is created."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far Spark is, for who waits at a terminal: one bar on stderr, and nothing at all elsewhere."""
+"""The progress of Spark at a terminal: one bar on stderr, and nothing elsewhere."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _bar() -> Progress:
 
 
 def _follow(bar: Progress, task: object, counter: Counter, ended: threading.Event) -> None:
-    """Ask Spark what runs. Stages that are done are not told any more, so they are remembered."""
+    """Ask Spark what runs. Spark does not report stages that are done, so they are remembered."""
     stages: dict[int, tuple[int, int]] = {}
     first: tuple[float, int] | None = None
     over = False
@@ -106,7 +106,7 @@ def _follow(bar: Progress, task: object, counter: Counter, ended: threading.Even
             bar.update(task, rows=shown)  # type: ignore[arg-type]
         if over:
             return
-        with suppress(Exception):  # a session that stops meanwhile: whoever uses it is told, not who looks on
+        with suppress(Exception):  # a session that stops meanwhile: its user gets the error, not the bar
             active = _active_stages()
             for stage, (_, total) in list(stages.items()):
                 if stage not in active:
@@ -125,13 +125,13 @@ def _active_stages() -> dict[int, tuple[int, int]]:
     if session is None:
         return {}
     tracker = session.sparkContext.statusTracker()
-    found = {stage: tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()}
-    return {stage: (info.numCompletedTasks, info.numTasks) for stage, info in found.items() if info is not None}
+    stages = {stage: tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()}
+    return {stage: (info.numCompletedTasks, info.numTasks) for stage, info in stages.items() if info is not None}
 
 
 @contextmanager
 def live(text: Callable[[], str]) -> Iterator[None]:
-    """Show, while the block runs, a line that tells how things stand. Loads in the block have no bars of their own."""
+    """Show, while the block runs, a line with this text. Loads in the block have no bars of their own."""
     if not sys.stderr.isatty() or not _shown.acquire(blocking=False):
         yield
         return

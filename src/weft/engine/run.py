@@ -173,7 +173,7 @@ def _last(
         last = watermarks.read(tables, load)
         if last is None or stored_columns(tables, load.schema, load.table) is not None:
             return last, ()
-    return None, (f"The table {load.name} is gone: it is made anew, with everything that the source has.",)
+    return None, (f"The table {load.name} is gone: it is created again, with everything that the source has.",)
 
 
 def _last_in_files(connection: Connection, load: Load, target: PipelineTarget, column: str) -> Watermark | None:

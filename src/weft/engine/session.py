@@ -90,9 +90,9 @@ def spark(*, jars: Iterable[str | os.PathLike[str]] = ()) -> SparkSession:
 
 def running() -> SparkSession | None:
     """The session in use, ours or the caller's own, if there is one."""
-    found = _running
-    if found is not None and found.is_alive():
-        return found.session
+    ours = _running
+    if ours is not None and ours.is_alive():
+        return ours.session
     # Not imported for this: who has a session has imported it.
     if "pyspark.core.context" not in sys.modules or "pyspark.sql.session" not in sys.modules:
         return None
@@ -100,7 +100,7 @@ def running() -> SparkSession | None:
     from pyspark.sql import SparkSession
 
     context = SparkContext._active_spark_context
-    if context is None or (found is not None and context is found.context):
+    if context is None or (ours is not None and context is ours.context):
         return None
     # The active one is that of a thread; the one that was made first is for all of them.
     return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
@@ -160,27 +160,27 @@ def stop() -> None:
 def _discard() -> None:
     """Let go of our session, which was stopped or whose JVM died, so that another one can be made."""
     global _running
-    found, _running = _running, None
-    if found is None:
+    ended, _running = _running, None
+    if ended is None:
         return
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    _hush(found)
-    found.jvm.stop()
-    if SparkContext._gateway is found.gateway:
+    _hush(ended)
+    ended.jvm.stop()
+    if SparkContext._gateway is ended.gateway:
         SparkContext._gateway = SparkContext._jvm = None
-    if SparkContext._active_spark_context is found.context:
+    if SparkContext._active_spark_context is ended.context:
         SparkContext._active_spark_context = None
         with suppress(Exception):
-            found.context._accumulatorServer.shutdown()
-    if SparkSession._instantiatedSession is found.session:
+            ended.context._accumulatorServer.shutdown()
+    if SparkSession._instantiatedSession is ended.session:
         SparkSession._instantiatedSession = SparkSession._activeSession = None
 
 
-def _hush(found: _Running) -> None:
+def _hush(ended: _Running) -> None:
     """Objects of Java's that become garbage are released over the gateway; where there is none, it complains aloud."""
-    found.gateway._gateway_client.is_connected = False
+    ended.gateway._gateway_client.is_connected = False
 
 
 def at_stop(function: Callable[[], object]) -> None:
@@ -196,7 +196,7 @@ def _call_at_stop() -> None:
 
 
 def _start(settings: config.SparkSettings) -> _Running:
-    # They print each error of a query to the terminal, stack trace and all, beside raising it.
+    # They print each error of a query to the terminal, stack trace and all, besides raising it.
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         logging.getLogger(name).disabled = True
     conf = config.session_conf(settings)
@@ -282,11 +282,11 @@ def connect(machine: jvm.Jvm, conf: Mapping[str, str]) -> tuple[SparkSession, An
             session = SparkSession.builder.getOrCreate()
     except BaseException as error:
         # Put into words while there is a gateway: the text of an exception of Java's is over there.
-        told = _no_session(error, conf, machine.log.path) if isinstance(error, Exception) else None
+        explained = _no_session(error, conf, machine.log.path) if isinstance(error, Exception) else None
         SparkContext._gateway = SparkContext._jvm = None
         gateway.shutdown()
-        raise told or error from None
-    # It prints a traceback when the JVM goes before it is told to, at the end of a process for one.
+        raise explained or error from None
+    # It prints a traceback when the JVM ends before it does, as at the end of a process.
     session.sparkContext._accumulatorServer.handle_error = _ignore  # type: ignore[method-assign, assignment]
     return session, gateway
 
@@ -369,9 +369,9 @@ def _own_interrupt() -> Iterator[None]:
 def _interrupt(number: int, frame: FrameType | None) -> None:
     """What Spark does on Ctrl-C, but from another thread: this one may be in the middle of a call, and then Spark's own
     way fails with tracebacks."""
-    found = _running
-    if found is not None and found.is_alive():
-        thread = threading.Thread(target=_cancel, args=(found.context,), daemon=True)
+    ours = _running
+    if ours is not None and ours.is_alive():
+        thread = threading.Thread(target=_cancel, args=(ours.context,), daemon=True)
         thread.start()
         thread.join(_CANCEL_SECONDS)
     signal.default_int_handler(number, frame)
@@ -402,7 +402,7 @@ def _at_exit() -> None:
         _running.jvm.stop()
 
 
-# Kept as they are: to forget them would tell the parent's JVM to forget them too.
+# Kept as they are: to release them would release them in the parent's JVM too.
 _inherited: list[_Running] = []
 _inherited_at_stop: list[Callable[[], object]] = []
 
@@ -415,17 +415,17 @@ def _after_fork() -> None:
     _at_stop.clear()
     if _running is None:
         return
-    found, _running = _running, None
-    _inherited.append(found)
-    found.jvm.forget()
+    parents, _running = _running, None
+    _inherited.append(parents)
+    parents.jvm.forget()
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    _hush(found)  # else what is garbage here is released in the parent's JVM
-    found.gateway._gateway_client.send_command = _refuse_command
+    _hush(parents)  # else what is garbage here is released in the parent's JVM
+    parents.gateway._gateway_client.send_command = _refuse_command
     SparkContext._lock = threading.RLock()
     SparkSession.Builder._lock = threading.RLock()
-    if SparkContext._gateway is found.gateway:
+    if SparkContext._gateway is parents.gateway:
         SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
         SparkSession._instantiatedSession = SparkSession._activeSession = None
 

@@ -74,7 +74,7 @@ class PipelineOptions(TargetOptions, total=False):
 
 
 _LOAD_OPTIONS = tuple(name for name in TargetLoadOptions.__annotations__ if name not in _ALIASES)
-"""What a load is told by a target; the pipeline's own are the defaults of its targets."""
+"""The options that a target passes to its load; those of the pipeline are the defaults of its targets."""
 _TARGET_OPTIONS = tuple(TargetOptions.__annotations__)
 OPTIONS = tuple(PipelineOptions.__annotations__)
 _OF_ANY_MODE = ("deduplicate_by", "allow_empty", "on_bad_rows")

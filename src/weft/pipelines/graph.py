@@ -42,14 +42,14 @@ def refuse_unknown(pipelines: Mapping[str, Pipeline]) -> None:
 
 def in_order(pipelines: Mapping[str, Pipeline]) -> list[Pipeline]:
     """All of them, each after those that it waits for, otherwise in the order in which they were declared."""
-    found: dict[str, Pipeline] = {}
+    ordered: dict[str, Pipeline] = {}
     for start in pipelines:
         waiting = [start]
         while waiting:
             name = waiting[-1]
-            missing = [each for each in pipelines[name].depends_on if each in pipelines and each not in found]
+            missing = [each for each in pipelines[name].depends_on if each in pipelines and each not in ordered]
             if missing:
                 waiting += reversed(missing)
             else:
-                found.setdefault(waiting.pop(), pipelines[name])
-    return list(found.values())
+                ordered.setdefault(waiting.pop(), pipelines[name])
+    return list(ordered.values())

@@ -1,4 +1,4 @@
-"""The few things that a load does with files beside reading and writing rows, on this machine and in a bucket."""
+"""What a load does with files besides reading and writing rows, on this machine and in a bucket."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ class LocalFolder(Folder):
     def files_in(self, path: str) -> dict[str, int]:
         sizes = {}
         try:
-            with os.scandir(path) as found:
-                for each in found:
+            with os.scandir(path) as entries:
+                for each in entries:
                     with suppress(FileNotFoundError):  # one that goes meanwhile: the others are there
                         if each.is_file():
                             sizes[each.name] = each.stat().st_size
@@ -97,8 +97,8 @@ class LocalFolder(Folder):
 
     def folders_in(self, path: str) -> list[str]:
         try:
-            with os.scandir(path) as found:
-                return [each.name for each in found if each.is_dir()]
+            with os.scandir(path) as entries:
+                return [each.name for each in entries if each.is_dir()]
         except FileNotFoundError:
             return []
 
@@ -162,7 +162,7 @@ class LocalFolder(Folder):
 
 @contextmanager
 def _drafted(path: str, data: bytes) -> Iterator[str]:
-    """A file beside this one that has these contents, on the disk. It goes in the end, unless it has another name."""
+    """Yield a file next to this one that has these contents, on the disk. It is removed at the end, unless it was renamed."""
     folder = os.path.dirname(path)
     os.makedirs(folder, exist_ok=True)
     draft = os.path.join(folder, f".{uuid4().hex}.tmp")

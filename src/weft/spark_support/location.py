@@ -39,8 +39,8 @@ class Location:
     def read(self) -> str | None:
         """The text of this file, or `None` where there is none."""
         with self._asked("read"):
-            found = self.folder.read(self.path)
-        return None if found is None else found.decode()
+            contents = self.folder.read(self.path)
+        return None if contents is None else contents.decode()
 
     def write(self, text: str) -> None:
         """Give this file a text, so that after a power cut it has the old one or this."""

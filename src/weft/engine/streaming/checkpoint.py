@@ -1,4 +1,4 @@
-"""Where a streaming pipeline remembers how far it has come, who may go on from there, and how to move it."""
+"""The checkpoint of a streaming pipeline: its positions, the process that may go on from them, and how to move it."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from weft.spark_support.location import Location
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _BUCKET = re.compile(r"^s3n?://")
-# Between the name of a checkpoint and what a file beside it is for: no folder of a pipeline has one in its name.
-_BESIDE = "~"
+# Between the name of a checkpoint and the purpose of a file next to it: no folder of a pipeline has one in its name.
+_MARK = "~"
 _REWOUND, _MOVING = "rewound", "moving"
 # What the note on a move says between its two steps; before, what is behind the name of what is moved aside.
 _MOVED_ASIDE = "aside"
-_ANEW = "Bring it back from a copy, or have the pipeline begin anew: weft checkpoints reset."
+_RESET = "Restore it from a copy, or let the pipeline start again: weft checkpoints reset."
 
 
 @dataclass(frozen=True)
@@ -51,22 +51,22 @@ class CheckpointState:
 
 
 class Checkpoint:
-    """The folder of Spark's own log of offsets and commits, and what lies beside it."""
+    """The folder of Spark's own log of offsets and commits, and the files next to it."""
 
     def __init__(self, name: str, location: str | None = None, pipeline: StreamingPipeline | None = None) -> None:
         self.name, self._pipeline = name, pipeline
         location = location and _BUCKET.sub("s3a://", location)
-        own = folder() / quote(name, safe="").replace(_BESIDE, "%7E")
+        own = folder() / quote(name, safe="").replace(_MARK, "%7E")
         self.is_url = location is not None and _URL.match(location) is not None
         self.path = Path(location).expanduser().absolute() if location is not None and not self.is_url else own
-        """Of a URL, where files beside it would be if it were a folder here."""
+        """Of a URL, where the files next to it would be if it were a folder here."""
         self.location = location if location is not None and self.is_url else str(self.path)
         self._home = None if self.is_url and not self.location.startswith("file:") else self._located(None)
-        self._lock = Lock(name, self.path.with_name(f"{self.path.name}{_BESIDE}lock"), self.location)
+        self._lock = Lock(name, self.path.with_name(f"{self.path.name}{_MARK}lock"), self.location)
 
     @classmethod
     def of(cls, pipeline: StreamingPipeline) -> Checkpoint:
-        """That of a pipeline."""
+        """Return the checkpoint of a pipeline."""
         place = pipeline.checkpoint
         return cls(pipeline.name, place and interpolate(place, f"the checkpoint of {pipeline.name}"), pipeline)
 
@@ -112,7 +112,7 @@ class Checkpoint:
     def _lease(self, lost: Callable[[], None]) -> None:
         if self.is_url:
             with outcome.explained(f"open the checkpoint {self.location}"):
-                self._lock.lease(self.home.beside(f"{_BESIDE}lock"), lost)
+                self._lock.lease(self.home.beside(f"{_MARK}lock"), lost)
 
     def check(self) -> None:
         """Raise where another machine may have taken it."""
@@ -161,7 +161,7 @@ class Checkpoint:
                 return CheckpointState()
             query_id = json.loads(metadata)["id"]
         except (OSError, ValueError, LookupError) as error:
-            raise StorageError(f"The checkpoint {self.location} cannot be read: {error}.", hint=_ANEW) from None
+            raise StorageError(f"The checkpoint {self.location} cannot be read: {error}.", hint=_RESET) from None
         committed, planned = _last(self.home.at("commits")), _last(self.home.at("offsets"))
         if committed is None:
             return CheckpointState(query_id, planned=planned)
@@ -189,7 +189,7 @@ class Checkpoint:
         moving.remove()
 
     def reset(self, *, dry_run: bool = False) -> str:
-        """Move it aside, so that the pipeline begins anew, and give the place where it is now."""
+        """Move it aside, so that the pipeline starts again, and return where it is now."""
         with self.changing():
             return self._move_aside(dry_run=dry_run)
 
@@ -216,34 +216,34 @@ class Checkpoint:
         offsets, commit = (self.home.at(f"{each}/{committed}").read() or "" for each in ("offsets", "commits"))
         version, about, *_ = offsets.splitlines()
         query_id = str(uuid4())
-        made = {"metadata": json.dumps({"id": query_id})}
+        files = {"metadata": json.dumps({"id": query_id})}
         for batch in ("0", "1"):
-            made[f"offsets/{batch}"] = "\n".join((version, about, *map(_line, positions)))
-            made[f"commits/{batch}"] = commit
-        made |= {f"sources/{number}/0": text for number, text in source_logs.items()}
+            files[f"offsets/{batch}"] = "\n".join((version, about, *map(_line, positions)))
+            files[f"commits/{batch}"] = commit
+        files |= {f"sources/{number}/0": text for number, text in source_logs.items()}
         if (columns := self.home.at(Columns.NAME).read()) is not None:
-            made[Columns.NAME] = json.dumps({**json.loads(columns), "checkpoint": query_id})
+            files[Columns.NAME] = json.dumps({**json.loads(columns), "checkpoint": query_id})
         for name in (Starts.NAME, Sources.NAME):
             if (kept := self.home.at(name).read()) is not None:
-                made[name] = kept
-        for name, text in made.items():
+                files[name] = kept
+        for name, text in files.items():
             rewound.at(name).write(text)
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Keep others from it while somebody looks at it and changes it; what a crash left is settled before."""
+        """Keep other processes from it during a block that reads and changes it, and settle what a crash left."""
         if not self.home.exists() and self._beside(_MOVING).read() is None:
             raise NotFoundError(
                 f"There is no checkpoint of {self.name!r}: {self.location} is not there.",
                 hint=did_you_mean(self.name, [each.name for each in stored()], "weft checkpoints list"),
             )
         with self.locked():
-            self._lease(lambda: None)  # `check` tells whoever changes it
+            self._lease(lambda: None)  # `check` raises in what changes it
             self.settle()
             yield
 
     def _beside(self, purpose: str) -> Location:
-        return self.home.beside(f"{_BESIDE}{purpose}")
+        return self.home.beside(f"{_MARK}{purpose}")
 
 
 def prepared(spark: Any, pipeline: StreamingPipeline) -> Any:
@@ -265,8 +265,8 @@ def stored() -> list[Checkpoint]:
     """Every checkpoint in the project's own folder."""
     if not folder().is_dir():
         return []
-    found = [each.name for each in folder().iterdir() if each.is_dir() and _BESIDE not in each.name]
-    return [Checkpoint(unquote(each)) for each in sorted(found)]
+    names = [each.name for each in folder().iterdir() if each.is_dir() and _MARK not in each.name]
+    return [Checkpoint(unquote(each)) for each in sorted(names)]
 
 
 # ---------------------------------------------------------------------------------------------------------------- files
@@ -285,7 +285,7 @@ def _entry(file: Location) -> tuple[datetime | None, tuple[Any, ...]]:
         _, about, *lines = text.splitlines()
         began = json.loads(about).get("batchTimestampMs")
     except (OSError, ValueError) as error:
-        raise StorageError(f"Spark's log cannot be read at {file.path}: {error}.", hint=_ANEW) from None
+        raise StorageError(f"Spark's log cannot be read at {file.path}: {error}.", hint=_RESET) from None
     moment = datetime.fromtimestamp(began / 1000, UTC) if began else None
     return moment, tuple(_offset(each) for each in lines)
 
@@ -295,10 +295,10 @@ def _offset(line: str) -> Any:
     if line == "-":
         return None  # the batch has nothing of this source, nor had those before it
     try:
-        found = json.loads(line)
+        position = json.loads(line)
     except ValueError:
         return line
-    return found["offset"] if isinstance(found, dict) and set(found) == {"offset"} else found
+    return position["offset"] if isinstance(position, dict) and set(position) == {"offset"} else position
 
 
 def _line(position: Any) -> str:

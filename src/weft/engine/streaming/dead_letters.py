@@ -1,4 +1,4 @@
-"""Dead letters: rows that could not be read, transformed or stored, alone, with the reason and where they are from."""
+"""Dead letters: rows that could not be read, transformed or stored, each with the reason and its origin."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from weft.systems.sql import quarantine
 
 
 class DeadLetterBox:
-    """The dead letters of a pipeline. Those of a replay have been replayed so often."""
+    """The dead letters of a pipeline. `replays`: how often those of a replay have been replayed."""
 
     def __init__(self, pipeline: StreamingPipeline, *, replays: int = 0) -> None:
         self.pipeline, self._replays = pipeline, replays
@@ -73,7 +73,7 @@ class DeadLetterBox:
             self.store.put(letters)
 
     def letters(self) -> Iterator[StoredLetter]:
-        """All of this pipeline, each once, in no order; replays that were begun are among them."""
+        """Yield all letters of this pipeline, each once, in no order; also the notes of replays that were begun."""
         seen: set[str] = set()
         for record in self.store.records():
             letter = StoredLetter.of(record)
@@ -84,7 +84,7 @@ class DeadLetterBox:
                 yield letter
 
     def remove(self, ids: Collection[str]) -> None:
-        """Have these no longer."""
+        """Remove letters by their ids."""
         if ids:
             self.store.remove(ids)
 
@@ -93,8 +93,10 @@ class DeadLetterBox:
 
 
 def blamed(rows: pa.Table, attempt: Callable[[pa.Table], pa.Table]) -> tuple[pa.Table, list[tuple[int, str]]]:
-    """The rows that can be transformed, and the numbers of those that cannot, each with the reason: found by halving,
-    with as few attempts that fail as can be, because after one Spark starts Python's workers anew."""
+    """Return the rows that can be transformed, and the numbers of those that cannot, each with the reason.
+
+    They are found by halving, with as few failed attempts as possible: after each one Spark restarts Python's workers.
+    """
     bad: list[tuple[int, str]] = []
 
     def fails(first: int, end: int, *, is_known: bool = False) -> bool:
@@ -117,12 +119,12 @@ def blamed(rows: pa.Table, attempt: Callable[[pa.Table], pa.Table]) -> tuple[pa.
 
 
 def without(rows: pa.Table, numbers: Collection[int]) -> pa.Table:
-    """The other rows."""
+    """Return the rows but for those with these numbers."""
     return rows.take(pa.array([number for number in range(len(rows)) if number not in numbers], pa.int64()))
 
 
 def letter_of(row: dict[str, Any], why: str) -> DeadLetter:
-    """The letter of a row that `transform_sql` did not take, with the column that says where it is from."""
+    """Return the letter of a row that `transform_sql` failed for; the row has the column of its origin."""
     row = dict(row)
     extra = row.pop(EXTRA, None)
     # Without `_event_ts` the same SQL over it could not be run again.
@@ -147,7 +149,7 @@ def named(letters: Sequence[DeadLetter], with_origins: Callable[[], pa.Table]) -
 
 
 def keyless(rows: pa.Table, load: Load, source: str) -> list[DeadLetter]:
-    """The letters of rows that a target without a quarantine is not given."""
+    """Return the letters of rows without a key, which a target without a quarantine does not get."""
     why = quarantine.keyless(load)
     return [DeadLetter("store", why, source, quarantine.payload(row), target=load.name) for row in rows.to_pylist()]
 

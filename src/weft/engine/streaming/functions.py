@@ -1,8 +1,8 @@
 """Users' functions in Spark: their registration, the SQL that calls them, and what runs in the tasks.
 
-A `@udf` is an Arrow UDF of Spark's. Spark's own form of an aggregate in Python stands beside no built-in aggregate and
-gives no row for no rows, so a `@udaf` is made of two things that Spark mixes freely: `collect_list`, which gathers the
-rows of a group, and an Arrow UDF over many such lists at once. Where everything is one group, rows become states first.
+A `@udf` is an Arrow UDF of Spark's. Spark's own aggregates in Python cannot be mixed with built-in ones, and give no
+row for no rows. So a `@udaf` is made of two things that Spark mixes freely: `collect_list`, which gathers the rows of a
+group, and an Arrow UDF over many such lists at once. Where everything is one group, rows become states first.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def transformed(frame: Any, sql: str, aggregate_udfs: Sequence[Any] = ()) -> Any
 
 
 def keeping(sql: str, column: str) -> str:
-    """SQL that gives a column of `source` too. Where its rows are no rows of `source` any more, Spark refuses it."""
+    """Return SQL that also selects a column of `source`. Spark refuses it where SQL groups the rows of `source`."""
     from sqlglot import tokenize
     from sqlglot.tokenizer_core import TokenType
 
@@ -96,7 +96,7 @@ def keeping(sql: str, column: str) -> str:
 
 
 def rewritten(sql: str, aggregates: Sequence[Udaf]) -> str:
-    """SQL in which calls of aggregates are calls of what was registered for them. All other text stays as it is."""
+    """Return SQL that calls what was registered for aggregates in their place. All other text stays as it is."""
     if not aggregates:
         return sql
     from sqlglot import tokenize

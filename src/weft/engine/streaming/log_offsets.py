@@ -82,7 +82,7 @@ class Offsets:
         if head < after:
             raise StorageError(
                 f"The stream {self.name!r} ends at offset {head}, and was read up to {after}: it is another one, or an "
-                "older copy. To begin anew: weft checkpoints reset.",
+                "older copy. To start again: weft checkpoints reset.",
             )
         return after if head <= after else log.bound(after, head, self.max_rows)
 

@@ -1,4 +1,4 @@
-"""Tables that `transform_sql` joins: read when a pipeline starts, and again after each interval, beside its batches."""
+"""Tables that `transform_sql` joins: read when a pipeline starts, and again after each interval, between batches."""
 
 from __future__ import annotations
 

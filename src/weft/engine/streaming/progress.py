@@ -18,7 +18,7 @@ from weft.spark_support.location import Location
 from weft.systems.stream_source import BatchRows, StreamSource, UntypedRows, counted
 
 _log = logging.getLogger("weft.engine")
-# Whoever looks more often is told the same: each look is a question to a database.
+# A caller that asks more often gets the same answer: each look is a question to a database.
 _LOOK_SECONDS = 1.0
 # Nor is more than one part in so many of the time spent on looking: a bucket of many files takes seconds to be listed.
 _WORTH = 20
@@ -132,7 +132,7 @@ def warn_of_removed(watched: Sequence[Watched], checkpoint: Checkpoint, batch_id
                 checkpoint.positions(batch)[number] if batch >= 0 else None for batch in (batch_id - 1, batch_id)
             )
             for path in each.source.removed(each.rows.files, checkpoint.source_log(number), before, position):
-                _log.warning("%s was gone when it was to be read: it is passed by", path)
+                _log.warning("%s was gone when it was to be read: it is skipped", path)
 
 
 def listen(spark: Any, run: str, idle: Callable[[], None], committed: Callable[[list[Any]], None]) -> None:

@@ -28,7 +28,7 @@ _CONF = {
     "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming.checkpointing."
     "FileSystemBasedCheckpointFileManager",
 }
-# To compile the plan of a batch, or to plan it anew while it runs, takes longer than to run it over a few rows.
+# To compile the plan of a batch, or to plan it again while it runs, takes longer than to run it over a few rows.
 _PROFILES = {"low_latency": {"spark.sql.codegen.wholeStage": "false", "spark.sql.adaptive.enabled": "false"}}
 _LAST_COMMIT_SECONDS = 10.0
 

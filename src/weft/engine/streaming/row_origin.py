@@ -37,9 +37,9 @@ def with_origins(letters: Sequence[DeadLetter], rows: pa.Table) -> list[DeadLett
     rows = rows.select(others).append_column(ORIGIN, rows.column(where))
     payloads = [json.loads(each.payload) for each in letters]
     comparable = {
-        field.name: made
+        field.name: convert
         for field in rows.schema
-        if (made := _comparable(field)) is not None and all(field.name in each for each in payloads)
+        if (convert := _comparable(field)) is not None and all(field.name in each for each in payloads)
     }
     if not comparable:
         return list(letters)
@@ -105,7 +105,7 @@ def _comparable(field: pa.Field) -> Callable[[Any], Hashable] | None:
 
 
 def _text(value: Any) -> str:
-    """A text. JSON is written anew: databases put its keys and spaces as they like."""
+    """Return a text. JSON is written again: databases order its keys and put spaces as they like."""
     if isinstance(value, str) and value.startswith(("{", "[")):
         with suppress(ValueError):
             value = json.loads(value)
@@ -113,5 +113,5 @@ def _text(value: Any) -> str:
 
 
 def _moment(value: Any) -> datetime:
-    found = value if isinstance(value, datetime) else datetime.fromisoformat(value)
-    return found.replace(tzinfo=UTC) if found.tzinfo is None else found
+    moment = value if isinstance(value, datetime) else datetime.fromisoformat(value)
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment

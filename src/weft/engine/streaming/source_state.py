@@ -44,9 +44,9 @@ class Sources:
             )
         if before is not None and before != now:
             raise DeclarationError(
-                f"The checkpoint of {pipeline.name} is of {_told(before)}, and now the pipeline reads {_told(now)}: it "
-                "would go on in one source at the place of another.",
-                hint=f"To begin anew: weft checkpoints reset {pipeline.name}. Or give the pipeline another name.",
+                f"The checkpoint of {pipeline.name} is of {_listed(before)}, and now the pipeline reads {_listed(now)}: "
+                "it would go on in one source at the place of another.",
+                hint=f"To start again: weft checkpoints reset {pipeline.name}. Or give the pipeline another name.",
             )
         return owner is not None
 
@@ -60,7 +60,7 @@ def _named(sources: Sequence[Source]) -> list[list[str]]:
     return [[current().connection(each.connection).kind, each.name.strip("/")] for each in sources]
 
 
-def _told(named: list[list[str]]) -> str:
+def _listed(named: list[list[str]]) -> str:
     return ", ".join(f"{name} ({kind})" for kind, name in named)
 
 

@@ -155,14 +155,14 @@ def _sources(options: Mapping[str, Any], inline: Mapping[str, Any], where: str) 
         raise DeclarationError(f"{where}: {ways[0]} is empty.")
     if query is not None and not any(isinstance(each, str | Connection) for each in listed):
         raise DeclarationError(
-            f"{where}: source_query is that of a connection, and what is given is a source of its own.",
+            f"{where}: source_query is that of a connection, and this is a source of its own.",
             hint="Leave source_query out.",
         )
     names = [each.name for each in sources]
     if repeated := [name for name in names if names.count(name) > 1]:
         raise DeclarationError(
             f"{where}: two sources are called {repeated[0]!r}.",
-            hint="Metrics, errors and dead letters tell them by their names.",
+            hint="Metrics, errors and dead letters know them by their names.",
         )
     with errors_at(where):
         return tuple(each if (at := located(each.connection)) is None else each.at(at) for each in sources)

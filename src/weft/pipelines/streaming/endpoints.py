@@ -47,7 +47,7 @@ def addresses(part: Source | Target) -> set[tuple[object, ...]]:
 
 
 def delivery_to(pipeline: StreamingPipeline, target: Target) -> Delivery:
-    """Return how often a row may reach a target: once where the target can tell which batches it has."""
+    """Return how often a row may reach a target: once where the target knows which batches it has."""
     is_once = target.place != "stream"
     with suppress(WeftError):  # a connection that is registered later, or a package that is not installed
         target_class = system_for(current().connection(target.connection).kind).load_target()

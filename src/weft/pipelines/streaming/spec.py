@@ -28,11 +28,11 @@ LOAD_OPTIONS = options_of(MergeOptions)
 
 
 class SourceKeywords(FileKeywords, total=False):
-    """What a source takes by name beside its own options. Systems of other packages take theirs in `options`."""
+    """What a source takes by name besides its own options. Systems of other packages take theirs in `options`."""
 
 
 class TargetKeywords(FileKeywords, MergeOptions, total=False):
-    """What a target takes by name beside its own options. Systems of other packages take theirs in `options`."""
+    """What a target takes by name besides its own options. Systems of other packages take theirs in `options`."""
 
 
 @dataclass(frozen=True, kw_only=True, init=False)
@@ -154,7 +154,7 @@ class Target:
     mode: str = "append"
     primary_key: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
-    """What the load of a batch takes beside these; for files how they are written, such as `parquet_compression`."""
+    """What the load of a batch takes besides these; for files how they are written, such as `parquet_compression`."""
     declared: Table | None = None
     """The class under `@weft.table`, where `table` was one."""
     has_mode: bool = field(default=True, repr=False, compare=False)

@@ -134,8 +134,8 @@ class _Table:
             key = known[name]
             if not key.fits(value):
                 # Its type alone: what stands in the wrong place may be a URL with a password.
-                found = "an empty text" if value == "" else _TYPES[type(value)]
-                raise DeclarationError(f"{self.where}: {name} must be {key.wanted}, not {found}.")
+                kind = "an empty text" if value == "" else _TYPES[type(value)]
+                raise DeclarationError(f"{self.where}: {name} must be {key.wanted}, not {kind}.")
             if key.choices and value not in key.choices:
                 close = nearest(value, key.choices)
                 hint = f"Did you mean {close!r}? " if close else ""
@@ -218,8 +218,8 @@ def _source(table: _Table, file: _Table) -> Source:
     own = [name for name in SOURCE_OPTIONS if name not in ("connection", "query")]
     options = {**table.only(*own), **_endpoint_options(table, connection)}
     with errors_at(table.where):
-        made = Source(connection=connection, query=query, **options)
-        return made if (found := located(connection)) is None else made.at(found)
+        source = Source(connection=connection, query=query, **options)
+        return source if (known := located(connection)) is None else source.at(known)
 
 
 def _targets(table: _Table) -> Iterator[Target]:
@@ -243,8 +243,8 @@ def _targets(table: _Table) -> Iterator[Target]:
             key = place.values.get("primary_key", key)
             options["table"] = (place.values.get("schema"), place.values["name"])
         with errors_at(table.where):
-            made = Target(connection=connection, primary_key=key, **options)
-            yield made if (found := located(connection)) is None else made.at(found)
+            target = Target(connection=connection, primary_key=key, **options)
+            yield target if (known := located(connection)) is None else target.at(known)
 
 
 def _dead_letters(file: _Table, sources: list[_Table]) -> dict[str, Any]:
@@ -291,7 +291,7 @@ def _is_of_connection(name: str, table: _Table) -> bool:
 
 
 def _endpoint_options(table: _Table, connection: str | Connection | None) -> dict[str, Any]:
-    """Return what a source or target says by name beside its own options, as far as its connection does not say it."""
+    """Return what a source or target says by name besides its own options, as far as its connection does not say it."""
     of_connection = {each.name for each in fields(connection)} if isinstance(connection, Connection) else set()
     options = table.only(*(name for name in endpoint_options() if name not in of_connection))
     reading = table.inside("read_options")

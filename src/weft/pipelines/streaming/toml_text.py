@@ -95,22 +95,22 @@ def _target(target: Target, where: str) -> dict[str, Any]:
             hint="Give the connection none, or register it and name it.",
         )
     options = {name: value for name, value in target.options.items() if name not in LOAD_OPTIONS}
-    found = {
+    keys = {
         **_connection(target.connection, where, options),
         "mode": None if target.mode == "append" else target.mode,
         **{name: list(target.options[name]) for name in LOAD_OPTIONS if name in target.options},
     }
     if target.table is not None:
         schema, name = target.table
-        return {**found, "table": {"schema": schema, "name": name, "primary_key": list(target.primary_key)}}
+        return {**keys, "table": {"schema": schema, "name": name, "primary_key": list(target.primary_key)}}
     place = {"prefix": target.prefix} if target.prefix else {"stream": _stream(target.stream, where)}
-    return {**found, **place, "primary_key": list(target.primary_key)}
+    return {**keys, **place, "primary_key": list(target.primary_key)}
 
 
 def _dead_letters(letters: DeadLetters | None, pipeline: StreamingPipeline, where: str) -> dict[str, Any]:
     if letters is None:
         return {}
-    found: dict[str, Any] = {
+    keys: dict[str, Any] = {
         "dead_letter_topic": letters.topic,
         "dead_letter_stream": None if letters.stream is None else _stream(letters.stream, where),
         "dead_letter_path": letters.path,
@@ -121,14 +121,14 @@ def _dead_letters(letters: DeadLetters | None, pipeline: StreamingPipeline, wher
     elif letters.table is not None:
         schema, name = letters.table
         has_dots = "." in f"{schema or ''}{name}"
-        found["dead_letter_table"] = (
+        keys["dead_letter_table"] = (
             {"schema": schema, "name": name} if has_dots else ".".join(filter(None, letters.table))
         )
         implied = [each.connection for each in pipeline.targets if each.table is not None][:1]
     if not implied or any(each != letters.connection for each in implied):
         described = _connection(letters.connection, f"{where}, dead letters")
-        found["dead_letter_connection"] = described.get("connection", described)
-    return found
+        keys["dead_letter_connection"] = described.get("connection", described)
+    return keys
 
 
 def _stream(named: str | Stream | None, where: str) -> str | None:
@@ -186,9 +186,9 @@ def _example(each: dataclasses.Field[Any]) -> str:
 
 def _lines(table: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
     """A table as lines: its values, then the tables in it. What is `None` or empty is left out."""
-    given = _said(table)
-    lines = [f"{_key(name)} = {_value(value)}" for name, value in given.items() if not _is_table(value)]
-    for name, value in given.items():
+    entries = _said(table)
+    lines = [f"{_key(name)} = {_value(value)}" for name, value in entries.items() if not _is_table(value)]
+    for name, value in entries.items():
         below = (*path, name)
         header = ".".join(map(_key, below))
         if isinstance(value, Mapping):
