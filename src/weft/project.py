@@ -339,10 +339,8 @@ def registered_connections() -> dict[str, Connection]:
 
 def connect(url: str | None = None, *, name: str | None = None, kind: str | None = None, **fields: Any) -> Connection:
     """A connection from a URL, or from a kind and its fields; registered when it has a name."""
-    values = {"url": url, "kind": kind, **fields}
-    connection = build_connection(
-        name, {key: value for key, value in values.items() if value is not None}, "connect(…)"
-    )
+    values = {key: value for key, value in {"url": url, "kind": kind, **fields}.items() if value is not None}
+    connection = build_connection(name, values, "connect(…)")
     return connection if name is None else register_connection(connection)
 
 

@@ -162,7 +162,7 @@ class LocalFolder(Folder):
 
 @contextmanager
 def _drafted(path: str, data: bytes) -> Iterator[str]:
-    """Yield a file next to this one that has these contents, on the disk. It is removed at the end, unless it was renamed."""
+    """Yield a file in the same folder with these contents, on the disk. Unless it was renamed, it is removed after."""
     folder = os.path.dirname(path)
     os.makedirs(folder, exist_ok=True)
     draft = os.path.join(folder, f".{uuid4().hex}.tmp")

@@ -241,7 +241,7 @@ def test_what_is_not_there_yet_or_any_more(
     run_files(source)
     assert rows("rows", "id") == [(5,)]
     told = [each.getMessage() for each in caplog.records if "was gone" in each.getMessage()]
-    assert told == [f"{project}/lake/raw/gone 100%25.csv was gone when it was to be read: it is passed by"]
+    assert told == [f"{project}/lake/raw/gone 100%25.csv was gone when it was to be read: it is skipped"]
     for name in hidden:
         (project / "lake/raw" / name).rename(project / "lake/raw" / f"{hidden.index(name)}.csv")
     put(source, "raw/ok 100%25.csv", "id\n50\n")

@@ -44,8 +44,8 @@ class Sources:
             )
         if before is not None and before != now:
             raise DeclarationError(
-                f"The checkpoint of {pipeline.name} is of {_listed(before)}, and now the pipeline reads {_listed(now)}: "
-                "it would go on in one source at the place of another.",
+                f"The checkpoint of {pipeline.name} is of {_listed(before)}, and now the pipeline reads {_listed(now)}."
+                " It would go on in one source at the position of another.",
                 hint=f"To start again: weft checkpoints reset {pipeline.name}. Or give the pipeline another name.",
             )
         return owner is not None
