@@ -15,7 +15,7 @@ import pytest
 import weft
 from servers import wait_until
 from weft.engine import session
-from weft.engine.streaming.checkpoint import Checkpoint, prepared
+from weft.engine.streaming.checkpoint import Checkpoint, prepared_session
 from weft.engine.streaming.progress import SourceLag
 from weft.spark_support.folder import BucketFolder, LocalFolder
 from weft.spark_support.location import Location
@@ -151,7 +151,7 @@ def test_the_lag_after_a_restart(
     checkpoint = Checkpoint.of(pipeline)
     lag = SourceLag(pipeline.sources, checkpoint)
     assert lag.now(fresh=True) == {}  # nobody has opened it
-    spark = prepared(session.spark(), pipeline)
+    spark = prepared_session(session.spark(), pipeline)
     with checkpoint.locked():
         checkpoint.hold(spark, lambda: None)
         assert lag.now(fresh=True) == {"raw": 0}

@@ -12,7 +12,7 @@ import weft
 from pipelines.conftest import Database
 from weft import DeclarationError, LoadRefusedError
 from weft.engine import incremental
-from weft.engine.run import PipelineRun, planned, prepared, produce, understand
+from weft.engine.run import PipelineRun, plan_load, prepare_load, produce, understand
 from weft.systems.sql import tokens
 from weft.transforms import filter_where
 
@@ -137,8 +137,8 @@ def test_rows_that_land_before_they_are_read(events: Database) -> None:
         return "SELECT id, name, seen_at FROM raw_events"
 
     insert(events, (9, "00:00:01"))
-    load = planned(copy, copy.targets[0], "k", weft_now())
-    ready = prepared(copy, copy.targets[0], load, understand(copy, produce(copy)))
+    load = plan_load(copy, copy.targets[0], "k", weft_now())
+    ready = prepare_load(copy, copy.targets[0], load, understand(copy, produce(copy)))
     insert(events, (3, "00:00:01"), (9, "00:00:01"))
     ready.job.run(ready.data)
     assert ids(events) == [1, 2, 3]
@@ -279,8 +279,8 @@ def test_rows_that_come_while_it_runs_are_not_lost(events: Database) -> None:
         return "SELECT id, name, seen_at FROM raw_events"
 
     target = copy.targets[0]
-    load = planned(copy, target, "first", weft_now())
-    ready = prepared(copy, target, load, understand(copy, produce(copy)))
+    load = plan_load(copy, target, "first", weft_now())
+    ready = prepare_load(copy, target, load, understand(copy, produce(copy)))
     insert(events, (3, "00:00:03"))
     ready.job.run(ready.data)
     assert ids(events) == [1, 2]
@@ -298,8 +298,8 @@ def test_two_runs_at_once_do_not_load_twice(events: Database) -> None:
     events.execute(copy)
     insert(events, (3, "00:00:03"))
     target = copy.targets[0]
-    load = planned(copy, target, "first", weft_now())
-    ready = prepared(copy, target, load, understand(copy, produce(copy)))
+    load = plan_load(copy, target, "first", weft_now())
+    ready = prepare_load(copy, target, load, understand(copy, produce(copy)))
     events.execute(copy)
     with pytest.raises(LoadRefusedError, match="Another run of copy"):
         ready.job.run(ready.data)
@@ -358,10 +358,10 @@ def weft_now() -> Any:
 
 def test_what_is_told_of_a_query_that_cannot_be() -> None:
     with pytest.raises(DeclarationError, match=r"which column \$watermark is compared with"):
-        incremental.marked_column("SELECT * FROM t WHERE f(a) > $watermark", "postgres")
+        incremental.watermark_column("SELECT * FROM t WHERE f(a) > $watermark", "postgres")
     with pytest.raises(DeclarationError, match=r"which column \$watermark is compared with"):
-        incremental.marked_column("SELECT * FROM t WHERE a < $watermark", "postgres")
-    assert incremental.marked_column('SELECT * FROM t AS x WHERE $watermark < x."At"', "postgres") == "At"
+        incremental.watermark_column("SELECT * FROM t WHERE a < $watermark", "postgres")
+    assert incremental.watermark_column('SELECT * FROM t AS x WHERE $watermark < x."At"', "postgres") == "At"
 
 
 EVERYWHERE = ["postgres", "mysql", "sqlite", "duckdb"]

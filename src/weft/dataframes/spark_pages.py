@@ -87,7 +87,7 @@ def scan_pages(scan: PageScan) -> Any:
     from pyspark.sql.pandas.types import from_arrow_schema
 
     from weft.engine import session
-    from weft.engine.tasks import settle
+    from weft.engine.tasks import freeze_imports
 
     scan = scan.with_all_fields()
     schema = from_arrow_schema(scan.schema, prefer_timestamp_ntz=True)
@@ -98,7 +98,7 @@ def scan_pages(scan: PageScan) -> Any:
 
     class RangeReader(DataSourceReader):
         def __init__(self) -> None:
-            settle()
+            freeze_imports()
             self.comparisons: list[Comparison] = []
 
         def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
@@ -113,7 +113,7 @@ def scan_pages(scan: PageScan) -> Any:
             return [Part(*ids) for ids in scan.ranges(parts, self.comparisons)]
 
         def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-            settle()
+            freeze_imports()
             # Of no partitions Spark makes one, which is none of ours.
             return scan.read(partition.first, partition.last) if isinstance(partition, Part) else iter(())
 

@@ -65,7 +65,7 @@ def write(
         return target_of(connection).write(frame, load, spark, put_aside)
 
 
-def reached(connection: Connection, load: Load, column: str) -> tuple[Any, int]:
+def last_value(connection: Connection, load: Load, column: str) -> tuple[Any, int]:
     """Return the greatest value of a column in the target, which says how far it has come, and how many it has. `None`
     for a table that is not there."""
     from pyspark.sql import functions as F

@@ -76,7 +76,7 @@ def from_reader(spark: Any, reader: RowReader, parts: int = 1) -> Any:
     from pyspark.sql.pandas.types import from_arrow_schema
 
     from weft.engine.filters import condition
-    from weft.engine.tasks import settle
+    from weft.engine.tasks import freeze_imports
 
     schema = from_arrow_schema(reader.schema, prefer_timestamp_ntz=True)
     # Here, not in `partitions`: that runs in a process which ends before the parts are read, and with it a snapshot.
@@ -88,7 +88,7 @@ def from_reader(spark: Any, reader: RowReader, parts: int = 1) -> Any:
 
     class PartReader(DataSourceReader):
         def __init__(self) -> None:
-            settle()
+            freeze_imports()
             self.conditions: list[str] = []
 
         def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
@@ -103,7 +103,7 @@ def from_reader(spark: Any, reader: RowReader, parts: int = 1) -> Any:
             return [Part(value) for value in planned]
 
         def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-            settle()
+            freeze_imports()
             return reader.read(partition.value, self.conditions)
 
     frame = sessions.read_source(spark, f"weft_{next(_numbers)}", schema, PartReader)

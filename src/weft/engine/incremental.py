@@ -35,7 +35,7 @@ class Increment:
     """How many rows have no value in the column, and so are never read."""
 
 
-def has_mark(sql: str, dialect: str) -> bool:
+def has_watermark(sql: str, dialect: str) -> bool:
     """Whether a query says `$watermark`."""
     return tokens.has(sql, _MARK, dialect)
 
@@ -45,7 +45,7 @@ def bind(sql: str, value: str, dialect: str) -> str:
     return tokens.replaced(sql, _MARK, value, dialect)
 
 
-def marked_column(sql: str, dialect: str) -> str:
+def watermark_column(sql: str, dialect: str) -> str:
     """The column that a query compares with `$watermark`."""
     import sqlglot
     from sqlglot import expressions as exp

@@ -71,9 +71,9 @@ def preview(
     trial: bool = True,
 ) -> Preview:
     """Find out what a run would do to one target; with what its function returned, where that was called already."""
-    load = run.planned(pipeline, target, f"preview {moment.isoformat()}", moment)
+    load = run.plan_load(pipeline, target, f"preview {moment.isoformat()}", moment)
     data = run.understand(pipeline, run.produce(pipeline)) if data is None else data
-    ready = run.prepared(pipeline, target, load, data)
+    ready = run.prepare_load(pipeline, target, load, data)
     result = Preview(target.name, load.mode, "spark", late=ready.late)
     mark = ready.job.load.watermark
     result.watermark = None if mark is None else f"{mark.column} up to {mark.text}"

@@ -87,7 +87,7 @@ class PipelineRun:
 
     def _load(self, target: PipelineTarget, data: Input) -> Loaded:
         started = time.perf_counter()
-        ready = prepared(self.pipeline, target, planned(self.pipeline, target, self.key, self.moment), data)
+        ready = prepare_load(self.pipeline, target, plan_load(self.pipeline, target, self.key, self.moment), data)
         counts, engine = ready.job.run(ready.data)
         counts = replace(counts, warnings=(*ready.warnings, *counts.warnings))
         return Loaded(target.name, counts, engine, time.perf_counter() - started, ready.late, ready.without_value)
@@ -108,7 +108,7 @@ class PipelineRun:
         self.steps.append(Step(text, time.perf_counter() - started, replayed))
 
 
-def planned(pipeline: Pipeline, target: PipelineTarget, key: str, moment: datetime) -> Load:
+def plan_load(pipeline: Pipeline, target: PipelineTarget, key: str, moment: datetime) -> Load:
     """The load of one target in one run."""
     load = target.plan(pipeline=pipeline.name, commit_key=f"{key} {target.name}", moment=moment)
     checks = []
@@ -119,7 +119,7 @@ def planned(pipeline: Pipeline, target: PipelineTarget, key: str, moment: dateti
 
 
 @dataclass
-class Ready:
+class PreparedLoad:
     """A load with everything that it needs but its rows."""
 
     job: Job
@@ -129,7 +129,7 @@ class Ready:
     warnings: tuple[str, ...] = ()
 
 
-def prepared(pipeline: Pipeline, target: PipelineTarget, load: Load, data: Input) -> Ready:
+def prepare_load(pipeline: Pipeline, target: PipelineTarget, load: Load, data: Input) -> PreparedLoad:
     """Bound what is read, and return how it is loaded."""
     connection = current().connection(target.connection)
     source = source_of(pipeline, target)
@@ -138,11 +138,11 @@ def prepared(pipeline: Pipeline, target: PipelineTarget, load: Load, data: Input
     if isinstance(data, inputs.Sql):
         with opened_tables(current().connection(source)) as tables:
             text, column = _transformed(data.text, pipeline, tables), pipeline.incremental_column
-            if column is None and incremental.has_mark(data.text, tables.dialect):
-                column = incremental.marked_column(data.text, tables.dialect)
+            if column is None and incremental.has_watermark(data.text, tables.dialect):
+                column = incremental.watermark_column(data.text, tables.dialect)
             if column is not None:
                 refuse_with_watermark(pipeline, target)
-                last, warnings = _last(connection, load, target, column)
+                last, warnings = _last_watermark(connection, load, target, column)
                 if last is not None and last.column != column and load.mode == "append":
                     raise DeclarationError(
                         f"{load.name} has a watermark by {last.column!r}; by {column!r} all rows would come again.",
@@ -158,15 +158,15 @@ def prepared(pipeline: Pipeline, target: PipelineTarget, load: Load, data: Input
     elif pipeline.incremental_column is not None or pipeline.transforms_pre:
         data = _frame(pipeline, data, source)
     job = Job(load, connection, source, pipeline.engine, projection=TableProjection(target))
-    return Ready(job, data, late, without_value, warnings)
+    return PreparedLoad(job, data, late, without_value, warnings)
 
 
-def _last(
+def _last_watermark(
     connection: Connection, load: Load, target: PipelineTarget, column: str
 ) -> tuple[Watermark | None, tuple[str, ...]]:
     """Return the watermark of a target, stored with its rows or, in files, read from them; and warnings about it."""
     if system_for(connection.kind).tables is None:
-        return _last_in_files(connection, load, target, column), ()
+        return _watermark_of_files(connection, load, target, column), ()
     if connection.is_missing():
         return None, ()
     with opened_tables(connection) as tables:
@@ -176,7 +176,7 @@ def _last(
     return None, (f"The table {load.name} is gone: it is created again, with everything that the source has.",)
 
 
-def _last_in_files(connection: Connection, load: Load, target: PipelineTarget, column: str) -> Watermark | None:
+def _watermark_of_files(connection: Connection, load: Load, target: PipelineTarget, column: str) -> Watermark | None:
     from weft.engine import files
 
     filled = [new for new, old in target.column_map.items() if old == column]
@@ -186,7 +186,7 @@ def _last_in_files(connection: Connection, load: Load, target: PipelineTarget, c
             f"{load.name} keeps {stored!r} normalized, so it cannot say how far the source was read.",
             hint="Leave the normalizers of the incremental column out, or use a SQL database.",
         )
-    value, rows = files.reached(connection, load, stored)
+    value, rows = files.last_value(connection, load, stored)
     # Where each row that was read has become one, those that the source has more of were never read.
     is_one_each = load.mode == "append" and not load.deduplicate_by
     return None if value is None else Watermark.of(column, value, rows if is_one_each else UNKNOWN)

@@ -166,7 +166,7 @@ def _discard() -> None:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    _hush(ended)
+    _mute_gateway(ended)
     ended.jvm.stop()
     if SparkContext._gateway is ended.gateway:
         SparkContext._gateway = SparkContext._jvm = None
@@ -178,7 +178,7 @@ def _discard() -> None:
         SparkSession._instantiatedSession = SparkSession._activeSession = None
 
 
-def _hush(ended: _Running) -> None:
+def _mute_gateway(ended: _Running) -> None:
     """Objects of Java's that become garbage are released over the gateway; where there is none, it complains aloud."""
     ended.gateway._gateway_client.is_connected = False
 
@@ -203,7 +203,7 @@ def _start(settings: config.SparkSettings) -> _Running:
     listed = [jar if isinstance(jar, str) else jar.as_uri() for jar in settings.jars]
     if listed:
         conf["spark.jars"] = ",".join(dict.fromkeys([*filter(None, conf.get("spark.jars", "").split(",")), *listed]))
-    _reach(settings.master)
+    _check_master(settings.master)
     log = Log(settings.root.absolute() / ".weft" / "spark.log")
     try:
         java = find_java()
@@ -231,7 +231,7 @@ def _start(settings: config.SparkSettings) -> _Running:
     return _Running(session, session.sparkContext, machine, gateway)
 
 
-def _reach(master: str) -> None:
+def _check_master(master: str) -> None:
     """Make sure that a master answers. Spark would try for a minute, and then name its own classes."""
     problems = []
     for address in config.masters(master):
@@ -273,7 +273,7 @@ def connect(machine: jvm.Jvm, conf: Mapping[str, str]) -> tuple[SparkSession, An
     except ImportError as error:
         raise MissingExtraError(f"Spark cannot be imported: {error}.", hint=installing("spark")) from error
     _quiet_gateway()
-    _mend_interrupts()
+    _patch_interrupts()
     with _variables(dict(zip(_GATEWAY_VARIABLES, (str(machine.port), machine.secret), strict=True))):
         gateway = launch_gateway()  # type: ignore[no-untyped-call]
     try:
@@ -322,7 +322,7 @@ def _quiet_gateway() -> None:
         gateway.logging = logging.getLogger("py4j.java_gateway")
 
 
-def _mend_interrupts() -> None:
+def _patch_interrupts() -> None:
     """Have Py4J close a call that is interrupted on this side alone. It asks the JVM to close it too, and that closes,
     a moment later, whatever has the gateway's port: also the connection that the next call has opened meanwhile."""
     from py4j.clientserver import ClientServerConnection
@@ -398,7 +398,7 @@ def _at_exit() -> None:
     """The JVM would end by itself when this process has ended. It is waited for, so that nothing is left behind."""
     _call_at_stop()
     if _running is not None:
-        _hush(_running)
+        _mute_gateway(_running)
         _running.jvm.stop()
 
 
@@ -421,7 +421,7 @@ def _after_fork() -> None:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    _hush(parents)  # else what is garbage here is released in the parent's JVM
+    _mute_gateway(parents)  # else what is garbage here is released in the parent's JVM
     parents.gateway._gateway_client.send_command = _refuse_command
     SparkContext._lock = threading.RLock()
     SparkSession.Builder._lock = threading.RLock()

@@ -26,7 +26,7 @@ Work = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 @functools.cache
-def settle() -> None:
+def freeze_imports() -> None:
     """Called by whatever runs in a worker. After each task Spark looks through all objects for garbage: without what
     is imported by now, that takes 50 ms less."""
     gc.collect()
@@ -40,7 +40,7 @@ def copy(reader: RowReader, tables: SqlTables, load: Load, counter: Counter | No
         rows = reader.read(part)
         return rows if counter is None else counter.counted(rows)
 
-    settle()
+    freeze_imports()
     return outcome.of(lambda: _commit(tables, load, reader.schema, batches()), finally_=tables.close)
 
 
@@ -58,7 +58,7 @@ def _commit(
 
 def read(reader: RowReader, work: Callable[[int, Iterable[pa.RecordBatch]], Any], numbered: tuple[int, Any]) -> bytes:
     """Return what `work` makes of a part's number and batches."""
-    settle()
+    freeze_imports()
     number, part = numbered
     return outcome.of(lambda: work(number, reader.read(part)))
 
@@ -79,7 +79,7 @@ def write_frame(
             rows = (canonical_batch(batch, schema) for batch in batches)
             return rows if counter is None else counter.counted(rows)
 
-        settle()
+        freeze_imports()
         result = outcome.of(
             lambda: _commit(tables, load, schema, prefetch(canonical), carry_out), finally_=tables.close
         )
@@ -108,7 +108,7 @@ def stage(tables: SqlTables, table: str, schema: pa.Schema) -> Work:
         def canonical() -> Iterator[pa.RecordBatch]:
             return (canonical_batch(batch, schema) for batch in batches)
 
-        settle()
+        freeze_imports()
         result = outcome.of(lambda: staging.fill(tables, table, schema, prefetch(canonical)), finally_=tables.close)
         yield pa.RecordBatch.from_pydict({"outcome": [result]})
 

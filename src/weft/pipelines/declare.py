@@ -406,7 +406,7 @@ def _register(pipeline: Pipeline) -> None:
     refuse_twice("Pipeline", pipeline, known, pipeline.function)
     # Who closes a ring waits for somebody, and somebody waits for it: most do not, and a thousand are declared at once.
     if pipeline.depends_on and any(pipeline.name in each.depends_on for each in (pipeline, *known.values())):
-        graph.refuse_rings({**known, pipeline.name: pipeline})
+        graph.refuse_cycles({**known, pipeline.name: pipeline})
     known[pipeline.name] = pipeline
     current().declarations += 1
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from weft.pipelines.declare import Pipeline
 
 
-def refuse_rings(pipelines: Mapping[str, Pipeline]) -> None:
+def refuse_cycles(pipelines: Mapping[str, Pipeline]) -> None:
     """Raise where pipelines wait for each other in a ring, naming it."""
     try:
         graphlib.TopologicalSorter({name: each.depends_on for name, each in pipelines.items()}).prepare()

@@ -94,7 +94,7 @@ def read_source(spark: Any, name: str, schema: Any, reader: Callable[[], Any]) -
     return spark.read.format(name).load()
 
 
-def asks_for(frame: Any, name: str) -> bool:
+def references(frame: Any, name: str) -> bool:
     """Whether a query needs columns with this in their names, once Spark has left out what nobody asks for."""
     nodes = [frame._jdf.queryExecution().optimizedPlan()]
     while nodes:

@@ -76,7 +76,7 @@ class Checkpoint:
         if self._home is None:
             spark = session.spark()
             if self._pipeline is not None:
-                spark = prepared(spark, self._pipeline)
+                spark = prepared_session(spark, self._pipeline)
             self._open(spark)
         assert self._home is not None
         return self._home
@@ -246,7 +246,7 @@ class Checkpoint:
         return self.home.beside(f"{_MARK}{purpose}")
 
 
-def prepared(spark: Any, pipeline: StreamingPipeline) -> Any:
+def prepared_session(spark: Any, pipeline: StreamingPipeline) -> Any:
     """A session like this one that can use a pipeline's connections: its checkpoint may be in a bucket of theirs."""
     named = [each.connection for each in pipeline.sources] + [each.connection for each in pipeline.targets]
     used = [current().connection(each) for each in named]

@@ -124,7 +124,7 @@ class Commits:
             return
         # First into the box, then out of the target's own: a crash between repeats what the box knows already.
         with dead_letters.rejected(connection, load, self._from) as letters:
-            named = dead_letters.named(letters, with_origins) if letters else []
+            named = dead_letters.name_origins(letters, with_origins) if letters else []
             self._box.put(named, checkpoint, batch_id, self._part(target, connection))
 
     def _part(self, target: Target, connection: Connection) -> str:
@@ -135,7 +135,7 @@ class Commits:
 
     def _put_keyless(self, load: Load, checkpoint: str, part: str, with_origins: WithOrigins, rows: pa.Table) -> None:
         """Store rows without a key as letters, before the target commits the others: it has no quarantine."""
-        letters = dead_letters.named(dead_letters.keyless(rows, load, self._from), with_origins)
+        letters = dead_letters.name_origins(dead_letters.keyless(rows, load, self._from), with_origins)
         self._box.put(letters, checkpoint, load.batch_id, part)
 
     @contextmanager

@@ -92,7 +92,7 @@ class DeadLetterBox:
 # ----------------------------------------------------------------------------------------------- rows that are to blame
 
 
-def blamed(rows: pa.Table, attempt: Callable[[pa.Table], pa.Table]) -> tuple[pa.Table, list[tuple[int, str]]]:
+def failing_rows(rows: pa.Table, attempt: Callable[[pa.Table], pa.Table]) -> tuple[pa.Table, list[tuple[int, str]]]:
     """Return the rows that can be transformed, and the numbers of those that cannot, each with the reason.
 
     They are found by halving, with as few failed attempts as possible: after each one Spark restarts Python's workers.
@@ -115,10 +115,10 @@ def blamed(rows: pa.Table, attempt: Callable[[pa.Table], pa.Table]) -> tuple[pa.
         return True
 
     fails(0, len(rows))
-    return without(rows, {number for number, _ in bad}), bad
+    return without_rows(rows, {number for number, _ in bad}), bad
 
 
-def without(rows: pa.Table, numbers: Collection[int]) -> pa.Table:
+def without_rows(rows: pa.Table, numbers: Collection[int]) -> pa.Table:
     """Return the rows but for those with these numbers."""
     return rows.take(pa.array([number for number in range(len(rows)) if number not in numbers], pa.int64()))
 
@@ -137,7 +137,7 @@ def letter_of(row: dict[str, Any], why: str) -> DeadLetter:
 # ---------------------------------------------------------------------------------------------- rows that were rejected
 
 
-def named(letters: Sequence[DeadLetter], with_origins: Callable[[], pa.Table]) -> Sequence[DeadLetter]:
+def name_origins(letters: Sequence[DeadLetter], with_origins: Callable[[], pa.Table]) -> Sequence[DeadLetter]:
     """Return the letters of rejected rows with their origins, as far as these are known: SQL that groups rows, for
     example, leaves none."""
     # Whatever fails here, the letters are worth more than their origins, and so is the batch.

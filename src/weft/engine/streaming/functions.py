@@ -82,7 +82,7 @@ def transformed(frame: Any, sql: str, aggregate_udfs: Sequence[Any] = ()) -> Any
 # ---------------------------------------------------------------------------------------------------------------- SQL
 
 
-def keeping(sql: str, column: str) -> str:
+def selecting_also(sql: str, column: str) -> str:
     """Return SQL that also selects a column of `source`. Spark refuses it where SQL groups the rows of `source`."""
     from sqlglot import tokenize
     from sqlglot.tokenizer_core import TokenType

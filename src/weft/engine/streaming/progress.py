@@ -21,7 +21,7 @@ _log = logging.getLogger("weft.engine")
 # A caller that asks more often gets the same answer: each look is a question to a database.
 _LOOK_SECONDS = 1.0
 # Nor is more than one part in so many of the time spent on looking: a bucket of many files takes seconds to be listed.
-_WORTH = 20
+_LOOK_SHARE = 20
 
 
 class Watched:
@@ -85,7 +85,7 @@ class SourceLag:
                 if fresh or began - self._looked_at > self._pause:
                     self._look()
                     self._looked_at = time.monotonic()
-                    self._pause = max(_LOOK_SECONDS, _WORTH * (self._looked_at - began))
+                    self._pause = max(_LOOK_SECONDS, _LOOK_SHARE * (self._looked_at - began))
             finally:
                 self._looking.release()
         return self._known

@@ -14,10 +14,10 @@ from weakref import WeakMethod
 
 from weft.engine import session
 from weft.engine.streaming.batch import Batches, BatchResult, joined
-from weft.engine.streaming.checkpoint import Checkpoint, prepared
+from weft.engine.streaming.checkpoint import Checkpoint, prepared_session
 from weft.engine.streaming.progress import Watched, listen, warn_of_removed
 from weft.engine.streaming.source_state import Sources
-from weft.engine.streaming.sources import open_source, refuse_elsewhere
+from weft.engine.streaming.sources import open_source, refuse_unreachable
 from weft.errors import NotFoundError
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.spark_support import outcome
@@ -81,7 +81,7 @@ class Query:
             first = session.spark()
             if self.spark is None or self.spark.sparkContext is not first.sparkContext:  # that one's JVM ended
                 self.spark = first.newSession()
-            spark = self.spark = prepared(self.spark, self.pipeline)
+            spark = self.spark = prepared_session(self.spark, self.pipeline)
             for name, value in {**_CONF, **_PROFILES.get(self.pipeline.profile or "", {})}.items():
                 spark.conf.set(name, value)
             # Streams of ours wait by themselves. For the others Spark does, before it asks them again.
@@ -97,7 +97,7 @@ class Query:
             self._noted = None if noted.check(self.pipeline) else noted
             starts = self.checkpoint.starts().settle(sources)
             for source in opened:
-                refuse_elsewhere(source)
+                refuse_unreachable(source)
             carry_out = WeakMethod(self._carry_out)  # Spark's query keeps what it calls
             writer = (
                 joined([each.follow(spark, start) for each, start in zip(opened, starts, strict=True)])

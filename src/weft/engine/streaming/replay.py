@@ -34,8 +34,8 @@ from weft.engine.readers import opened_tables, stored_columns
 from weft.engine.streaming.batch import Batches
 from weft.engine.streaming.checkpoint import Checkpoint
 from weft.engine.streaming.columns import Columns
-from weft.engine.streaming.dead_letters import DeadLetterBox, blamed, without
-from weft.engine.streaming.functions import keeping
+from weft.engine.streaming.dead_letters import DeadLetterBox, failing_rows, without_rows
+from weft.engine.streaming.functions import selecting_also
 from weft.engine.streaming.lock import opened
 from weft.engine.streaming.row_origin import ORIGIN, origin_of
 from weft.engine.streaming.sources import open_source
@@ -250,11 +250,11 @@ class Replay:
             spark = connectors.ready(session.spark().newSession(), *map(current().connection, used))
             # What fails without any row is no row's fault: a column or a lookup that is not there.
             batches.transform.attempt(rows.slice(0, 0), sql, spark)
-            kept, blame = blamed(rows, lambda part: batches.transform.attempt(part, sql, spark))
+            kept, blame = failing_rows(rows, lambda part: batches.transform.attempt(part, sql, spark))
             failed += [_again(letters[numbers[number]], "transform", why) for number, why in blame]
             rows = _without_voids(batches.transform.attempt(kept, sql, spark)) if len(kept) else kept
-            placed = without(placed, {number for number, _ in blame})
-            return rows, failed, lambda: batches.transform.attempt(placed, keeping(sql, ORIGIN), spark)
+            placed = without_rows(placed, {number for number, _ in blame})
+            return rows, failed, lambda: batches.transform.attempt(placed, selecting_also(sql, ORIGIN), spark)
         return rows, failed, lambda: placed
 
 

@@ -36,7 +36,7 @@ def open_source(source: Source, wait_seconds: float = 0.0) -> StreamSource:
     )
 
 
-def refuse_elsewhere(source: StreamSource) -> None:
+def refuse_unreachable(source: StreamSource) -> None:
     """Refuse a source that Spark's workers are to read on other machines, and that only this one can open."""
     if source.read_by_workers:
         files.refuse_one_host(source.connection, "source")

@@ -15,7 +15,7 @@ from weft.engine.readers import opened_tables, stored_columns
 from weft.engine.streaming import functions
 from weft.engine.streaming.dead_letters import DeadLetterBox
 from weft.engine.streaming.publish import topic_target
-from weft.engine.streaming.sources import open_source, refuse_elsewhere
+from weft.engine.streaming.sources import open_source, refuse_unreachable
 from weft.engine.streaming.transform import together
 from weft.engine.validate import ValidationResult, look, open_connection
 from weft.errors import DeclarationError, WeftError, did_you_mean
@@ -50,7 +50,7 @@ def validate(pipeline: StreamingPipeline) -> Iterator[ValidationResult]:
 
 def _source(source: Source) -> str:
     there, opened = open_connection(current().connection(source.connection)), open_source(source)
-    refuse_elsewhere(opened)
+    refuse_unreachable(opened)
     detail = opened.validate()
     return f"{there}, {detail}" if detail else there
 

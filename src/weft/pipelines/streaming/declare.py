@@ -11,7 +11,7 @@ from typing import Any, Unpack, overload
 from weft.errors import DeclarationError, NotFoundError, WeftError, unknown
 from weft.options import errors_at, refuse_unknown, text_option
 from weft.pipelines.options import connection_option, look_like, place_of, refuse_twice
-from weft.pipelines.streaming.endpoints import address, addresses, check_targets, delivery_to, identity, located
+from weft.pipelines.streaming.endpoints import address, addresses, check_targets, connection_of, delivery_to, identity
 from weft.pipelines.streaming.options import KEPT, LATER, OPTIONS, StreamingOptions
 from weft.pipelines.streaming.spec import LOAD_OPTIONS, DeadLetters, Source, StreamingPipeline, Target
 from weft.pipelines.table import table_of
@@ -165,7 +165,7 @@ def _sources(options: Mapping[str, Any], inline: Mapping[str, Any], where: str) 
             hint="Metrics, errors and dead letters know them by their names.",
         )
     with errors_at(where):
-        return tuple(each if (at := located(each.connection)) is None else each.at(at) for each in sources)
+        return tuple(each if (at := connection_of(each.connection)) is None else each.at(at) for each in sources)
 
 
 def _source(part: Any, query: str | None, where: str) -> Source:
@@ -259,7 +259,7 @@ def _complete(target: Target, mode: str, keys: tuple[str, ...], order: tuple[str
         own = target.primary_key or (declared.primary_key if declared else ())
     options = {"deduplicate_by": order, **target.options} if mode == "merge" and order else target.options
     completed = replace(target, mode=mode, has_mode=True, primary_key=own, options=options)
-    connection = located(completed.connection)
+    connection = connection_of(completed.connection)
     return completed if connection is None else completed.at(connection)
 
 
@@ -303,7 +303,7 @@ def _letter_connection(place: str, value: Any, pipeline: StreamingPipeline, wher
 
 
 def _check_dead_letters(letters: DeadLetters, place: str, pipeline: StreamingPipeline, where: str) -> None:
-    connection = located(letters.connection)
+    connection = connection_of(letters.connection)
     is_here = place == "path" and letters.connection is None
     if connection is not None and not is_here and place not in endpoint_of(connection).dead_letters:
         raise DeclarationError(f"{where}: {connection.any_such} holds no dead_letter_{place}.")
@@ -324,7 +324,7 @@ def _broker_of(pipeline: StreamingPipeline, where: str) -> str | Connection | No
     brokers = {
         identity(each.connection): each.connection
         for each in pipeline.sources
-        if (connection := located(each.connection)) is None or "topic" in endpoint_of(connection).dead_letters
+        if (connection := connection_of(each.connection)) is None or "topic" in endpoint_of(connection).dead_letters
     }
     if len(brokers) == 1:
         return next(iter(brokers.values()))

@@ -13,7 +13,7 @@ from weft.systems.base import Connection, system_for
 from weft.systems.endpoint import endpoint_of
 
 
-def located(connection: str | Connection | None) -> Connection | None:
+def connection_of(connection: str | Connection | None) -> Connection | None:
     """Return the connection that a name leads to, or `None` where it is registered or set later, before a run."""
     with suppress(WeftError):
         return current().connection(connection)
@@ -30,7 +30,7 @@ def address(part: Source | Target) -> tuple[object, ...]:
     if isinstance(part, Target):
         place = part.place
     else:
-        connection = located(part.connection)
+        connection = connection_of(part.connection)
         places = endpoint_of(connection).places if connection else ()
         place = "stream" if "stream" in places or not places else places[0]
     return identity(part.connection), place, part.name.strip("/")
@@ -60,7 +60,7 @@ def check_targets(pipeline: StreamingPipeline, where: str) -> None:
     """Refuse targets that their connections cannot hold, or that are also sources, as far as connections are known."""
     read = set[object]().union(*map(addresses, pipeline.sources))
     for target in pipeline.targets:
-        if (connection := located(target.connection)) is not None:
+        if (connection := connection_of(target.connection)) is not None:
             with errors_at(where):
                 target.at(connection)
         if address(target) in read:

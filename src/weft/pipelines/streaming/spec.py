@@ -101,7 +101,7 @@ class Source:
             options=_kept(options, more, tuple(endpoint_options()), where),
         )
         if isinstance(self.connection, Connection):
-            self._settle(self.connection)
+            self._check_connection(self.connection)
 
     @property
     def name(self) -> str:
@@ -112,7 +112,7 @@ class Source:
         """This source checked against the connection that its name leads to."""
         return replace(replace(self, connection=connection), connection=self.connection)
 
-    def _settle(self, connection: Connection) -> None:
+    def _check_connection(self, connection: Connection) -> None:
         """Refuse what cannot be read from a connection, or not so."""
         where = f"Source {self.name!r}"
         endpoint = endpoint_of(connection)
@@ -222,7 +222,7 @@ class Target:
             has_mode=mode is not None if has_mode is None else has_mode,
         )
         if isinstance(self.connection, Connection):
-            self._settle(self.connection)
+            self._check_connection(self.connection)
         elif self.place is None:
             raise DeclarationError(f"{where} names no place.", hint=f"One of these: {' '.join(_EXAMPLES.values())}")
 
@@ -245,7 +245,7 @@ class Target:
         """This target checked against the connection that its name leads to."""
         return replace(replace(self, connection=connection), connection=self.connection)
 
-    def _settle(self, connection: Connection) -> None:
+    def _check_connection(self, connection: Connection) -> None:
         """Refuse what a connection cannot hold. A prefix of Delta is the table of that path."""
         endpoint = endpoint_of(connection)
         if endpoint.prefix_is_table and self.prefix is not None:

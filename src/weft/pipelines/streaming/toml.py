@@ -12,7 +12,7 @@ from typing import Any
 from weft.errors import DeclarationError, NotFoundError, SettingsError, nearest
 from weft.options import errors_at, options_of
 from weft.pipelines.streaming.declare import DEAD_LETTERS, LATER_HINT, assemble, connection_fields
-from weft.pipelines.streaming.endpoints import located
+from weft.pipelines.streaming.endpoints import connection_of
 from weft.pipelines.streaming.options import LATER, OPTIONS
 from weft.pipelines.streaming.spec import LOAD_OPTIONS, SOURCE_OPTIONS, Source, StreamingPipeline, Target
 from weft.pipelines.streaming.toml_tables import TABLES, WORDS, structure_of
@@ -219,7 +219,7 @@ def _source(table: _Table, file: _Table) -> Source:
     options = {**table.only(*own), **_endpoint_options(table, connection)}
     with errors_at(table.where):
         source = Source(connection=connection, query=query, **options)
-        return source if (known := located(connection)) is None else source.at(known)
+        return source if (known := connection_of(connection)) is None else source.at(known)
 
 
 def _targets(table: _Table) -> Iterator[Target]:
@@ -244,7 +244,7 @@ def _targets(table: _Table) -> Iterator[Target]:
             options["table"] = (place.values.get("schema"), place.values["name"])
         with errors_at(table.where):
             target = Target(connection=connection, primary_key=key, **options)
-            yield target if (known := located(connection)) is None else target.at(known)
+            yield target if (known := connection_of(connection)) is None else target.at(known)
 
 
 def _dead_letters(file: _Table, sources: list[_Table]) -> dict[str, Any]:
@@ -301,7 +301,7 @@ def _endpoint_options(table: _Table, connection: str | Connection | None) -> dic
         if option in table.values:
             raise DeclarationError(f"{table.where}: {option} and [….read_options.{name}] say the same.")
         with errors_at(reading.where):
-            checked = owner_of(option).nested_option(option, value, located(connection), table.values)
+            checked = owner_of(option).nested_option(option, value, connection_of(connection), table.values)
         if checked is not None:
             options[option] = checked
     return options

@@ -186,14 +186,14 @@ def _example(each: dataclasses.Field[Any]) -> str:
 
 def _lines(table: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
     """A table as lines: its values, then the tables in it. What is `None` or empty is left out."""
-    entries = _said(table)
+    entries = _without_empty(table)
     lines = [f"{_key(name)} = {_value(value)}" for name, value in entries.items() if not _is_table(value)]
     for name, value in entries.items():
         below = (*path, name)
         header = ".".join(map(_key, below))
         if isinstance(value, Mapping):
             # The tables in a table of nothing else say that it is there.
-            only_tables = all(map(_is_table, _said(value).values()))
+            only_tables = all(map(_is_table, _without_empty(value).values()))
             lines += [*([] if only_tables else ["", f"[{header}]"]), *_lines(value, below)]
         elif _is_table(value):
             for each in value:
@@ -201,7 +201,7 @@ def _lines(table: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
     return lines
 
 
-def _said(table: Mapping[str, Any]) -> dict[str, Any]:
+def _without_empty(table: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in table.items() if value is not None and value not in ([], (), {})}
 
 
