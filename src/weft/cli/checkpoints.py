@@ -112,7 +112,7 @@ def _described(checkpoint: Checkpoint, pipeline: StreamingPipeline | None) -> di
     state = checkpoint.state()
     return {
         "pipeline": checkpoint.name,
-        "running": checkpoint.runner(),
+        "running": checkpoint.lock.holder(),
         "committed": state.committed,
         "planned": state.planned,
         "last_batch": state.moment,

@@ -114,11 +114,11 @@ def read_lock(text: str) -> tuple[Jar, ...]:
     return tuple(jars)
 
 
-def jars_for(capability: str, *, lock: tuple[Jar, ...] | None = None, progress: Progress | None = None) -> list[Path]:
+def jars_for(capability: str, *, lock: tuple[Jar, ...] | None = None) -> list[Path]:
     """The files of a capability ("delta", "s3", "kafka"), or of another lock, fetched if they are not in the cache."""
     folder, wanted = jars_folder(), lock or locked(capability)
     if not all(jar.is_in(folder) for jar in wanted):
-        fetch(capability, lock=wanted, progress=progress or _show_progress(capability))
+        fetch(capability, lock=wanted, progress=_show_progress(capability))
     return [folder / jar.file for jar in wanted]
 
 

@@ -178,4 +178,4 @@ def test_a_store_that_is_away_for_longer_than_the_lease(project: Path, monkeypat
 def test_a_place_where_nothing_can_be_made() -> None:
     Path("file").touch()
     with pytest.raises(StorageError, match=r"The lock .*/file/checkpoint~lock cannot be made: "):
-        Checkpoint("copy", "file/checkpoint/").lock()
+        Checkpoint("copy", "file/checkpoint/").lock.take()

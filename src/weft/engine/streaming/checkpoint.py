@@ -62,7 +62,7 @@ class Checkpoint:
         """Of a URL, where the files next to it would be if it were a folder here."""
         self.location = location if location is not None and self.is_url else str(self.path)
         self._home = None if self.is_url and not self.location.startswith("file:") else self._located(None)
-        self._lock = Lock(name, self.path.with_name(f"{self.path.name}{_MARK}lock"), self.location)
+        self.lock = Lock(name, self.path.with_name(f"{self.path.name}{_MARK}lock"), self.location)
 
     @classmethod
     def of(cls, pipeline: StreamingPipeline) -> Checkpoint:
@@ -97,43 +97,27 @@ class Checkpoint:
 
     # --------------------------------------------------------------------------------------------------------- one only
 
-    def lock(self) -> None:
-        """Keep others of this machine from it, until `unlock` or the end of this process."""
-        self._lock.take()
-
     def hold(self, spark: Any, lost: Callable[[], None]) -> None:
         """Go on holding it with this session; at a URL, keep other machines from it too. `lost` is called when another
         one took it."""
         if self.is_url:
             self._open(spark)  # the session before may be of a JVM that ended
-        self._lock.hold(spark)
+        self.lock.hold(spark)
         self._lease(lost)
 
     def _lease(self, lost: Callable[[], None]) -> None:
         if self.is_url:
             with outcome.explained(f"open the checkpoint {self.location}"):
-                self._lock.lease(self.home.beside(f"{_MARK}lock"), lost)
-
-    def check(self) -> None:
-        """Raise where another machine may have taken it."""
-        self._lock.check()
-
-    def unlock(self) -> None:
-        """Let others have it."""
-        self._lock.release()
+                self.lock.lease(self.home.beside(f"{_MARK}lock"), lost)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep others from it during the block."""
-        self.lock()
+        self.lock.take()
         try:
             yield
         finally:
-            self.unlock()
-
-    def runner(self) -> int | None:
-        """The process of this machine that runs its pipeline now."""
-        return self._lock.holder()
+            self.lock.release()
 
     # -------------------------------------------------------------------------------------------------------- how it is
 
@@ -206,7 +190,7 @@ class Checkpoint:
     def _move_aside(self, *, dry_run: bool) -> str:
         mark = f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}"
         if not dry_run:
-            self.check()
+            self.lock.check()
             self._beside(_MOVING).write(mark)
             self.settle()
         return self._beside(mark).path

@@ -73,7 +73,7 @@ class Query:
     def start(self) -> None:
         """Start it: after this, batches are carried out."""
         if self._is_lock_ours:
-            self.checkpoint.lock()
+            self.checkpoint.lock.take()
         try:
             sources, pause = self.pipeline.sources, self.pipeline.idle_pause_seconds
             self.watched = [Watched(open_source(each, pause / len(sources))) for each in sources]
@@ -139,7 +139,7 @@ class Query:
             raise
         if ended is not False or seconds is None:
             try:
-                self.checkpoint.check()
+                self.checkpoint.lock.check()
             finally:
                 self._unlock()
             return True
@@ -170,7 +170,7 @@ class Query:
         if self._batches is not None:
             self._batches.close()
         if self._is_lock_ours:
-            self.checkpoint.unlock()
+            self.checkpoint.lock.release()
 
     def _committed(self) -> int:
         progress = self._query.lastProgress
@@ -185,13 +185,13 @@ class Query:
                 if self._stopping.is_set():
                     raise StoppedError
                 assert self._batches is not None
-                self.checkpoint.check()
+                self.checkpoint.lock.check()
                 if self._noted is not None:
                     self._noted.note(self.pipeline)
                     self._noted = None
                 result = self._batches.run(frame, str(self._query.id), batch_id)
                 warn_of_removed(self.watched, self.checkpoint, batch_id)
-                self.checkpoint.check()  # after it Spark writes to its log
+                self.checkpoint.lock.check()  # after it Spark writes to its log
             except BaseException as error:
                 # Spark reports it in its own words; the caller of `wait` gets the error itself.
                 self._failure = error
