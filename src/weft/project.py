@@ -149,14 +149,8 @@ class Project:
         if registered is not None:
             yield "code", lambda: registered
         if name == DEFAULT:
-            yield (
-                "built in",
-                lambda: build_connection(
-                    name,
-                    {"kind": "sqlite", "path": os.path.join(self.root, ".weft", "weft.db")},
-                    "the built-in default",
-                ),
-            )
+            path = os.path.join(self.root, ".weft", "weft.db")
+            yield "built in", built({"kind": "sqlite", "path": path}, "the built-in default")
 
     def _names(self) -> list[str]:
         names = {DEFAULT, *self.connections}

@@ -71,10 +71,8 @@ class MemoryProject(Project):
         self._process = os.getpid()
         self.streams = dict(outer.streams)
         self.pipelines = dict(outer.pipelines)
-        declared = [stream.connection for stream in outer.streams.values()]
-        for pipeline in outer.pipelines.values():
-            declared += [pipeline.source_connection, *(target.connection for target in pipeline.targets)]
-        self._replaced = {each for each in (*declared, *outer.connections.values()) if isinstance(each, Connection)}
+        known = (*_declared_connections(outer), *outer.connections.values())
+        self._replaced = {each for each in known if isinstance(each, Connection)}
 
     def connection(self, name: str | Connection | None = None) -> Connection:
         """As for every project, except that what was declared outside leads to memory as well."""
@@ -111,10 +109,16 @@ class MemoryProject(Project):
         yield "weft.testing", lambda: build_connection(name, {"kind": "sqlite", "path": MEMORY}, "weft.testing")
 
     def _names(self) -> list[str]:
-        declared: set[object] = {stream.connection for stream in self.streams.values()}
-        for pipeline in self.pipelines.values():
-            declared |= {pipeline.source_connection, *(target.connection for target in pipeline.targets)}
-        return sorted({DEFAULT, *self.connections, *(name for name in declared if isinstance(name, str))})
+        declared = (name for name in _declared_connections(self) if isinstance(name, str))
+        return sorted({DEFAULT, *self.connections, *declared})
+
+
+def _declared_connections(project: Project) -> Iterator[str | Connection | None]:
+    for stream in project.streams.values():
+        yield stream.connection
+    for pipeline in project.pipelines.values():
+        yield pipeline.source_connection
+        yield from (target.connection for target in pipeline.targets)
 
 
 @contextmanager

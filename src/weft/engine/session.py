@@ -287,7 +287,7 @@ def connect(machine: jvm.Jvm, conf: Mapping[str, str]) -> tuple[SparkSession, An
         gateway.shutdown()
         raise explained or error from None
     # It prints a traceback when the JVM ends before it does, as at the end of a process.
-    session.sparkContext._accumulatorServer.handle_error = _ignore  # type: ignore[method-assign, assignment]
+    session.sparkContext._accumulatorServer.handle_error = lambda *_: None  # type: ignore[method-assign]
     return session, gateway
 
 
@@ -314,8 +314,6 @@ def _no_session(error: Exception, conf: Mapping[str, str], log: Path) -> WeftErr
 def _quiet_gateway() -> None:
     """Have Py4J log under its own name. It uses the root logger for calls that are interrupted or lose their JVM, which
     prints them where nobody set up logging, and sets it up for the whole process."""
-    import logging
-
     import py4j.java_gateway as gateway
 
     if gateway.logging is logging:
@@ -332,10 +330,6 @@ def _patch_interrupts() -> None:
             connection.close()
 
     ClientServerConnection.shutdown_socket = shutdown_socket
-
-
-def _ignore(*_: object) -> None:
-    """Nothing."""
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack, get_args
+from typing import Annotated, Any, Literal, Never, Unpack, get_args
 
 from weft.errors import DeclarationError
 from weft.options import Option, column_names, count, errors_at, one_of, options_of, refuse_unknown, text_option
@@ -304,13 +304,6 @@ class Lookup:
     query: str | None = None
     refresh_interval_ms: int | None = None
 
-    if not TYPE_CHECKING:
-
-        def __new__(cls, *_: object, **options: object) -> Lookup:
-            # Before __init__, which would answer an unknown name with a bare TypeError.
-            refuse_unknown(options, tuple(LOOKUP_OPTIONS), "Lookup")
-            return super().__new__(cls)
-
     def __init__(
         self,
         *,
@@ -328,7 +321,9 @@ class Lookup:
                 default="once",
             ),
         ] = None,
+        **more: Never,
     ) -> None:
+        refuse_unknown(more, tuple(LOOKUP_OPTIONS), "Lookup")
         where = f"Lookup {table}" if isinstance(table, str) else "Lookup"
         values = {
             "connection": connection,

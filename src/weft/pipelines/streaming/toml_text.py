@@ -89,7 +89,7 @@ def _target(target: Target, where: str) -> dict[str, Any]:
             f"{where} is a declared table with columns, which a TOML file cannot hold.",
             hint="Name its table in the place of its class: target_table=(schema, table).",
         )
-    if target.prefix is not None and isinstance(target.connection, Connection) and _prefix_of(target.connection):
+    if target.prefix and isinstance(target.connection, Connection) and getattr(target.connection, "prefix", None):
         raise DeclarationError(
             f"{where}: a TOML file has one prefix, and here the connection has one too.",
             hint="Give the connection none, or register it and name it.",
@@ -153,10 +153,6 @@ def _connection(
             _refuse_secret(each, value, connection, where)
             keys[each.name] = value
     return {**{name: value for name, value in options.items() if not hasattr(connection, name)}, **keys}
-
-
-def _prefix_of(connection: Connection) -> str | None:
-    return getattr(connection, "prefix", None)
 
 
 def _refuse_secret(each: dataclasses.Field[Any], value: Any, connection: Connection, where: str) -> None:
