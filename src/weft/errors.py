@@ -54,7 +54,7 @@ class ConnectionFailedError(WeftError, ConnectionError):
 
 
 class BusyError(ConnectionFailedError):
-    """The database is there but somebody else holds it (a lock that was not given up in time)."""
+    """The database answers, but another process holds a lock and did not release it in time."""
 
 
 class StorageError(WeftError, OSError):

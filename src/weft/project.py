@@ -201,7 +201,7 @@ def check_name(name: str) -> None:
     """Raise unless `name` can be the name of a connection."""
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
         raise DeclarationError(
-            f"{settings.redact_url(name)!r} is no name for a connection.",
+            f"{settings.redact_url(name)!r} cannot be the name of a connection.",
             hint="A name has letters, digits, underscores, dashes and dots.",
         )
 

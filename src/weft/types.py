@@ -440,8 +440,8 @@ _USUAL: dict[str, type] = {"string": str, "bool": bool, "int32": int, "int64": i
 
 
 def check_column(values: list[Any], kind: FieldType) -> tuple[list[Any] | None, bool]:
-    """The canonical column, or `None` where some value does not fit (then `check_value` tells which); and whether there
-    are nulls in it.
+    """Return the canonical column, or `None` where a value does not fit (`check_value` reports which); and whether it
+    has nulls.
 
     The common types are checked a column at a time, at the speed of C: their types, then their bounds.
     """

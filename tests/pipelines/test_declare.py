@@ -58,7 +58,7 @@ def test_the_docs_name_every_option() -> None:
         ({"target": "a", "column_map": ["a"]}, "column_map maps"),
         ({"target": "a", "lookback": "1 day"}, "lookback is a timedelta"),
         ({"target": 5}, "a target is a class under @weft.table"),
-        ({"target": int}, "the class int is no table"),
+        ({"target": int}, "the class int is not a table"),
     ],
 )
 def test_refused(options: dict[str, Any], said: str) -> None:

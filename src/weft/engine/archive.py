@@ -55,7 +55,7 @@ def build(java: Java) -> Path:
 
 
 def _sweep() -> None:
-    """Remove what killed processes left half made, and what nobody used for long: it is 160 MB for each environment."""
+    """Remove what killed processes left, and archives that were not used for long: 160 MB for each environment."""
     for path in archives_folder().iterdir():
         stale = time.time() - changed_at(path) / 1e9 > _UNUSED_DAYS * 86_400
         if path.name.startswith("unfinished-") or (path.suffix == ".jsa" and stale):

@@ -34,7 +34,7 @@ def archive_flags(java: Java) -> list[str]:
         return []
     for path in filter(None, (base, archive)):
         _mark_used(path)
-    # auto: without a word, Java does without it where it does not fit after all.
+    # auto: Java ignores an archive that does not fit, without an error.
     return [
         f"-XX:SharedArchiveFile={f'{base}:' if base else ''}{archive}",
         "-Xshare:auto",
@@ -43,7 +43,7 @@ def archive_flags(java: Java) -> list[str]:
 
 
 def build_in_background(java: Java) -> None:
-    """Have another process make the archive, unless one is at it. It goes on when this one ends."""
+    """Start a process that makes the archive, unless one runs already. It goes on when this process ends."""
     try:
         with locked_folder(archives_folder(), wait=False):
             pass

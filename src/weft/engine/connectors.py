@@ -1,8 +1,8 @@
-"""What Spark needs beyond itself for a connection: added to the running session when it is first used.
+"""The jars and settings that Spark needs for a connection: added to the running session when it is first used.
 
     frame = connectors.ready(session.spark(), connection).read…
 
-Not when the session starts: nobody should fetch jars for a bucket that today's load does not touch.
+Not when the session starts: a load should not wait for the jars of a bucket that it does not use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sending our own package to the executors of a cluster, where nobody has installed it."""
+"""Sending our own package to the executors of a cluster, where it is not installed."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ class _Counts:
 
     def late(self, last: Watermark | None, lower: Any) -> int:
         """How many rows came since the last run, and are not read. A longer lookback than that of the last run reads
-        some of what was counted then, and nobody knows how many: nothing is reported, once."""
+        some of what was counted then, and it is unknown how many: nothing is reported, once."""
         if last is None or last.seen == UNKNOWN or last.counted_to > lower:
             return 0
         return max(0, self.again - last.seen)

@@ -108,7 +108,7 @@ def read_lock(text: str) -> tuple[Jar, ...]:
         if line and not line.startswith("#"):
             parts = _LINE.fullmatch(line)
             if parts is None:
-                raise ValueError(f"{line!r} in a lock of jars is no artifact")
+                raise ValueError(f"{line!r} in a lock of jars is not an artifact")
             group, artifact, version, size, sha256 = parts.groups()
             jars.append(Jar(group, artifact, version, int(size), sha256))
     return tuple(jars)
@@ -164,7 +164,7 @@ def _retrieve(capability: str, jars: list[Jar], work: Path, progress: Progress) 
     (work / "ivysettings.xml").write_text(_SETTINGS)
     lines = _ivy(capability, work, [], len(jars), progress)
     if any("PKIX path building failed" in line for line in lines):
-        # Behind a proxy with a certificate of its own: pip got here, so trust whom Python trusts.
+        # Behind a proxy with a certificate of its own: pip works, so use the certificates that Python trusts.
         lines = _ivy(capability, work, trust_store.java_options(work / "trust_store.jks"), len(jars), progress)
     for jar in jars:
         if not (work / "out" / jar.file).exists():
@@ -263,7 +263,7 @@ def locked_folder(folder: Path, *, wait: bool = True) -> Iterator[None]:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what killed processes left half fetched. The lock is held, so that nobody is at it."""
+    """Remove what killed processes left. The lock is held, so no other process uses it."""
     for each in folder.glob(f"{_WORK}*"):
         shutil.rmtree(each, ignore_errors=True)
 

@@ -101,7 +101,7 @@ class Jvm:
         assert self.process.stdin is not None
         with suppress(OSError):
             os.close(self.process.stdin.fileno())
-        self.process.returncode = 0  # so that nobody waits for somebody else's child
+        self.process.returncode = 0  # it is the parent's child: this process cannot wait for it
 
 
 def spark_home() -> Path:

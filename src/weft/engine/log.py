@@ -48,7 +48,7 @@ class Log:
         try:
             fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return  # another process of this project is at it
+            return  # another process of this project does it
         try:
             if os.fstat(self.descriptor).st_size > LIMIT:
                 shutil.copyfile(self.path, self.path.with_name(self.path.name + ".1"))

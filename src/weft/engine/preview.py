@@ -127,7 +127,7 @@ def _preview_tables(
             source = Query(reader.sql, schema)
         else:
             batches = read_all(reader)
-            # As in a run: who holds the one writer's place must not wait for a source, which may be the same file.
+            # As in a run: a transaction of the one writer must not wait for a source, which may be the same file.
             source = Batches(schema, read_first(schema, batches) if trial and tables.one_writer else batches)
     elif job.can_project(tables) and isinstance(data, inputs.Memory):
         schema = data.schema

@@ -21,7 +21,7 @@ _shown = threading.Lock()
 
 
 class Counter:
-    """How many rows a task has read, for who watches in another process of this machine: a number in a file."""
+    """Counts the rows that a task has read, in a file that another process of this machine reads."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -31,7 +31,7 @@ class Counter:
         rows = 0
         for batch in batches:
             rows += batch.num_rows
-            # On another machine there is no such file, and nobody to watch. Nothing but this is suppressed: an error
+            # On another machine there is no such file, and no bar. Nothing but this is suppressed: an error
             # of the source is an OSError too, if its connection broke.
             with suppress(OSError), open(self.path, "r+b") as file:
                 file.write(struct.pack("<q", rows))
@@ -47,7 +47,7 @@ class Counter:
 @contextmanager
 def progress(what: str) -> Iterator[Counter | None]:
     """Show, while the block runs, how many of Spark's tasks are done, and rows where a task counts them. The bar is
-    gone after it. Gives what counts them, where there is somebody to watch."""
+    removed after it. Yields a counter of rows, where there is a terminal."""
     if not sys.stderr.isatty() or not _shown.acquire(blocking=False):
         yield None
         return

@@ -173,7 +173,7 @@ def reader_for(
     """Return the reader of SQL or a stream; `None` for what Spark or this process has itself."""
     if isinstance(data, inputs.Sql):
         connection = current().connection(source) if source is not None or default is None else default
-        # One connection to one database: it answers sooner than two, and nobody need ask whether it is the same.
+        # One connection to one database: it answers sooner than two, and is known to be the same database.
         same = target is not None and connection.resolved() == target.connection
         tables = target if target is not None and same else open_tables(connection)
         if tables is not target:

@@ -37,8 +37,8 @@ _steps = logging.getLogger("weft.run")
 
 
 class PipelineRun:
-    """One run, under a key: the same key again does only what is not done yet. `keep` is called before each thing that
-    changes data, and raises where the run is somebody else's by now: what was read long ago must not replace newer."""
+    """One run, under a key: the same key again does only what is not done yet. `keep` is called before each change of
+    data, and raises where another process has the run by now: what was read long ago must not replace newer rows."""
 
     def __init__(
         self,

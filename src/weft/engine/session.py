@@ -93,7 +93,7 @@ def running() -> SparkSession | None:
     ours = _running
     if ours is not None and ours.is_alive():
         return ours.session
-    # Not imported for this: who has a session has imported it.
+    # Not imported for this: a process with a session has imported it.
     if "pyspark.core.context" not in sys.modules or "pyspark.sql.session" not in sys.modules:
         return None
     from pyspark import SparkContext
@@ -121,7 +121,7 @@ def require_jars(session: SparkSession, jars: Iterable[Path]) -> None:
             present = any(each.equals(url) for each in loader.getURLs())
             if not present:
                 loader.addURL(url)
-        except Exception:  # a session that somebody else started, with a loader of another kind
+        except Exception:  # a session that another program started, with a loader of another kind
             raise SettingsError(
                 f"{jar.name} cannot be added to the Spark session that runs.",
                 hint="Start the session with it: name it in spark.jars where the session is made.",
@@ -179,7 +179,7 @@ def _discard() -> None:
 
 
 def _mute_gateway(ended: _Running) -> None:
-    """Objects of Java's that become garbage are released over the gateway; where there is none, it complains aloud."""
+    """Stop Py4J from releasing objects of the JVM over a gateway that is gone: it would print an error for each."""
     ended.gateway._gateway_client.is_connected = False
 
 
@@ -256,7 +256,7 @@ def _submitted(settings: config.SparkSettings) -> SparkSession:
 
 
 def _adopt(session: SparkSession) -> None:
-    """Use a session that somebody else made: as it is, but for what our data sources cannot do without."""
+    """Use a session that the caller made as it is, with the settings that our data sources need."""
     for key, value in config.NEEDED_CONF.items():
         if session.conf.get(key, None) != value:
             session.conf.set(key, value)
@@ -302,7 +302,7 @@ def disconnect(session: SparkSession, gateway: Any) -> None:
 
 def _no_session(error: Exception, conf: Mapping[str, str], log: Path) -> WeftError:
     text = str(error)
-    # Of an error in Java the class and the message, without the way to it.
+    # Of an error in Java the class and the message, without the stack trace.
     reason = (text.partition("\n: ")[2] or text).partition("\n\tat ")[0].strip()
     secrets = (value for key, value in conf.items() if is_secret_name(key))
     return ConnectionFailedError(
@@ -313,7 +313,7 @@ def _no_session(error: Exception, conf: Mapping[str, str], log: Path) -> WeftErr
 
 def _quiet_gateway() -> None:
     """Have Py4J log under its own name. It uses the root logger for calls that are interrupted or lose their JVM, which
-    prints them where nobody set up logging, and sets it up for the whole process."""
+    prints them where logging is not set up, and sets it up for the whole process."""
     import py4j.java_gateway as gateway
 
     if gateway.logging is logging:
@@ -349,7 +349,7 @@ def _variables(values: dict[str, str | None]) -> Iterator[None]:
 
 @contextmanager
 def _own_interrupt() -> Iterator[None]:
-    """Spark takes Ctrl-C for itself. It stays with who had other plans for it; else it cancels what Spark does."""
+    """Keep the handler of Ctrl-C that Spark replaces: the program's own, or else one that cancels Spark's jobs."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -180,7 +180,7 @@ def _make_target(named: Any, said: Mapping[str, Any], where: str) -> PipelineTar
     for name in column_map:
         if table.columns and name not in table.names:
             raise DeclarationError(
-                f"{where}: column_map fills {name!r}, which is no column of {table.full_name}.",
+                f"{where}: column_map fills {name!r}, which is not a column of {table.full_name}.",
                 hint=did_you_mean(name, table.names, f"Columns: {', '.join(table.names)}."),
             )
     if not table.columns and len(set(column_map.values())) < len(column_map):
@@ -189,7 +189,7 @@ def _make_target(named: Any, said: Mapping[str, Any], where: str) -> PipelineTar
     for each in expectations:
         if not isinstance(each, Expectation):
             raise DeclarationError(
-                f"{where}: {each!r} is no expectation.",
+                f"{where}: {each!r} is not an expectation.",
                 hint="weft.expectations has not_null, unique, accepted, range, sql, row_count and freshness.",
             )
     return PipelineTarget(
@@ -404,7 +404,7 @@ def load_mode(target: PipelineTarget) -> str:
 def _register(pipeline: Pipeline) -> None:
     known = current().pipelines
     refuse_twice("Pipeline", pipeline, known, pipeline.function)
-    # Who closes a ring waits for somebody, and somebody waits for it: most do not, and a thousand are declared at once.
+    # In a cycle each waits for another one: most pipelines do not, and a thousand are declared at once.
     if pipeline.depends_on and any(pipeline.name in each.depends_on for each in (pipeline, *known.values())):
         graph.refuse_cycles({**known, pipeline.name: pipeline})
     known[pipeline.name] = pipeline
@@ -419,7 +419,7 @@ def _table(value: Any, where: str) -> Table:
     if table is not None:
         return table
     if isinstance(value, type):
-        raise DeclarationError(f"{where}: the class {value.__name__} is no table.", hint="Put @weft.table above it.")
+        raise DeclarationError(f"{where}: the class {value.__name__} is not a table.", hint="Put @weft.table above it.")
     if isinstance(value, str):
         schema, dot, name = value.partition(".")
         return Table(name=name if dot else value, schema=schema if dot else None)

@@ -1,4 +1,4 @@
-"""Which pipeline waits for which."""
+"""The dependencies between pipelines."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def refuse_cycles(pipelines: Mapping[str, Pipeline]) -> None:
 
 
 def refuse_unknown(pipelines: Mapping[str, Pipeline]) -> None:
-    """Raise where a pipeline waits for one that nobody declared."""
+    """Raise where a pipeline depends on one that is not declared."""
     for each in pipelines.values():
         for name in each.depends_on:
             if name not in pipelines:

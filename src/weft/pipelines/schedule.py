@@ -55,7 +55,7 @@ class _Field:
     def _term(self, term: str, text: str) -> range:
         parts = re.fullmatch(r"(?:\*|(?P<first>\w+)(?:-(?P<last>\w+))?)(?:/(?P<step>\d+))?", term, re.ASCII)
         if parts is None:
-            raise self._wrong(text, "is no number, list, range or step")
+            raise self._wrong(text, "is not a number, list, range or step")
         step = int(parts["step"] or 1)
         if step == 0:
             raise self._wrong(text, "has a step of 0")
@@ -75,8 +75,8 @@ class _Field:
         if text.upper() in self.names:
             return self.names.index(text.upper()) + (1 if self.name == "month" else 0)
         if not text.isdecimal():
-            close = nearest(text.upper(), self.names)
-            raise self._wrong(whole, f"has {text!r}, which is no number", f"Did you mean {close!r}? " if close else "")
+            hint = did_you_mean(text.upper(), self.names) or ""
+            raise self._wrong(whole, f"has {text!r}, which is not a number", hint)
         if not self.first <= int(text) <= self.last:
             raise self._wrong(whole, f"has {text}, which is out of range")
         return int(text)
@@ -84,7 +84,7 @@ class _Field:
     def _wrong(self, text: str, problem: str, hint: str = "") -> DeclarationError:
         return DeclarationError(
             f"The {self.name} {text!r} of a schedule {problem}.",
-            hint=f"{hint}A {self.name} is {self.holds}, as *, 5, 1-5, 1,3,5, */2 or 1-5/2.",
+            hint=f"{hint} A {self.name} is {self.holds}, as *, 5, 1-5, 1,3,5, */2 or 1-5/2.".strip(),
         )
 
 
@@ -190,7 +190,7 @@ class Schedule:
 
     @cached_property
     def _zone(self) -> ZoneInfo:
-        # Names of folders and files that are no zones raise all kinds of errors.
+        # Names of folders and files that are not zones raise all kinds of errors.
         try:
             return ZoneInfo(self.timezone)
         except Exception:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from weft.normalize import Normalizer
 
 SPECIFICATION = "__weft_table__"
-# PostgreSQL cuts names at 63 bytes without a word.
+# PostgreSQL cuts names at 63 bytes without an error.
 _NAME_BYTES = 63
 
 
@@ -177,7 +177,7 @@ def _specify(
         for each in names:
             if columns and each not in (known := [column.name for column in columns]):
                 raise DeclarationError(
-                    f"{where}: {option} names {each!r}, which is no column of it.",
+                    f"{where}: {option} names {each!r}, which is not a column of it.",
                     hint=did_you_mean(each, known, f"Columns: {', '.join(known)}."),
                 )
     nullable = [column.name for column in columns if column.name in primary and column.nullable]

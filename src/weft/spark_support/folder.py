@@ -61,7 +61,7 @@ class Folder(ABC):
 
     @abstractmethod
     def move(self, moves: Mapping[str, str]) -> None:
-        """Give files other names, each atomically. Those that another process moved already are passed by."""
+        """Give files other names, each atomically. Those that another process moved already are skipped."""
 
     @abstractmethod
     def move_tree(self, source: str, target: str) -> None:
@@ -260,7 +260,7 @@ class BucketFolder(Folder):
             try:
                 done = self.files.rename(source, target)
             except Exception:
-                # The copy appears whole: where it is there, somebody finished what this load began.
+                # The copy appears whole: where it is there, another process finished what this load began.
                 if self.files.exists(target):
                     return
                 raise

@@ -95,7 +95,7 @@ def read_source(spark: Any, name: str, schema: Any, reader: Callable[[], Any]) -
 
 
 def references(frame: Any, name: str) -> bool:
-    """Whether a query needs columns with this in their names, once Spark has left out what nobody asks for."""
+    """Whether a query needs columns with this in their names, once Spark has left out columns that are not used."""
     nodes = [frame._jdf.queryExecution().optimizedPlan()]
     while nodes:
         node = nodes.pop()

@@ -349,7 +349,7 @@ LOOKUP = Lookup(connection=WAREHOUSE, table="users")
         ({"target_table": 5}, r'table is \("schema", "table"\)'),
         ({"target": LAKE}, r"a table, and an object_store_local connection is written by prefix[\s\S]*prefix="),
         ({"target": REDIS}, r"a redis connection is written by stream\.\n.*stream="),
-        ({"target": int}, "the class int is no table"),
+        ({"target": int}, "the class int is not a table"),
         ({"target": customers}, "target_table is that of a connection"),
         ({"mode": "scd2"}, "a streaming pipeline has no mode 'scd2'"),
         ({"mode": "truncate"}, "no mode 'truncate'"),

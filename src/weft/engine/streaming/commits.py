@@ -87,8 +87,7 @@ class Commits:
             return False
 
     def finish(self, targets: Sequence[Target], checkpoint: str, batch_id: int) -> bool:
-        """Do what is left of a batch that all of these targets have, which takes none of its rows; `False` where one
-        has not."""
+        """Finish a batch that all of these targets have, without its rows; `False` where one does not have it."""
         if not self.is_done(targets, checkpoint, batch_id):
             return False
         for each in targets:

@@ -109,7 +109,7 @@ def rewritten(sql: str, aggregates: Sequence[Udaf]) -> str:
         raise DeclarationError(f"transform_sql cannot be read: {error}") from None
     kinds = [token.token_type for token in tokens]
     words = [token.text.upper() for token in tokens if token.token_type != TokenType.STRING]
-    # A subquery may be grouped by what it is joined on, and PIVOT groups without a word.
+    # A subquery may be grouped by what it is joined on, and PIVOT groups without GROUP BY.
     is_one_group = words.count("SELECT") == 1 and not any(word.startswith(("GROUP", "PIVOT")) for word in words)
     by_name = {each.sql_name.lower(): each for each in aggregates}
     pieces: list[tuple[int, int, str]] = []  # from, up to, and what stands there instead

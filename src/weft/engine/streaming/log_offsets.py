@@ -73,7 +73,7 @@ class Offsets:
         )
 
     def following(self, after: int) -> int:
-        """How far the next batch reaches; `after` itself where there is nothing new, after a while."""
+        """Return the last offset of the next batch; `after` itself where nothing new came within `wait_seconds`."""
         log = self.log
         head = log.head() if self.end is None else self.end
         if head <= after and self.end is None:

@@ -51,7 +51,7 @@ class _Table:
         self.swaps = 0
 
     def ready(self) -> None:
-        # Where no batch came for so long, nobody saw that it was due: the next one would join the table of long ago.
+        # Without batches for an interval nothing starts a refresh: the next batch would join an old table.
         rested, self._asked_at = self._is_past(self._asked_at), time.monotonic()
         if self._held is None:
             self._swap(self._read())

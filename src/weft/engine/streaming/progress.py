@@ -46,8 +46,8 @@ class Watched:
 
 
 class SourceLag:
-    """How much of each source waits: events, messages, files or versions. Asked when somebody wants to know, and then
-    no more often than the answer is worth."""
+    """The lag of each source, in events, messages, files or versions. It is looked up when a caller asks, and not more
+    often than the answer is worth."""
 
     def __init__(self, sources: Sequence[Source], checkpoint: Checkpoint) -> None:
         self._sources, self._checkpoint = {each.name: each for each in sources}, checkpoint
@@ -78,7 +78,7 @@ class SourceLag:
 
     def now(self, *, fresh: bool = False) -> dict[str, int]:
         """By source, what is known of it: of one that does not answer, nothing."""
-        # One that hangs keeps nobody else waiting.
+        # A source that hangs does not block other callers.
         if self._looking.acquire(blocking=False):
             try:
                 began = time.monotonic()

@@ -101,7 +101,7 @@ class SparkEngine:
 
 
 def _lost_jvm(error: Exception) -> bool:
-    """Whether a call into the JVM found nobody there."""
+    """Return whether a call failed because the JVM is gone."""
     from py4j.protocol import Py4JNetworkError
 
     cause = error.__cause__ if type(error) is WeftError else error

@@ -132,4 +132,4 @@ def _refuse_unknown(target: Target, what: str, names: tuple[str, ...], columns: 
         return
     for name in names:
         if name not in columns:
-            raise DeclarationError(f"The {what} {name!r} is no column of {where}.", hint=did_you_mean(name, columns))
+            raise DeclarationError(f"The {what} {name!r} is not a column of {where}.", hint=did_you_mean(name, columns))

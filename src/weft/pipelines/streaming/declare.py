@@ -108,7 +108,7 @@ def find(name: str, project: Project | None = None) -> StreamingPipeline:
     known = project.streaming_pipelines
     if name not in known:
         if name in project.pipelines:
-            raise NotFoundError(f"{name!r} is no streaming pipeline.", hint=f"Run it with: weft run {name}")
+            raise NotFoundError(f"{name!r} is not a streaming pipeline.", hint=f"Run it with: weft run {name}")
         raise unknown(
             "streaming pipeline", name, known, otherwise="Declare it in a module of weft.toml, or give --module M."
         )
@@ -243,7 +243,7 @@ def _target(part: Any, options: Mapping[str, Any], where: str) -> Target:
         with errors_at(where):
             return Target(**place, primary_key=key)
     if isinstance(part, type):
-        raise DeclarationError(f"{where}: the class {part.__name__} is no table.", hint="Put @weft.table above it.")
+        raise DeclarationError(f"{where}: the class {part.__name__} is not a table.", hint="Put @weft.table above it.")
     connection = connection_option(part, "target", where)
     with errors_at(where):
         return Target(connection=connection, table=table, primary_key=key)

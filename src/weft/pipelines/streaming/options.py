@@ -71,7 +71,7 @@ def _sql(value: Any, option: str, where: str) -> str:
         raise DeclarationError(f"{where}: {option} is empty.")
     if _QUERY.match(sql) is None:
         # Spark would carry out any other statement at once, and return no rows.
-        raise DeclarationError(f"{where}: {option} is no SELECT.", hint="It begins with SELECT or WITH.")
+        raise DeclarationError(f"{where}: {option} is not a SELECT.", hint="It begins with SELECT or WITH.")
     return sql
 
 

@@ -128,7 +128,7 @@ class Source:
         for limit in {"max_rows", "max_files"} - {endpoint.limit}:
             if getattr(self, limit) is not None:
                 raise DeclarationError(
-                    f"{where}: {limit} is no limit of {connection.kind}.", hint=f"Use {endpoint.limit}."
+                    f"{where}: {limit} is not a limit of {connection.kind}.", hint=f"Use {endpoint.limit}."
                 )
         with errors_at(where):
             _set(self, start=endpoint.parse_start(self.start, connection, self.name))
