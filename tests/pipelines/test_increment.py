@@ -357,9 +357,9 @@ def weft_now() -> Any:
 
 
 def test_what_is_told_of_a_query_that_cannot_be() -> None:
-    with pytest.raises(DeclarationError, match=r"which column \$watermark is compared with"):
+    with pytest.raises(DeclarationError, match=r"column that \$watermark is compared with"):
         incremental.watermark_column("SELECT * FROM t WHERE f(a) > $watermark", "postgres")
-    with pytest.raises(DeclarationError, match=r"which column \$watermark is compared with"):
+    with pytest.raises(DeclarationError, match=r"column that \$watermark is compared with"):
         incremental.watermark_column("SELECT * FROM t WHERE a < $watermark", "postgres")
     assert incremental.watermark_column('SELECT * FROM t AS x WHERE $watermark < x."At"', "postgres") == "At"
 
