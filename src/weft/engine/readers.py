@@ -153,11 +153,7 @@ class StreamReader:
 
 
 def _field(name: str, kind: FieldType) -> pa.Field:
-    if kind.base in ("json", "uuid"):
-        return hinted(name, kind.base)
-    if kind.base == "decimal":
-        return pa.field(name, pa.decimal128(kind.precision, kind.scale))
-    return pa.field(name, kind.arrow)
+    return hinted(name, kind.base) if kind.base in ("json", "uuid") else pa.field(name, kind.arrow)
 
 
 # ----------------------------------------------------------------------------------------------------------- from users
