@@ -348,4 +348,4 @@ def test_whoever_fails_to_hear_of_a_batch_does_not_fail_it(caplog: pytest.LogCap
     query.start()
     assert query.wait(120)
     assert [each["n"] for each in drain(copies)] == [0]
-    assert "could not tell of batch 0" in caplog.text
+    assert "could not report batch 0" in caplog.text
