@@ -49,21 +49,11 @@ class Projection(Protocol):
 
 
 @dataclass(frozen=True)
-class LoadResult:
-    """What a load did. `engine`: `"spark"`, or `"pushdown"` where no Spark was needed."""
+class LoadResult(Counts):
+    """What a load did, how long it took, and its engine: `"spark"`, or `"pushdown"` where no Spark was needed."""
 
-    rows_read: int
-    inserted: int
-    updated: int
-    unchanged: int
-    deleted: int
-    quarantined: int
-    seconds: float
-    bytes: int
-    engine: str
-    replayed: bool = False
-    """Whether a load with this `commit_key` was there already, so that nothing was done."""
-    warnings: tuple[str, ...] = ()
+    seconds: float = 0.0
+    engine: str = ""
 
 
 def load(
