@@ -116,7 +116,7 @@ def _memory(data: Any) -> Memory:
         return _of_table(data)
     if isinstance(data, pa.RecordBatchReader):
         return _of_batches(data.schema, data)
-    if _is_pandas(data):
+    if type(data).__module__.partition(".")[0] == "pandas" and hasattr(data, "columns"):
         return _of_table(pa.Table.from_pandas(data, preserve_index=False))
     if hasattr(data, "collect_schema") and hasattr(data, "collect"):  # a LazyFrame of polars
         data = data.collect()
@@ -135,10 +135,6 @@ def _memory(data: Any) -> Memory:
         hint="It takes SQL, a Spark, polars or pandas frame, an Arrow table, rows as dicts, an iterator of these, "
         "a path or a stream.",
     )
-
-
-def _is_pandas(data: object) -> bool:
-    return type(data).__module__.partition(".")[0] == "pandas" and hasattr(data, "columns")
 
 
 def _of_table(table: pa.Table) -> Memory:

@@ -6,7 +6,7 @@ import graphlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from weft.errors import CycleError, unknown
+from weft.errors import CycleError, NotFoundError, unknown
 
 if TYPE_CHECKING:
     from weft.pipelines.declare import Pipeline
@@ -34,10 +34,10 @@ def refuse_unknown(pipelines: Mapping[str, Pipeline]) -> None:
     for each in pipelines.values():
         for name in each.depends_on:
             if name not in pipelines:
-                error = unknown("pipeline", name, pipelines)
-                error.what = f"Pipeline {each.name!r} ({each.place}) depends on {name!r}, which is not declared."
-                error.args = (f"{error.what}\n  {error.hint}",)
-                raise error
+                raise NotFoundError(
+                    f"Pipeline {each.name!r} ({each.place}) depends on {name!r}, which is not declared.",
+                    hint=unknown("pipeline", name, pipelines).hint,
+                )
 
 
 def in_order(pipelines: Mapping[str, Pipeline]) -> list[Pipeline]:

@@ -112,7 +112,7 @@ class Query:
             with outcome.explained(f"start {self.pipeline.name}"):
                 self._query = writer.start()
             if is_heard:  # no batch is done before `_started`
-                listen(spark, self._query.runId, self._idle or (lambda: None), partial(_committed, self.watched))
+                listen(spark, self._query.runId, self._idle or (lambda: None), partial(_report_commit, self.watched))
             self._started.set()
         except BaseException as error:
             self._unlock()
@@ -203,6 +203,6 @@ class Query:
             _log.exception("%s goes on, but could not report batch %d", self.pipeline.name, batch_id)
 
 
-def _committed(watched: list[Watched], positions: list[Any]) -> None:
+def _report_commit(watched: list[Watched], positions: list[Any]) -> None:
     for each, position in zip(watched, positions, strict=True):
         each.committed(position)
