@@ -42,7 +42,7 @@ class ColumnType(metaclass=_Named):
 
     @classmethod
     def field(cls, name: str, nullable: bool) -> pa.Field:
-        """The canonical Arrow field of a column of this type."""
+        """Return the canonical Arrow field of a column of this type."""
         import pyarrow as pa
 
         from weft.columns import hinted
@@ -164,7 +164,7 @@ class Numeric(ColumnType, metaclass=_Sized):
 
     @classmethod
     def field(cls, name: str, nullable: bool) -> pa.Field:
-        """A field of decimals."""
+        """Return a field of decimals."""
         import pyarrow as pa
 
         return pa.field(name, pa.decimal128(cls.precision, cls.scale), nullable=nullable)
@@ -218,12 +218,12 @@ def check_type(kind: Any) -> type[ColumnType]:
 
 
 def column_field(name: str, kind: Any, nullable: bool = False) -> pa.Field:
-    """The canonical Arrow field (`weft.columns`) of a column that is declared with this type."""
+    """Return the canonical Arrow field (`weft.columns`) of a column that is declared with this type."""
     return check_type(kind).field(name, nullable)
 
 
 def max_length(kind: Any) -> int | None:
-    """How many characters a column of this type holds; `None` where it has no such limit."""
+    """Return how many characters a column of this type holds; `None` where it has no such limit."""
     return getattr(check_type(kind), "max_length", None)
 
 

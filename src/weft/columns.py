@@ -26,44 +26,44 @@ LOCAL_TIME = pa.timestamp("us")
 
 
 def hinted(name: str, hint: str, *, nullable: bool = True) -> pa.Field:
-    """A string field whose values are `uuid`, `json` or `time`."""
+    """Return a string field whose values are `uuid`, `json` or `time`."""
     return pa.field(name, pa.string(), nullable=nullable, metadata={_HINT: hint.encode()})
 
 
 def hint_of(field: pa.Field) -> str | None:
-    """What the strings of a field are: `uuid`, `json`, `time`, or `None` for plain text."""
+    """Return what the strings of a field are: `uuid`, `json`, `time`, or `None` for plain text."""
     hint = (field.metadata or {}).get(_HINT)
     return None if hint is None else hint.decode()
 
 
 def limited(name: str, length: int, *, nullable: bool = True) -> pa.Field:
-    """A string field of no more than so many characters."""
+    """Return a string field of no more than so many characters."""
     return pa.field(name, pa.string(), nullable=nullable, metadata={_LENGTH: str(length).encode()})
 
 
 def length_of(field: pa.Field) -> int | None:
-    """The most characters that a string field may have, where that is known."""
+    """Return the most characters that a string field may have, where that is known."""
     length = (field.metadata or {}).get(_LENGTH)
     return None if length is None else int(length)
 
 
 def binary_json(field: pa.Field) -> pa.Field:
-    """A JSON field that PostgreSQL keeps as jsonb."""
+    """Return a JSON field that PostgreSQL keeps as jsonb."""
     return field.with_metadata({**(field.metadata or {}), _VARIANT: b"jsonb"})
 
 
 def is_binary_json(field: pa.Field) -> bool:
-    """Whether a field is declared as jsonb."""
+    """Return whether a field is declared as jsonb."""
     return (field.metadata or {}).get(_VARIANT) == b"jsonb"
 
 
 def is_nested(kind: pa.DataType) -> bool:
-    """Whether a column of this type holds lists, structs or maps."""
+    """Return whether a column of this type holds lists, structs or maps."""
     return bool(pa.types.is_nested(kind))
 
 
 def canonical_field(field: pa.Field) -> pa.Field:
-    """The field under which this column travels."""
+    """Return the field under which this column travels."""
     kind = _canonical(field.type, field.name)
     hint = hint_of(field)
     if hint is None:
@@ -79,12 +79,12 @@ def canonical_field(field: pa.Field) -> pa.Field:
 
 
 def canonical_schema(schema: pa.Schema) -> pa.Schema:
-    """The schema under which these columns travel."""
+    """Return the schema under which these columns travel."""
     return pa.schema([canonical_field(field) for field in schema])
 
 
 def canonical_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The batch in a canonical schema; `SchemaError` where a value would be altered (nanoseconds, say)."""
+    """Return the batch in a canonical schema; `SchemaError` where a value would be altered (nanoseconds, say)."""
     if batch.schema.equals(schema, check_metadata=True):
         return batch
     arrays = []
@@ -204,5 +204,5 @@ def _plain(value: Any) -> Any:
 
 
 def has_nan(array: pa.Array) -> bool:
-    """Whether a column of floats holds NaN, which some databases would store as null."""
+    """Return whether a column of floats holds NaN, which some databases would store as null."""
     return bool(pa.types.is_floating(array.type) and pc.any(pc.is_nan(array)).as_py())

@@ -107,12 +107,12 @@ class LoadRefusedError(WeftError, ValueError):
 
 
 def installing(extra: str) -> str:
-    """How to get the packages of an extra."""
+    """Return how to get the packages of an extra."""
     return f"pip install 'weft[{extra}]', or in a clone of its repository: pip install '.[{extra}]'"
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str | None:
-    """The candidate that looks most like `name`, if any comes close."""
+    """Return the candidate that looks most like `name`, if any comes close."""
     known = list(candidates)
     alike = [each for each in known if each.lower() == name.lower()]
     return next(iter(alike or get_close_matches(name, known, n=1, cutoff=0.6)), None)
@@ -125,7 +125,7 @@ def did_you_mean(name: str, candidates: Iterable[str], otherwise: str | None = N
 
 
 def unknown(kind: str, name: str, candidates: Iterable[str], *, otherwise: str | None = None) -> NotFoundError:
-    """A `NotFoundError` for `name` that names the nearest candidate, or lists the few there are."""
+    """Return a `NotFoundError` for `name` that names the nearest candidate, or lists the few there are."""
     names = sorted(candidates)
     if names:
         hint = did_you_mean(name, names, f"Known: {', '.join(names[:20])}{' …' if len(names) > 20 else ''}.")

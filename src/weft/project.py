@@ -62,7 +62,7 @@ class Project:
         return self._root or Path.cwd()
 
     def elsewhere(self) -> str | None:
-        """Where the settings are if not here but in a folder above: a hint for a person in the wrong one."""
+        """Return where the settings are if not here but in a folder above: a hint for a person in the wrong one."""
         if not settings.project_file(self.root).exists():
             for folder in self.root.absolute().parents:
                 if settings.project_file(folder).exists():
@@ -91,7 +91,7 @@ class Project:
         return connection
 
     def connection(self, name: str | Connection | None = None) -> Connection:
-        """The connection that `name` leads to (`default` when none is given); a connection stands for itself.
+        """Return the connection that `name` leads to (`default` when none is given); a connection stands for itself.
 
         The first of these wins: `WEFT_DSN_<NAME>`, `WEFT_DSN` (for `default`), `weft.toml` in the project's folder,
         `~/.weft/connections.toml`, what was registered in code, and for `default` SQLite at `.weft/weft.db`.
@@ -112,11 +112,11 @@ class Project:
         raise unknown("connection", name, self._names(), otherwise=how)
 
     def for_tables(self, connection: Connection) -> Connection:
-        """The connection by which tables are reached; a project for tests may have another one for that."""
+        """Return the connection by which tables are reached; a project for tests may have another one for that."""
         return connection
 
     def where(self, name: str) -> ConnectionInfo:
-        """Where `name` leads, which source says so, and which sources that one shadows."""
+        """Return where `name` leads, which source says so, and which sources that one shadows."""
         definitions = list(self._definitions(name))
         if not definitions:
             self.connection(name)  # raises, naming the nearest
@@ -129,11 +129,11 @@ class Project:
         return ConnectionInfo(name, connection.kind, connection.target, source, shadows)
 
     def describe_connections(self) -> list[ConnectionInfo]:
-        """Every name that leads to a connection."""
+        """Return every name that leads to a connection."""
         return [self.where(name) for name in self._names()]
 
     def _definitions(self, name: str) -> Iterator[tuple[str, Callable[[], Connection]]]:
-        """Each source that defines `name`, the one that wins first."""
+        """Yield each source that defines `name`, the one that wins first."""
 
         def built(fields: Mapping[str, Any], where: str) -> Callable[[], Connection]:
             return lambda: build_connection(name, fields, where)
@@ -192,7 +192,7 @@ class Project:
 
 
 def _variables(name: str) -> tuple[str, ...]:
-    """The environment variables that define `name`, the one that wins first."""
+    """Return the environment variables that define `name`, the one that wins first."""
     own = f"{_ENVIRONMENT}_{re.sub(r'[^A-Za-z0-9]', '_', name).upper()}"
     return (own, _ENVIRONMENT) if name == DEFAULT else (own,)
 
@@ -207,7 +207,7 @@ def check_name(name: str) -> None:
 
 
 def build_connection(name: str | None, fields: Mapping[str, Any], where: str) -> Connection:
-    """A connection from loose fields: `kind` picks its class, or the scheme of `url` where there is no kind."""
+    """Return a connection from loose fields: `kind` picks its class, or the scheme of `url` where there is no kind."""
     values = dict(fields)
     kind, url = values.pop("kind", None), values.get("url")
     try:
@@ -289,7 +289,7 @@ def _user_frames(error: BaseException) -> list[traceback.FrameSummary]:
 
 
 def short_path(file: str) -> str:
-    """A file as a person here would name it."""
+    """Return a file as a person here would name it."""
     relative = os.path.relpath(file)
     return file if relative.startswith("..") else relative
 
@@ -298,7 +298,7 @@ _active = Project()
 
 
 def current() -> Project:
-    """The project in use."""
+    """Return the project in use."""
     return _active
 
 
@@ -322,17 +322,17 @@ def register_connection(connection: Connection, *, replace: bool = False) -> Con
 
 
 def get_connection(name: str) -> Connection:
-    """The connection that `name` leads to, through environment, files and code."""
+    """Return the connection that `name` leads to, through environment, files and code."""
     return current().connection(name)
 
 
 def registered_connections() -> dict[str, Connection]:
-    """What was registered in code, by name."""
+    """Return what was registered in code, by name."""
     return dict(current().connections)
 
 
 def connect(url: str | None = None, *, name: str | None = None, kind: str | None = None, **fields: Any) -> Connection:
-    """A connection from a URL, or from a kind and its fields; registered when it has a name."""
+    """Return a connection from a URL, or from a kind and its fields; registered when it has a name."""
     values = {key: value for key, value in {"url": url, "kind": kind, **fields}.items() if value is not None}
     connection = build_connection(name, values, "connect(…)")
     return connection if name is None else register_connection(connection)

@@ -30,17 +30,17 @@ _USER_KEYS = ("connections",)
 
 
 def project_file(folder: Path) -> Path:
-    """Where the settings of the project in `folder` are kept."""
+    """Return where the settings of the project in `folder` are kept."""
     return folder / PROJECT_FILE
 
 
 def user_file() -> Path:
-    """Where the user's own connections are kept."""
+    """Return where the user's own connections are kept."""
     return Path(USER_FILE).expanduser()
 
 
 def read_project_file(folder: Path) -> dict[str, Any]:
-    """The contents of `weft.toml` in `folder`; empty when there is none."""
+    """Return the contents of `weft.toml` in `folder`; empty when there is none."""
     settings = _read(project_file(folder), PROJECT_FILE, _PROJECT_KEYS)
     modules = settings.get("modules", [])
     if not isinstance(modules, list) or not all(isinstance(module, str) for module in modules):
@@ -58,7 +58,7 @@ def read_project_file(folder: Path) -> dict[str, Any]:
 
 
 def read_user_file() -> dict[str, Any]:
-    """The contents of `~/.weft/connections.toml`; empty when there is none."""
+    """Return the contents of `~/.weft/connections.toml`; empty when there is none."""
     return _read(user_file(), USER_FILE, _USER_KEYS)
 
 
@@ -197,7 +197,7 @@ def _without_connection(text: str, name: str) -> str:
 
 
 def _table(lines: list[str], name: str) -> tuple[int | None, int]:
-    """The line of the connection's header, and the one after its table."""
+    """Return the line of the connection's header, and the one after its table."""
     headers = [index for index, line in enumerate(lines) if line.lstrip().startswith("[")]
     start = next((index for index in headers if _header_is(lines[index], name)), None)
     return start, next((index for index in headers if start is not None and index > start), len(lines))
@@ -240,7 +240,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def has_references(text: str) -> bool:
-    """Whether `text` holds a `${VAR}` (or the start of one) that is substituted at use."""
+    """Return whether `text` holds a `${VAR}` (or the start of one) that is substituted at use."""
     return any(not match[1] for match in _REFERENCE.finditer(text))
 
 
@@ -288,7 +288,7 @@ _KEYWORD = re.compile(r"(\w+)\s*=\s*('(?:[^'\\]|\\.)*'|\S+)")
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a field or parameter of this name usually carries a secret."""
+    """Return whether a field or parameter of this name usually carries a secret."""
     return _SECRET_NAME.search(name) is not None
 
 
@@ -308,7 +308,7 @@ def redact_url(url: str, *, keep_references: bool = True) -> str:
 
 
 def url_secrets(url: str) -> set[str]:
-    """The secret values in `url`, each as it is written and percent-decoded.
+    """Return the secret values in `url`, each as it is written and percent-decoded.
 
     A driver that reads an unescaped password differently may quote only a part of it, so parts count as well: short
     ones where they are quoted, and what is left of the password together with the host.

@@ -48,7 +48,7 @@ class Clock:
         return self._now.timestamp()
 
     def now(self) -> datetime:
-        """The time, in UTC."""
+        """Return the time, in UTC."""
         return self._now
 
     def move(self, by: float | timedelta = 0, /, **units: float) -> datetime:
@@ -82,7 +82,7 @@ class MemoryProject(Project):
         return super().connection(name)
 
     def for_tables(self, connection: Connection) -> Connection:
-        """A file for what is in memory that one connection alone sees: a load opens several."""
+        """Return a file for what is in memory that one connection alone sees: a load opens several."""
         if not connection.is_private_memory:
             return connection
         if self._folder is None:
@@ -98,7 +98,7 @@ class MemoryProject(Project):
             self._folder.cleanup()
 
     def events(self, stream: str | Stream) -> list[dict[str, Any]]:
-        """Everything that a stream holds, in order, as `consume` would give it."""
+        """Return everything that a stream holds, in order, as `consume` would give it."""
         log = open_stream(stream).log
         return to_dicts(log.read(0, log.head(), log.count()))
 
@@ -123,7 +123,7 @@ def _declared_connections(project: Project) -> Iterator[str | Connection | None]
 
 @contextmanager
 def project() -> Iterator[MemoryProject]:
-    """A fresh project in memory, in use until the block ends; also the body of a fixture.
+    """Yield a fresh project in memory, in use until the block ends; also the body of a fixture.
 
         @pytest.fixture(autouse=True)
         def project():
@@ -192,7 +192,7 @@ def table_rows(
 
 
 def _place(value: Any) -> tuple[int, Any]:
-    """Where a value comes among those of its column. Those that cannot be compared are ordered as texts."""
+    """Return where a value comes among those of its column. Those that cannot be compared are ordered as texts."""
     if value is None:
         return 2, ""
     if value != value:  # a float that is not a number, which is neither less nor more than any other

@@ -64,7 +64,7 @@ def _sweep() -> None:
 
 @contextmanager
 def _in_place_of(path: Path) -> Iterator[Path]:
-    """A file to write that becomes `path` in one step when it is whole."""
+    """Yield a file to write that becomes `path` in one step when it is whole."""
     unfinished = path.with_name(f"unfinished-{os.getpid()}-{path.name}")
     try:
         yield unfinished

@@ -23,12 +23,12 @@ _TRAINING = 1
 
 
 def archives_folder() -> Path:
-    """Where the archives are. Each may be removed at any time: it is made again."""
+    """Return the folder of the archives. Each may be removed at any time: it is made again."""
     return cache_folder() / "archives"
 
 
 def archive_flags(java: Java) -> list[str]:
-    """The flags with which Java uses the archive that fits it, none where there is none."""
+    """Return the flags with which Java uses the archive that fits it, none where there is none."""
     base, archive = archive_files(java)
     if not archive.exists() or not (base is None or base.exists()):
         return []

@@ -49,12 +49,12 @@ class SparkSettings:
 
 
 def is_local(master: str) -> bool:
-    """Whether that master is this process's own JVM."""
+    """Return whether that master is this process's own JVM."""
     return master == "local" or master.startswith("local[")
 
 
 def read_settings(root: Path) -> SparkSettings:
-    """What `[spark]` in the project's weft.toml and the environment say."""
+    """Return what `[spark]` in the project's weft.toml and the environment say."""
     table = read_project_file(root).get("spark", {})
     if not isinstance(table, dict):
         raise SettingsError(f"{PROJECT_FILE}: spark must be a table.", hint='Write [spark] and master = "…" below.')
@@ -106,7 +106,7 @@ def session_conf(settings: SparkSettings) -> dict[str, str]:
 
 
 def local_cores(master: str) -> int:
-    """How many threads `local[…]` means."""
+    """Return how many threads `local[…]` means."""
     inside = master[len("local[") : -1].partition(",")[0] if master.startswith("local[") else "1"
     if inside == "*":
         return len(os.sched_getaffinity(0))
@@ -119,7 +119,7 @@ def local_cores(master: str) -> int:
 
 
 def masters(master: str) -> list[tuple[str, int]]:
-    """Hosts and ports of `spark://host:port,host:port`; none for a master of another kind."""
+    """Return hosts and ports of `spark://host:port,host:port`; none for a master of another kind."""
     if not master.startswith("spark://"):
         return []
     addresses = [each.rpartition(":") for each in master.removeprefix("spark://").split(",")]
@@ -177,7 +177,7 @@ def _jars(files: object, root: Path) -> tuple[Path | str, ...]:
 
 
 def existing_jar(path: Path) -> Path:
-    """The file, if it is there: Spark itself only logs that it is not."""
+    """Return the file, if it is there: Spark itself only logs that it is not."""
     path = path.absolute()
     if not path.is_file():
         raise SettingsError(f"The jar {path} is not there.", hint=f"Correct jars in {PROJECT_FILE}, or the argument.")

@@ -35,7 +35,7 @@ _NOTE = "weft.delta.extensions"
 
 
 def ready(spark: Any, *connections: Connection) -> Any:
-    """A session like this one that can use these connections: the same one, unless Delta must be put into it."""
+    """Return a session like this one that can use these connections: the same one, unless Delta must be put into it."""
     return with_jars(spark, {name for connection in connections for name in system_for(connection.kind).jars})
 
 
@@ -61,7 +61,7 @@ def add(spark: Any, capability: str) -> None:
 
 
 def with_delta(spark: Any) -> Any:
-    """The session, or a copy of it, with Delta's statements and its catalog."""
+    """Return the session, or a copy of it, with Delta's statements and its catalog."""
     from pyspark.sql import SparkSession
 
     if spark.conf.get(_CATALOG, None) == _DELTA_CATALOG:

@@ -42,7 +42,7 @@ def condition(pushed: Any, reader: SqlReader) -> str | None:
 
 
 def _literal(value: object, field: pa.Field, tables: SqlTables) -> str | None:
-    """A literal, for the types whose values the database compares as Spark does.
+    """Return a literal, for the types whose values the database compares as Spark does.
 
     Not texts: they are compared by collations, which may ignore case or trailing spaces.
     """

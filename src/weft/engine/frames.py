@@ -30,7 +30,7 @@ def read(
     partitions: int = 1,
     partition_by: str | None = None,
 ) -> DataFrame:
-    """A Spark DataFrame of what a load would read: SQL (run by `source`), a stream, a path, a frame, rows.
+    """Return a Spark DataFrame of what a load would read: SQL (run by `source`), a stream, a path, a frame, rows.
 
     `columns` are the ones to read. With `partitions` the tasks read that many parts at once, where the source can show
     them all one moment: streams by their offsets, PostgreSQL by ranges of the column `partition_by`.
@@ -120,7 +120,7 @@ def from_memory(spark: Any, rows: inputs.Memory) -> Any:
 
 
 def transformed(frame: Any, sql: str) -> Any:
-    """The result of Spark SQL over the table `source`."""
+    """Return the result of Spark SQL over the table `source`."""
     from pyspark.errors import AnalysisException
 
     with outcome.explained("understand transform_sql"):

@@ -36,17 +36,17 @@ class Increment:
 
 
 def has_watermark(sql: str, dialect: str) -> bool:
-    """Whether a query says `$watermark`."""
+    """Return whether a query has `$watermark`."""
     return tokens.has(sql, _MARK, dialect)
 
 
 def bind(sql: str, value: str, dialect: str) -> str:
-    """The query with a literal for each `$watermark`, but not for one in a text or a comment."""
+    """Return the query with a literal for each `$watermark`, but not for one in a text or a comment."""
     return tokens.replaced(sql, _MARK, value, dialect)
 
 
 def watermark_column(sql: str, dialect: str) -> str:
-    """The column that a query compares with `$watermark`."""
+    """Return the column that a query compares with `$watermark`."""
     import sqlglot
     from sqlglot import expressions as exp
 
@@ -72,7 +72,7 @@ def watermark_column(sql: str, dialect: str) -> str:
 def of_query(
     tables: SqlTables, sql: str, column: str, last: Watermark | None, lookback: Any, *, count_late: bool = True
 ) -> Increment:
-    """The rows of a query that are new since `last`.
+    """Return the rows of a query that are new since `last`.
 
     `count_late` looks at all rows of the query, those that are not new too; else the query may find the new ones by an
     index.

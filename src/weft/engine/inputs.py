@@ -76,7 +76,7 @@ Input = Sql | Files | Events | Frame | Memory | Readable
 
 
 def understand(data: object, *, has_source: bool) -> Input:
-    """What `data` is. With a `source=` connection a text is a query or a path there."""
+    """Return what `data` is. With a `source=` connection a text is a query or a path there."""
     if isinstance(data, Stream):
         return Events(data)
     if isinstance(data, os.PathLike):
@@ -147,7 +147,7 @@ def _of_batches(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Memory:
 
 
 def _of_iterator(pieces: Iterator[Any]) -> Memory:
-    """An iterator of frames, tables, batches or dicts, of which only some are in memory at once."""
+    """Return the rows of an iterator of frames, tables, batches or dicts, of which only some are in memory at once."""
     first = next(pieces, None)
     if first is None:
         return Memory(pa.schema([]), [])
@@ -171,7 +171,7 @@ def _of_iterator(pieces: Iterator[Any]) -> Memory:
 
 
 def _of_rows(rows: Iterator[dict[str, Any]]) -> Memory:
-    """Dicts one by one: the first few thousand say what the columns are."""
+    """Return the rows of an iterator of dicts: the first few thousand decide the columns."""
     head = rows_to_table(list(itertools.islice(rows, BATCH_ROWS)))
     schema = canonical_schema(head.schema)
 

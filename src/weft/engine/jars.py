@@ -68,7 +68,7 @@ class Jar:
             return False
 
     def is_intact(self, folder: Path) -> bool:
-        """Whether the file is there and has the bytes that the lock names."""
+        """Return whether the file is there and has the bytes that the lock names."""
         return self.is_in(folder) and _sha256(folder / self.file) == self.sha256
 
 
@@ -82,27 +82,27 @@ def cache_folder() -> Path:
 
 
 def jars_folder() -> Path:
-    """Where the jars are: a copy of this folder is all that a machine without a network needs."""
+    """Return the folder of the jars: a copy of this folder is all that a machine without a network needs."""
     return cache_folder() / "jars"
 
 
 @cache
 def capabilities() -> tuple[str, ...]:
-    """What there are locks for."""
+    """Return the names of the sets of jars that have a lock."""
     names = (each.name for each in (files("weft.engine") / "locks").iterdir())
     return tuple(sorted(name.removesuffix(".lock") for name in names if name.endswith(".lock")))
 
 
 @cache
 def locked(capability: str) -> tuple[Jar, ...]:
-    """The artifacts of one capability."""
+    """Return the artifacts of one capability."""
     if capability not in capabilities():
         raise unknown("set of jars", capability, capabilities())
     return read_lock((files("weft.engine") / "locks" / f"{capability}.lock").read_text(encoding="utf-8"))
 
 
 def read_lock(text: str) -> tuple[Jar, ...]:
-    """The artifacts that a lock names, one a line."""
+    """Return the artifacts that a lock names, one a line."""
     jars = []
     for line in text.splitlines():
         if line and not line.startswith("#"):
@@ -141,7 +141,7 @@ def fetch(capability: str, *, lock: tuple[Jar, ...] | None = None, progress: Pro
 
 
 def damaged(capability: str) -> list[tuple[Jar, str]]:
-    """What is wrong with the cached files of a capability, each "missing" or "changed"."""
+    """Return what is wrong with the cached files of a capability, each "missing" or "changed"."""
     folder = jars_folder()
     return [
         (jar, "changed" if (folder / jar.file).exists() else "missing")
@@ -201,7 +201,7 @@ def _ivy(capability: str, work: Path, options: list[str], wanted: int, progress:
 
 
 def _reason(lines: Iterable[str]) -> str:
-    """What Ivy says went wrong, in one line, without the addresses of repositories: they may hold a password."""
+    """Return what Ivy says went wrong, in one line, without the addresses of repositories: they may hold a password."""
     lines = [line for line in lines if line]
     for line in lines:
         if error := re.search(r"\(([\w.]*(?:Exception|Error)): (.*)\)$", line):

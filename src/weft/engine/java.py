@@ -34,7 +34,7 @@ class Java:
 
 
 def find_java() -> Java:
-    """The Java of `JAVA_HOME`, else the one that comes with `weft[spark]`.
+    """Return the Java of `JAVA_HOME`, else the one that comes with `weft[spark]`.
 
     A Java on the PATH is not taken: people have it for something else, and it is too old more often than not.
     """
@@ -73,7 +73,7 @@ def _packaged() -> Java:
 
 
 def _at(home: Path) -> Java | None:
-    """The Java in that folder. Its `release` file is read where there is one: starting Java takes longer."""
+    """Return the Java in that folder. Its `release` file is read where there is one: starting Java takes longer."""
     if not os.access(home / "bin" / "java", os.X_OK):
         return None
     try:

@@ -105,7 +105,7 @@ class Jvm:
 
 
 def spark_home() -> Path:
-    """The folder of the installed pyspark, which holds Spark's own jars."""
+    """Return the folder of the installed pyspark, which holds Spark's own jars."""
     spec = find_spec("pyspark")
     if spec is None or spec.origin is None:
         raise MissingExtraError("Spark is not installed: there is no package pyspark.", hint=installing("spark"))
@@ -199,7 +199,7 @@ def _end(process: subprocess.Popen[bytes], patience: float = _GOODBYE) -> None:
 
 
 def environment(base: Mapping[str, str], **more: str) -> dict[str, str]:
-    """What a JVM of Spark's finds in its environment."""
+    """Return what a JVM of Spark's finds in its environment."""
     # An installed Spark's home would put its pyspark, of whatever version, before the workers' own.
     left_out = {"SPARK_HOME", "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"}
     env = {name: value for name, value in base.items() if name not in left_out}
@@ -211,12 +211,12 @@ def environment(base: Mapping[str, str], **more: str) -> dict[str, str]:
 
 
 def _python_path() -> str:
-    """Where the workers of this machine find modules: where this process does, also those next to a script."""
+    """Return where the workers of this machine find modules: where this process does, also those next to a script."""
     return os.pathsep.join(path or os.getcwd() for path in sys.path)
 
 
 def class_path(home: Path, conf: Mapping[str, str]) -> str:
-    """Spark's jars between what the user puts before them and the folders with the settings of Hadoop."""
+    """Return Spark's jars between what the user puts before them and the folders with the settings of Hadoop."""
     before = conf.get("spark.driver.extraClassPath")
     after = (os.environ.get(name) for name in ("SPARK_CONF_DIR", "HADOOP_CONF_DIR", "YARN_CONF_DIR"))
     return ":".join(filter(None, [before, f"{home}/jars/*", *after]))
@@ -233,7 +233,7 @@ def _conf_flags(conf: Mapping[str, str]) -> list[str]:
 
 
 def _java_size(text: str) -> str:
-    """Spark's "4g", "4gb" or "4096" (mebibytes) as Java wants it."""
+    """Return Spark's "4g", "4gb" or "4096" (mebibytes) as Java wants it."""
     number = text.strip().lower().removesuffix("b")
     return f"{number}m" if number.isdigit() else number
 

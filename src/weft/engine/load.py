@@ -204,7 +204,7 @@ class Job:
         return frame, frame_projection.schema_of(frame)
 
     def _copied(self, reader: RowReader, tables: SqlTables) -> Counts:
-        """One task that reads and writes: no row crosses the JVM."""
+        """Read and write in one task: no row crosses the JVM."""
         from weft.engine import session, tasks
         from weft.engine.progress import progress
 
@@ -221,7 +221,7 @@ class Job:
         return outcome.unpack(result)  # type: ignore[no-any-return]
 
     def _written(self, frame: Any, schema: pa.Schema, tables: SqlTables, unpack: tasks.Unpack | None = None) -> Counts:
-        """A query of Spark's, whose rows become one transaction of the target's."""
+        """Write the rows of a DataFrame in one transaction of the target."""
         from weft.engine import session, tasks
         from weft.engine.progress import progress
 
@@ -234,7 +234,7 @@ class Job:
             return tasks.write_frame(frame, tables, self.load, schema, counter, unpack)
 
     def _staged(self, frame: Any, schema: pa.Schema, tables: SqlTables, unpack: tasks.Unpack | None) -> Counts:
-        """Each task writes its rows into a staging table; the driver moves those of the attempts that count."""
+        """Let each task write its rows into a staging table, and move the rows of the attempts that count."""
         from weft.engine import tasks
 
         with staging.staging_table(tables, schema) as table:

@@ -27,7 +27,7 @@ class Counter:
         self.path = path
 
     def counted(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The same batches, counted as they go by."""
+        """Yield the same batches, counted as they go by."""
         rows = 0
         for batch in batches:
             rows += batch.num_rows
@@ -38,7 +38,7 @@ class Counter:
             yield batch
 
     def rows(self) -> int:
-        """What was counted so far."""
+        """Return what was counted so far."""
         with suppress(OSError), open(self.path, "rb") as file:
             return int(struct.unpack("<q", file.read(8))[0])
         return 0

@@ -60,7 +60,7 @@ class TableProjection:
                 yield Expectation("length", (column.name,), (length,), reaction=reaction)
 
     def runs_in(self, dialect: str) -> bool:
-        """Whether a database can apply all normalizers itself; else Spark does."""
+        """Return whether a database can apply all normalizers itself; else Spark does."""
         if not any(column.normalizers for column in self.target.table.columns):
             return True
         from weft.normalize import supports

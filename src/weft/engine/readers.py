@@ -39,10 +39,10 @@ class RowReader(Protocol):
         """Whether only this machine can read it."""
 
     def parts(self, wanted: int) -> tuple[list[Any], Any]:
-        """Up to `wanted` parts, of one moment, and what must stay open (it has `close`) while they are read."""
+        """Return up to `wanted` parts, of one moment, and what must stay open (it has `close`) while they are read."""
 
     def read(self, part: Any, conditions: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
-        """The rows of a part that meet the conditions, in the source's own words; in batches of the schema."""
+        """Yield the rows of a part that meet the conditions, in the source's own words; in batches of the schema."""
 
     def close(self) -> None:
         """Close what this process opened to describe the rows. Tasks open their own."""
@@ -63,13 +63,13 @@ class SqlReader:
         return self.tables.one_host
 
     def parts(self, wanted: int) -> tuple[list[Any], Any]:
-        """Ranges of the `partition_by` column in one snapshot, where the database has them."""
+        """Return ranges of the `partition_by` column in one snapshot, where the database has them."""
         if wanted > 1 and self.partition_by is not None:
             return self.tables.slices(self.sql, wanted, self.partition_by)
         return [Slice(self.sql)], None
 
     def read(self, part: Any, conditions: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
-        """The rows of a part."""
+        """Yield the rows of a part."""
         if conditions:
             wanted = " AND ".join(f"({each})" for each in conditions)
             part = replace(part, sql=f"SELECT * FROM {subquery(part.sql)} AS q WHERE {wanted}")
@@ -80,7 +80,7 @@ class SqlReader:
         self.tables.close()
 
     def selecting(self, columns: Sequence[str]) -> SqlReader:
-        """The same rows with these columns alone."""
+        """Return the same rows with these columns alone."""
         listed = ", ".join(self.tables.quote(name) for name in columns)
         schema = pa.schema([self.schema.field(name) for name in columns])
         return SqlReader(self.tables, f"SELECT {listed} FROM {subquery(self.sql)} AS q", schema, self.partition_by)
@@ -111,13 +111,13 @@ class StreamReader:
         return pa.schema([_field(name, kind) for name, kind in self.types])
 
     def parts(self, wanted: int) -> tuple[list[Any], Any]:
-        """Ranges of about the same length."""
+        """Return ranges of about the same length."""
         length = max(_EVENTS_A_PART, -(-(self.upto - self.after) // max(wanted, 1)))
         starts = range(self.after, max(self.upto, self.after + 1), length)
         return [(start, min(start + length, self.upto)) for start in starts], None
 
     def read(self, part: Any, conditions: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
-        """The events of a range, all that it held when the range was made."""
+        """Yield the events of a range, all that it held when the range was made."""
         assert not conditions, "a log takes no conditions"
         return prefetch(lambda: self._read(*part))
 
@@ -132,7 +132,7 @@ class StreamReader:
             store.close()
 
     def read_from(self, log: Log, reached: int, upto: int) -> Iterator[pa.RecordBatch]:
-        """The events of a range, of a stream that is open."""
+        """Yield the events of a range, of a stream that is open."""
         schema = self.schema
         for batch in log.read_arrow(reached, upto, schema.names):
             offsets = batch.column(schema.names.index(ROWID))
@@ -217,7 +217,7 @@ def open_tables(connection: Connection) -> SqlTables:
 
 
 def opened_tables(connection: Connection) -> closing[SqlTables]:
-    """The same for a block, at whose end they are closed."""
+    """Open the tables of a connection for a block, and close them at its end."""
     return closing(open_tables(connection))
 
 

@@ -109,7 +109,7 @@ class PipelineRun:
 
 
 def plan_load(pipeline: Pipeline, target: PipelineTarget, key: str, moment: datetime) -> Load:
-    """The load of one target in one run."""
+    """Return the load of one target in one run."""
     load = target.plan(pipeline=pipeline.name, commit_key=f"{key} {target.name}", moment=moment)
     checks = []
     for each in target.expectations:
@@ -193,7 +193,7 @@ def _watermark_of_files(connection: Connection, load: Load, target: PipelineTarg
 
 
 def source_of(pipeline: Pipeline, target: PipelineTarget) -> str | Connection | None:
-    """Where the SQL of a pipeline runs: on its source, or where it has none on the target itself."""
+    """Return where the SQL of a pipeline runs: on its source, or where it has none on the target itself."""
     return pipeline.source_connection if pipeline.source_connection is not None else target.connection
 
 
@@ -248,7 +248,7 @@ def _await(coroutine: Any) -> object:
 
 
 def _wants(function: Callable[..., Any]) -> int:
-    """How many connections a step takes: one where it has a place for it."""
+    """Return how many connections a step takes: one where it has a parameter for it."""
     places = (
         inspect.Parameter.POSITIONAL_ONLY,
         inspect.Parameter.POSITIONAL_OR_KEYWORD,
@@ -261,7 +261,7 @@ def _wants(function: Callable[..., Any]) -> int:
 
 
 def _transformed(sql: str, pipeline: Pipeline, tables: SqlTables) -> str:
-    """The query with what `transforms_pre` asks for around it, in their order."""
+    """Return the query with what `transforms_pre` asks for around it, in their order."""
     for each in pipeline.transforms_pre:
         if isinstance(each, FilterWhere):
             sql = f"SELECT * FROM {subquery(sql)} AS q WHERE ({each.condition}\n)"

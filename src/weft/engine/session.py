@@ -52,7 +52,7 @@ class _Running:
     gateway: Any
 
     def is_alive(self) -> bool:
-        """Whether it can be used: its context is not stopped, and its JVM has not died."""
+        """Return whether it can be used: its context is not stopped, and its JVM has not died."""
         from pyspark import SparkContext
 
         return SparkContext._active_spark_context is self.context and self.jvm.process.poll() is None
@@ -64,7 +64,7 @@ _at_stop: list[Callable[[], object]] = []
 
 
 def spark(*, jars: Iterable[str | os.PathLike[str]] = ()) -> SparkSession:
-    """The process's Spark session, started if there is none.
+    """Return the process's Spark session, started if there is none.
 
     `jars` are files that it must have on its class path. The session stays the same when another project comes into
     use: a process has one.
@@ -89,7 +89,7 @@ def spark(*, jars: Iterable[str | os.PathLike[str]] = ()) -> SparkSession:
 
 
 def running() -> SparkSession | None:
-    """The session in use, ours or the caller's own, if there is one."""
+    """Return the session in use, ours or the caller's own, if there is one."""
     ours = _running
     if ours is not None and ours.is_alive():
         return ours.session
@@ -131,7 +131,7 @@ def require_jars(session: SparkSession, jars: Iterable[Path]) -> None:
 
 
 def is_local() -> bool:
-    """Whether Spark runs on this machine alone, so that its tasks see the files that this process sees."""
+    """Return whether Spark runs on this machine alone, so that its tasks see the files that this process sees."""
     session = running()
     if session is not None:
         return config.is_local(session.sparkContext.master or "")
@@ -265,7 +265,7 @@ def _adopt(session: SparkSession) -> None:
 
 
 def connect(machine: jvm.Jvm, conf: Mapping[str, str]) -> tuple[SparkSession, Any]:
-    """The session in a JVM, and the gateway to it."""
+    """Return the session in a JVM, and the gateway to it."""
     try:
         from pyspark import SparkContext
         from pyspark.java_gateway import launch_gateway

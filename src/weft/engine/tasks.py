@@ -94,12 +94,12 @@ def write_frame(
 
 
 def unpacking(unpack: Unpack | None, work: Work) -> Work:
-    """The work over rows that are packed, where there is something to unpack them."""
+    """Return work that unpacks its rows first, where `unpack` is given."""
     return work if unpack is None else lambda batches: work(unpack(batches))
 
 
 def stage(tables: SqlTables, table: str, schema: pa.Schema) -> Work:
-    """A function for `mapInArrow` over many partitions: each attempt puts its rows into the staging table.
+    """Return a function for `mapInArrow` over many partitions: each attempt puts its rows into the staging table.
 
     Spark hands the driver one result a partition, of the attempt that counts; what the others wrote is never moved.
     """

@@ -103,7 +103,7 @@ class PipelineTarget:
         return self.table.full_name
 
     def plan(self, *, pipeline: str, commit_key: str | None, moment: datetime | None = None) -> Load:
-        """The load into this target, under a run's key."""
+        """Return the load into this target, under a run's key."""
         return Load.declare(
             target=(self.table.schema, self.table.name),
             commit_key=commit_key,
@@ -385,7 +385,7 @@ def refuse_with_watermark(pipeline: Pipeline, target: PipelineTarget) -> None:
 
 
 def find(name: str, project: Project | None = None) -> Pipeline:
-    """A declared pipeline by its name."""
+    """Return a declared pipeline by its name."""
     project = project or current()
     known = project.pipelines
     if name not in known:
@@ -396,7 +396,7 @@ def find(name: str, project: Project | None = None) -> Pipeline:
 
 
 def load_mode(target: PipelineTarget) -> str:
-    """How a target is written: `scd1` is `merge`."""
+    """Return how a target is written: `scd1` is `merge`."""
     mode = str(target.options.get("mode", "append"))
     return "merge" if mode == "scd1" else mode
 

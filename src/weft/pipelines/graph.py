@@ -41,7 +41,7 @@ def refuse_unknown(pipelines: Mapping[str, Pipeline]) -> None:
 
 
 def in_order(pipelines: Mapping[str, Pipeline]) -> list[Pipeline]:
-    """All of them, each after those that it waits for, otherwise in the order in which they were declared."""
+    """Return all of them, each after those that it waits for, otherwise in the order in which they were declared."""
     ordered: dict[str, Pipeline] = {}
     for start in pipelines:
         waiting = [start]

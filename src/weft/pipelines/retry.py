@@ -63,7 +63,7 @@ class Retry:
         return cls(attempts, backoff, base, _seconds(options, "backoff_factor", cls.factor, least=1.0), max(cap, base))
 
     def delay(self, attempt: int) -> float:
-        """The seconds from the failure of an attempt (1 is the first) to the next one."""
+        """Return the seconds from the failure of an attempt (1 is the first) to the next one."""
         try:
             factor = {"fixed": 1.0, "linear": float(attempt)}.get(self.backoff) or self.factor ** (attempt - 1)
         except OverflowError:

@@ -49,7 +49,7 @@ class _Field:
         return f"{self.first} to {self.last}{named}"
 
     def parse(self, text: str) -> frozenset[int]:
-        """The numbers that a field stands for."""
+        """Return the numbers that a field stands for."""
         return frozenset(number for term in text.split(",") for number in self._term(term, text))
 
     def _term(self, term: str, text: str) -> range:
@@ -117,7 +117,7 @@ class Schedule:
             )
 
     def latest(self, now: datetime) -> datetime:
-        """The last slot at or before `now`, in UTC."""
+        """Return the last slot at or before `now`, in UTC."""
         moment = _aware(now)
         # From tomorrow: where a clock is put back over midnight, tomorrow has begun once already.
         for day in self._days(moment.astimezone(self._zone).date() + _DAY, -1):
@@ -128,7 +128,7 @@ class Schedule:
         raise DeclarationError(f"The schedule {self.cron!r} has no slot before {moment.isoformat()}.")
 
     def next(self, now: datetime) -> datetime:
-        """The first slot after `now`, in UTC."""
+        """Return the first slot after `now`, in UTC."""
         moment = _aware(now)
         for day in self._days(moment.astimezone(self._zone).date() - _DAY, 1):
             if (slot := self._slot(day, moment, 0)) is not None:
@@ -174,7 +174,7 @@ class Schedule:
         return (of_month and of_week) if self._both_days else (of_month or of_week)
 
     def _days(self, start: date, step: int) -> Iterator[date]:
-        """The days that match, from one on, forwards or backwards."""
+        """Yield the days that match, from one on, forwards or backwards."""
         day, months = start, self._sets[3]
         while abs(day.year - start.year) <= _YEARS:
             if day.month not in months:
@@ -228,7 +228,7 @@ def _aware(now: datetime) -> datetime:
 # Schedules share these: all of a project ask about the same few days.
 @lru_cache(maxsize=4096)
 def _plain_midnight(zone: ZoneInfo, day: date) -> datetime | None:
-    """When a day begins, if no clock is changed on it or next to it."""
+    """Return when a day begins, if no clock is changed on it or next to it."""
     midnight = datetime.combine(day, time())
     offset = zone.utcoffset(midnight) or timedelta()
     if any(zone.utcoffset(midnight + timedelta(hours=hours)) != offset for hours in (-24, 12, 48)):
@@ -238,7 +238,7 @@ def _plain_midnight(zone: ZoneInfo, day: date) -> datetime | None:
 
 @lru_cache(maxsize=4096)
 def _slots(zone: ZoneInfo, day: date, times: tuple[int, ...], is_even: bool) -> list[datetime]:
-    """The moments of a day's times, where clocks are changed."""
+    """Return the moments of a day's times, where clocks are changed."""
     slots = set()
     for minutes in times:
         wall = datetime.combine(day, time(minutes // 60, minutes % 60))
@@ -252,7 +252,7 @@ def _slots(zone: ZoneInfo, day: date, times: tuple[int, ...], is_even: bool) -> 
 
 
 def _jump(zone: ZoneInfo, before: datetime, after: datetime) -> datetime:
-    """The second between two moments at which the clock is put forward."""
+    """Return the second between two moments at which the clock is put forward."""
     seconds = range(int((after - before).total_seconds()) + 1)
     offset = after.astimezone(zone).utcoffset()
     return before + timedelta(

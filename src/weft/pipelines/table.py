@@ -227,7 +227,7 @@ def _columns(cls: type, where: str) -> tuple[tuple[TableColumn, ...], tuple[str,
 
 
 def _read_hint(hint: Any) -> tuple[Any, bool, list[Any]]:
-    """The type, whether it may be null, and what `Annotated` adds, in either order of nesting."""
+    """Return the type, whether it may be null, and what `Annotated` adds, in either order of nesting."""
     marks: list[Any] = []
     nullable = False
     while True:

@@ -28,19 +28,19 @@ class Folder(ABC):
 
     @abstractmethod
     def files_in(self, path: str) -> dict[str, int]:
-        """The names and sizes of the files directly in a folder; nothing where it is not there."""
+        """Return the names and sizes of the files directly in a folder; nothing where it is not there."""
 
     @abstractmethod
     def folders_in(self, path: str) -> list[str]:
-        """The names of the folders directly in a folder."""
+        """Return the names of the folders directly in a folder."""
 
     @abstractmethod
     def read(self, path: str) -> bytes | None:
-        """A file's contents, or `None` where there is none."""
+        """Return a file's contents, or `None` where there is none."""
 
     @abstractmethod
     def _start(self, path: str, size: int) -> bytes:
-        """The first bytes of a file."""
+        """Return the first bytes of a file."""
 
     def head(self, path: str, size: int = _HEAD) -> bytes:
         """What a file begins with, uncompressed: enough for a line. Of a compressed one it may be less than `size`."""
@@ -278,7 +278,7 @@ class BucketFolder(Folder):
         self.remove_tree(source)
 
     def _below(self, path: str) -> list[str]:
-        """The files in a folder and in those in it, each as its path from there."""
+        """Return the files in a folder and in those in it, each as its path from there."""
         inner = (f"{folder}/{each}" for folder in self.folders_in(path) for each in self._below(f"{path}/{folder}"))
         return [*self.files_in(path), *inner]
 
@@ -291,7 +291,7 @@ class BucketFolder(Folder):
 
 
 def _is(error: BaseException, name: str) -> bool:
-    """Whether an error of the JVM, or one that caused it, is of this class."""
+    """Return whether an error of the JVM, or one that caused it, is of this class."""
     cause = getattr(error, "java_exception", None)
     while cause is not None:
         if str(cause.getClass().getName()).endswith(name):
@@ -301,12 +301,12 @@ def _is(error: BaseException, name: str) -> bool:
 
 
 def folder_for(spark: Any, path: str) -> Folder:
-    """What works with files at this path."""
+    """Return the folder class for this path."""
     return BucketFolder(spark, path) if "://" in path else LocalFolder()
 
 
 def place_of(spark: Any, location: str) -> tuple[Folder, str]:
-    """A path or a URL, as what works with files there calls it."""
+    """Return the folder class for a path or a URL, and the path in its form."""
     path = location.rstrip("/")
     if path.startswith("file:"):
         path = "/" + path.removeprefix("file:").lstrip("/")

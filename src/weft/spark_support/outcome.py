@@ -15,7 +15,7 @@ from weft.errors import WeftError
 
 
 def of(work: Callable[[], Any], *, finally_: Callable[[], None] = lambda: None) -> bytes:
-    """The result of `work`, or the error of ours that it raised, as bytes."""
+    """Return the result of `work`, or the error of ours that it raised, as bytes."""
     try:
         return pickle.dumps(("done", work()))
     except WeftError as error:
@@ -25,7 +25,7 @@ def of(work: Callable[[], Any], *, finally_: Callable[[], None] = lambda: None) 
 
 
 def unpack(outcome: bytes) -> Any:
-    """The result, or the error raised again."""
+    """Return the result, or the error raised again."""
     kind, value = pickle.loads(outcome)
     if kind == "done":
         return value

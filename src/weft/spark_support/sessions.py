@@ -40,7 +40,7 @@ def java_class(spark: Any, name: str) -> Any:
 
 
 def own_session(spark: Any, conf: Mapping[str, str]) -> Any:
-    """A copy of a session with settings of its own, so that two loads at once do not read each other's."""
+    """Return a copy of a session with settings of its own, so that two loads at once do not read each other's."""
     from pyspark.sql import SparkSession
 
     own = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
@@ -65,7 +65,7 @@ def active(spark: Any) -> Iterator[None]:
 
 
 def moved_to(frame: Any, spark: Any) -> Any:
-    """A DataFrame as one of another session, whose settings then count for it."""
+    """Return a DataFrame as one of another session, whose settings then count for it."""
     from pyspark.sql import DataFrame
 
     dataset = java_class(spark, "org.apache.spark.sql.classic.Dataset")
@@ -107,5 +107,5 @@ def references(frame: Any, name: str) -> bool:
 
 
 def quoted(name: str) -> str:
-    """A column's name in Spark SQL."""
+    """Return a column's name in Spark SQL."""
     return "`" + name.replace("`", "``") + "`"

@@ -122,23 +122,23 @@ class Checkpoint:
     # -------------------------------------------------------------------------------------------------------- how it is
 
     def columns(self) -> Columns:
-        """The columns that its sources have had, kept with Spark's log and moved with it."""
+        """Return the file of the columns that its sources have had, kept with Spark's log and moved with it."""
         return Columns(self.home)
 
     def starts(self) -> Starts:
-        """Where its sources began, kept and moved like their columns."""
+        """Return the file of where its sources began, kept and moved like their columns."""
         return Starts(self.home)
 
     def sources(self) -> Sources:
-        """Which sources its positions are of, kept and moved like their columns."""
+        """Return the file of its sources, kept and moved like their columns."""
         return Sources(self.home)
 
     def source_log(self, number: int) -> Location:
-        """Where Spark keeps what a source has of its own, such as the names of files that were read."""
+        """Return where Spark keeps what a source has of its own, such as the names of files that were read."""
         return self.home.at(f"sources/{number}")
 
     def state(self) -> CheckpointState:
-        """What Spark's log says, without Spark."""
+        """Return what Spark's log says, without Spark."""
         try:
             metadata = self.home.at("metadata").read()
             if metadata is None:
@@ -241,12 +241,12 @@ def prepared_session(spark: Any, pipeline: StreamingPipeline) -> Any:
 
 
 def folder() -> Path:
-    """Where the checkpoints of a project are, if it does not say otherwise."""
+    """Return where the checkpoints of a project are, if it does not say otherwise."""
     return current().root.absolute() / ".weft" / "checkpoints"
 
 
 def stored() -> list[Checkpoint]:
-    """Every checkpoint in the project's own folder."""
+    """Return every checkpoint in the project's own folder."""
     if not folder().is_dir():
         return []
     names = [each.name for each in folder().iterdir() if each.is_dir() and _MARK not in each.name]
@@ -261,7 +261,7 @@ def _last(log: Location) -> int | None:
 
 
 def _entry(file: Location) -> tuple[datetime | None, tuple[Any, ...]]:
-    """When a batch was begun, and how far it reaches in each source."""
+    """Return when a batch was begun, and how far it reaches in each source."""
     try:
         text = file.read()
         if text is None:

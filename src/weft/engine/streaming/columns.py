@@ -54,13 +54,13 @@ class Columns:
         return frame.withColumns(missing) if missing else frame
 
     def types(self, source: str, checkpoint: str) -> dict[str, Any]:
-        """The types that the columns of a source had last."""
+        """Return the types that the columns of a source had last."""
         from pyspark.sql.types import StructField
 
         return {name: StructField.fromJson(text).dataType for name, text in self._of(source, checkpoint).items()}
 
     def kept(self, source: str) -> list[pa.Field]:
-        """All columns that a source has had."""
+        """Return all columns that a source has had."""
         from pyspark.sql.pandas.types import to_arrow_type
         from pyspark.sql.types import StructField
 

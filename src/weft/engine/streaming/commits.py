@@ -76,7 +76,7 @@ class Commits:
         return counts
 
     def has(self, target: Target, checkpoint: str, batch_id: int) -> bool:
-        """Whether a target's ledger has a batch; streams and topics keep none."""
+        """Return whether a target's ledger has a batch; streams and topics keep none."""
         if target.stream is not None:
             return False
         connection, load = self._planned(target, checkpoint, batch_id)
@@ -95,7 +95,7 @@ class Commits:
         return True
 
     def is_done(self, targets: Sequence[Target], checkpoint: str, batch_id: int) -> bool:
-        """Whether the ledgers of all of these targets have a batch."""
+        """Return whether the ledgers of all of these targets have a batch."""
         return all(self.has(each, checkpoint, batch_id) for each in targets)
 
     def _planned(self, target: Target, checkpoint: str, batch_id: int) -> tuple[Connection, Load]:
@@ -182,7 +182,7 @@ def _selected(rows: Input, columns: TargetColumns | DeclaredColumns, load: Load)
 
 
 def _columns(connection: Connection, tables: SqlTables | None, load: Load) -> frozenset[str] | None:
-    """The columns that a target has now, in small letters; `None` where it is not there."""
+    """Return the columns that a target has now, in small letters; `None` where it is not there."""
     if tables is None:
         names = files.columns(session.spark(), connection, load)
     elif connection.is_missing():

@@ -75,7 +75,7 @@ def _spark_type(declared: str) -> str:
 
 
 def transformed(frame: Any, sql: str, aggregate_udfs: Sequence[Any] = ()) -> Any:
-    """The result of Spark SQL over the table `source`, which may call the aggregates that were registered."""
+    """Return the result of Spark SQL over the table `source`, which may call the aggregates that were registered."""
     return frames.transformed(frame, rewritten(sql, [declared_udaf(each) for each in aggregate_udfs]))
 
 
@@ -185,7 +185,7 @@ def _scalar(udf: Udf) -> Callable[..., pa.Array]:
 
 
 def _partial(udaf: Udaf) -> Callable[..., pa.Array]:
-    """Of all rows of a batch one state, which stands in the first row; the others have none."""
+    """Return a function that makes one state of all rows of a batch, in the first row; the others have none."""
     name, args, state, code = f"UDF {udaf.sql_name!r}", udaf.args, udaf.state, _portable(udaf.cls)
 
     def run(*arrays: pa.Array) -> pa.Array:
@@ -206,7 +206,7 @@ def _partial(udaf: Udaf) -> Callable[..., pa.Array]:
 
 
 def _over_lists(udaf: Udaf, method: str) -> Callable[..., pa.Array]:
-    """Of lists of structs, one a group, the result of each group; `method` takes what is in the lists."""
+    """Return a function from lists of structs, one a group, to the result of each group; `method` takes the structs."""
     name, returns, code = f"UDF {udaf.sql_name!r}", udaf.returns, _portable(udaf.cls)
     kinds = udaf.args if method == "update_batch" else udaf.state
 
@@ -227,7 +227,7 @@ def _over_lists(udaf: Udaf, method: str) -> Callable[..., pa.Array]:
 
 
 def _portable(function: Any) -> bytes:
-    """A function or class with what its module defines: workers elsewhere do not have that module."""
+    """Return a function or class with what its module defines: workers elsewhere do not have that module."""
     from pyspark import cloudpickle
 
     pickler: Any = cloudpickle  # it has no annotations

@@ -104,7 +104,7 @@ class Lock:
             held.close()
 
     def holder(self) -> int | None:
-        """The process of this machine that has it now."""
+        """Return the process of this machine that has it now."""
         try:
             with self._file.open() as file:
                 noted = _read_note(file).get("process")
@@ -140,7 +140,7 @@ class Lock:
 
 
 def opened(lock: Path) -> IO[str]:
-    """The file of a lock, made where it is missing."""
+    """Return the file of a lock, made where it is missing."""
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
         return lock.open("a+")
@@ -165,5 +165,5 @@ def _pid(owner: str) -> int:
 
 
 def _is_there(owner: str) -> bool:
-    """Whether a process is known to live: those of other machines are not."""
+    """Return whether a process is known to live: those of other machines are not."""
     return process.is_here(owner) and not process.is_gone(owner)

@@ -54,7 +54,7 @@ class Offsets:
         return self.store.open(self.schema, self.name, {})
 
     def first(self) -> int:
-        """The offset after which a new checkpoint begins."""
+        """Return the offset after which a new checkpoint begins."""
         if self.start == "earliest":
             return self.log.floor()
         if self.start == "latest":
@@ -88,7 +88,7 @@ class Offsets:
 
 
 def stream(spark: Any, offsets: Offsets) -> Any:
-    """A streaming DataFrame of ranges of offsets."""
+    """Return a streaming DataFrame of ranges of offsets."""
     from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
     from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 

@@ -31,7 +31,7 @@ class Lookups:
         return sum(each.swaps for each in self._tables.values())
 
     def ready(self) -> None:
-        """Before a batch: every table is there, and as fresh as it could be made meanwhile."""
+        """Make every table ready for a batch, as fresh as it could be read meanwhile."""
         for each in self._tables.values():
             each.ready()
 
@@ -68,12 +68,12 @@ class _Table:
                 self._read_at = time.monotonic()
 
     def _is_past(self, moment: float) -> bool:
-        """Whether the interval has passed since then."""
+        """Return whether the interval has passed since then."""
         interval = self.lookup.refresh_interval_ms
         return interval is not None and time.monotonic() - moment >= interval / 1000
 
     def _read(self) -> Any:
-        """All rows, held by Spark: a batch sees the old table whole or the new one whole."""
+        """Return all rows, held by Spark: a batch sees the old table whole or the new one whole."""
         try:
             with outcome.explained(f"read the lookup {self.name}"):
                 frame = self._frame().persist()

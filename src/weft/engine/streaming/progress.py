@@ -69,7 +69,7 @@ class SourceLag:
         self._home, self._opened = self._checkpoint.home, {}
 
     def moved(self, watched: Sequence[Watched], batch_id: int) -> None:
-        """A batch was carried out."""
+        """Take note of a batch that was carried out."""
         self._batch = batch_id
         for each in watched:
             position = None if each.rows is None else each.source.reached(each.rows, each.reported)
@@ -77,7 +77,7 @@ class SourceLag:
                 self._positions[each.name] = position
 
     def now(self, *, fresh: bool = False) -> dict[str, int]:
-        """By source, what is known of it: of one that does not answer, nothing."""
+        """Return the lag of each source; nothing of one that does not answer."""
         # A source that hangs does not block other callers.
         if self._looking.acquire(blocking=False):
             try:

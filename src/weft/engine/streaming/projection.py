@@ -38,7 +38,7 @@ class TargetColumns:
         return [name for name in names if self._is_wanted(name, load)]
 
     def runs_in(self, dialect: str) -> bool:
-        """Columns are chosen everywhere."""
+        """Return whether a dialect can choose columns: all can."""
         return True
 
     def _is_wanted(self, name: str, load: Load) -> bool:

@@ -228,7 +228,7 @@ class Replay:
         return Checkpoint.of(self.pipeline).columns()
 
     def _targets(self, letter: StoredLetter) -> Sequence[Target]:
-        """Where the row of a letter goes."""
+        """Return where the row of a letter goes."""
         if letter.stage != "store":
             return self.pipeline.targets
         return [each for each in self.pipeline.targets if each.name == letter.target]

@@ -62,7 +62,7 @@ def with_origins(letters: Sequence[DeadLetter], rows: pa.Table) -> list[DeadLett
 
 
 def _alike(rows: pa.Table, payloads: Sequence[Mapping[str, Any]], comparable: Iterable[str]) -> pa.Table:
-    """The rows that have values of the payloads in columns of whole numbers and texts: few of many."""
+    """Return the rows with values of the payloads in their columns of whole numbers and texts: few of many."""
     for name in comparable:
         kind = rows.schema.field(name).type
         values = [each[name] for each in payloads]
@@ -83,7 +83,7 @@ def _values(row: Mapping[str, Any], comparable: Mapping[str, Callable[[Any], Has
 
 
 def _comparable(field: pa.Field) -> Callable[[Any], Hashable] | None:
-    """What makes the same of a value here and of what a database says of it; `None` where nothing does."""
+    """Return what makes a value here and the same value of a database equal; `None` where nothing does."""
     kind, types = field.type, pa.types
     if field.name == ORIGIN:
         return None

@@ -86,7 +86,7 @@ class Starts:
         return [each.start for each in _begun(sources, known)]
 
     def known(self, sources: Sequence[Source]) -> list[Source]:
-        """The sources, each of which begins where it began, as far as it has."""
+        """Return the sources, each with the start at which it began, if it has begun."""
         return _begun(sources, self._read())
 
     def _read(self) -> dict[str, str]:

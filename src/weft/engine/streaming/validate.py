@@ -69,8 +69,8 @@ def _columns_of(lookup: Lookup) -> pa.Schema:
 
 
 def _sql(pipeline: StreamingPipeline, sql: str, columns: list[str], is_there: bool) -> str:
-    """What the SQL gives, where its tables are there and their columns are known before rows come; `columns` is filled
-    then."""
+    """Return the columns of the SQL, where its tables are there and their columns are known before rows come. They are
+    added to `columns`."""
     spark = session.spark().newSession()
     with outcome.explained(f"understand the SQL of {pipeline.name}"):
         spark._jsparkSession.sessionState().sqlParser().parsePlan(sql)
@@ -122,7 +122,7 @@ def _letters(pipeline: StreamingPipeline, letters: DeadLetters) -> str:
 
 
 def _mode(target: Target) -> str:
-    """A merge that worked for days would end with the first batch that has a key twice."""
+    """Return the mode in words: a merge that worked for days would end with the first batch that has a key twice."""
     is_open = target.mode == "merge" and "deduplicate_by" not in target.options
     return f"{target.mode}, where a batch may have each key once (else say deduplicate_by)" if is_open else target.mode
 

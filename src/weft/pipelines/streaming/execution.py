@@ -34,7 +34,7 @@ class Lag(Protocol):
         """By source; nothing of one that does not answer. Without `fresh` it may be the answer of a second ago."""
 
     def in_words(self) -> dict[str, str]:
-        """The same in words, with units."""
+        """Return the same in words, with units."""
 
 
 class StreamingEngine(Protocol):

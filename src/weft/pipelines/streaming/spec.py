@@ -383,7 +383,7 @@ class StreamingPipeline:
 
 
 def table_name(value: Any, option: str, where: str) -> tuple[str | None, str]:
-    """A table as `("schema", "table")`, of what a user wrote."""
+    """Return a table as `("schema", "table")`, of what a user wrote."""
     if isinstance(value, str):
         schema, dot, table = value.partition(".")
         value = (schema, table) if dot else (None, value)
@@ -395,7 +395,7 @@ def table_name(value: Any, option: str, where: str) -> tuple[str | None, str]:
 
 
 def check_mode(mode: Any, option: str, where: str) -> str:
-    """A mode of streaming pipelines."""
+    """Return a mode of streaming pipelines."""
     if mode not in MODES and isinstance(mode, str):
         raise DeclarationError(
             f"{where}: a streaming pipeline has no mode {mode!r}.",

@@ -24,7 +24,7 @@ from weft.systems.endpoint import endpoint_options, owner_of
 
 
 def read(path: str | os.PathLike[str]) -> StreamingPipeline:
-    """The pipeline that a file declares."""
+    """Return the pipeline that a file declares."""
     file = Path(path)
     try:
         text = file.read_text(encoding="utf-8")
@@ -40,7 +40,7 @@ def read(path: str | os.PathLike[str]) -> StreamingPipeline:
 
 
 def parse(text: str, shown: str = "pipeline.toml") -> StreamingPipeline:
-    """The pipeline that a text declares; errors call the file as it is `shown`."""
+    """Return the pipeline that a text declares; errors call the file as it is `shown`."""
     file = _Table(_parsed(text, shown), "pipeline", shown)
     file.check()
     sources = file.one_or_several("source")
@@ -162,12 +162,12 @@ class _Table:
         return {name: self.values[name] for name in names if name in self.values}
 
     def inside(self, key: str) -> _Table:
-        """The table under a key; an empty one where there is none."""
+        """Return the table under a key; an empty one where there is none."""
         path = self._path(key)
         return _Table(self.values.get(key, {}), TABLES[self.kind][key].inside or key, self.file, path, f"[{path}]")
 
     def several(self, key: str) -> list[_Table]:
-        """The tables of the array under a key."""
+        """Return the tables of the array under a key."""
         path, listed = self._path(key), self.values[key]
         numbers = [f" no. {number}" if len(listed) > 1 else "" for number in range(1, len(listed) + 1)]
         return [
@@ -176,7 +176,7 @@ class _Table:
         ]
 
     def one_or_several(self, key: str) -> list[_Table]:
-        """The table under a key, or those of the array that is called by its plural."""
+        """Return the table under a key, or those of the array that is called by its plural."""
         plural = f"{key}s"
         if (key in self.values) == (plural in self.values):
             said = "both" if key in self.values else "neither"
@@ -184,7 +184,7 @@ class _Table:
         return [self.inside(key)] if key in self.values else self.several(plural)
 
     def named(self, key: str) -> Iterator[tuple[str, _Table]]:
-        """The tables under a key, by their names."""
+        """Yield the tables under a key, by their names."""
         for name, each in self.values.get(key, {}).items():
             path = f"{self._path(key)}.{name}"
             yield name, _Table(each, TABLES[self.kind][key].inside or key, self.file, path, f"[{path}]")
@@ -265,7 +265,7 @@ def _dead_letters(file: _Table, sources: list[_Table]) -> dict[str, Any]:
 
 
 def _connection(table: _Table) -> str | Connection | None:
-    """The connection that a table names or describes."""
+    """Return the connection that a table names or describes."""
     kind = table.values.get("kind")
     if kind is None:
         table.check(tuple(endpoint_options()) if table.kind in ("source", "target") else ())
@@ -282,7 +282,7 @@ def _connection(table: _Table) -> str | Connection | None:
 
 
 def _is_of_connection(name: str, table: _Table) -> bool:
-    """Whether a key is a field of the connection that the table describes."""
+    """Return whether a key is a field of the connection that the table describes."""
     kind = table.values.get("kind")
     if kind is None or name not in connection_fields(kind, table.where):
         return False

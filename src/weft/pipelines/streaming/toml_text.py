@@ -27,7 +27,7 @@ _DEFAULT_SCHEMA = next(each.default for each in dataclasses.fields(Stream) if ea
 
 
 def to_toml(pipeline: StreamingPipeline) -> str:
-    """The file that declares the same pipeline.
+    """Return the file that declares the same pipeline.
 
     Secrets must be `${VAR}` references: one that is written out is refused, since the file is meant to be kept.
     """
@@ -181,7 +181,7 @@ def _example(each: dataclasses.Field[Any]) -> str:
 
 
 def _lines(table: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
-    """A table as lines: its values, then the tables in it. What is `None` or empty is left out."""
+    """Return a table as lines: its values, then the tables in it. What is `None` or empty is left out."""
     entries = _without_empty(table)
     lines = [f"{_key(name)} = {_value(value)}" for name, value in entries.items() if not _is_table(value)]
     for name, value in entries.items():
@@ -218,7 +218,7 @@ def _value(value: Any) -> str:
 
 
 def _string(text: str) -> str:
-    """A text in quotes; one of several lines as it reads."""
+    """Return a text in quotes; one of several lines as it reads."""
     if "\n" in text and all(each.isprintable() or each in "\n\t" for each in text):
         escaped = text.replace("\\", "\\\\").replace('"""', '""\\"')
         if escaped.endswith('"'):
