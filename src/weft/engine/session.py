@@ -31,6 +31,7 @@ from weft.engine.log import Log
 from weft.errors import ConnectionFailedError, DeclarationError, MissingExtraError, SettingsError, WeftError, installing
 from weft.project import current
 from weft.settings import is_secret_name, redact
+from weft.spark_support.sessions import java_class
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -113,20 +114,21 @@ def require_jars(session: SparkSession, jars: Iterable[Path]) -> None:
     driver's threads and of Hadoop's configuration, and in local mode also of the tasks. (`ADD JAR` fills that of one
     session, which file systems do not see.) Executors elsewhere are sent the files before their next task.
     """
-    machine: Any = session.sparkContext._jvm
+    present: set[str] | None = None
     for jar in jars:
-        loader = machine.java.lang.Thread.currentThread().getContextClassLoader()
-        url = machine.java.net.URI(jar.as_uri()).toURL()
+        loader = java_class(session, "java.lang.Thread").currentThread().getContextClassLoader()
+        url = java_class(session, "java.net.URI")(jar.as_uri()).toURL()
         try:
-            present = any(each.equals(url) for each in loader.getURLs())
-            if not present:
-                loader.addURL(url)
+            present = {each.toString() for each in loader.getURLs()} if present is None else present
+            if url.toString() in present:
+                continue
+            loader.addURL(url)
         except Exception:  # a session that another program started, with a loader of another kind
             raise SettingsError(
                 f"{jar.name} cannot be added to the Spark session that runs.",
                 hint="Start the session with it: name it in spark.jars where the session is made.",
             ) from None
-        if not present and not config.is_local(session.sparkContext.master or ""):
+        if not config.is_local(session.sparkContext.master or ""):
             session.sparkContext._jsc.addJar(str(jar))
 
 
