@@ -17,7 +17,7 @@ from weft.systems.base import Connection
 
 @dataclass(frozen=True)
 class ValidationResult:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     pipeline: str
     check: str
@@ -30,19 +30,19 @@ class ValidationResult:
 def validate(pipeline: Pipeline) -> Iterator[ValidationResult]:
     """Look at everything that a run needs, and go on where something is wrong."""
     name = pipeline.name
-    yield look(name, "upstream", partial(_upstream, pipeline))
+    yield run_check(name, "upstream", partial(_upstream, pipeline))
     source = run.source_of(pipeline, pipeline.targets[0])
-    opened = look(name, "source", partial(_open, source))
+    opened = run_check(name, "source", partial(_open, source))
     yield opened
     reachable = opened.problem is None
     for target in pipeline.targets:
         if target.connection != source:
-            answers = look(name, "target", partial(_open, target.connection))
+            answers = run_check(name, "target", partial(_open, target.connection))
             yield answers
             if answers.problem is not None:
                 continue
         if reachable:
-            yield look(name, f"load {target.name}", partial(_load, pipeline, target))
+            yield run_check(name, f"load {target.name}", partial(_load, pipeline, target))
 
 
 def _upstream(pipeline: Pipeline) -> str:
@@ -52,8 +52,8 @@ def _upstream(pipeline: Pipeline) -> str:
     return ", ".join(pipeline.depends_on) or "none"
 
 
-def look(pipeline: str, check: str, at: Callable[[], str], delivery: str | None = None) -> ValidationResult:
-    """Look at one thing: return what it is, or what is wrong with it."""
+def run_check(pipeline: str, check: str, at: Callable[[], str], delivery: str | None = None) -> ValidationResult:
+    """Run one check: return what it found, or what is wrong."""
     try:
         return ValidationResult(pipeline, check, at(), delivery=delivery)
     except WeftError as error:
