@@ -29,25 +29,24 @@ from weft.systems.base import system_for
 
 def validate(pipeline: StreamingPipeline) -> Iterator[ValidationResult]:
     """Look at everything that it needs, and go on where something is wrong."""
-    read = [run_check(pipeline.name, f"source {each.name}", partial(_source, each)) for each in pipeline.sources]
-    read += [
-        run_check(pipeline.name, f"lookup {name}", partial(_lookup, each)) for name, each in pipeline.lookups.items()
-    ]
+    name = pipeline.name
+    read = [run_check(name, f"source {each.name}", partial(_source, each)) for each in pipeline.sources]
+    read += [run_check(name, f"lookup {key}", partial(_lookup, each)) for key, each in pipeline.lookups.items()]
     yield from read
     columns: list[str] = []
     if pipeline.transform_sql is not None:
         # What is wrong with a source or a lookup was reported.
         is_there = all(each.problem is None for each in read)
-        yield run_check(pipeline.name, "sql", partial(_sql, pipeline, pipeline.transform_sql, columns, is_there))
+        yield run_check(name, "sql", partial(_sql, pipeline, pipeline.transform_sql, columns, is_there))
     else:
         with suppress(WeftError):  # what is wrong with a source was reported
             known = [open_source(each).declared_schema() for each in pipeline.sources]
-            columns += [name for each in known if each is not None and None not in known for name in each.names]
+            columns += [each for schema in known if schema is not None and None not in known for each in schema.names]
     for target in pipeline.targets:
         delivery = delivery_to(pipeline, target)
-        yield run_check(pipeline.name, f"target {target.name}", partial(_target, target, columns), delivery)
+        yield run_check(name, f"target {target.name}", partial(_target, target, columns), delivery)
     if pipeline.dead_letters is not None:
-        yield run_check(pipeline.name, "dead letters", partial(_letters, pipeline, pipeline.dead_letters))
+        yield run_check(name, "dead letters", partial(_letters, pipeline, pipeline.dead_letters))
 
 
 def _source(source: Source) -> str:
