@@ -11,7 +11,7 @@ import weft
 from bench.engine_loads import _MANY, SELECT, Job, Pair, _rows, _targets, _with_reset
 from bench.harness import Case
 from weft import pk
-from weft.engine.run import Run
+from weft.engine.run import PipelineRun
 from weft.normalize import lower, parse_timestamp, trim
 from weft.types import BigInt, Double, Integer, Text, TimestampTZ
 
@@ -40,7 +40,7 @@ def _pipeline(pair: Pair, table: str, columns: dict[str, Any], **options: Any) -
         target_connection=weft.connect(url=pair.there),
         **options,
     )(lambda: SELECT)
-    return lambda: Run(made, f"bench {next(_numbers)}", datetime.now(UTC)).execute()
+    return lambda: PipelineRun(made, f"bench {next(_numbers)}", datetime.now(UTC)).execute()
 
 
 def declared_append(scale: float) -> tuple[Job, Job]:

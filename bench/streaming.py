@@ -16,7 +16,7 @@ from typing import Any
 import weft
 from bench.engine_loads import Job, Pair, _folder, _rows, _with_reset
 from bench.harness import Case
-from weft.engine.streaming.batch import Written
+from weft.engine.streaming.batch import BatchResult
 from weft.engine.streaming.query import Query
 from weft.pipelines.streaming.declare import make
 from weft.streaming import Source
@@ -113,9 +113,9 @@ class Inbox:
         self._query.start()
         atexit.register(self._query.stop)
 
-    def _written(self, written: Written) -> None:
+    def _written(self, written: BatchResult) -> None:
         with self._news:
-            self._rows += sum(written.rows.values())
+            self._rows += sum(each.rows_read for each in written.counts.values())
             self._news.notify()
 
     def fill(self, files: Path, rows: int) -> None:

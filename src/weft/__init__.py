@@ -104,66 +104,37 @@ if TYPE_CHECKING:
     __version__: str
 
 _NAMES_OF_MODULES = {
-    "weft.consumers.consumer": ("Consumer", "GroupConsumer"),
-    "weft.dataframes.hashes": ("write_hashes",),
-    "weft.dataframes.iterating": ("iter_stream", "iter_stream_async"),
-    "weft.dataframes.reading": ("ack_entries", "read_stream"),
-    "weft.dataframes.scanning": ("read_streams", "scan_stream", "scan_streams"),
-    "weft.engine.frames": ("read",),
-    "weft.engine.load": ("LoadResult", "load", "load_async"),
-    "weft.engine.session": ("spark",),
-    "weft.errors": (
-        "BusyError",
-        "ConnectionFailedError",
-        "CycleError",
-        "DeclarationError",
-        "EventsLostError",
-        "LeaseLostError",
-        "LoadRefusedError",
-        "MissingExtraError",
-        "NotFoundError",
-        "SchemaError",
-        "SettingsError",
-        "StorageError",
-        "WeftError",
-    ),
-    "weft.pipelines.declare": ("pipeline", "target"),
-    "weft.pipelines.streaming.declare": ("streaming_pipeline",),
-    "weft.pipelines.streaming.spec": ("Lookup", "Source", "Target"),
-    "weft.pipelines.table": ("natural_key", "pk", "table"),
-    "weft.project": ("connect", "connection", "get_connection", "register_connection", "registered_connections"),
-    "weft.streaming": ("run_pipeline", "run_streaming_pipeline"),
-    "weft.streams": (
-        "ack",
-        "ack_sync",
-        "consume",
-        "consume_sync",
-        "groups",
-        "groups_sync",
-        "nack",
-        "nack_sync",
-        "publish",
-        "publish_sync",
-        "reset",
-        "reset_sync",
-        "stream",
-        "subscribe",
-        "trim",
-        "trim_sync",
-    ),
-    "weft.systems.delta.connection": ("DeltaLocalConnection", "DeltaS3Connection"),
-    "weft.systems.duckdb.connection": ("DuckDBConnection",),
-    "weft.systems.kafka.connection": ("KafkaConnection",),
-    "weft.systems.mysql.connection": ("MySQLConnection",),
-    "weft.systems.objects.connection": ("ObjectStoreLocalConnection", "ObjectStoreS3Connection"),
-    "weft.systems.objects.formats": ("format_from_path",),
-    "weft.systems.postgres.connection": ("PostgresConnection",),
-    "weft.systems.redis.asyncio_clients": ("Redis", "RedisCluster"),
-    "weft.systems.redis.connection": ("RedisConnection",),
-    "weft.systems.sqlite.connection": ("SQLiteConnection",),
-    "weft.udfs": ("udaf", "udf"),
+    "weft.consumers.consumer": "Consumer GroupConsumer",
+    "weft.dataframes.hashes": "write_hashes",
+    "weft.dataframes.iterating": "iter_stream iter_stream_async",
+    "weft.dataframes.reading": "ack_entries read_stream",
+    "weft.dataframes.scanning": "read_streams scan_stream scan_streams",
+    "weft.engine.frames": "read",
+    "weft.engine.load": "LoadResult load load_async",
+    "weft.engine.session": "spark",
+    "weft.errors": "BusyError ConnectionFailedError CycleError DeclarationError EventsLostError LeaseLostError "
+    "LoadRefusedError MissingExtraError NotFoundError SchemaError SettingsError StorageError WeftError",
+    "weft.pipelines.declare": "pipeline target",
+    "weft.pipelines.streaming.declare": "streaming_pipeline",
+    "weft.pipelines.streaming.spec": "Lookup Source Target",
+    "weft.pipelines.table": "natural_key pk table",
+    "weft.project": "connect connection get_connection register_connection registered_connections",
+    "weft.streaming": "run_pipeline run_streaming_pipeline",
+    "weft.streams": "ack ack_sync consume consume_sync groups groups_sync nack nack_sync publish publish_sync reset "
+    "reset_sync stream subscribe trim trim_sync",
+    "weft.systems.delta.connection": "DeltaLocalConnection DeltaS3Connection",
+    "weft.systems.duckdb.connection": "DuckDBConnection",
+    "weft.systems.kafka.connection": "KafkaConnection",
+    "weft.systems.mysql.connection": "MySQLConnection",
+    "weft.systems.objects.connection": "ObjectStoreLocalConnection ObjectStoreS3Connection",
+    "weft.systems.objects.formats": "format_from_path",
+    "weft.systems.postgres.connection": "PostgresConnection",
+    "weft.systems.redis.asyncio_clients": "Redis RedisCluster",
+    "weft.systems.redis.connection": "RedisConnection",
+    "weft.systems.sqlite.connection": "SQLiteConnection",
+    "weft.udfs": "udaf udf",
 }
-_MODULE_OF = {name: module for module, names in _NAMES_OF_MODULES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _NAMES_OF_MODULES.items() for name in names.split()}
 # Reached as attributes too, without an import of their own: `weft.testing.…`.
 _SUBMODULES = (
     "connections",
@@ -206,9 +177,7 @@ if not TYPE_CHECKING:
             value = getattr(import_module(_MODULE_OF[name]), name)
         elif name in _SUBMODULES:
             return import_module(f"weft.{name}")
-        elif (
-            name == "weft"
-        ):  # `from weft import weft`, for `@weft.stream` in the manner of the namespace object of others
+        elif name == "weft":  # `from weft import weft`, as a namespace for `@weft.stream`
             value = sys.modules[__name__]
         elif name == "__version__":
             from importlib.metadata import version

@@ -28,8 +28,11 @@ class ColumnType(metaclass=_Named):
     """The base of all column types. They stand in annotations and are never made into objects."""
 
     arrow: ClassVar[str] = ""
-    """The name of the Arrow type in `_ARROW`."""
+    """The name of the Arrow type, as `_arrow` reads it."""
     hint: ClassVar[str | None] = None
+
+    def __init_subclass__(cls, *, arrow: str | None = None, hint: str | None = None) -> None:
+        cls.arrow, cls.hint = arrow or cls.arrow, hint or cls.hint
 
     def __new__(cls, *arguments: object, **named: object) -> Any:
         example = f"{cls.__name__}[…]" if cls.__name__ in ("String", "Numeric") else cls.__name__
@@ -39,7 +42,7 @@ class ColumnType(metaclass=_Named):
 
     @classmethod
     def field(cls, name: str, nullable: bool) -> pa.Field:
-        """The canonical Arrow field of a column of this type."""
+        """Return the canonical Arrow field of a column of this type."""
         import pyarrow as pa
 
         from weft.columns import hinted
@@ -49,119 +52,86 @@ class ColumnType(metaclass=_Named):
         return pa.field(name, _arrow(cls.arrow), nullable=nullable)
 
 
-class SmallInt(ColumnType):
+class SmallInt(ColumnType, arrow="int16"):
     """Whole numbers of 16 bits."""
 
-    arrow = "int16"
 
-
-class Integer(ColumnType):
+class Integer(ColumnType, arrow="int32"):
     """Whole numbers of 32 bits."""
 
-    arrow = "int32"
 
-
-class BigInt(ColumnType):
+class BigInt(ColumnType, arrow="int64"):
     """Whole numbers of 64 bits."""
 
-    arrow = "int64"
 
-
-class Float(ColumnType):
+class Float(ColumnType, arrow="float32"):
     """Floating-point numbers of 32 bits."""
 
-    arrow = "float32"
 
-
-class Double(ColumnType):
+class Double(ColumnType, arrow="float64"):
     """Floating-point numbers of 64 bits."""
 
-    arrow = "float64"
 
-
-class Boolean(ColumnType):
+class Boolean(ColumnType, arrow="bool"):
     """True or false."""
 
-    arrow = "bool"
 
-
-class Text(ColumnType):
+class Text(ColumnType, arrow="string"):
     """Text of any length."""
 
-    arrow = "string"
 
-
-class Date(ColumnType):
+class Date(ColumnType, arrow="date"):
     """Days."""
 
-    arrow = "date"
 
-
-class Timestamp(ColumnType):
+class Timestamp(ColumnType, arrow="local"):
     """Times of a calendar and a clock in microseconds, without a time zone."""
 
-    arrow = "local"
 
-
-class TimestampTZ(ColumnType):
+class TimestampTZ(ColumnType, arrow="utc"):
     """Instants in microseconds."""
 
-    arrow = "utc"
 
-
-class JSON(ColumnType):
+class JSON(ColumnType, arrow="string", hint="json"):
     """JSON, as text that keeps its form."""
 
-    arrow = "string"
-    hint = "json"
 
-
-class JSONB(ColumnType):
+class JSONB(ColumnType, arrow="string", hint="json"):
     """JSON; PostgreSQL stores it as `jsonb` where the column is one, the others as they store `JSON`."""
 
-    arrow = "string"
-    hint = "json"
 
-
-class UUID(ColumnType):
+class UUID(ColumnType, arrow="string", hint="uuid"):
     """Universally unique identifiers."""
 
-    arrow = "string"
-    hint = "uuid"
 
-
-class Bytes(ColumnType):
+class Bytes(ColumnType, arrow="binary"):
     """Bytes."""
-
-    arrow = "binary"
 
 
 class _Sized(_Named):
     """Gives `String[256]` and `Numeric[10, 2]`: a class of their own, the same one each time."""
 
-    def __getitem__(cls, given: Any) -> Any:
-        numbers = given if isinstance(given, tuple) else (given,)
+    def __getitem__(cls, size: Any) -> Any:
+        numbers = size if isinstance(size, tuple) else (size,)
         if not all(type(number) is int for number in numbers):
-            raise DeclarationError(f"{cls.__name__}[{_shown(given)}] takes whole numbers.", hint=cls._example())
+            raise DeclarationError(f"{cls.__name__}[{_shown(size)}] takes whole numbers.", hint=cls._example())
         return cls._of(*numbers)  # type: ignore[attr-defined]
 
     def _example(cls) -> str:
         return "Write String[256], or Text for any length." if cls.__name__ == "String" else "Write Numeric[10, 2]."
 
-    def _made(cls, name: str, **attributes: Any) -> Any:
-        found = _made_types.get(name)
-        if found is None:
-            found = _made_types[name] = type(cls)(name, (cls,), {"__doc__": cls.__doc__, **attributes})
-        return found
+    def _subclass(cls, name: str, **attributes: Any) -> Any:
+        if name not in _subclasses:
+            _subclasses[name] = type(cls)(name, (cls,), {"__doc__": cls.__doc__, **attributes})
+        return _subclasses[name]
 
 
-_made_types: dict[str, Any] = {}
+_subclasses: dict[str, Any] = {}
 
 
-class String(ColumnType, metaclass=_Sized):
+class String(ColumnType, metaclass=_Sized, arrow="string"):
     """Text of at most n characters: `String[256]`. Without a number, of any length."""
 
-    arrow = "string"
     max_length: ClassVar[int | None] = None
 
     @classmethod
@@ -171,7 +141,7 @@ class String(ColumnType, metaclass=_Sized):
                 f"String[{_shown(numbers)}] is not a column type: a text has 1 to {MAX_LENGTH:,} characters.",
                 hint="Use Text for longer ones." if numbers and numbers[0] > MAX_LENGTH else cls._example(),
             )
-        return String._made(f"String[{numbers[0]}]", max_length=numbers[0])
+        return String._subclass(f"String[{numbers[0]}]", max_length=numbers[0])
 
 
 class Numeric(ColumnType, metaclass=_Sized):
@@ -190,11 +160,11 @@ class Numeric(ColumnType, metaclass=_Sized):
                 "more decimals than digits.",
                 hint=f"Did you mean Numeric[{close}, {min(max(scale, 0), close)}]?",
             )
-        return Numeric._made(f"Numeric[{precision}, {scale}]", precision=precision, scale=scale)
+        return Numeric._subclass(f"Numeric[{precision}, {scale}]", precision=precision, scale=scale)
 
     @classmethod
     def field(cls, name: str, nullable: bool) -> pa.Field:
-        """A field of decimals."""
+        """Return a field of decimals."""
         import pyarrow as pa
 
         return pa.field(name, pa.decimal128(cls.precision, cls.scale), nullable=nullable)
@@ -210,37 +180,31 @@ TYPES: dict[str, type[ColumnType]] = {
 
 # What people write instead: Python's own types, and the words of databases.
 _ELSEWHERE = {
+    **dict.fromkeys(("int", "int8"), "BigInt"),
+    **dict.fromkeys(("bytes", "bytearray", "blob", "bytea"), "Bytes"),
+    **dict.fromkeys(("datetime", "timestamptz"), "TimestampTZ"),
+    **dict.fromkeys(("dict", "list"), "JSON"),
     "str": "Text",
-    "int": "BigInt",
-    "float": "Double",
-    "bool": "Boolean",
-    "bytes": "Bytes",
-    "bytearray": "Bytes",
-    "Decimal": "Numeric[38, 18]",
-    "datetime": "TimestampTZ",
-    "date": "Date",
-    "dict": "JSON",
-    "list": "JSON",
     "varchar": "String",
     "int2": "SmallInt",
     "int4": "Integer",
-    "int8": "BigInt",
-    "timestamptz": "TimestampTZ",
-    "decimal": "Numeric",
+    "float": "Double",
     "real": "Float",
-    "blob": "Bytes",
-    "bytea": "Bytes",
+    "bool": "Boolean",
+    "Decimal": "Numeric[38, 18]",
+    "decimal": "Numeric",
+    "date": "Date",
     "datetime64": "Timestamp",
 }
 
 
-def check_type(given: Any) -> type[ColumnType]:
-    """The column type itself; a `DeclarationError` names the nearest one for anything else."""
-    if isinstance(given, type) and issubclass(given, ColumnType) and given is not ColumnType:
-        return given
-    name = given if isinstance(given, str) else getattr(given, "__name__", None) or repr(given)
+def check_type(kind: Any) -> type[ColumnType]:
+    """Return a column type itself; a `DeclarationError` names the nearest one for anything else."""
+    if isinstance(kind, type) and issubclass(kind, ColumnType) and kind is not ColumnType:
+        return kind
+    name = kind if isinstance(kind, str) else getattr(kind, "__name__", None) or repr(kind)
     lowered = {each.lower(): each for each in TYPES}
-    is_foreign_uuid = isinstance(given, type) and name == "UUID"
+    is_foreign_uuid = isinstance(kind, type) and name == "UUID"
     close = (
         ("UUID of weft.types" if is_foreign_uuid else None)
         or _ELSEWHERE.get(name)
@@ -254,12 +218,12 @@ def check_type(given: Any) -> type[ColumnType]:
 
 
 def column_field(name: str, kind: Any, nullable: bool = False) -> pa.Field:
-    """The canonical Arrow field (`weft.columns`) of a column that is declared with this type."""
+    """Return the canonical Arrow field (`weft.columns`) of a column that is declared with this type."""
     return check_type(kind).field(name, nullable)
 
 
 def max_length(kind: Any) -> int | None:
-    """How many characters a column of this type holds; `None` where it has no such limit."""
+    """Return how many characters a column of this type holds; `None` where it has no such limit."""
     return getattr(check_type(kind), "max_length", None)
 
 
@@ -272,8 +236,8 @@ def _arrow(name: str) -> pa.DataType:
     return named[name] if name in named else getattr(pa, "bool_" if name == "bool" else name)()
 
 
-def _shown(given: Any) -> str:
-    return ", ".join(map(str, given)) if isinstance(given, tuple) else repr(given)
+def _shown(size: Any) -> str:
+    return ", ".join(map(str, size)) if isinstance(size, tuple) else repr(size)
 
 
 __all__ = [*TYPES, "ColumnType", "check_type", "column_field", "max_length"]

@@ -8,7 +8,6 @@ Arrow type of its own (UUID, JSON, time of day) travels as a string whose field 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from datetime import date, datetime, time, timedelta
 from typing import Any
 from uuid import UUID
@@ -27,44 +26,44 @@ LOCAL_TIME = pa.timestamp("us")
 
 
 def hinted(name: str, hint: str, *, nullable: bool = True) -> pa.Field:
-    """A string field whose values are `uuid`, `json` or `time`."""
+    """Return a string field whose values are `uuid`, `json` or `time`."""
     return pa.field(name, pa.string(), nullable=nullable, metadata={_HINT: hint.encode()})
 
 
 def hint_of(field: pa.Field) -> str | None:
-    """What the strings of a field are: `uuid`, `json`, `time`, or `None` for plain text."""
-    found = (field.metadata or {}).get(_HINT)
-    return None if found is None else found.decode()
+    """Return what the strings of a field are: `uuid`, `json`, `time`, or `None` for plain text."""
+    hint = (field.metadata or {}).get(_HINT)
+    return None if hint is None else hint.decode()
 
 
 def limited(name: str, length: int, *, nullable: bool = True) -> pa.Field:
-    """A string field of no more than so many characters."""
+    """Return a string field of no more than so many characters."""
     return pa.field(name, pa.string(), nullable=nullable, metadata={_LENGTH: str(length).encode()})
 
 
 def length_of(field: pa.Field) -> int | None:
-    """The most characters that a string field may have, where that is known."""
-    found = (field.metadata or {}).get(_LENGTH)
-    return None if found is None else int(found)
+    """Return the most characters that a string field may have, where that is known."""
+    length = (field.metadata or {}).get(_LENGTH)
+    return None if length is None else int(length)
 
 
 def binary_json(field: pa.Field) -> pa.Field:
-    """A JSON field that PostgreSQL keeps as jsonb."""
+    """Return a JSON field that PostgreSQL keeps as jsonb."""
     return field.with_metadata({**(field.metadata or {}), _VARIANT: b"jsonb"})
 
 
 def is_binary_json(field: pa.Field) -> bool:
-    """Whether a field is declared as jsonb."""
+    """Return whether a field is declared as jsonb."""
     return (field.metadata or {}).get(_VARIANT) == b"jsonb"
 
 
 def is_nested(kind: pa.DataType) -> bool:
-    """Whether a column of this type holds lists, structs or maps."""
+    """Return whether a column of this type holds lists, structs or maps."""
     return bool(pa.types.is_nested(kind))
 
 
 def canonical_field(field: pa.Field) -> pa.Field:
-    """The field under which this column travels."""
+    """Return the field under which this column travels."""
     kind = _canonical(field.type, field.name)
     hint = hint_of(field)
     if hint is None:
@@ -80,12 +79,12 @@ def canonical_field(field: pa.Field) -> pa.Field:
 
 
 def canonical_schema(schema: pa.Schema) -> pa.Schema:
-    """The schema under which these columns travel."""
+    """Return the schema under which these columns travel."""
     return pa.schema([canonical_field(field) for field in schema])
 
 
 def canonical_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The batch in a canonical schema; `SchemaError` where a value would be altered (nanoseconds, say)."""
+    """Return the batch in a canonical schema; `SchemaError` where a value would be altered (nanoseconds, say)."""
     if batch.schema.equals(schema, check_metadata=True):
         return batch
     arrays = []
@@ -131,9 +130,14 @@ def _canonical(kind: pa.DataType, name: str) -> pa.DataType:
         return pa.struct([pa.field(each.name, _canonical(each.type, name)) for each in kind])
     if types.is_map(kind):
         return pa.map_(_canonical(kind.key_type, name), _canonical(kind.item_type, name))
-    for matches, found in _SAME:
-        if matches(kind):
-            return found
+    if types.is_time(kind):
+        return pa.string()
+    if types.is_fixed_size_binary(kind):
+        return pa.binary()
+    if kind in _SAME:
+        return kind
+    if kind in _OTHERS:
+        return _OTHERS[kind]
     raise SchemaError(f"Column {name!r} is of type {kind}, which no table can hold.", field=name)
 
 
@@ -141,32 +145,25 @@ def _is_list_view(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind))
 
 
-_SAME: list[tuple[Callable[[pa.DataType], bool], pa.DataType]] = [
-    (pa.types.is_boolean, pa.bool_()),
-    (pa.types.is_int8, pa.int8()),
-    (pa.types.is_int16, pa.int16()),
-    (pa.types.is_int32, pa.int32()),
-    (pa.types.is_int64, pa.int64()),
+_SAME = {
+    *(pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64()),
+    *(pa.date32(), pa.string(), pa.binary()),
+}
+_OTHERS = {
     # Unsigned: the next one that holds all of them.
-    (pa.types.is_uint8, pa.int16()),
-    (pa.types.is_uint16, pa.int32()),
-    (pa.types.is_uint32, pa.int64()),
-    (pa.types.is_uint64, pa.decimal128(20, 0)),
-    (pa.types.is_float16, pa.float32()),
-    (pa.types.is_float32, pa.float32()),
-    (pa.types.is_float64, pa.float64()),
-    (pa.types.is_date, pa.date32()),
-    (pa.types.is_time, pa.string()),
-    (pa.types.is_string, pa.string()),
-    (pa.types.is_large_string, pa.string()),
-    (pa.types.is_string_view, pa.string()),
-    (pa.types.is_binary, pa.binary()),
-    (pa.types.is_large_binary, pa.binary()),
-    (pa.types.is_binary_view, pa.binary()),
-    (pa.types.is_fixed_size_binary, pa.binary()),
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.uint64(): pa.decimal128(20, 0),
+    pa.float16(): pa.float32(),
+    pa.date64(): pa.date32(),
+    pa.large_string(): pa.string(),
+    pa.string_view(): pa.string(),
+    pa.large_binary(): pa.binary(),
+    pa.binary_view(): pa.binary(),
     # All that is known of such a column is that it is empty.
-    (pa.types.is_null, pa.string()),
-]
+    pa.null(): pa.string(),
+}
 
 
 # ------------------------------------------------------------------------------------------------------- nested columns
@@ -207,5 +204,5 @@ def _plain(value: Any) -> Any:
 
 
 def has_nan(array: pa.Array) -> bool:
-    """Whether a column of floats holds NaN, which some databases would store as null."""
+    """Return whether a column of floats holds NaN, which some databases would store as null."""
     return bool(pa.types.is_floating(array.type) and pc.any(pc.is_nan(array)).as_py())

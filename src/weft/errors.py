@@ -54,7 +54,7 @@ class ConnectionFailedError(WeftError, ConnectionError):
 
 
 class BusyError(ConnectionFailedError):
-    """The database is there but somebody else holds it (a lock that was not given up in time)."""
+    """The database answers, but another process holds a lock and did not release it in time."""
 
 
 class StorageError(WeftError, OSError):
@@ -107,28 +107,29 @@ class LoadRefusedError(WeftError, ValueError):
 
 
 def installing(extra: str) -> str:
-    """How to get the packages of an extra."""
+    """Return how to get the packages of an extra."""
     return f"pip install 'weft[{extra}]', or in a clone of its repository: pip install '.[{extra}]'"
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str | None:
-    """The candidate that looks most like `name`, if any comes close."""
+    """Return the candidate that looks most like `name`, if any comes close."""
     known = list(candidates)
     alike = [each for each in known if each.lower() == name.lower()]
-    found = alike or get_close_matches(name, known, n=1, cutoff=0.6)
-    return found[0] if found else None
+    return next(iter(alike or get_close_matches(name, known, n=1, cutoff=0.6)), None)
+
+
+def did_you_mean(name: str, candidates: Iterable[str], otherwise: str | None = None) -> str | None:
+    """Return a hint with the candidate that looks most like `name`; `otherwise` where none comes close."""
+    close = nearest(name, candidates)
+    return otherwise if close is None else f"Did you mean {close!r}?"
 
 
 def unknown(kind: str, name: str, candidates: Iterable[str], *, otherwise: str | None = None) -> NotFoundError:
-    """A `NotFoundError` for `name` that names the nearest candidate, or lists the few there are."""
+    """Return a `NotFoundError` for `name` that names the nearest candidate, or lists the few there are."""
     names = sorted(candidates)
-    close = nearest(name, names)
-    if close is not None:
-        hint = f"Did you mean {close!r}?"
-    elif names:
-        hint = f"Known: {', '.join(names[:20])}{' …' if len(names) > 20 else ''}."
+    if names:
+        hint = did_you_mean(name, names, f"Known: {', '.join(names[:20])}{' …' if len(names) > 20 else ''}.")
+        hint = f"{hint} {otherwise}" if otherwise else hint
     else:
         hint = otherwise or f"No {kind} is declared."
-    if otherwise and names:
-        hint = f"{hint} {otherwise}"
     return NotFoundError(f"There is no {kind} named {name!r}.", hint=hint)

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from weft.errors import DeclarationError, nearest
+from weft.errors import DeclarationError, did_you_mean, nearest
 
 Check = Callable[[Any, str, str], Any]
 """Takes a value, the name of its option and where it was said; returns the checked value or raises."""
@@ -26,7 +26,7 @@ Check = Callable[[Any, str, str], Any]
 
 @dataclass(frozen=True)
 class Option:
-    """What the annotation of an option says beside its name and type."""
+    """What the annotation of an option says besides its name and type."""
 
     says: str
     """One sentence, for the docs and for editors."""
@@ -118,8 +118,7 @@ def refuse_unknown(options: Mapping[str, Any], known: Sequence[str], where: str)
     """Raise for an unknown option, with the nearest known one."""
     for name in options:
         if name not in known:
-            close = nearest(name, known)
-            hint = f"Did you mean {close!r}?" if close else f"Options: {', '.join(known)}."
+            hint = did_you_mean(name, known, f"Options: {', '.join(known)}.")
             raise DeclarationError(f"{where} has no option {name!r}.", hint=hint)
 
 

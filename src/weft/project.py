@@ -17,7 +17,7 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 from weft import settings
-from weft.errors import DeclarationError, NotFoundError, SettingsError, WeftError, nearest, unknown
+from weft.errors import DeclarationError, NotFoundError, SettingsError, WeftError, did_you_mean, unknown
 from weft.systems.base import Connection, system_for, system_for_url
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Project:
         return self._root or Path.cwd()
 
     def elsewhere(self) -> str | None:
-        """Where the settings are if not here but in a folder above: what a person who is in the wrong one is told."""
+        """Return where the settings are if not here but in a folder above: a hint for a person in the wrong one."""
         if not settings.project_file(self.root).exists():
             for folder in self.root.absolute().parents:
                 if settings.project_file(folder).exists():
@@ -91,7 +91,7 @@ class Project:
         return connection
 
     def connection(self, name: str | Connection | None = None) -> Connection:
-        """The connection that `name` leads to (`default` when none is given); a connection stands for itself.
+        """Return the connection that `name` leads to (`default` when none is given); a connection stands for itself.
 
         The first of these wins: `WEFT_DSN_<NAME>`, `WEFT_DSN` (for `default`), `weft.toml` in the project's folder,
         `~/.weft/connections.toml`, what was registered in code, and for `default` SQLite at `.weft/weft.db`.
@@ -112,16 +112,16 @@ class Project:
         raise unknown("connection", name, self._names(), otherwise=how)
 
     def for_tables(self, connection: Connection) -> Connection:
-        """The connection by which tables are reached; a project for tests may have another one for that."""
+        """Return the connection by which tables are reached; a project for tests may have another one for that."""
         return connection
 
     def where(self, name: str) -> ConnectionInfo:
-        """Where `name` leads, which source says so, and which sources that one shadows."""
-        found = list(self._definitions(name))
-        if not found:
+        """Return where `name` leads, which source says so, and which sources that one shadows."""
+        definitions = list(self._definitions(name))
+        if not definitions:
             self.connection(name)  # raises, naming the nearest
-        source, define = found[0]
-        shadows = tuple(other for other, _ in found[1:])
+        source, define = definitions[0]
+        shadows = tuple(other for other, _ in definitions[1:])
         try:
             connection = define()
         except WeftError as error:
@@ -129,11 +129,11 @@ class Project:
         return ConnectionInfo(name, connection.kind, connection.target, source, shadows)
 
     def describe_connections(self) -> list[ConnectionInfo]:
-        """Every name that leads to a connection."""
+        """Return every name that leads to a connection."""
         return [self.where(name) for name in self._names()]
 
     def _definitions(self, name: str) -> Iterator[tuple[str, Callable[[], Connection]]]:
-        """Each source that defines `name`, the one that wins first."""
+        """Yield each source that defines `name`, the one that wins first."""
 
         def built(fields: Mapping[str, Any], where: str) -> Callable[[], Connection]:
             return lambda: build_connection(name, fields, where)
@@ -149,14 +149,8 @@ class Project:
         if registered is not None:
             yield "code", lambda: registered
         if name == DEFAULT:
-            yield (
-                "built in",
-                lambda: build_connection(
-                    name,
-                    {"kind": "sqlite", "path": os.path.join(self.root, ".weft", "weft.db")},
-                    "the built-in default",
-                ),
-            )
+            path = os.path.join(self.root, ".weft", "weft.db")
+            yield "built in", built({"kind": "sqlite", "path": path}, "the built-in default")
 
     def _names(self) -> list[str]:
         names = {DEFAULT, *self.connections}
@@ -198,7 +192,7 @@ class Project:
 
 
 def _variables(name: str) -> tuple[str, ...]:
-    """The environment variables that define `name`, the one that wins first."""
+    """Return the environment variables that define `name`, the one that wins first."""
     own = f"{_ENVIRONMENT}_{re.sub(r'[^A-Za-z0-9]', '_', name).upper()}"
     return (own, _ENVIRONMENT) if name == DEFAULT else (own,)
 
@@ -207,15 +201,15 @@ def check_name(name: str) -> None:
     """Raise unless `name` can be the name of a connection."""
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
         raise DeclarationError(
-            f"{settings.redact_url(name)!r} is no name for a connection.",
+            f"{settings.redact_url(name)!r} cannot be the name of a connection.",
             hint="A name has letters, digits, underscores, dashes and dots.",
         )
 
 
 def build_connection(name: str | None, fields: Mapping[str, Any], where: str) -> Connection:
-    """A connection from loose fields: `kind` picks its class, or the scheme of `url` where there is no kind."""
-    given = dict(fields)
-    kind, url = given.pop("kind", None), given.get("url")
+    """Return a connection from loose fields: `kind` picks its class, or the scheme of `url` where there is no kind."""
+    values = dict(fields)
+    kind, url = values.pop("kind", None), values.get("url")
     try:
         if name is not None:
             if not isinstance(name, str):
@@ -232,7 +226,7 @@ def build_connection(name: str | None, fields: Mapping[str, Any], where: str) ->
         else:
             problem = "url is empty" if url == "" else "url or kind is missing"
             raise DeclarationError(f"{problem}.", hint='For example url = "postgres://user:${PASSWORD}@host/database".')
-        return system.load_connection().from_fields(given, name=name)
+        return system.load_connection().from_fields(values, name=name)
     except (DeclarationError, SettingsError, NotFoundError) as error:
         raise type(error)(f"{where}: {error.what}", hint=error.hint) from None
 
@@ -261,10 +255,9 @@ def _import(name: str, folder: Path) -> None:
         if error.name is None or not (name == error.name or name.startswith(error.name + ".")):
             raise _import_failed(name, error) from error
         files = [each.stem for each in folder.glob("*.py")]
-        close = nearest(name, files)
         raise NotFoundError(
             f"There is no module {name!r} to import.",
-            hint=f"Did you mean {close!r}?" if close else f"Looked for in {folder} and among installed packages.",
+            hint=did_you_mean(name, files, f"Looked for in {folder} and among installed packages."),
         ) from None
     except (Exception, SystemExit) as error:
         raise _import_failed(name, error) from error
@@ -290,13 +283,13 @@ def _import_failed(name: str, error: BaseException) -> DeclarationError:
 def _user_frames(error: BaseException) -> list[traceback.FrameSummary]:
     """The lines on the way to an error, without ours; and without those of Python and packages if others are left."""
     own = (str(Path(__file__).parent), "<frozen", importlib.__file__)
-    found = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(own)]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(own)]
     libraries = tuple(sysconfig.get_path(each) + os.sep for each in ("stdlib", "purelib", "platlib"))
-    return [frame for frame in found if not frame.filename.startswith(libraries)] or found
+    return [frame for frame in frames if not frame.filename.startswith(libraries)] or frames
 
 
 def short_path(file: str) -> str:
-    """A file as a person here would name it."""
+    """Return a file as a person here would name it."""
     relative = os.path.relpath(file)
     return file if relative.startswith("..") else relative
 
@@ -305,7 +298,7 @@ _active = Project()
 
 
 def current() -> Project:
-    """The project in use."""
+    """Return the project in use."""
     return _active
 
 
@@ -329,20 +322,20 @@ def register_connection(connection: Connection, *, replace: bool = False) -> Con
 
 
 def get_connection(name: str) -> Connection:
-    """The connection that `name` leads to, through environment, files and code."""
+    """Return the connection that `name` leads to, through environment, files and code."""
     return current().connection(name)
 
 
 def registered_connections() -> dict[str, Connection]:
-    """What was registered in code, by name."""
+    """Return what was registered in code, by name."""
     return dict(current().connections)
 
 
 def connect(url: str | None = None, *, name: str | None = None, kind: str | None = None, **fields: Any) -> Connection:
-    """A connection from a URL, or from a kind and its fields; registered when it has a name."""
-    given = {"url": url, "kind": kind, **fields}
-    made = build_connection(name, {key: value for key, value in given.items() if value is not None}, "connect(…)")
-    return made if name is None else register_connection(made)
+    """Return a connection from a URL, or from a kind and its fields; registered when it has a name."""
+    values = {key: value for key, value in {"url": url, "kind": kind, **fields}.items() if value is not None}
+    connection = build_connection(name, values, "connect(…)")
+    return connection if name is None else register_connection(connection)
 
 
 def connection(cls: type) -> Connection:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, quote_plus, unquote
 
-from weft.errors import SettingsError, nearest
+from weft.errors import SettingsError, did_you_mean
 
 PROJECT_FILE = "weft.toml"
 USER_FILE = "~/.weft/connections.toml"
@@ -30,17 +30,17 @@ _USER_KEYS = ("connections",)
 
 
 def project_file(folder: Path) -> Path:
-    """Where the settings of the project in `folder` are kept."""
+    """Return where the settings of the project in `folder` are kept."""
     return folder / PROJECT_FILE
 
 
 def user_file() -> Path:
-    """Where the user's own connections are kept."""
+    """Return where the user's own connections are kept."""
     return Path(USER_FILE).expanduser()
 
 
 def read_project_file(folder: Path) -> dict[str, Any]:
-    """The contents of `weft.toml` in `folder`; empty when there is none."""
+    """Return the contents of `weft.toml` in `folder`; empty when there is none."""
     settings = _read(project_file(folder), PROJECT_FILE, _PROJECT_KEYS)
     modules = settings.get("modules", [])
     if not isinstance(modules, list) or not all(isinstance(module, str) for module in modules):
@@ -58,7 +58,7 @@ def read_project_file(folder: Path) -> dict[str, Any]:
 
 
 def read_user_file() -> dict[str, Any]:
-    """The contents of `~/.weft/connections.toml`; empty when there is none."""
+    """Return the contents of `~/.weft/connections.toml`; empty when there is none."""
     return _read(user_file(), USER_FILE, _USER_KEYS)
 
 
@@ -83,8 +83,7 @@ def _read(path: Path, shown: str, allowed: tuple[str, ...]) -> dict[str, Any]:
     settings = parse_toml(text, shown)
     for key in settings:
         if key not in allowed:
-            close = nearest(key, allowed)
-            hint = f"Did you mean {close!r}?" if close else f"Known keys: {', '.join(allowed)}."
+            hint = did_you_mean(key, allowed, f"Known keys: {', '.join(allowed)}.")
             raise SettingsError(f"{shown}: unknown key {key!r}.", hint=hint)
     connections = settings.get("connections", {})
     if not isinstance(connections, dict):
@@ -198,7 +197,7 @@ def _without_connection(text: str, name: str) -> str:
 
 
 def _table(lines: list[str], name: str) -> tuple[int | None, int]:
-    """The line of the connection's header, and the one after its table."""
+    """Return the line of the connection's header, and the one after its table."""
     headers = [index for index, line in enumerate(lines) if line.lstrip().startswith("[")]
     start = next((index for index in headers if _header_is(lines[index], name)), None)
     return start, next((index for index in headers if start is not None and index > start), len(lines))
@@ -241,7 +240,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def has_references(text: str) -> bool:
-    """Whether `text` holds a `${VAR}` (or the start of one) that is substituted at use."""
+    """Return whether `text` holds a `${VAR}` (or the start of one) that is substituted at use."""
     return any(not match[1] for match in _REFERENCE.finditer(text))
 
 
@@ -277,8 +276,8 @@ def interpolate(text: str, where: str) -> str:
 
 def _user_part(url: str) -> tuple[int, int]:
     """Where user and password begin and end, in a URL whose scheme and whose "@" are written out; else nowhere."""
-    found = re.match(r"[A-Za-z][A-Za-z0-9+.-]*://(?P<user>[^/?#]*)@", url)
-    return found.span("user") if found else (0, 0)
+    parts = re.match(r"[A-Za-z][A-Za-z0-9+.-]*://(?P<user>[^/?#]*)@", url)
+    return parts.span("user") if parts else (0, 0)
 
 
 # Secrets
@@ -289,7 +288,7 @@ _KEYWORD = re.compile(r"(\w+)\s*=\s*('(?:[^'\\]|\\.)*'|\S+)")
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a field or parameter of this name usually carries a secret."""
+    """Return whether a field or parameter of this name usually carries a secret."""
     return _SECRET_NAME.search(name) is not None
 
 
@@ -309,23 +308,23 @@ def redact_url(url: str, *, keep_references: bool = True) -> str:
 
 
 def url_secrets(url: str) -> set[str]:
-    """The secret values in `url`, each as it is written and percent-decoded.
+    """Return the secret values in `url`, each as it is written and percent-decoded.
 
     A driver that reads an unescaped password differently may quote only a part of it, so parts count as well: short
     ones where they are quoted, and what is left of the password together with the host.
     """
-    found: set[str] = set()
+    secrets: set[str] = set()
     for start, stop in _secret_spans(url):
         secret = url[start:stop]
-        found |= {secret, unquote(secret)}
+        secrets |= {secret, unquote(secret)}
         parts = re.split("[@/?#:,]", secret)
         for part in filter(None, parts):
-            found |= {part} if len(part) > 2 else {f"'{part}'", f'"{part}"'}
+            secrets |= {part} if len(part) > 2 else {f"'{part}'", f'"{part}"'}
         for piece in re.split("[/?#:,]", url[start:]) if len(parts) > 1 else ():
             while "@" in piece:
-                found.add(piece)
+                secrets.add(piece)
                 piece = piece.partition("@")[2]
-    return found
+    return secrets
 
 
 def _secret_spans(url: str) -> Iterator[tuple[int, int]]:

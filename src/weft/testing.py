@@ -48,7 +48,7 @@ class Clock:
         return self._now.timestamp()
 
     def now(self) -> datetime:
-        """The time, in UTC."""
+        """Return the time, in UTC."""
         return self._now
 
     def move(self, by: float | timedelta = 0, /, **units: float) -> datetime:
@@ -71,20 +71,18 @@ class MemoryProject(Project):
         self._process = os.getpid()
         self.streams = dict(outer.streams)
         self.pipelines = dict(outer.pipelines)
-        declared = [stream.connection for stream in outer.streams.values()]
-        for pipeline in outer.pipelines.values():
-            declared += [pipeline.source_connection, *(target.connection for target in pipeline.targets)]
-        self._replaced = {each for each in (*declared, *outer.connections.values()) if isinstance(each, Connection)}
+        known = (*_declared_connections(outer), *outer.connections.values())
+        self._replaced = {each for each in known if isinstance(each, Connection)}
 
     def connection(self, name: str | Connection | None = None) -> Connection:
         """As for every project, except that what was declared outside leads to memory as well."""
         if isinstance(name, Connection) and name in self._replaced and name not in self.connections.values():
-            # An unnamed one is told from the others by its hash, which is the same for equal connections.
+            # An unnamed one is known by its hash, which is the same for equal connections.
             name = name.name or f"unnamed-{abs(hash(name))}"
         return super().connection(name)
 
     def for_tables(self, connection: Connection) -> Connection:
-        """A file for what is in memory that one connection alone sees: a load opens several."""
+        """Return a file for what is in memory that one connection alone sees: a load opens several."""
         if not connection.is_private_memory:
             return connection
         if self._folder is None:
@@ -100,7 +98,7 @@ class MemoryProject(Project):
             self._folder.cleanup()
 
     def events(self, stream: str | Stream) -> list[dict[str, Any]]:
-        """Everything that a stream holds, in order, as `consume` would give it."""
+        """Return everything that a stream holds, in order, as `consume` would give it."""
         log = open_stream(stream).log
         return to_dicts(log.read(0, log.head(), log.count()))
 
@@ -111,15 +109,21 @@ class MemoryProject(Project):
         yield "weft.testing", lambda: build_connection(name, {"kind": "sqlite", "path": MEMORY}, "weft.testing")
 
     def _names(self) -> list[str]:
-        declared: set[object] = {stream.connection for stream in self.streams.values()}
-        for pipeline in self.pipelines.values():
-            declared |= {pipeline.source_connection, *(target.connection for target in pipeline.targets)}
-        return sorted({DEFAULT, *self.connections, *(name for name in declared if isinstance(name, str))})
+        declared = (name for name in _declared_connections(self) if isinstance(name, str))
+        return sorted({DEFAULT, *self.connections, *declared})
+
+
+def _declared_connections(project: Project) -> Iterator[str | Connection | None]:
+    for stream in project.streams.values():
+        yield stream.connection
+    for pipeline in project.pipelines.values():
+        yield pipeline.source_connection
+        yield from (target.connection for target in pipeline.targets)
 
 
 @contextmanager
 def project() -> Iterator[MemoryProject]:
-    """A fresh project in memory, in use until the block ends; also the body of a fixture.
+    """Yield a fresh project in memory, in use until the block ends; also the body of a fixture.
 
         @pytest.fixture(autouse=True)
         def project():
@@ -158,16 +162,16 @@ def run_pipeline(pipeline: Pipeline | str, rows: object = None, *, target: str |
     `rows` is anything that `weft.load` takes; without it the function is called, and reads its connections in memory.
     Of several targets, `target` names the one whose rows are wanted, by default the first.
     """
-    from weft.engine.run import Run
+    from weft.engine.run import PipelineRun
     from weft.pipelines.declare import find
     from weft.systems.load import SCD2_COLUMNS
 
-    found = find(pipeline) if isinstance(pipeline, str) else pipeline
+    declared = find(pipeline) if isinstance(pipeline, str) else pipeline
     project = current()
-    wanted = [each for each in found.targets if target in (None, each.name, each.table.name)]
+    wanted = [each for each in declared.targets if target in (None, each.name, each.table.name)]
     if not wanted:
-        raise unknown("target", str(target), [each.name for each in found.targets])
-    Run(found, f"testing {uuid4()}", datetime.fromtimestamp(project.clock(), UTC), data=rows).execute()
+        raise unknown("target", str(target), [each.name for each in declared.targets])
+    PipelineRun(declared, f"testing {uuid4()}", datetime.fromtimestamp(project.clock(), UTC), data=rows).execute()
     return table_rows(wanted[0].table.full_name, connection=wanted[0].connection, order_by=SCD2_COLUMNS[:1])
 
 
@@ -175,23 +179,20 @@ def table_rows(
     table: str, *, connection: str | Connection | None = None, order_by: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
     """Everything that a table holds (`"schema.table"`), ordered by the values of its first columns, nulls last."""
-    from weft.engine.readers import open_tables
+    from weft.engine.readers import opened_tables
     from weft.systems.sql.tables import Slice
 
-    tables = open_tables(current().connection(connection))
     schema, dot, name = table.rpartition(".")
-    try:
+    with opened_tables(current().connection(connection)) as tables:
         sql = f"SELECT * FROM {tables.table(schema if dot else None, name)}"
         columns = tables.describe(sql)
-        found = [row for batch in tables.read(Slice(sql), columns) for row in batch.to_pylist()]
-    finally:
-        tables.close()
+        rows = [row for batch in tables.read(Slice(sql), columns) for row in batch.to_pylist()]
     first = [*columns.names[:1], *(each for each in order_by if each in columns.names), *columns.names[1:]]
-    return sorted(found, key=lambda row: [_place(row[each]) for each in first])
+    return sorted(rows, key=lambda row: [_place(row[each]) for each in first])
 
 
 def _place(value: Any) -> tuple[int, Any]:
-    """Where a value comes among those of its column. Those that cannot be compared are ordered as texts."""
+    """Return where a value comes among those of its column. Those that cannot be compared are ordered as texts."""
     if value is None:
         return 2, ""
     if value != value:  # a float that is not a number, which is neither less nor more than any other

@@ -67,7 +67,7 @@ class FieldType:
 
     @staticmethod
     def parse(text: object, *, field: str = "") -> FieldType:
-        """The type that `text` names; a `DeclarationError` names the nearest valid one."""
+        """Return the type that `text` names; a `DeclarationError` names the nearest valid one."""
         where = f" of field {field!r}" if field else ""
         if not isinstance(text, str):
             close = _ELSEWHERE.get(getattr(text, "__name__", ""))
@@ -119,7 +119,7 @@ class FieldType:
         }.get(self.base, pa.string())
 
     def sql(self, dialect: str) -> str:
-        """The column type in a dialect: `sqlite`, `postgres` or `mysql`."""
+        """Return the column type in a dialect: `sqlite`, `postgres` or `mysql`."""
         return _SQL[self.base][_DIALECTS.index(dialect)].format(p=self.precision, s=self.scale)
 
 
@@ -159,7 +159,7 @@ _ELSEWHERE = {
 
 
 def comparable(name: str) -> str:
-    """What SQLite and MySQL compare column names by: no case, and in MySQL no accents either, and ß is s."""
+    """Return what SQLite and MySQL compare column names by: no case, and in MySQL no accents either, and ß is s."""
     letters = (c for c in unicodedata.normalize("NFKD", name) if not unicodedata.combining(c))
     return "".join(letters).translate(_MYSQL_LETTERS).casefold()
 
@@ -169,14 +169,14 @@ _MYSQL_LETTERS = str.maketrans("ßẞı", "ssi")
 
 @lru_cache(maxsize=1024)
 def from_sql(dialect: str, column_type: str, comment: str = "") -> FieldType:
-    """The field type of a stream's column, read back from the database. A foreign column reads as a string."""
+    """Return the field type of a stream's column, read back from the database. A foreign column reads as a string."""
     if comment in _SQL:
         return FieldType(comment)
     numbers = [int(n) for n in re.findall(r"\d+", column_type.partition("(")[2])]
-    found = column_type.upper().partition("(")[0].strip()
+    name = column_type.upper().partition("(")[0].strip()
     for base, spellings in _SQL.items():
         spelling = spellings[_DIALECTS.index(dialect)].upper()
-        if found in (spelling, spelling.partition("(")[0].strip(), spelling.partition(" CHARACTER")[0]):
+        if name in (spelling, spelling.partition("(")[0].strip(), spelling.partition(" CHARACTER")[0]):
             return FieldType(base, *(numbers[:2] if base == "decimal" else ()))
     return FieldType("string")
 
@@ -185,7 +185,7 @@ def from_sql(dialect: str, column_type: str, comment: str = "") -> FieldType:
 
 
 def infer(values: Iterable[object]) -> FieldType | None:
-    """The type of a new field, by the first values seen under it; `None` where it is not clear."""
+    """Return the type of a new field, by the first values seen under it; `None` where it is not clear."""
     kinds = {type(v) for v in values if v is not None}
     if kinds == {int, float}:
         return FieldType("float64")
@@ -316,7 +316,7 @@ _FLOAT32 = struct.Struct("<f")  # of a fixed byte order: the native one makes in
 
 
 def round_float32(value: float) -> float:
-    """The nearest 32-bit float, as Python's float."""
+    """Return the nearest 32-bit float, as Python's float."""
     return float(_FLOAT32.unpack(_FLOAT32.pack(value))[0])
 
 
@@ -430,7 +430,7 @@ _CHECKS: dict[str, Callable[[Any, FieldType], Any]] = {
 
 
 def check_value(value: object, kind: FieldType) -> Any:
-    """The canonical form of one value (JSON fields: its text); `ValueError` says why it cannot be."""
+    """Return the canonical form of one value (JSON fields: its text); `ValueError` says why it cannot be."""
     return None if value is None else _CHECKS[kind.base](value, kind)
 
 
@@ -440,8 +440,8 @@ _USUAL: dict[str, type] = {"string": str, "bool": bool, "int32": int, "int64": i
 
 
 def check_column(values: list[Any], kind: FieldType) -> tuple[list[Any] | None, bool]:
-    """The canonical column, or `None` where some value does not fit (then `check_value` tells which); and whether there
-    are nulls in it.
+    """Return the canonical column, or `None` where a value does not fit (`check_value` reports which); and whether it
+    has nulls.
 
     The common types are checked a column at a time, at the speed of C: their types, then their bounds.
     """

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from weft.errors import DeclarationError, nearest
+from weft.errors import DeclarationError, did_you_mean
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -58,9 +58,9 @@ class Udf:
 
 @dataclass(frozen=True)
 class Udaf:
-    """What `@weft.udaf` was told of a class."""
+    """The declaration of a class by `@weft.udaf`."""
 
-    made: type[Any]
+    cls: type[Any]
     sql_name: str
     args: tuple[str, ...]
     state: tuple[str, ...]
@@ -79,9 +79,11 @@ def udf(*, args: Sequence[str], returns: str, name: str | None = None) -> Callab
         where = f"udf {name or own}"
         if not callable(function) or isinstance(function, type):
             raise DeclarationError(f"{where}: @udf is for functions.", hint="For a class: @udaf.")
-        made = Udf(function, _sql_name(name, own, where), _types(args, "args", where), _type(returns, "returns", where))
-        _refuse_other_parameters(function, made.args, where)
-        return made
+        declared = Udf(
+            function, _sql_name(name, own, where), _types(args, "args", where), _type(returns, "returns", where)
+        )
+        _refuse_other_parameters(function, declared.args, where)
+        return declared
 
     return declare
 
@@ -96,84 +98,83 @@ def udaf(
     types are those of `udf`.
     """
 
-    def declare(made: Class) -> Class:
-        own = getattr(made, "__name__", None)
+    def declare(cls: Class) -> Class:
+        own = getattr(cls, "__name__", None)
         where = f"udaf {name or own}"
-        if not isinstance(made, type):
+        if not isinstance(cls, type):
             raise DeclarationError(f"{where}: @udaf is for classes.", hint="For a function: @udf.")
-        missing = [each for each in _METHODS if not callable(getattr(made, each, None))]
+        missing = [each for each in _METHODS if not callable(getattr(cls, each, None))]
         if missing:
             raise DeclarationError(
                 f"{where}: the class {own} has no {', '.join(missing)}.", hint=f"It needs {', '.join(_METHODS)}."
             )
         declared = Udaf(
-            made,
+            cls,
             _sql_name(name, own, where),
             _types(args, "args", where),
             _types(state, "state", where),
             _type(returns, "returns", where),
         )
-        _refuse_other_parameters(made, (), where)
-        _refuse_other_parameters(made.update_batch, ("self", *declared.args), where)
-        _refuse_other_parameters(made.merge_batch, ("self", *declared.state), where)
-        made.weft_udaf, made.sql_name = declared, declared.sql_name
-        return made
+        _refuse_other_parameters(cls, (), where)
+        _refuse_other_parameters(cls.update_batch, ("self", *declared.args), where)
+        _refuse_other_parameters(cls.merge_batch, ("self", *declared.state), where)
+        cls.weft_udaf, cls.sql_name = declared, declared.sql_name
+        return cls
 
     return declare
 
 
-def declared_udf(given: Any) -> Udf:
-    """What `udfs=` was given, which must be decorated."""
-    if isinstance(given, Udf):
-        return given
+def declared_udf(function: Any) -> Udf:
+    """Return a function of `udfs=`, which must be decorated."""
+    if isinstance(function, Udf):
+        return function
     raise DeclarationError(
-        f"udfs: {given!r} is not decorated with @udf.",
-        hint="Give a class with @udaf to aggregate_udfs." if hasattr(given, "weft_udaf") else None,
+        f"udfs: {function!r} is not decorated with @udf.",
+        hint="Give a class with @udaf to aggregate_udfs." if hasattr(function, "weft_udaf") else None,
     )
 
 
-def declared_udaf(given: Any) -> Udaf:
-    """What was told of a class that `aggregate_udfs=` was given."""
+def declared_udaf(cls: Any) -> Udaf:
+    """Return the declaration of a class of `aggregate_udfs=`."""
     # Of this class itself: one made of a decorated class is another.
-    found = vars(given).get("weft_udaf") if isinstance(given, type) else None
-    if isinstance(found, Udaf):
-        return found
+    declared = vars(cls).get("weft_udaf") if isinstance(cls, type) else None
+    if isinstance(declared, Udaf):
+        return declared
     raise DeclarationError(
-        f"aggregate_udfs: {given!r} is not a class decorated with @udaf.",
-        hint="Give a function with @udf to udfs." if isinstance(given, Udf) else None,
+        f"aggregate_udfs: {cls!r} is not a class decorated with @udaf.",
+        hint="Give a function with @udf to udfs." if isinstance(cls, Udf) else None,
     )
 
 
 def arrow_type(name: str) -> pa.DataType:
-    """The type of Arrow's."""
+    """Return the Arrow type of this name."""
     import pyarrow
 
     return getattr(pyarrow, ARROW_TYPES[name])()
 
 
 def _sql_name(name: str | None, own: str | None, where: str) -> str:
-    given = own if name is None else name
-    if not isinstance(given, str) or not _NAME.fullmatch(given):
+    chosen = own if name is None else name
+    if not isinstance(chosen, str) or not _NAME.fullmatch(chosen):
         raise DeclarationError(
-            f"{where}: {given!r} cannot be the name of a function in SQL.",
+            f"{where}: {chosen!r} cannot be the name of a function in SQL.",
             hint='Give it one of letters, digits and _: name="my_function".',
         )
-    return given
+    return chosen
 
 
-def _types(given: Any, option: str, where: str) -> tuple[str, ...]:
-    if not isinstance(given, list | tuple) or not given:
-        raise DeclarationError(f"{where}: {option} is {given!r}.", hint=f'A tuple of types: {option}=("Float64",).')
-    return tuple(_type(each, option, where) for each in given)
+def _types(names: Any, option: str, where: str) -> tuple[str, ...]:
+    if not isinstance(names, list | tuple) or not names:
+        raise DeclarationError(f"{where}: {option} is {names!r}.", hint=f'A tuple of types: {option}=("Float64",).')
+    return tuple(_type(each, option, where) for each in names)
 
 
-def _type(given: Any, option: str, where: str) -> str:
-    if isinstance(given, str) and given in ARROW_TYPES:
-        return given
-    close = nearest(str(given), ARROW_TYPES)
+def _type(name: Any, option: str, where: str) -> str:
+    if isinstance(name, str) and name in ARROW_TYPES:
+        return name
     raise DeclarationError(
-        f"{where}: {option} has the unknown type {given!r}.",
-        hint=f"Did you mean {close!r}?" if close else f"Known: {', '.join(ARROW_TYPES)}.",
+        f"{where}: {option} has the unknown type {name!r}.",
+        hint=did_you_mean(str(name), ARROW_TYPES, f"Known: {', '.join(ARROW_TYPES)}."),
     )
 
 

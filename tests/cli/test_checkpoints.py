@@ -222,8 +222,8 @@ def test_names(local: Project, name: str) -> None:
     from weft.engine.streaming.checkpoint import stored
 
     made = Checkpoint(name)
-    made.lock()
-    made.unlock()
+    made.lock.take()
+    made.lock.release()
     made.path.mkdir()
     assert [each.name for each in stored()] == [name]
 
@@ -233,7 +233,7 @@ def test_a_lock_ends_with_its_process(local: Project) -> None:
     code = """
 from weft.engine.streaming.checkpoint import Checkpoint
 held = Checkpoint("copies")
-held.lock()
+held.lock.take()
 print("locked", flush=True)
 input()
 """
@@ -241,11 +241,11 @@ input()
     assert process.stdout is not None
     assert process.stdout.readline() == "locked\n"
     with pytest.raises(weft.BusyError, match=f"runs already, as process {process.pid}"):
-        Checkpoint("copies").lock()
-    assert Checkpoint("copies").runner() == process.pid
+        Checkpoint("copies").lock.take()
+    assert Checkpoint("copies").lock.holder() == process.pid
     process.kill()
     process.communicate()
-    assert Checkpoint("copies").runner() is None
+    assert Checkpoint("copies").lock.holder() is None
     with Checkpoint("copies").locked():
         pass
 
@@ -371,7 +371,7 @@ def test_a_jvm_that_does_not_end(local: Project, monkeypatch: pytest.MonkeyPatch
         Path(".weft/checkpoints/copies~lock").write_text(json.dumps(noted))
         monkeypatch.setattr("weft.engine.streaming.lock._JVM_SECONDS", 0.1)
         with pytest.raises(weft.BusyError, match=f"still runs.*\n.*kill {jvm.pid}"):
-            checkpoint.lock()
+            checkpoint.lock.take()
         jvm.kill()
         wait_until(lambda: process_state(jvm.pid) == "Z", "it to end")
         with checkpoint.locked():

@@ -15,8 +15,8 @@ import warm_python
 import weft
 from servers import wait_until
 from weft.engine import session
-from weft.engine.streaming.checkpoint import Checkpoint, prepared
-from weft.engine.streaming.progress import Lag
+from weft.engine.streaming.checkpoint import Checkpoint, prepared_session
+from weft.engine.streaming.progress import SourceLag
 from weft.spark_support.folder import BucketFolder, LocalFolder
 from weft.spark_support.location import Location
 from workers import declare
@@ -149,9 +149,9 @@ def test_the_lag_after_a_restart(
     call("consume", "copies", "--once")
     pipeline = weft.project.current().streaming_pipelines["copies"]
     checkpoint = Checkpoint.of(pipeline)
-    lag = Lag(pipeline.sources, checkpoint)
+    lag = SourceLag(pipeline.sources, checkpoint)
     assert lag.now(fresh=True) == {}  # nobody has opened it
-    spark = prepared(session.spark(), pipeline)
+    spark = prepared_session(session.spark(), pipeline)
     with checkpoint.locked():
         checkpoint.hold(spark, lambda: None)
         assert lag.now(fresh=True) == {"raw": 0}

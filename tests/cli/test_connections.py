@@ -171,7 +171,7 @@ def test_set_takes_a_reference_that_is_not_set_yet(run) -> None:
         ("it=hunter2", 1, "must begin with a scheme"),
         ("it=postgers://me:hunter2@h", 1, "Did you mean 'postgres'?"),
         ("it=mysql://me:hunter2@h?ssl_caa=1", 1, "Did you mean 'ssl_ca'?"),
-        ("a b=sqlite:///a.db", 1, "no name for a connection"),
+        ("a b=sqlite:///a.db", 1, "cannot be the name of a connection"),
     ],
 )
 def test_set_refuses_what_cannot_be_right(run, definition: str, code: int, message: str) -> None:

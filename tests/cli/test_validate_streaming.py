@@ -91,16 +91,16 @@ def tables() -> list[str]:
             "sql",
             "a table that is not there: `clicks`.\n  It can read: source.",
         ),
-        ({"mode": "merge", "keys": ["usr_id"]}, "target copies", "The key 'usr_id' is no column of the rows"),
+        ({"mode": "merge", "keys": ["usr_id"]}, "target copies", "The key 'usr_id' is not a column of the rows"),
         (
             {"mode": "merge", "keys": ["id"], "transform_sql": "SELECT user_id AS ID FROM source"},
             "target copies",
-            "The key 'id' is no column of the rows.\n  Did you mean 'ID'?",
+            "The key 'id' is not a column of the rows.\n  Did you mean 'ID'?",
         ),
         (
             {"mode": "merge", "keys": ["user_id"], "deduplicate_by": "at"},
             "target copies",
-            "The deduplicate_by 'at' is no column of the rows",
+            "The deduplicate_by 'at' is not a column of the rows",
         ),
         (
             {"transform_sql": "SELECT * FROM source", "lookups": {"users": weft.Lookup(table="nobody")}},
@@ -152,7 +152,7 @@ def test_a_table_without_its_key(call: Any, clicks: Any) -> None:
         copies
     )
     told = found(call, "copies", code=1)
-    assert "The key 'user_id' is no column of the table copies" in told["target copies"]["problem"]
+    assert "The key 'user_id' is not a column of the table copies" in told["target copies"]["problem"]
 
 
 def copies() -> None:

@@ -38,8 +38,8 @@ def test_error_shows_no_secret() -> None:
     ("given", "message"),
     [
         (SQLiteConnection("a.db"), "has no name"),
-        (SQLiteConnection("a.db", name=""), "no name for a connection"),
-        (SQLiteConnection("a.db", name="a b"), "no name for a connection"),
+        (SQLiteConnection("a.db", name=""), "cannot be the name of a connection"),
+        (SQLiteConnection("a.db", name="a b"), "cannot be the name of a connection"),
         ("postgres://h", "A connection is needed, not a str"),
     ],
 )

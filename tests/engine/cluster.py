@@ -68,7 +68,7 @@ master = "{self.master}"
 spark.pyspark.python = "{sys.executable}"
 spark.executor.cores = 1
 spark.executor.memory = "512m"
-spark.executor.extraJavaOptions = "{" ".join(jvm.profile_flags("quick"))}"
+spark.executor.extraJavaOptions = "{" ".join(jvm.PROFILES["quick"])}"
 """
 
     def kill(self, number: int) -> None:
@@ -105,7 +105,7 @@ spark.executor.extraJavaOptions = "{" ".join(jvm.profile_flags("quick"))}"
                 [
                     str(self.java.executable),
                     *jvm.MODULE_FLAGS,
-                    *jvm.profile_flags("quick"),
+                    *jvm.PROFILES["quick"],
                     *archive_files.archive_flags(self.java),
                     "-Xmx256m",
                     *("-cp", f"{home}/jars/*"),

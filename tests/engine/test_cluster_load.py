@@ -121,5 +121,5 @@ def test_files_of_one_machine_are_refused(cluster: Cluster, python: Python, proj
         WEFT_SPARK_MASTER="",
     )
     assert finish(process) == [
-        "The source of this load is a file on this machine, which Spark's workers on a cluster cannot open."
+        "The source of this load is on this machine, and Spark's workers on a cluster cannot open it."
     ]

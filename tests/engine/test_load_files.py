@@ -73,7 +73,7 @@ def test_refused_before_spark_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_SPARK_MASTER", "spark://elsewhere:7077")
     assert not config.read_settings(Path()).is_local
     for connection in (lake, DeltaLocalConnection("lake")):
-        with pytest.raises(DeclarationError, match=r"folder of this machine[\s\S]*WEFT_SPARK_MASTER"):
+        with pytest.raises(DeclarationError, match=r"target of this load, .* on this machine[\s\S]*WEFT_SPARK_MASTER"):
             weft.load(ROWS, target="orders", connection=connection)
 
 

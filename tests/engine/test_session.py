@@ -100,7 +100,7 @@ def test_a_session_of_ones_own_is_used(python: Python) -> None:
 
         conf = {"spark.master": "local[1]", "spark.ui.enabled": "false", "spark.sql.session.timeZone": "Asia/Tokyo"}
         runtime = java.find_java()
-        flags = [*jvm.profile_flags("quick"), *archive_files.archive_flags(runtime)]
+        flags = [*jvm.PROFILES["quick"], *archive_files.archive_flags(runtime)]
         machine = jvm.start_jvm(runtime, conf, flags=flags, log=Log(Path("own.log")))
         own, _ = session.connect(machine, conf)
         print(weft.spark() is own, weft.spark().conf.get("spark.sql.session.timeZone"))

@@ -49,7 +49,7 @@ class Lag:
     def now(self, *, fresh: bool = False) -> dict[str, int]:
         return {"numbers": self.behind}
 
-    def told(self) -> dict[str, str]:
+    def in_words(self) -> dict[str, str]:
         return {"numbers": f"{self.behind} events"}
 
 

@@ -52,7 +52,7 @@ class Site:
 
     @property
     def runner(self) -> Runner:
-        return Runner(self.log, engine.Run, Alerters([self.told]), project=self.project)
+        return Runner(self.log, engine.PipelineRun, Alerters([self.told]), project=self.project)
 
     def at(self, moment: datetime) -> None:
         self.project.clock = moment.timestamp
@@ -252,7 +252,7 @@ def test_a_log_that_cannot_be_written(
         hourly("copy")
         for _ in range(2):
             with caplog.at_level(logging.WARNING), open_run_log(place, or_memory=True) as log:
-                (outcome,) = Runner(log, engine.Run).run_due()
+                (outcome,) = Runner(log, engine.PipelineRun).run_due()
             assert outcome.status == "succeeded"
         assert [record.message.startswith("The run log ") for record in caplog.records] == [True, True]
         assert table_rows("copy") == [{"n": 1}]
@@ -273,7 +273,7 @@ def test_a_user_who_may_read_the_log_alone(
             connection.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA weft TO {name}")
         try:
             with open_run_log(url.replace("//weft@", f"//{name}@"), or_memory=True) as log:
-                (outcome,) = Runner(log, engine.Run).run_due()
+                (outcome,) = Runner(log, engine.PipelineRun).run_due()
         finally:
             with server.connect(url.rpartition("/")[2]) as connection:
                 connection.execute(f"DROP OWNED BY {name}")
@@ -312,7 +312,7 @@ def test_alerters_that_hang_or_fail(
     hourly("first", lambda: 1 / 0)
     hourly("second")
     hangs = _Hangs()
-    runner = Runner(site.log, engine.Run, Alerters([_Broken(), hangs, site.told]), project=site.project)
+    runner = Runner(site.log, engine.PipelineRun, Alerters([_Broken(), hangs, site.told]), project=site.project)
     assert statuses(list(runner.run_due())) == {"first": "failed", "second": "succeeded"}
     hangs.released.set()
     assert site.told.events == [("failed", "first")]

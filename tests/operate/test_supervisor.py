@@ -496,7 +496,7 @@ def test_a_target_that_is_down_for_a_while(numbers: Any, server: servers.Server)
         wait_until(lambda: len(witness.failures) >= 2, "failures", PATIENCE)
         # It is still ours: nobody else may run it between two starts.
         with pytest.raises(weft.BusyError, match="runs already"):
-            Checkpoint("copies").lock()
+            Checkpoint("copies").lock.take()
         server.start()
         wait_until(lambda: len(witness.batches) == 2, "the batch after it", PATIENCE)
         text = _metrics(port)

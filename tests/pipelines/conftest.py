@@ -20,7 +20,7 @@ import pytest
 import servers
 import weft
 from duckdb_file import kept_open
-from weft.engine.run import Loaded, Run
+from weft.engine.run import Loaded, PipelineRun
 from weft.pipelines.declare import Pipeline
 from weft.project import Project, use
 from weft.systems.base import system_for
@@ -62,7 +62,7 @@ class Database:
 
     def execute(self, pipeline: Pipeline, key: str | None = None) -> list[Loaded]:
         """Run a pipeline under a key, a new one unless it is given."""
-        run = Run(pipeline, key or f"test {next(_numbers)}", datetime.now(UTC))
+        run = PipelineRun(pipeline, key or f"test {next(_numbers)}", datetime.now(UTC))
         run.execute()
         return run.loaded
 

@@ -39,7 +39,7 @@ def test_the_docs_name_every_option() -> None:
         ({"target": "a", "mode": "merge", "keys": ["id"], "handle_deletes": "soft"}, "cannot handle deletes"),
         (
             {"target": "a", "retry": {"max_atempts": 3}},
-            r"retry has no key 'max_atempts'\.\n  Did you mean 'max_attempts'",
+            r"retry has no option 'max_atempts'\.\n  Did you mean 'max_attempts'",
         ),
         ({"target": "a", "retry": {"max_attempts": 3}}, "and there is no schedule"),
         ({"target": "a", "schedule": "61 * * * *"}, "minute '61'"),
@@ -58,7 +58,7 @@ def test_the_docs_name_every_option() -> None:
         ({"target": "a", "column_map": ["a"]}, "column_map maps"),
         ({"target": "a", "lookback": "1 day"}, "lookback is a timedelta"),
         ({"target": 5}, "a target is a class under @weft.table"),
-        ({"target": int}, "the class int is no table"),
+        ({"target": int}, "the class int is not a table"),
     ],
 )
 def test_refused(options: dict[str, Any], said: str) -> None:

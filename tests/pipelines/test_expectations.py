@@ -146,7 +146,7 @@ def test_an_unknown_column(database: Database) -> None:
         (lambda: freshness("a", -1), "timedelta or seconds"),
         (lambda: not_null("a", on_failure="explode"), "on_failure is one of fail, warn, quarantine"),
         (lambda: row_count(min=1, on_failure="quarantine"), "none of them can be put aside"),
-        (lambda: pipeline("not_null"), "is no expectation"),
+        (lambda: pipeline("not_null"), "is not an expectation"),
         (lambda: pipeline(on_quality_failure="ignore"), "It can be 'fail', 'warn', 'quarantine'"),
     ],
 )

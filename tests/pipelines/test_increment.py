@@ -12,7 +12,7 @@ import weft
 from pipelines.conftest import Database
 from weft import DeclarationError, LoadRefusedError
 from weft.engine import incremental
-from weft.engine.run import Run, planned, prepared, produce, understand
+from weft.engine.run import PipelineRun, plan_load, prepare_load, produce, understand
 from weft.systems.sql import tokens
 from weft.transforms import filter_where
 
@@ -137,10 +137,10 @@ def test_rows_that_land_before_they_are_read(events: Database) -> None:
         return "SELECT id, name, seen_at FROM raw_events"
 
     insert(events, (9, "00:00:01"))
-    load = planned(copy, copy.targets[0], "k", weft_now())
-    with prepared(copy, copy.targets[0], load, understand(copy, produce(copy))) as ready:
-        insert(events, (3, "00:00:01"), (9, "00:00:01"))
-        ready.job.run(ready.given)
+    load = plan_load(copy, copy.targets[0], "k", weft_now())
+    ready = prepare_load(copy, copy.targets[0], load, understand(copy, produce(copy)))
+    insert(events, (3, "00:00:01"), (9, "00:00:01"))
+    ready.job.run(ready.data)
     assert ids(events) == [1, 2, 3]
     assert events.execute(copy)[0].late == 0
     insert(events, (4, "00:00:01"), (9, "00:00:01"))
@@ -250,7 +250,7 @@ def test_late_rows_of_files(spark: Any, local: Any, tmp_path: Path, kind: str) -
         return "SELECT id FROM raw"
 
     def run(key: str) -> int:
-        made = Run(copy, key, weft_now())
+        made = PipelineRun(copy, key, weft_now())
         made.execute()
         return made.loaded[0].late
 
@@ -279,10 +279,10 @@ def test_rows_that_come_while_it_runs_are_not_lost(events: Database) -> None:
         return "SELECT id, name, seen_at FROM raw_events"
 
     target = copy.targets[0]
-    load = planned(copy, target, "first", weft_now())
-    with prepared(copy, target, load, understand(copy, produce(copy))) as ready:
-        insert(events, (3, "00:00:03"))
-        ready.job.run(ready.given)
+    load = plan_load(copy, target, "first", weft_now())
+    ready = prepare_load(copy, target, load, understand(copy, produce(copy)))
+    insert(events, (3, "00:00:03"))
+    ready.job.run(ready.data)
     assert ids(events) == [1, 2]
     events.execute(copy)
     assert ids(events) == [1, 2, 3]
@@ -298,11 +298,11 @@ def test_two_runs_at_once_do_not_load_twice(events: Database) -> None:
     events.execute(copy)
     insert(events, (3, "00:00:03"))
     target = copy.targets[0]
-    load = planned(copy, target, "first", weft_now())
-    with prepared(copy, target, load, understand(copy, produce(copy))) as ready:
-        events.execute(copy)
-        with pytest.raises(LoadRefusedError, match="Another run of copy"):
-            ready.job.run(ready.given)
+    load = plan_load(copy, target, "first", weft_now())
+    ready = prepare_load(copy, target, load, understand(copy, produce(copy)))
+    events.execute(copy)
+    with pytest.raises(LoadRefusedError, match="Another run of copy"):
+        ready.job.run(ready.data)
     assert ids(events) == [1, 2, 3]
 
 
@@ -357,11 +357,11 @@ def weft_now() -> Any:
 
 
 def test_what_is_told_of_a_query_that_cannot_be() -> None:
-    with pytest.raises(DeclarationError, match=r"which column \$watermark is compared with"):
-        incremental.marked_column("SELECT * FROM t WHERE f(a) > $watermark", "postgres")
-    with pytest.raises(DeclarationError, match=r"which column \$watermark is compared with"):
-        incremental.marked_column("SELECT * FROM t WHERE a < $watermark", "postgres")
-    assert incremental.marked_column('SELECT * FROM t AS x WHERE $watermark < x."At"', "postgres") == "At"
+    with pytest.raises(DeclarationError, match=r"column that \$watermark is compared with"):
+        incremental.watermark_column("SELECT * FROM t WHERE f(a) > $watermark", "postgres")
+    with pytest.raises(DeclarationError, match=r"column that \$watermark is compared with"):
+        incremental.watermark_column("SELECT * FROM t WHERE a < $watermark", "postgres")
+    assert incremental.watermark_column('SELECT * FROM t AS x WHERE $watermark < x."At"', "postgres") == "At"
 
 
 EVERYWHERE = ["postgres", "mysql", "sqlite", "duckdb"]

@@ -13,7 +13,7 @@ import weft
 from pipelines.conftest import Database
 from weft import LoadRefusedError, pk
 from weft.engine.preview import Preview, preview
-from weft.engine.run import Run
+from weft.engine.run import PipelineRun
 from weft.engine.validate import validate
 from weft.expectations import not_null, range
 from weft.normalize import lower, parse_int
@@ -153,7 +153,7 @@ def lake(spark: Any, local: Project, tmp_path: Path) -> Project:
 
 
 def run(pipeline: Pipeline) -> Any:
-    made = Run(pipeline, f"k{datetime.now(UTC)}", datetime.now(UTC))
+    made = PipelineRun(pipeline, f"k{datetime.now(UTC)}", datetime.now(UTC))
     made.execute()
     return made.loaded[0].counts
 

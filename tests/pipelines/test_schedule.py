@@ -205,7 +205,7 @@ def test_as_a_clock_on_the_wall_says(cron: str, zone: str, day: str, offset: int
         ("* 24 * * *", r"hour '24' .*\n.*0 to 23"),
         ("* * 0 * *", r"day of the month '0' .*\n.*1 to 31"),
         ("* * * 13 *", r"month '13' .*\n.*1 to 12 \(or JAN to DEC\)"),
-        ("* * * * MOM", r"day of the week 'MOM' .*no number.*\n.*Did you mean 'MON'.*0 to 7"),
+        ("* * * * MOM", r"day of the week 'MOM' .*not a number.*\n.*Did you mean 'MON'.*0 to 7"),
         ("*/0 * * * *", r"minute '\*/0' .*step of 0"),
         ("5-1 * * * *", r"minute '5-1' .*ends before it begins"),
         ("1,,2 * * * *", r"minute '1,,2' "),

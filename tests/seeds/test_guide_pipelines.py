@@ -14,7 +14,7 @@ import pytest
 import servers
 import warm_python
 import weft
-from weft.engine.run import Run
+from weft.engine.run import PipelineRun
 from weft.operate.runlog import open_run_log
 from weft.operate.runner import Runner
 from weft.project import Project, use
@@ -204,7 +204,7 @@ def test_dependencies_and_retry(guide: psycopg.Connection[Any]) -> None:
     with open_run_log("memory://") as log:
         now = NOW
         project.clock = lambda: now.timestamp()
-        runner = Runner(log, Run)
+        runner = Runner(log, PipelineRun)
         guide.execute("ALTER TABLE raw.events RENAME TO away")
         outcomes = {each.pipeline: each for each in runner.run_due()}
         assert outcomes["ingest_events"].status == "failed"
@@ -237,10 +237,10 @@ def test_scd2_with_event_time(guide: psycopg.Connection[Any]) -> None:
     guide.execute("INSERT INTO raw.customers VALUES (1, ' Ann@X.org', 'Ann', '2026-11-01 00:00Z')")
     found = module(SCD2)
     moment = datetime(2026, 11, 10, tzinfo=UTC)
-    Run(found.sync_customers, "1", moment).execute()
+    PipelineRun(found.sync_customers, "1", moment).execute()
     guide.execute("UPDATE raw.customers SET name = 'Anna', updated_at = '2026-11-02 00:00Z'")
-    Run(found.sync_customers, "2", moment).execute()
-    Run(found.sync_customers, "3", moment).execute()
+    PipelineRun(found.sync_customers, "2", moment).execute()
+    PipelineRun(found.sync_customers, "3", moment).execute()
     rows = guide.execute(
         "SELECT email, name, valid_from, valid_to, is_current, row_hash IS NOT NULL "
         "FROM analytics.customer_dim ORDER BY 3"
@@ -262,7 +262,7 @@ def test_cross_database_loads(
         other.execute("CREATE TABLE customers (customer_id bigint, email text, name text, updated_at timestamptz)")
         other.execute("INSERT INTO customers VALUES (1, 'A@X.ORG ', 'Ann', '2026-11-01 00:00Z')")
         found = module(CROSS)
-        run = Run(found.sync_customers, "1", NOW)
+        run = PipelineRun(found.sync_customers, "1", NOW)
         run.execute()
         assert run.loaded[0].engine == "spark"
     assert guide.execute("SELECT email FROM analytics.customer_dim").fetchall() == [("a@x.org",)]
@@ -274,9 +274,9 @@ def test_multi_target_fan_out(guide: psycopg.Connection[Any], spark: Any, monkey
     weft.register_connection(weft.DeltaLocalConnection(name="lake", path=str(tmp_path / "lake")))
     found = module(FAN_OUT)
     for key in ("1", "2"):
-        Run(found.fan_out, key, NOW).execute()
+        PipelineRun(found.fan_out, key, NOW).execute()
     guide.execute("INSERT INTO raw.events VALUES (3, 'c', '2026-03-10 12:00Z')")
-    run = Run(found.fan_out, "3", NOW)
+    run = PipelineRun(found.fan_out, "3", NOW)
     run.execute()
     assert [each.counts.inserted for each in run.loaded] == [1, 1]
     assert sorted(row["event_id"] for row in table_rows("analytics.warehouse_events", connection="warehouse")) == [

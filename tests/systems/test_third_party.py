@@ -22,6 +22,7 @@ from weft.cli import cli
 from weft.engine.streaming.dead_letters import DeadLetterBox
 from weft.engine.streaming.query import Query
 from weft.pipelines.streaming.declare import find
+from weft.pipelines.streaming.endpoints import delivery_to
 from weft.pipelines.streaming.json_schema import schema
 from weft.pipelines.streaming.toml import parse
 from weft.systems.dead_letter_store import DeadLetter
@@ -82,7 +83,7 @@ def test_a_pipeline_in_a_file(spool: Any, call: Any) -> None:
     Path("copies.toml").write_text(FILE)
     pipeline = parse(FILE)
     assert pipeline.sources[0].connection == weft.connect(kind="spool", path="queues")
-    assert pipeline.delivery_to(pipeline.targets[0]) == "at_least_once"
+    assert delivery_to(pipeline, pipeline.targets[0]) == "at_least_once"
     (finding, *_) = json.loads(call("validate", "copies.toml", "--format", "json", code=1).stdout)
     assert (finding["check"], "no queue 'orders'" in finding["problem"]) == ("source orders", True)
     spool.queue("orders").append([message(1)])

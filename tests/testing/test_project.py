@@ -108,7 +108,7 @@ def test_what_the_test_registers_counts(project: Path, orders: Stream) -> None:
 
 
 def test_a_url_is_no_name(orders: Stream) -> None:
-    with weft.testing.project(), pytest.raises(weft.DeclarationError, match="no name for a connection"):
+    with weft.testing.project(), pytest.raises(weft.DeclarationError, match="cannot be the name of a connection"):
         weft.publish_sync(orders, {"order_id": 1}, connection="postgres://host/db")
 
 

@@ -20,8 +20,8 @@ from weft.cli.common import (
     time_text,
 )
 from weft.cli.consume import find_pipeline
-from weft.engine.streaming.checkpoint import Checkpoint, State, stored
-from weft.engine.streaming.progress import Lag
+from weft.engine.streaming.checkpoint import Checkpoint, CheckpointState, stored
+from weft.engine.streaming.progress import SourceLag
 from weft.engine.streaming.sources import open_source, show_position
 from weft.errors import DeclarationError, StorageError, WeftError, unknown
 from weft.project import current
@@ -86,7 +86,7 @@ def show(what: str, modules: tuple[str, ...], output: str) -> None:
     """
     checkpoint, pipeline = _find(what, modules)
     row = _described(checkpoint, pipeline)
-    lag = Lag(pipeline.sources, checkpoint) if pipeline is not None else None
+    lag = SourceLag(pipeline.sources, checkpoint) if pipeline is not None else None
     if lag is not None:
         row["lag"] = lag.now()
     if output == "json":
@@ -94,7 +94,7 @@ def show(what: str, modules: tuple[str, ...], output: str) -> None:
         return
     shown = {**row, "offsets": _positions(checkpoint, row, pipeline), "last_batch": time_text(row["last_batch"])}
     if lag is not None:
-        shown["lag"] = "; ".join(f"{name} {waiting}" for name, waiting in lag.told().items())
+        shown["lag"] = "; ".join(f"{name} {waiting}" for name, waiting in lag.in_words().items())
     for name, value in shown.items():
         if value not in (None, ""):
             click.echo(f"{name.replace('_', ' ') + ':':<12} {value}")
@@ -117,7 +117,7 @@ def _described(checkpoint: Checkpoint, pipeline: StreamingPipeline | None) -> di
     state = checkpoint.state()
     return {
         "pipeline": checkpoint.name,
-        "running": checkpoint.runner(),
+        "running": checkpoint.lock.holder(),
         "committed": state.committed,
         "planned": state.planned,
         "last_batch": state.moment,
@@ -127,7 +127,7 @@ def _described(checkpoint: Checkpoint, pipeline: StreamingPipeline | None) -> di
     }
 
 
-def _offsets(state: State, pipeline: StreamingPipeline | None) -> dict[str, Any]:
+def _offsets(state: CheckpointState, pipeline: StreamingPipeline | None) -> dict[str, Any]:
     """By source; where the pipeline is not declared here, by its number."""
     names = [each.name for each in pipeline.sources] if pipeline is not None else []
     if len(names) != len(state.offsets):

@@ -146,7 +146,7 @@ class _StatusLine(RunListener):
                 click.echo(f"{self._name}: {done}")
 
     def text(self) -> str:
-        lag = ", ".join(self._lag.told().values()) if self._lag is not None else ""
+        lag = ", ".join(self._lag.in_words().values()) if self._lag is not None else ""
         with self._lock:
             now = time.monotonic()
             while self._recent and now - self._recent[0][0] > _RECENT_SECONDS:

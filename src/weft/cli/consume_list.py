@@ -50,6 +50,8 @@ def declared(modules: tuple[str, ...]) -> dict[str, StreamingPipeline]:
 
 
 def _listed(pipeline: StreamingPipeline) -> dict[str, Any]:
+    from weft.pipelines.streaming.endpoints import delivery_to
+
     return {
         "name": pipeline.name,
         "sources": [{"name": each.name, "connection": _named(each.connection)} for each in pipeline.sources],
@@ -59,7 +61,7 @@ def _listed(pipeline: StreamingPipeline) -> dict[str, Any]:
                 "connection": _named(each.connection),
                 "mode": each.mode,
                 "keys": list(each.primary_key),
-                "delivery": pipeline.delivery_to(each),
+                "delivery": delivery_to(pipeline, each),
             }
             for each in pipeline.targets
         ],

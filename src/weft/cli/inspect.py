@@ -29,8 +29,8 @@ from weft.project import current
 
 if TYPE_CHECKING:
     from weft.engine.preview import Preview
-    from weft.engine.validate import Finding
-    from weft.pipelines.declare import Pipeline, Target
+    from weft.engine.validate import ValidationResult
+    from weft.pipelines.declare import Pipeline, PipelineTarget
 
 
 @click.command()
@@ -161,7 +161,7 @@ def validate(names: tuple[str, ...], modules: tuple[str, ...], output: str) -> N
         sys.exit(1)
 
 
-def _findings(names: tuple[str, ...], modules: tuple[str, ...]) -> Iterator[Finding]:
+def _findings(names: tuple[str, ...], modules: tuple[str, ...]) -> Iterator[ValidationResult]:
     from weft.cli.consume import find_pipeline
     from weft.engine.streaming.validate import validate as check_streaming
     from weft.engine.validate import validate as check
@@ -214,7 +214,7 @@ def dry_run(names: tuple[str, ...], modules: tuple[str, ...], run_log: str | Non
     print_table(shown, columns, spare=["slot"], below="changes")
 
 
-def _change(pipeline: Pipeline, target: Target, now: datetime) -> str:
+def _change(pipeline: Pipeline, target: PipelineTarget, now: datetime) -> str:
     from weft.engine.preview import preview as preview_target
 
     try:

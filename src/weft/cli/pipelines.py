@@ -51,9 +51,9 @@ alerter_option = click.option(
 
 def _execution(pipeline: Pipeline, key: str, moment: datetime, *, keep: Callable[[], None]) -> Execution:
     """A run by the engine, which is loaded for commands that run something."""
-    from weft.engine.run import Run
+    from weft.engine.run import PipelineRun
 
-    return Run(pipeline, key, moment, keep=keep)
+    return PipelineRun(pipeline, key, moment, keep=keep)
 
 
 @contextmanager

@@ -30,7 +30,7 @@ def scan_log(connection: Connection, stream: str | Stream, layout: Layout, start
         after=reader.upto if after is None else max(reader.after, after),
         upto=reader.upto if upto is None else min(reader.upto, upto),
     )
-    frames.refuse_one_host(reader.one_host, "source")
+    session.refuse_one_host(reader.one_host, "The source of this load")
     spark = session.spark()
     frame = frames.from_reader(spark, reader, spark.sparkContext.defaultParallelism)
     own = {

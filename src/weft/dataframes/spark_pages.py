@@ -13,6 +13,7 @@ import pyarrow as pa
 from weft.columns import canonical_batch, canonical_schema
 from weft.dataframes.layout import Layout, types_of
 from weft.dataframes.reading import batches_of
+from weft.spark_support.sessions import read_source
 from weft.systems.pages import Comparison, PageFeed, Pages
 
 _numbers = itertools.count()
@@ -82,11 +83,11 @@ def _comparison(pushed: Any, layout: Layout) -> Comparison | None:
 
 def scan_pages(scan: PageScan) -> Any:
     """Return a DataFrame of a stream. Each query reads what is there when it begins."""
-    from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+    from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
     from pyspark.sql.pandas.types import from_arrow_schema
 
     from weft.engine import session
-    from weft.engine.tasks import settle
+    from weft.engine.tasks import freeze_imports
 
     scan = scan.with_all_fields()
     schema = from_arrow_schema(scan.schema, prefer_timestamp_ntz=True)
@@ -95,8 +96,9 @@ def scan_pages(scan: PageScan) -> Any:
         def __init__(self, first: str, last: str) -> None:
             self.first, self.last = first, last
 
-    class Rows(DataSourceReader):
+    class RangeReader(DataSourceReader):
         def __init__(self) -> None:
+            freeze_imports()
             self.comparisons: list[Comparison] = []
 
         def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
@@ -111,26 +113,10 @@ def scan_pages(scan: PageScan) -> Any:
             return [Part(*ids) for ids in scan.ranges(parts, self.comparisons)]
 
         def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-            settle()
+            freeze_imports()
             # Of no partitions Spark makes one, which is none of ours.
             return scan.read(partition.first, partition.last) if isinstance(partition, Part) else iter(())
 
-    class Source(DataSource):
-        """Defined here, so that it travels by value: as an option, a plan would show the connection's secrets."""
-
-        @classmethod
-        def name(cls) -> str:
-            return name
-
-        def schema(self) -> Any:
-            return schema
-
-        def reader(self, schema: Any) -> DataSourceReader:
-            settle()
-            return Rows()
-
-    name = f"weft_stream_{next(_numbers)}"
     spark = session.spark()
     parts = spark.sparkContext.defaultParallelism
-    spark.dataSource.register(Source)
-    return spark.read.format(name).load()
+    return read_source(spark, f"weft_stream_{next(_numbers)}", schema, RangeReader)

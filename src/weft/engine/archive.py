@@ -2,7 +2,7 @@
 
 Most of a start is Java reading, checking and linking 15,000 classes. Java can keep the result in a file and map it into
 memory the next time. The file fits one Java and one set of jars. Where there is none that fits, the session starts
-without it, and a process of the lowest priority makes one beside it, once:
+without it, and a process of the lowest priority makes one meanwhile, once:
 
     python -m weft.engine.archive        makes it now, for an image of a container say, and prints where it is
 """
@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weft.engine import config, jvm
-from weft.engine.archive_files import archive_files, archives_folder, changed_at, locked_folder
+from weft.engine.archive_files import archive_files, archives_folder, changed_at
+from weft.engine.jars import locked_folder
 from weft.engine.java import Java, find_java
 from weft.engine.log import Log
 from weft.engine.session import connect, disconnect
@@ -37,7 +38,7 @@ def build(java: Java) -> Path:
     """Make the archive if there is none that fits, and give its file."""
     base, archive = archive_files(java)
     try:
-        with locked_folder(wait=True):
+        with locked_folder(archives_folder()):
             _sweep()
             if base is not None and not base.exists():
                 with _in_place_of(base) as unfinished:
@@ -54,7 +55,7 @@ def build(java: Java) -> Path:
 
 
 def _sweep() -> None:
-    """Remove what killed processes left half made, and what nobody used for long: it is 160 MB for each environment."""
+    """Remove what killed processes left, and archives that were not used for long: 160 MB for each environment."""
     for path in archives_folder().iterdir():
         stale = time.time() - changed_at(path) / 1e9 > _UNUSED_DAYS * 86_400
         if path.name.startswith("unfinished-") or (path.suffix == ".jsa" and stale):
@@ -63,7 +64,7 @@ def _sweep() -> None:
 
 @contextmanager
 def _in_place_of(path: Path) -> Iterator[Path]:
-    """A file to write that becomes `path` in one step when it is whole."""
+    """Yield a file to write that becomes `path` in one step when it is whole."""
     unfinished = path.with_name(f"unfinished-{os.getpid()}-{path.name}")
     try:
         yield unfinished
@@ -87,7 +88,7 @@ def _train(java: Java, base: Path | None, path: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="weft-archive-") as root:
         settings = config.SparkSettings(Path(root), master="local[2]")
         conf = {**config.session_conf(settings), "spark.driver.memory": "1g"}
-        flags = [*jvm.profile_flags("quick"), f"-XX:ArchiveClassesAtExit={path}"]
+        flags = [*jvm.PROFILES["quick"], f"-XX:ArchiveClassesAtExit={path}"]
         if base is not None:
             flags.append(f"-XX:SharedArchiveFile={base}")
         log = Log(Path(root) / "spark.log")
@@ -120,13 +121,13 @@ def _exercise(spark: SparkSession, folder: Path) -> None:
             return "id bigint, name string"
 
         def reader(self, schema: Any) -> DataSourceReader:
-            class Reader(DataSourceReader):
+            class NumbersReader(DataSourceReader):
                 def read(self, partition: Any) -> Any:
                     import pyarrow
 
                     yield pyarrow.RecordBatch.from_pydict({"id": [1, 2], "name": ["a", "b"]})
 
-            return Reader()
+            return NumbersReader()
 
     rows = pa.table({"id": [1, 2, 3], "name": ["a", "b", None], "amount": [1.5, 2.5, None]})
     table = spark.createDataFrame(rows).withColumn("at", functions.current_timestamp())

@@ -5,19 +5,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from weft.engine import jvm
-from weft.engine.jars import cache_folder
+from weft.engine.jars import cache_folder, locked_folder
 from weft.engine.java import Java
 
 _TRAINING = 1
@@ -25,18 +23,18 @@ _TRAINING = 1
 
 
 def archives_folder() -> Path:
-    """Where the archives are. Each may be removed at any time: it is made again."""
+    """Return the folder of the archives. Each may be removed at any time: it is made again."""
     return cache_folder() / "archives"
 
 
 def archive_flags(java: Java) -> list[str]:
-    """The flags with which Java uses the archive that fits it, none where there is none."""
+    """Return the flags with which Java uses the archive that fits it, none where there is none."""
     base, archive = archive_files(java)
     if not archive.exists() or not (base is None or base.exists()):
         return []
     for path in filter(None, (base, archive)):
         _mark_used(path)
-    # auto: without a word, Java does without it where it does not fit after all.
+    # auto: Java ignores an archive that does not fit, without an error.
     return [
         f"-XX:SharedArchiveFile={f'{base}:' if base else ''}{archive}",
         "-Xshare:auto",
@@ -45,9 +43,9 @@ def archive_flags(java: Java) -> list[str]:
 
 
 def build_in_background(java: Java) -> None:
-    """Have another process make the archive, unless one is at it. It goes on when this one ends."""
+    """Start a process that makes the archive, unless one runs already. It goes on when this process ends."""
     try:
-        with locked_folder(wait=False):
+        with locked_folder(archives_folder(), wait=False):
             pass
         process = subprocess.Popen(
             [sys.executable, "-m", "weft.engine.archive", "--low-priority"],
@@ -90,12 +88,3 @@ def _mark_used(path: Path) -> None:
     with suppress(OSError):
         if time.time() - path.stat().st_mtime > 86_400:
             os.utime(path)
-
-
-@contextmanager
-def locked_folder(*, wait: bool) -> Iterator[None]:
-    """Hold the folder's lock, which ends with its process; without `wait`, an OSError if somebody has it."""
-    archives_folder().mkdir(parents=True, exist_ok=True)
-    with (archives_folder() / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        yield

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from weft.engine import inputs, session, tasks
 from weft.engine.inputs import Input
-from weft.engine.readers import Reader, SqlReader
+from weft.engine.readers import RowReader, opened_parts
 from weft.spark_support import outcome
 from weft.systems.target import ArrowRows
 
@@ -21,21 +21,19 @@ if TYPE_CHECKING:
 Work = Callable[[int, Iterable[pa.RecordBatch]], Any]
 
 
-def rows_of(given: Input, reader: Reader | None) -> ArrowRows | None:
-    """What a load was given as such rows; `None` for what only Spark can read."""
+def rows_of(data: Input, reader: RowReader | None) -> ArrowRows | None:
+    """Return the input of a load as such rows; `None` for what only Spark can read."""
     if reader is not None:
-        if isinstance(reader, SqlReader):
-            # What described the query. The tasks open their own.
-            reader.tables.close()
-        return _Elsewhere(reader)
-    return _Here(given) if isinstance(given, inputs.Memory) else None
+        reader.close()
+        return _RowsElsewhere(reader)
+    return _RowsHere(data) if isinstance(data, inputs.Memory) else None
 
 
 @dataclass(frozen=True)
-class _Elsewhere:
+class _RowsElsewhere:
     """Rows that tasks read."""
 
-    reader: Reader
+    reader: RowReader
 
     @property
     def schema(self) -> pa.Schema:
@@ -49,25 +47,21 @@ class _Elsewhere:
 
     def each_part(self, work: Work) -> list[Any]:
         context = session.spark().sparkContext
-        parts, held = self.reader.parts(context.defaultParallelism)
         job = functools.partial(tasks.read, self.reader, work)
-        try:
-            found = context.parallelize(list(enumerate(parts)), len(parts)).map(job).collect()
-        finally:
-            if held is not None:
-                held.close()
-        return [outcome.unpack(each) for each in found]
+        with opened_parts(self.reader, context.defaultParallelism) as parts:
+            results = context.parallelize(list(enumerate(parts)), len(parts)).map(job).collect()
+        return [outcome.unpack(each) for each in results]
 
 
 @dataclass(frozen=True)
-class _Here:
+class _RowsHere:
     """Rows that this process has."""
 
-    given: inputs.Memory
+    rows: inputs.Memory
 
     @property
     def schema(self) -> pa.Schema:
-        return self.given.schema
+        return self.rows.schema
 
     @property
     def columns(self) -> StructType:
@@ -78,4 +72,4 @@ class _Here:
         return from_arrow_schema(self.schema, prefer_timestamp_ntz=is_local)
 
     def each_part(self, work: Work) -> list[Any]:
-        return [work(0, self.given.batches)]
+        return [work(0, self.rows.batches)]

@@ -1,4 +1,4 @@
-"""The table `[spark]` of weft.toml: what it may say, and what Spark is told when it says nothing."""
+"""The table `[spark]` of weft.toml: its settings, and the defaults of Spark's own settings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from weft.errors import SettingsError, nearest
+from weft.errors import SettingsError, did_you_mean
 from weft.settings import PROJECT_FILE, interpolate, read_project_file
 
 Profile = Literal["quick", "throughput"]
@@ -34,7 +34,7 @@ class SparkSettings:
 
     root: Path
     master: str = "local[*]"
-    profile: Profile | None = None
+    profile: Profile = "quick"
     """How the JVM is tuned: to start soon, or to run for long."""
     conf: Mapping[str, str] = field(default_factory=dict)
     jars: tuple[Path | str, ...] = ()
@@ -49,12 +49,12 @@ class SparkSettings:
 
 
 def is_local(master: str) -> bool:
-    """Whether that master is this process's own JVM."""
+    """Return whether that master is this process's own JVM."""
     return master == "local" or master.startswith("local[")
 
 
 def read_settings(root: Path) -> SparkSettings:
-    """What `[spark]` in the project's weft.toml and the environment say."""
+    """Return what `[spark]` in the project's weft.toml and the environment say."""
     table = read_project_file(root).get("spark", {})
     if not isinstance(table, dict):
         raise SettingsError(f"{PROJECT_FILE}: spark must be a table.", hint='Write [spark] and master = "…" below.')
@@ -74,7 +74,7 @@ def read_settings(root: Path) -> SparkSettings:
 
 
 def session_conf(settings: SparkSettings) -> dict[str, str]:
-    """What Spark is told: our defaults below what `[spark.conf]` says."""
+    """Return the settings of Spark: our defaults, and over them those of `[spark.conf]`."""
     weft_folder = settings.root.absolute() / ".weft"
     conf = {
         "spark.app.name": settings.root.absolute().name or "weft",
@@ -106,7 +106,7 @@ def session_conf(settings: SparkSettings) -> dict[str, str]:
 
 
 def local_cores(master: str) -> int:
-    """How many threads `local[…]` means."""
+    """Return how many threads `local[…]` means."""
     inside = master[len("local[") : -1].partition(",")[0] if master.startswith("local[") else "1"
     if inside == "*":
         return len(os.sched_getaffinity(0))
@@ -119,31 +119,31 @@ def local_cores(master: str) -> int:
 
 
 def masters(master: str) -> list[tuple[str, int]]:
-    """Hosts and ports of `spark://host:port,host:port`; none for a master of another kind."""
+    """Return hosts and ports of `spark://host:port,host:port`; none for a master of another kind."""
     if not master.startswith("spark://"):
         return []
-    found = [each.rpartition(":") for each in master.removeprefix("spark://").split(",")]
-    if not all(host and port.isdigit() for host, _, port in found):
+    addresses = [each.rpartition(":") for each in master.removeprefix("spark://").split(",")]
+    if not all(host and port.isdigit() for host, _, port in addresses):
         raise SettingsError(f"The Spark master {master!r} is not understood.", hint="Write spark://host:port.")
-    return [(host.strip("[]"), int(port)) for host, _, port in found]
+    return [(host.strip("[]"), int(port)) for host, _, port in addresses]
 
 
-def _profile(table: Mapping[str, Any]) -> Profile | None:
-    given = os.environ.get(_PROFILE_VARIABLE)
-    where = _PROFILE_VARIABLE if given else "profile"
-    found = given or _text(table, "profile", "")
-    return _one_of(get_args(Profile), found, where) if found else None
+def _profile(table: Mapping[str, Any]) -> Profile:
+    variable = os.environ.get(_PROFILE_VARIABLE)
+    where = _PROFILE_VARIABLE if variable else "profile"
+    profile: Profile = _one_of(get_args(Profile), variable or _text(table, "profile", "") or "quick", where)
+    return profile
 
 
-def _conf(given: object, master: str) -> dict[str, str]:
+def _conf(table: object, master: str) -> dict[str, str]:
     where = f"{PROJECT_FILE}, [spark.conf]"
-    if not isinstance(given, dict):
+    if not isinstance(table, dict):
         raise SettingsError(
             f"{PROJECT_FILE}: spark.conf must be a table.",
             hint='Write [spark.conf] and "spark.sql.ansi.enabled" = false below.',
         )
     conf: dict[str, str] = {}
-    _flatten(given, "", conf, where)
+    _flatten(table, "", conf, where)
     for key in conf:
         if not key.startswith("spark."):
             raise SettingsError(f"{where}: {key!r} is not a setting of Spark.", hint="They begin with spark.")
@@ -169,15 +169,15 @@ def _flatten(table: Mapping[str, Any], prefix: str, conf: dict[str, str], where:
             raise SettingsError(f"{where}: {name} must be a text, a number or true or false.")
 
 
-def _jars(given: object, root: Path) -> tuple[Path | str, ...]:
-    if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
+def _jars(files: object, root: Path) -> tuple[Path | str, ...]:
+    if not isinstance(files, list) or not all(isinstance(each, str) for each in files):
         raise SettingsError(f"{PROJECT_FILE}: spark.jars must be a list of files.", hint='jars = ["lib/mine.jar"]')
     # What has a scheme (hdfs://, s3a://) is for Spark to fetch.
-    return tuple(each if "://" in each else existing_jar(root / Path(each).expanduser()) for each in given)
+    return tuple(each if "://" in each else existing_jar(root / Path(each).expanduser()) for each in files)
 
 
 def existing_jar(path: Path) -> Path:
-    """The file, if it is there: Spark itself only logs that it is not."""
+    """Return the file, if it is there: Spark itself only logs that it is not."""
     path = path.absolute()
     if not path.is_file():
         raise SettingsError(f"The jar {path} is not there.", hint=f"Correct jars in {PROJECT_FILE}, or the argument.")
@@ -198,18 +198,15 @@ def _boolean(table: Mapping[str, Any], key: str, default: bool) -> bool:
     return value
 
 
-def _one_of(allowed: tuple[str, ...], given: str, where: str) -> Any:
-    if given in allowed:
-        return given
-    close = nearest(given, allowed)
-    hint = f"Did you mean {close!r}?" if close else f"Known: {', '.join(allowed)}."
-    raise SettingsError(f"The Spark setting {where} cannot be {given!r}.", hint=hint)
+def _one_of(allowed: tuple[str, ...], value: str, where: str) -> Any:
+    if value in allowed:
+        return value
+    hint = did_you_mean(value, allowed, f"Known: {', '.join(allowed)}.")
+    raise SettingsError(f"The Spark setting {where} cannot be {value!r}.", hint=hint)
 
 
 def _unknown_key(key: str) -> SettingsError:
-    close = nearest(key, _KEYS)
-    if key.startswith("spark"):
-        hint = "Settings of Spark itself go into [spark.conf]."
-    else:
-        hint = f"Did you mean {close!r}?" if close else f"Known: {', '.join(_KEYS)}; other settings: [spark.conf]."
+    hint: str | None = "Settings of Spark itself go into [spark.conf]."
+    if not key.startswith("spark"):
+        hint = did_you_mean(key, _KEYS, f"Known: {', '.join(_KEYS)}; other settings: [spark.conf].")
     return SettingsError(f"{PROJECT_FILE}: unknown key {key!r} in [spark].", hint=hint)

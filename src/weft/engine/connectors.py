@@ -1,8 +1,8 @@
-"""What Spark needs beyond itself for a connection: added to the running session when it is first used.
+"""The jars and settings that Spark needs for a connection: added to the running session when it is first used.
 
     frame = connectors.ready(session.spark(), connection).read…
 
-Not when the session starts: nobody should fetch jars for a bucket that today's load does not touch.
+Not when the session starts: a load should not wait for the jars of a bucket that it does not use.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from threading import Lock
 from typing import Any
 
 from weft.engine.jars import jars_for
+from weft.engine.session import require_jars
 from weft.errors import SettingsError
 from weft.spark_support.sessions import java_class
 from weft.systems.base import Connection, system_for
@@ -34,7 +35,7 @@ _NOTE = "weft.delta.extensions"
 
 
 def ready(spark: Any, *connections: Connection) -> Any:
-    """A session like this one that can use these connections: the same one, unless Delta must be put into it."""
+    """Return a session like this one that can use these connections: the same one, unless Delta must be put into it."""
     return with_jars(spark, {name for connection in connections for name in system_for(connection.kind).jars})
 
 
@@ -51,11 +52,7 @@ def add(spark: Any, capability: str) -> None:
     with _lock:
         if _is_loadable(spark, _PROOF[capability]):
             return
-        # What `spark.jars` does when a session starts: the loader that every later thread inherits, then the executors.
-        loader = java_class(spark, "java.lang.Thread").currentThread().getContextClassLoader()
-        for jar in jars_for(capability):
-            loader.addURL(java_class(spark, "java.io.File")(str(jar)).toURI().toURL())
-            spark.sparkContext._jsc.addJar(str(jar))
+        require_jars(spark, jars_for(capability))
         if not _is_loadable(spark, _PROOF[capability]):
             raise SettingsError(
                 f"The jars for {capability} cannot be added to this Spark session.",
@@ -64,14 +61,14 @@ def add(spark: Any, capability: str) -> None:
 
 
 def with_delta(spark: Any) -> Any:
-    """The session, or a copy of it, with Delta's statements and its catalog."""
+    """Return the session, or a copy of it, with Delta's statements and its catalog."""
     from pyspark.sql import SparkSession
 
     if spark.conf.get(_CATALOG, None) == _DELTA_CATALOG:
         return spark
     with _lock:
         extensions = spark._jsparkSession.extensions()
-        # Noted in the JVM, because Spark itself does not tell. Put in twice, it would parse every statement twice.
+        # Noted in the JVM, because Spark does not report it. Put in twice, it would parse every statement twice.
         noted = spark.sparkContext._jsc.hadoopConfiguration()
         done = noted.get(_NOTE) or ""
         if f"<{extensions.hashCode()}>" not in done:

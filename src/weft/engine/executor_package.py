@@ -1,4 +1,4 @@
-"""Sending our own package to the executors of a cluster, where nobody has installed it."""
+"""Sending our own package to the executors of a cluster, where it is not installed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-_LEFT_OUT = {"__pycache__"}
-
 
 def write_package(folder: Path) -> Path:
     """A zip of the package that this process runs. Workers import from it, before one that is installed there."""
@@ -18,7 +16,7 @@ def write_package(folder: Path) -> Path:
     path = folder / "weft.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for file in sorted(source.rglob("*")):
-            if file.is_file() and not _LEFT_OUT.intersection(file.parts):
+            if file.is_file() and "__pycache__" not in file.parts:
                 archive.write(file, Path("weft") / file.relative_to(source))
     return path
 

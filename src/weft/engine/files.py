@@ -51,11 +51,7 @@ def read(spark: Any, path: str, source: str | Connection | None) -> Any:
 
 def _read_path(spark: Any, path: str) -> Any:
     path = files_by_path.spark_path(path)
-    if "://" not in path and not session.is_local():
-        raise DeclarationError(
-            "A path is a file on this machine, which Spark's workers on a cluster cannot open.",
-            hint='Put it into a bucket, or run Spark here: WEFT_SPARK_MASTER="local[*]".',
-        )
+    session.refuse_one_host("://" not in path, f"The file {path}")
     return files_by_path.read(connectors.with_jars(spark, files_by_path.jars_for(path)), path)
 
 
@@ -69,7 +65,7 @@ def write(
         return target_of(connection).write(frame, load, spark, put_aside)
 
 
-def reached(connection: Connection, load: Load, column: str) -> tuple[Any, int]:
+def last_value(connection: Connection, load: Load, column: str) -> tuple[Any, int]:
     """Return the greatest value of a column in the target, which says how far it has come, and how many it has. `None`
     for a table that is not there."""
     from pyspark.sql import functions as F
@@ -120,9 +116,4 @@ def _loading(connection: Connection, load: Load) -> Iterator[None]:
 
 def refuse_one_host(connection: Connection, role: str) -> None:
     """Refuse a folder of this machine where Spark's workers are on others."""
-    if connection.one_host and not session.is_local():
-        raise DeclarationError(
-            f"The {role} of this load, {connection.label}, is a folder of this machine, which Spark's workers on a "
-            "cluster do not see.",
-            hint='Use a bucket (object_store_s3, delta_s3), or run Spark here: WEFT_SPARK_MASTER="local[*]".',
-        )
+    session.refuse_one_host(connection.one_host, f"The {role} of this load, {connection.label},")

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from weft.engine.readers import SqlReader
+from weft.systems.sql.tables import SqlTables
 
 _COMPARISONS = {
     "EqualTo": "=",
@@ -32,25 +33,24 @@ def condition(pushed: Any, reader: SqlReader) -> str | None:
     if kind in ("IsNull", "IsNotNull"):
         return f"{name} IS {'NOT ' if kind == 'IsNotNull' else ''}NULL"
     if kind in _COMPARISONS:
-        value = _literal(pushed.value, field, reader.tables.dialect)
+        value = _literal(pushed.value, field, reader.tables)
         return None if value is None else f"{name} {_COMPARISONS[kind]} {value}"
     if kind == "In":
-        values = [_literal(value, field, reader.tables.dialect) for value in pushed.value]
+        values = [_literal(value, field, reader.tables) for value in pushed.value]
         return None if not values or None in values else f"{name} IN ({', '.join(map(str, values))})"
     return None
 
 
-def _literal(value: object, field: pa.Field, dialect: str) -> str | None:
-    """A literal, for the types whose values the database compares as Spark does.
+def _literal(value: object, field: pa.Field, tables: SqlTables) -> str | None:
+    """Return a literal, for the types whose values the database compares as Spark does.
 
-    Not texts: they are compared by collations, which may ignore case or trailing spaces. In SQLite, decimals and dates
-    are texts.
+    Not texts: they are compared by collations, which may ignore case or trailing spaces.
     """
     if isinstance(value, bool):
         return None
     if isinstance(value, int) and pa.types.is_integer(field.type):
         return str(value)
-    if dialect == "sqlite":
+    if not tables.native_decimals:
         return None
     if isinstance(value, Decimal) and pa.types.is_decimal(field.type) and value.is_finite():
         return f"{value:f}"

@@ -9,33 +9,29 @@ from typing import Any
 import pyarrow as pa
 
 from weft.columns import canonical_schema
+from weft.spark_support.sessions import quoted
 from weft.systems.load import Load
 from weft.systems.sql.checks import condition, is_broken, refuse_broken, refuse_unknown_columns
 
 
-def quote(name: str) -> str:
-    """An identifier of Spark's."""
-    return "`" + name.replace("`", "``") + "`"
-
-
 def schema_of(frame: Any) -> pa.Schema:
-    """The canonical columns of a DataFrame."""
+    """Return the canonical columns of a DataFrame."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     return canonical_schema(to_arrow_schema(frame.schema, timezone="UTC"))
 
 
 def projected(frame: Any, load: Load) -> Any:
-    """The columns of the target, made from those of the source."""
+    """Return the columns of the target, made from those of the source."""
     if load.projection is None:
         return frame
     # `q`, as in the databases.
-    return frame.alias("q").selectExpr(*(f"{each.sql} AS {quote(each.field.name)}" for each in load.projection))
+    return frame.alias("q").selectExpr(*(f"{each.sql} AS {quoted(each.field.name)}" for each in load.projection))
 
 
 @contextmanager
 def expected(frame: Any, load: Load) -> Iterator[tuple[Any, tuple[str, ...]]]:
-    """The rows for a load, and what is to be told of them. Raises where they are not as expected."""
+    """Yield the rows for a load, and warnings about them. Raises where they are not as expected."""
     if not load.checks:
         yield frame, ()
         return
@@ -55,24 +51,25 @@ def _checked(frame: Any, load: Load) -> tuple[str, ...]:
     for check in load.checks:
         if check.kind == "unique":
             # Rows with a null in them are not compared.
-            whole = " AND ".join(f"{quote(name)} IS NOT NULL" for name in check.columns)
-            names = ", ".join(quote(name) for name in check.columns)
+            whole = " AND ".join(f"{quoted(name)} IS NOT NULL" for name in check.columns)
+            names = ", ".join(quoted(name) for name in check.columns)
             wanted.append(F.expr(f"count_if({whole}) - count(DISTINCT {names})"))
         elif check.kind == "freshness":
             wanted.append(F.max(check.columns[0]))
         elif check.is_about_rows:
-            wanted.append(F.count_if(F.expr(condition(check, quote, "spark"))))
+            wanted.append(F.count_if(F.expr(condition(check, quoted, "spark"))))
         else:
             wanted.append(F.lit(None))
-    found = frame.agg(*(each.alias(f"c{number}") for number, each in enumerate(wanted))).toArrow().to_pylist()[0]
-    rows, *values = found.values()
+    (result,) = frame.agg(*(each.alias(f"c{number}") for number, each in enumerate(wanted))).toArrow().to_pylist()
+    rows, *values = result.values()
     failed: list[str] = []
     warnings: list[str] = []
     for check, value in zip(load.checks, values, strict=True):
-        said = is_broken(check, rows, value, load.moment) if not check.is_about_rows else None
-        if check.is_about_rows and value:
-            said = f"{value:,} of {rows:,} rows"
-        if said is not None:
-            (warnings if check.reaction == "warn" else failed).append(f"{check}: {said}")
+        if check.is_about_rows:
+            problem = f"{value:,} of {rows:,} rows" if value else None
+        else:
+            problem = is_broken(check, rows, value, load.moment)
+        if problem is not None:
+            (warnings if check.reaction == "warn" else failed).append(f"{check}: {problem}")
     refuse_broken(load, failed, 'on_quality_failure="warn" loads them all the same.')
     return tuple(warnings)

@@ -1,4 +1,4 @@
-"""Spark DataFrames of what a load is given."""
+"""Spark DataFrames of the input of a load."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ import pyarrow as pa
 
 from weft.engine import files, inputs, session
 from weft.engine.inputs import Input
-from weft.engine.readers import Reader, SqlReader, reader_for
+from weft.engine.readers import RowReader, SqlReader, reader_for
 from weft.errors import DeclarationError
-from weft.spark_support import outcome
+from weft.spark_support import outcome, sessions
 from weft.systems.base import Connection
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-# In turns: a session forgets no source that it was told of, and a frame needs the name of its own only to be made.
-_NAMES = 1000
-_numbers = itertools.cycle(range(_NAMES))
+# In turns: a session keeps every source that was registered, and a frame needs the name of its own only to be made.
+_numbers = itertools.cycle(range(1000))
 
 
 def read(
@@ -31,114 +30,97 @@ def read(
     partitions: int = 1,
     partition_by: str | None = None,
 ) -> DataFrame:
-    """A Spark DataFrame of what a load would read: SQL (run by `source`), a stream, a path, a frame, rows.
+    """Return a Spark DataFrame of what a load would read: SQL (run by `source`), a stream, a path, a frame, rows.
 
     `columns` are the ones to read. With `partitions` the tasks read that many parts at once, where the source can show
     them all one moment: streams by their offsets, PostgreSQL by ranges of the column `partition_by`.
     """
-    given = inputs.understand(data, has_source=source is not None)
-    reader = reader_for(given, source, None, partition_by)
+    understood = inputs.understand(data, has_source=source is not None)
+    reader = reader_for(understood, source, None, partition_by)
     if columns is not None and isinstance(reader, SqlReader):
         reader = reader.selecting(columns)
-    frame: DataFrame = of(given, reader, source, None, partitions)
+    frame: DataFrame = of(understood, reader, source, None, partitions)
     return frame if columns is None else frame.select(*columns)
 
 
 def of(
-    given: Input,
-    reader: Reader | None,
+    data: Input,
+    reader: RowReader | None,
     source: str | Connection | None,
     transform_sql: str | None = None,
     partitions: int = 1,
 ) -> Any:
-    """The DataFrame of what was given, and of Spark SQL over it."""
-    if isinstance(given, inputs.Frame):
-        frame = given.frame
+    """Return the DataFrame of a load's input, or the result of Spark SQL over it."""
+    if isinstance(data, inputs.Frame):
+        frame = data.frame
     else:
         spark = session.spark()
         if transform_sql is not None:
             # A session of its own for the name `source`: two loads at once must not see each other's.
             spark = spark.newSession()
         if reader is not None:
-            refuse_one_host(reader.one_host, "source")
+            session.refuse_one_host(reader.one_host, "The source of this load")
             frame = from_reader(spark, reader, partitions)
-        elif isinstance(given, inputs.Memory):
-            frame = from_memory(spark, given)
+        elif isinstance(data, inputs.Memory):
+            frame = from_memory(spark, data)
         else:
-            assert isinstance(given, inputs.Files)
-            with outcome.explained(f"read {given.path}"):
-                frame = files.read(spark, given.path, source)
+            assert isinstance(data, inputs.Files)
+            with outcome.explained(f"read {data.path}"):
+                frame = files.read(spark, data.path, source)
     return frame if transform_sql is None else transformed(frame, transform_sql)
 
 
-def from_reader(spark: Any, reader: Reader, parts: int = 1) -> Any:
-    """A DataFrame whose tasks read rows elsewhere as Arrow, with the filters that the database can apply itself."""
-    from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+def from_reader(spark: Any, reader: RowReader, parts: int = 1) -> Any:
+    """Return a DataFrame whose tasks read rows elsewhere as Arrow; the database applies the filters that it can."""
+    from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
     from pyspark.sql.pandas.types import from_arrow_schema
 
     from weft.engine.filters import condition
-    from weft.engine.tasks import settle
+    from weft.engine.tasks import freeze_imports
 
     schema = from_arrow_schema(reader.schema, prefer_timestamp_ntz=True)
     # Here, not in `partitions`: that runs in a process which ends before the parts are read, and with it a snapshot.
-    found, held = reader.parts(parts)
+    planned, held = reader.parts(parts)
 
     class Part(InputPartition):
         def __init__(self, value: Any) -> None:
             self.value = value
 
-    class Rows(DataSourceReader):
+    class PartReader(DataSourceReader):
         def __init__(self) -> None:
+            freeze_imports()
             self.conditions: list[str] = []
 
         def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
             for each in filters:
-                understood = condition(each, reader) if isinstance(reader, SqlReader) else None
-                if understood is None:
+                sql = condition(each, reader) if isinstance(reader, SqlReader) else None
+                if sql is None:
                     yield each
                 else:
-                    self.conditions.append(understood)
+                    self.conditions.append(sql)
 
         def partitions(self) -> list[InputPartition]:
-            return [Part(value) for value in found]
+            return [Part(value) for value in planned]
 
         def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-            settle()
+            freeze_imports()
             return reader.read(partition.value, self.conditions)
 
-    class Source(DataSource):
-        """Defined here, so that it travels by value, the reader inside: as an option, a plan would show its secrets."""
-
-        @classmethod
-        def name(cls) -> str:
-            return name
-
-        def schema(self) -> Any:
-            return schema
-
-        def reader(self, schema: Any) -> DataSourceReader:
-            settle()
-            return Rows()
-
-    name = f"weft_{next(_numbers)}"
-    spark.dataSource.register(Source)
-    frame = spark.read.format(name).load()
-    if isinstance(reader, SqlReader):
-        # What described the query. The tasks open their own.
-        reader.tables.close()
+    frame = sessions.read_source(spark, f"weft_{next(_numbers)}", schema, PartReader)
+    reader.close()
     if held is not None:
-        # Until Spark stops: frames made of this one do not refer to it, so nobody can tell when the last is done.
+        # Until Spark stops: frames made of this one do not refer to it, so nobody knows when the last is done.
         session.at_stop(held.close)
     return frame
 
 
-def from_memory(spark: Any, given: inputs.Memory) -> Any:
-    """A DataFrame of rows that this process has."""
-    return spark.createDataFrame(pa.Table.from_batches(list(given.batches), given.schema))
+def from_memory(spark: Any, rows: inputs.Memory) -> Any:
+    """Return a DataFrame of rows that this process has."""
+    return spark.createDataFrame(pa.Table.from_batches(list(rows.batches), rows.schema))
 
 
 def transformed(frame: Any, sql: str) -> Any:
-    """The result of Spark SQL over the table `source`."""
+    """Return the result of Spark SQL over the table `source`."""
     from pyspark.errors import AnalysisException
 
     with outcome.explained("understand transform_sql"):
@@ -153,14 +135,5 @@ def transformed(frame: Any, sql: str) -> Any:
             known = ", ".join(sorted(each.viewName for each in views if each.isTemporary))
             raise DeclarationError(
                 f"transform_sql reads a table that is not there: {missing}.",
-                hint=f"It can read: {known}. The rows that it is given are the table source.",
+                hint=f"It can read: {known}. The table source has the rows.",
             ) from None
-
-
-def refuse_one_host(one_host: bool, role: str) -> None:
-    """Refuse what only this machine can open, where Spark's tasks run on others."""
-    if one_host and not session.is_local():
-        raise DeclarationError(
-            f"The {role} of this load is a file on this machine, which Spark's workers on a cluster cannot open.",
-            hint='Use a database with a server, or run Spark here: WEFT_SPARK_MASTER="local[*]".',
-        )

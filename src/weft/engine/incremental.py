@@ -6,13 +6,13 @@ The upper bound is fixed first, so that the watermark says exactly which rows we
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import UTC, date, datetime
+from datetime import UTC, date
 from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
 
-from weft.errors import DeclarationError, nearest
+from weft.errors import DeclarationError, did_you_mean
 from weft.systems.sql import tokens
 from weft.systems.sql.literals import literal
 from weft.systems.sql.queries import subquery
@@ -35,18 +35,18 @@ class Increment:
     """How many rows have no value in the column, and so are never read."""
 
 
-def has_mark(sql: str, dialect: str) -> bool:
-    """Whether a query says `$watermark`."""
+def has_watermark(sql: str, dialect: str) -> bool:
+    """Return whether a query has `$watermark`."""
     return tokens.has(sql, _MARK, dialect)
 
 
 def bind(sql: str, value: str, dialect: str) -> str:
-    """The query with a literal for each `$watermark`, but not for one in a text or a comment."""
+    """Return the query with a literal for each `$watermark`, but not for one in a text or a comment."""
     return tokens.replaced(sql, _MARK, value, dialect)
 
 
-def marked_column(sql: str, dialect: str) -> str:
-    """The column that a query compares with `$watermark`."""
+def watermark_column(sql: str, dialect: str) -> str:
+    """Return the column that a query compares with `$watermark`."""
     import sqlglot
     from sqlglot import expressions as exp
 
@@ -54,7 +54,7 @@ def marked_column(sql: str, dialect: str) -> str:
         tree = sqlglot.parse_one(bind(sql, "__weft_watermark", dialect), read=dialect)
     except sqlglot.errors.SqlglotError:
         raise DeclarationError(
-            "The query cannot be understood, so it cannot be told which column $watermark is compared with.",
+            "The query cannot be understood, so the column that $watermark is compared with is unknown.",
             hint='Say it: incremental_column="updated_at".',
         ) from None
     for node in tree.find_all(exp.GT, exp.GTE, exp.LT, exp.LTE):
@@ -65,24 +65,23 @@ def marked_column(sql: str, dialect: str) -> str:
         if isinstance(above, exp.Column) and isinstance(below, exp.Column) and below.name == "__weft_watermark":
             return str(above.name)
     raise DeclarationError(
-        "It cannot be told which column $watermark is compared with.", hint='Say it: incremental_column="updated_at".'
+        "The column that $watermark is compared with is unknown.", hint='Say it: incremental_column="updated_at".'
     )
 
 
 def of_query(
     tables: SqlTables, sql: str, column: str, last: Watermark | None, lookback: Any, *, count_late: bool = True
 ) -> Increment:
-    """The rows of a query that are new since `last`.
+    """Return the rows of a query that are new since `last`.
 
     `count_late` looks at all rows of the query, those that are not new too; else the query may find the new ones by an
     index.
     """
     schema = tables.describe(bind(sql, "NULL", tables.dialect))
     if column not in schema.names:
-        close = nearest(column, schema.names)
         raise DeclarationError(
             f"The source has no column {column!r} (incremental_column).",
-            hint=f"Did you mean {close!r}?" if close else f"Its columns: {', '.join(schema.names)}.",
+            hint=did_you_mean(column, schema.names, f"Its columns: {', '.join(schema.names)}."),
         )
     stored = last
     if last is not None and last.column != column:
@@ -91,7 +90,7 @@ def of_query(
     field, dialect = schema.field(column), tables.dialect
     name = tables.ordered(f"q.{tables.quote(column)}", field)
     lower = None if last is None else less(last.value, lookback)
-    lowest = literal(_least(field, dialect), dialect)
+    lowest = literal(_least(field, tables), dialect)
     everything = subquery(bind(sql, lowest, dialect))
     since = None if lower is None else literal(lower, dialect)
     new = f"{name} > {since}" if since is not None else f"{name} IS NOT NULL"
@@ -113,7 +112,7 @@ def of_query(
         if isinstance(upper, str) and pa.types.is_decimal(field.type):
             upper = Decimal(upper)  # SQLite gives the text that it stores
         if upper is None:
-            # Late rows are told once.
+            # Late rows are reported once.
             known = None if last is None or not count_late else replace(last, seen=counts.passed, after=last.text)
             known = known and replace(known, counted=text_of(lower) if lookback is not None else None)
             return Increment(f"SELECT * FROM {bound} AS q WHERE 1 = 0", known, counts.late(last, lower), counts.empty)
@@ -145,17 +144,17 @@ class _Counts:
 
     def late(self, last: Watermark | None, lower: Any) -> int:
         """How many rows came since the last run, and are not read. A longer lookback than that of the last run reads
-        some of what was counted then, and nobody knows how many: nothing is told, once."""
+        some of what was counted then, and it is unknown how many: nothing is reported, once."""
         if last is None or last.seen == UNKNOWN or last.counted_to > lower:
             return 0
         return max(0, self.again - last.seen)
 
 
-def _least(field: pa.Field, dialect: str) -> Any:
-    """A value below all others of a column, for a query that compares with `$watermark` when there is none yet."""
+def _least(field: pa.Field, tables: SqlTables) -> Any:
+    """Return a value below all others of a column, for a query with `$watermark` when there is none yet."""
     kind = field.type
     if pa.types.is_timestamp(kind):
-        return datetime(1, 1, 2, tzinfo=UTC if kind.tz else None) if dialect != "mysql" else datetime(1000, 1, 1)
+        return tables.earliest.replace(tzinfo=UTC if kind.tz else None)
     if pa.types.is_date(kind):
         return date(1, 1, 2)
     if pa.types.is_integer(kind):

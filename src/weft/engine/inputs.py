@@ -66,17 +66,17 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Rows elsewhere that a task can read, by a `weft.engine.readers.Reader`."""
+class Readable:
+    """Rows elsewhere that a task can read, by a `weft.engine.readers.RowReader`."""
 
     reader: Any
 
 
-Input = Sql | Files | Events | Frame | Memory | Rows
+Input = Sql | Files | Events | Frame | Memory | Readable
 
 
 def understand(data: object, *, has_source: bool) -> Input:
-    """What `data` is. With a `source=` connection a text is a query or a path there."""
+    """Return what `data` is. With a `source=` connection a text is a query or a path there."""
     if isinstance(data, Stream):
         return Events(data)
     if isinstance(data, os.PathLike):
@@ -116,7 +116,7 @@ def _memory(data: Any) -> Memory:
         return _of_table(data)
     if isinstance(data, pa.RecordBatchReader):
         return _of_batches(data.schema, data)
-    if _is_pandas(data):
+    if type(data).__module__.partition(".")[0] == "pandas" and hasattr(data, "columns"):
         return _of_table(pa.Table.from_pandas(data, preserve_index=False))
     if hasattr(data, "collect_schema") and hasattr(data, "collect"):  # a LazyFrame of polars
         data = data.collect()
@@ -137,10 +137,6 @@ def _memory(data: Any) -> Memory:
     )
 
 
-def _is_pandas(data: object) -> bool:
-    return type(data).__module__.partition(".")[0] == "pandas" and hasattr(data, "columns")
-
-
 def _of_table(table: pa.Table) -> Memory:
     return _of_batches(table.schema, table.to_batches(max_chunksize=BATCH_ROWS))
 
@@ -151,7 +147,7 @@ def _of_batches(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Memory:
 
 
 def _of_iterator(pieces: Iterator[Any]) -> Memory:
-    """An iterator of frames, tables, batches or dicts, of which only some are in memory at once."""
+    """Return the rows of an iterator of frames, tables, batches or dicts, of which only some are in memory at once."""
     first = next(pieces, None)
     if first is None:
         return Memory(pa.schema([]), [])
@@ -175,7 +171,7 @@ def _of_iterator(pieces: Iterator[Any]) -> Memory:
 
 
 def _of_rows(rows: Iterator[dict[str, Any]]) -> Memory:
-    """Dicts one by one: the first few thousand say what the columns are."""
+    """Return the rows of an iterator of dicts: the first few thousand decide the columns."""
     head = rows_to_table(list(itertools.islice(rows, BATCH_ROWS)))
     schema = canonical_schema(head.schema)
 

@@ -1,7 +1,7 @@
 """The jars that Spark needs beyond its own: locked, fetched once into a cache, and handed over as files.
 
-Spark could resolve packages by itself, but does so anew at each start, brings a second Hadoop and a second Parquet onto
-the class path, and takes whatever the repository serves. A lock (`locks/<capability>.lock`) names each artifact with
+Spark could resolve packages by itself, but does so at each start, brings a second Hadoop and a second Parquet onto the
+class path, and takes whatever the repository serves. A lock (`locks/<capability>.lock`) names each artifact with
 its size and sha256, so that every machine runs the same bytes, and a copy of the cache works without a network.
 """
 
@@ -20,10 +20,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 from xml.sax.saxutils import quoteattr
 
 from weft.engine import trust_store
+from weft.engine.java import find_java
 from weft.errors import MissingExtraError, installing, unknown
 
 Progress = Callable[[str, int, int], None]
@@ -64,57 +68,57 @@ class Jar:
             return False
 
     def is_intact(self, folder: Path) -> bool:
-        """Whether the file is there and has the bytes that the lock names."""
+        """Return whether the file is there and has the bytes that the lock names."""
         return self.is_in(folder) and _sha256(folder / self.file) == self.sha256
 
 
 def cache_folder() -> Path:
     """Where what Weft fetches or makes for itself is kept: WEFT_CACHE, else `weft` in the user's cache folder."""
-    if given := os.environ.get("WEFT_CACHE"):
-        return Path(given).expanduser().absolute()
+    if folder := os.environ.get("WEFT_CACHE"):
+        return Path(folder).expanduser().absolute()
     base = os.environ.get("XDG_CACHE_HOME", "")
     # The specification of XDG says to ignore a relative path.
     return (Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()) / "weft"
 
 
 def jars_folder() -> Path:
-    """Where the jars are: a copy of this folder is all that a machine without a network needs."""
+    """Return the folder of the jars: a copy of this folder is all that a machine without a network needs."""
     return cache_folder() / "jars"
 
 
 @cache
 def capabilities() -> tuple[str, ...]:
-    """What there are locks for."""
+    """Return the names of the sets of jars that have a lock."""
     names = (each.name for each in (files("weft.engine") / "locks").iterdir())
     return tuple(sorted(name.removesuffix(".lock") for name in names if name.endswith(".lock")))
 
 
 @cache
 def locked(capability: str) -> tuple[Jar, ...]:
-    """The artifacts of one capability."""
+    """Return the artifacts of one capability."""
     if capability not in capabilities():
         raise unknown("set of jars", capability, capabilities())
     return read_lock((files("weft.engine") / "locks" / f"{capability}.lock").read_text(encoding="utf-8"))
 
 
 def read_lock(text: str) -> tuple[Jar, ...]:
-    """The artifacts that a lock names, one a line."""
+    """Return the artifacts that a lock names, one a line."""
     jars = []
     for line in text.splitlines():
         if line and not line.startswith("#"):
-            found = _LINE.fullmatch(line)
-            if found is None:
-                raise ValueError(f"{line!r} in a lock of jars is no artifact")
-            group, artifact, version, size, sha256 = found.groups()
+            parts = _LINE.fullmatch(line)
+            if parts is None:
+                raise ValueError(f"{line!r} in a lock of jars is not an artifact")
+            group, artifact, version, size, sha256 = parts.groups()
             jars.append(Jar(group, artifact, version, int(size), sha256))
     return tuple(jars)
 
 
-def jars_for(capability: str, *, lock: tuple[Jar, ...] | None = None, progress: Progress | None = None) -> list[Path]:
+def jars_for(capability: str, *, lock: tuple[Jar, ...] | None = None) -> list[Path]:
     """The files of a capability ("delta", "s3", "kafka"), or of another lock, fetched if they are not in the cache."""
     folder, wanted = jars_folder(), lock or locked(capability)
     if not all(jar.is_in(folder) for jar in wanted):
-        fetch(capability, lock=wanted, progress=progress or _tell(capability))
+        fetch(capability, lock=wanted, progress=_show_progress(capability))
     return [folder / jar.file for jar in wanted]
 
 
@@ -122,15 +126,14 @@ def fetch(capability: str, *, lock: tuple[Jar, ...] | None = None, progress: Pro
     """Put into the cache what it lacks of a capability; how many artifacts came. Processes that want the same wait."""
     folder, wanted = jars_folder(), lock or locked(capability)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with _alone(folder):
+        with locked_folder(folder):
             missing = [jar for jar in wanted if not jar.is_intact(folder)]
             if missing:
                 _sweep(folder)
                 with tempfile.TemporaryDirectory(prefix=_WORK, dir=folder) as work:
                     _retrieve(capability, missing, Path(work), progress or (lambda *_: None))
                     for jar in missing:
-                        # A rename: whoever looks meanwhile sees no file or all of it.
+                        # A rename: another process sees no file or all of it.
                         os.replace(Path(work) / "out" / jar.file, folder / jar.file)
     except OSError as error:
         raise _failed(capability, f"{folder} cannot be written: {error.strerror or error}.") from None
@@ -138,7 +141,7 @@ def fetch(capability: str, *, lock: tuple[Jar, ...] | None = None, progress: Pro
 
 
 def damaged(capability: str) -> list[tuple[Jar, str]]:
-    """What is wrong with the cached files of a capability, each "missing" or "changed"."""
+    """Return what is wrong with the cached files of a capability, each "missing" or "changed"."""
     folder = jars_folder()
     return [
         (jar, "changed" if (folder / jar.file).exists() else "missing")
@@ -161,7 +164,7 @@ def _retrieve(capability: str, jars: list[Jar], work: Path, progress: Progress) 
     (work / "ivysettings.xml").write_text(_SETTINGS)
     lines = _ivy(capability, work, [], len(jars), progress)
     if any("PKIX path building failed" in line for line in lines):
-        # Behind a proxy with a certificate of its own: pip got here, so trust whom Python trusts.
+        # Behind a proxy with a certificate of its own: pip works, so use the certificates that Python trusts.
         lines = _ivy(capability, work, trust_store.java_options(work / "trust_store.jks"), len(jars), progress)
     for jar in jars:
         if not (work / "out" / jar.file).exists():
@@ -176,7 +179,7 @@ def _retrieve(capability: str, jars: list[Jar], work: Path, progress: Progress) 
 
 def _ivy(capability: str, work: Path, options: list[str], wanted: int, progress: Progress) -> list[str]:
     command = [
-        *(_java(), *_proxy_options(), *options, "-jar", _ivy_jar(capability)),
+        *(str(find_java().executable), *_proxy_options(), *options, "-jar", _ivy_jar(capability)),
         *("-settings", str(_users_settings() or work / "ivysettings.xml")),
         *("-ivy", str(work / "ivy.xml"), "-types", "jar", "-cache", str(work / "cache")),
         *("-retrieve", f"{work}/out/[artifact]-[revision].[ext]"),
@@ -198,14 +201,14 @@ def _ivy(capability: str, work: Path, options: list[str], wanted: int, progress:
 
 
 def _reason(lines: Iterable[str]) -> str:
-    """What Ivy says went wrong, in one line, without the addresses of repositories: they may hold a password."""
+    """Return what Ivy says went wrong, in one line, without the addresses of repositories: they may hold a password."""
     lines = [line for line in lines if line]
     for line in lines:
-        if found := re.search(r"\(([\w.]*(?:Exception|Error)): (.*)\)$", line):
-            return f"{found[1].rpartition('.')[2]}: {re.sub(r'[a-z]+://[^ ]+', '…', found[2])}"
+        if error := re.search(r"\(([\w.]*(?:Exception|Error)): (.*)\)$", line):
+            return f"{error[1].rpartition('.')[2]}: {re.sub(r'[a-z]+://[^ ]+', '…', error[2])}"
     for line in lines:
-        if found := re.match(r":: (\S+): (not found|.*)", line):
-            return f"{found[1].replace('#', ':').replace(';', ':')}: {found[2]}."
+        if missing := re.match(r":: (\S+): (not found|.*)", line):
+            return f"{missing[1].replace('#', ':').replace(';', ':')}: {missing[2]}."
     return ""
 
 
@@ -219,18 +222,13 @@ def _failed(capability: str, why: str) -> MissingExtraError:
 
 
 def _users_settings() -> Path | None:
-    given = os.environ.get("WEFT_IVY_SETTINGS")
-    path = Path(given or "~/.ivy2/ivysettings.xml").expanduser()
-    if path.exists() or given:
-        return path
-    return None
+    named = os.environ.get("WEFT_IVY_SETTINGS")
+    path = Path(named or "~/.ivy2/ivysettings.xml").expanduser()
+    return path if path.exists() or named else None
 
 
 def _proxy_options() -> list[str]:
-    """The proxy of the environment, as Java wants to be told of it."""
-    from urllib.parse import urlsplit
-    from urllib.request import getproxies
-
+    """Return the options of Java for the proxy of the environment."""
     options = []
     for scheme, address in getproxies().items():
         if scheme in ("http", "https"):
@@ -243,35 +241,29 @@ def _proxy_options() -> list[str]:
     return options
 
 
-def _java() -> str:
-    from weft.engine.java import find_java
-
-    return str(find_java().executable)
-
-
 def _ivy_jar(capability: str) -> str:
-    from importlib.util import find_spec
-
     spec = find_spec("pyspark")
-    found = sorted(Path(spec.origin).parent.glob("jars/ivy-*.jar")) if spec is not None and spec.origin else []
-    if not found:
+    jars = sorted(Path(spec.origin).parent.glob("jars/ivy-*.jar")) if spec is not None and spec.origin else []
+    if not jars:
         raise MissingExtraError(
             f"The jars for {capability} are fetched by a part of Spark, and pyspark is not installed.",
             hint=installing("spark"),
         )
-    return str(found[0])
+    return str(jars[0])
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Hold the cache's lock, which ends with its process, however that ends."""
+def locked_folder(folder: Path, *, wait: bool = True) -> Iterator[None]:
+    """Make a folder, and hold its lock, which ends with its process. Without `wait`, raise an OSError where another
+    process has it."""
+    folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         yield
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what killed processes left half fetched. The lock is held, so that nobody is at it."""
+    """Remove what killed processes left. The lock is held, so no other process uses it."""
     for each in folder.glob(f"{_WORK}*"):
         shutil.rmtree(each, ignore_errors=True)
 
@@ -281,19 +273,19 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _tell(capability: str) -> Progress:
-    """Progress for who did not ask for the jars by name: in place on a terminal, else one line."""
-    told = False
+def _show_progress(capability: str) -> Progress:
+    """Return what shows a fetch that nobody asked for by name: in place on a terminal, else one line."""
+    is_shown = False
 
-    def tell(name: str, done: int, wanted: int) -> None:
-        nonlocal told
+    def show(name: str, done: int, wanted: int) -> None:
+        nonlocal is_shown
         if sys.stderr.isatty():
             end = "" if done < wanted else "\n"
             print(
                 f"\r\x1b[KFetching jars for {capability}: {done}/{wanted} {name}", end=end, file=sys.stderr, flush=True
             )
-        elif not told:
+        elif not is_shown:
             print(f"Fetching {wanted} jars for {capability} into {jars_folder()}, once", file=sys.stderr, flush=True)
-        told = True
+        is_shown = True
 
-    return tell
+    return show

@@ -34,22 +34,22 @@ class Java:
 
 
 def find_java() -> Java:
-    """The Java of `JAVA_HOME`, else the one that comes with `weft[spark]`.
+    """Return the Java of `JAVA_HOME`, else the one that comes with `weft[spark]`.
 
     A Java on the PATH is not taken: people have it for something else, and it is too old more often than not.
     """
-    given = os.environ.get("JAVA_HOME")
-    if not given:
+    home = os.environ.get("JAVA_HOME")
+    if not home:
         return _packaged()
-    java = _at(Path(given).expanduser().absolute())
+    java = _at(Path(home).expanduser().absolute())
     if java is None:
         raise SettingsError(
-            f"JAVA_HOME is {given}, and there is no Java that runs.",
+            f"JAVA_HOME is {home}, and there is no Java that runs.",
             hint="Let it name the folder that holds bin/java, or unset JAVA_HOME to use the Java of weft[spark].",
         )
     if java.major < OLDEST:
         raise SettingsError(
-            f"JAVA_HOME is {given}, which is Java {java.version}. Spark needs Java {OLDEST} or newer.",
+            f"JAVA_HOME is {home}, which is Java {java.version}. Spark needs Java {OLDEST} or newer.",
             hint="Unset JAVA_HOME to use the Java of weft[spark], or let it name a newer one.",
         )
     return java
@@ -73,16 +73,16 @@ def _packaged() -> Java:
 
 
 def _at(home: Path) -> Java | None:
-    """The Java in that folder. Its `release` file is read where there is one: starting Java takes longer."""
+    """Return the Java in that folder. Its `release` file is read where there is one: starting Java takes longer."""
     if not os.access(home / "bin" / "java", os.X_OK):
         return None
     try:
-        found = re.search(r'^JAVA_VERSION="([\d._]+)', (home / "release").read_text(encoding="utf-8"), re.M)
+        version = re.search(r'^JAVA_VERSION="([\d._]+)', (home / "release").read_text(encoding="utf-8"), re.M)
     except (OSError, UnicodeDecodeError):
-        found = None
-    if found is None:
+        version = None
+    if version is None:
         try:
-            said = subprocess.run(
+            process = subprocess.run(
                 [str(home / "bin" / "java"), "-version"],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
@@ -92,5 +92,5 @@ def _at(home: Path) -> Java | None:
             )
         except (OSError, subprocess.SubprocessError):
             return None
-        found = re.search(r'version "([\d._]+)', said.stderr)
-    return Java(home, found[1]) if found else None
+        version = re.search(r'version "([\d._]+)', process.stderr)
+    return Java(home, version[1]) if version else None

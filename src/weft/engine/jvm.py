@@ -17,6 +17,8 @@ import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -59,13 +61,13 @@ MODULE_FLAGS = (
     "-Dio.netty.allocator.type=pooled",
     "-Dio.netty.handler.ssl.defaultEndpointVerificationAlgorithm=NONE",
 )
-DEFAULT_PROFILE: Profile = "quick"
+# The flags of each profile.
 # Measured on two busy cores, 1M rows of five columns between two PostgreSQL databases, CPU of all processes:
 #   four loads in tasks (no row crosses the JVM): quick 5.8 s, throughput 8.7 s
 #   four loads with SQL between: quick 23.8 s, throughput 23.8 s: here compiling well has just paid for itself
 #   7M rows hashed and grouped in the JVM alone: quick 45 s, throughput 33 s
 # So quick is the default, and throughput is for what runs for minutes.
-_PROFILES: dict[Profile, tuple[str, ...]] = {
+PROFILES: dict[Profile, tuple[str, ...]] = {
     # The first compiler alone, and the collector that needs no threads. With as much room for code as both compilers
     # have: Java gives one alone 48 MB, which Spark filled after twenty minutes of many queries. Then nothing is
     # compiled any more, and threads die in which a method is needed for the first time.
@@ -80,14 +82,14 @@ _PROFILES: dict[Profile, tuple[str, ...]] = {
 }
 
 
+@dataclass
 class Jvm:
     """A running JVM with a gateway for Python. It ends when its stdin does, so also when this process is killed."""
 
-    def __init__(self, process: subprocess.Popen[bytes], port: int, secret: str, log: Log) -> None:
-        self.process = process
-        self.port = port
-        self.secret = secret
-        self.log = log
+    process: subprocess.Popen[bytes]
+    port: int
+    secret: str
+    log: Log
 
     def stop(self, *, patience: float = _GOODBYE) -> None:
         """End it and wait until it has ended."""
@@ -99,13 +101,11 @@ class Jvm:
         assert self.process.stdin is not None
         with suppress(OSError):
             os.close(self.process.stdin.fileno())
-        self.process.returncode = 0  # so that nobody waits for somebody else's child
+        self.process.returncode = 0  # it is the parent's child: this process cannot wait for it
 
 
 def spark_home() -> Path:
-    """The folder of the installed pyspark, which holds Spark's own jars."""
-    from importlib.util import find_spec
-
+    """Return the folder of the installed pyspark, which holds Spark's own jars."""
     spec = find_spec("pyspark")
     if spec is None or spec.origin is None:
         raise MissingExtraError("Spark is not installed: there is no package pyspark.", hint=installing("spark"))
@@ -118,13 +118,8 @@ def spark_home() -> Path:
     return home
 
 
-def profile_flags(profile: Profile) -> tuple[str, ...]:
-    """How the JVM is tuned."""
-    return _PROFILES[profile]
-
-
 def start_jvm(java: Java, conf: Mapping[str, str], *, flags: Sequence[str], log: Log, log_level: str = "WARN") -> Jvm:
-    """Start a JVM in which Spark is told `conf`, and wait for its gateway."""
+    """Start a JVM with these settings of Spark, and wait for its gateway."""
     home = spark_home()
     folder = Path(tempfile.mkdtemp(prefix="weft-spark-"))
     try:
@@ -185,9 +180,9 @@ def _not_started(ended: int | None, log: Log) -> SettingsError:
         how = f"was ended by signal {signal.Signals(-ended).name}"
     else:
         how = f"ended with code {ended}"
-    said = "".join(f"\n    {line}" for line in log.tail())
+    lines = "".join(f"\n    {line}" for line in log.tail())
     return SettingsError(
-        f"Spark's JVM {how} before it was ready. It said:{said or ' nothing.'}",
+        f"Spark's JVM {how} before it was ready. It said:{lines or ' nothing.'}",
         hint=f"Look at [spark] in weft.toml and at JAVA_HOME. The whole log is {log.path}.",
     )
 
@@ -204,7 +199,7 @@ def _end(process: subprocess.Popen[bytes], patience: float = _GOODBYE) -> None:
 
 
 def environment(base: Mapping[str, str], **more: str) -> dict[str, str]:
-    """What a JVM of Spark's finds in its environment."""
+    """Return what a JVM of Spark's finds in its environment."""
     # An installed Spark's home would put its pyspark, of whatever version, before the workers' own.
     left_out = {"SPARK_HOME", "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"}
     env = {name: value for name, value in base.items() if name not in left_out}
@@ -216,19 +211,19 @@ def environment(base: Mapping[str, str], **more: str) -> dict[str, str]:
 
 
 def _python_path() -> str:
-    """Where the workers of this machine find modules: where this process does, also those beside a script."""
+    """Return where the workers of this machine find modules: where this process does, also those next to a script."""
     return os.pathsep.join(path or os.getcwd() for path in sys.path)
 
 
 def class_path(home: Path, conf: Mapping[str, str]) -> str:
-    """Spark's jars between what the user puts before them and the folders with the settings of Hadoop."""
+    """Return Spark's jars between what the user puts before them and the folders with the settings of Hadoop."""
     before = conf.get("spark.driver.extraClassPath")
     after = (os.environ.get(name) for name in ("SPARK_CONF_DIR", "HADOOP_CONF_DIR", "YARN_CONF_DIR"))
     return ":".join(filter(None, [before, f"{home}/jars/*", *after]))
 
 
 def _conf_flags(conf: Mapping[str, str]) -> list[str]:
-    """Settings that only whoever starts the JVM can heed."""
+    """Return the flags for settings that count when the JVM starts."""
     flags = [f"-Xmx{_java_size(conf.get('spark.driver.memory') or default_memory())}"]
     if libraries := conf.get("spark.driver.extraLibraryPath"):
         flags.append(f"-Djava.library.path={libraries}")
@@ -238,7 +233,7 @@ def _conf_flags(conf: Mapping[str, str]) -> list[str]:
 
 
 def _java_size(text: str) -> str:
-    """Spark's "4g", "4gb" or "4096" (mebibytes) as Java wants it."""
+    """Return Spark's "4g", "4gb" or "4096" (mebibytes) as Java wants it."""
     number = text.strip().lower().removesuffix("b")
     return f"{number}m" if number.isdigit() else number
 

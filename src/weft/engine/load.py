@@ -19,12 +19,12 @@ import pyarrow as pa
 from weft.columns import canonical_schema
 from weft.engine import inputs
 from weft.engine.inputs import Input
-from weft.engine.readers import Reader, SqlReader, open_tables, reader_for
+from weft.engine.readers import RowReader, SqlReader, open_tables, opened_parts, opened_reader, stored_columns
 from weft.errors import DeclarationError
 from weft.project import current
 from weft.spark_support import outcome
 from weft.systems.base import Connection, system_for
-from weft.systems.load import AnyMode, Columns, Counts, Load, LoadOptions, refuse_own
+from weft.systems.load import SCD2_COLUMNS, AnyMode, Columns, Counts, Load, LoadOptions, refuse_own
 from weft.systems.sql import commit as sql_commit
 from weft.systems.sql import ledger, staging
 from weft.systems.sql.commit import Batches, Query, StagedRows
@@ -38,32 +38,22 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Fit(Protocol):
-    """Adapts a load to the columns of its source."""
+class Projection(Protocol):
+    """Maps the columns of a source to those of a target."""
 
-    def __call__(self, load: Load, source: pa.Schema, dialect: str, quote: Callable[[str], str]) -> Load:
-        """The load, with what is to be made of the columns in a dialect's words."""
+    def __call__(self, load: Load, source: pa.Schema, tables: SqlTables | None) -> Load:
+        """Return the load with the columns that it writes, in the SQL of these tables; in Spark's where `None`."""
 
     def runs_in(self, dialect: str) -> bool:
-        """Whether a dialect has all the words."""
+        """Return whether a dialect can express all of it."""
 
 
 @dataclass(frozen=True)
-class LoadResult:
-    """What a load did. `engine`: `"spark"`, or `"pushdown"` where no Spark was needed."""
+class LoadResult(Counts):
+    """What a load did, how long it took, and its engine: `"spark"`, or `"pushdown"` where no Spark was needed."""
 
-    rows_read: int
-    inserted: int
-    updated: int
-    unchanged: int
-    deleted: int
-    quarantined: int
-    seconds: float
-    bytes: int
-    engine: str
-    replayed: bool = False
-    """Whether a load with this `commit_key` was there already, so that nothing was done."""
-    warnings: tuple[str, ...] = ()
+    seconds: float = 0.0
+    engine: str = ""
 
 
 def load(
@@ -109,52 +99,44 @@ def _in_thread(function: Callable[P, R]) -> Callable[P, Coroutine[Any, Any, R]]:
 load_async = _in_thread(load)
 
 
+@dataclass
 class Job:
-    """A load that knows where its rows come from and where they go. `fit` adapts it to the columns of the source,
-    `put_aside` takes the rows without a key from one into a Delta table, where they are not refused."""
+    """A load that knows where its rows come from and where they go."""
 
-    def __init__(
-        self,
-        planned: Load,
-        connection: Connection,
-        source: str | Connection | None,
-        engine: Engine | None,
-        transform_sql: str | None,
-        fit: Fit | None = None,
-        put_aside: Callable[[pa.Table], None] | None = None,
-    ) -> None:
-        self.load, self.engine, self.fit, self.put_aside = planned, engine, fit, put_aside
-        self.connection, self.source = connection, source
-        self.transform_sql = transform_sql
+    load: Load
+    connection: Connection
+    source: str | Connection | None = None
+    engine: Engine | None = None
+    transform_sql: str | None = None
+    projection: Projection | None = None
+    put_aside: Callable[[pa.Table], None] | None = None
+    """Takes the rows without a key from a load into a Delta table, where they are not refused."""
 
-    def run(self, given: Input, opened: SqlTables | None = None) -> tuple[Counts, str]:
-        """Load what was given; what it did, and where it ran. `opened` are the target's tables, which stay open."""
+    def run(self, data: Input, opened: SqlTables | None = None) -> tuple[Counts, str]:
+        """Load the data; what it did, and where it ran. `opened` are the target's tables, which stay open."""
         if system_for(self.connection.kind).tables is None:
-            return self._into_files(given)
+            return self._into_files(data), "spark"
         refuse_own(self.load.schema, self.load.table)
         tables = opened or open_tables(self.connection)
-        reader = None
         try:
-            reader = reader_for(given, self.source, self.connection, target=tables)
-            return self._into_tables(given, reader, tables)
+            with opened_reader(data, self.source, self.connection, tables) as reader:
+                return self._into_tables(data, reader, tables)
         finally:
             if opened is None:
                 tables.close()
-            if isinstance(reader, SqlReader):
-                reader.tables.close()
 
     # ------------------------------------------------------------------------------------------------- SQL databases
 
-    def fitted(self, source: pa.Schema, tables: SqlTables) -> Load:
-        """The load, adapted to the columns of its source."""
-        return self.load if self.fit is None else self.fit(self.load, source, tables.dialect, tables.quote)
+    def projected(self, source: pa.Schema, tables: SqlTables) -> Load:
+        """Return the load with the columns that it writes."""
+        return self.load if self.projection is None else self.projection(self.load, source, tables)
 
-    def engine_for(self, given: Input, reader: Reader | None, tables: SqlTables) -> str:
-        """Where the rows go from their source to the target."""
-        if self.transform_sql is None and self.engine != "spark" and self.fits_in(tables):
+    def engine_for(self, data: Input, reader: RowReader | None, tables: SqlTables) -> str:
+        """Return where the rows go from their source to the target."""
+        if self.transform_sql is None and self.engine != "spark" and self.can_project(tables):
             if isinstance(reader, SqlReader) and _is_same(reader.tables, tables):
                 return "pushdown"
-            if isinstance(given, inputs.Memory):
+            if isinstance(data, inputs.Memory):
                 return "pushdown"
         if self.engine == "pushdown":
             raise DeclarationError(
@@ -163,88 +145,83 @@ class Job:
             )
         return "spark"
 
-    def fits_in(self, tables: SqlTables) -> bool:
-        """Whether the target's database can make the rows fit itself."""
-        return self.fit is None or self.fit.runs_in(tables.dialect)
+    def can_project(self, tables: SqlTables) -> bool:
+        """Return whether the target's database can make its columns itself."""
+        return self.projection is None or self.projection.runs_in(tables.dialect)
 
     def _prepare(self, tables: SqlTables, source: pa.Schema) -> None:
-        self.load = self.fitted(source, tables)
+        self.load = self.projected(source, tables)
         sql_commit.prepare(tables, self.load, source)
 
-    def _into_tables(self, given: Input, reader: Reader | None, tables: SqlTables) -> tuple[Counts, str]:
-        engine = self.engine_for(given, reader, tables)
+    def _into_tables(self, data: Input, reader: RowReader | None, tables: SqlTables) -> tuple[Counts, str]:
+        engine = self.engine_for(data, reader, tables)
         if engine == "spark":
-            return self._by_spark(given, reader, tables), engine
-        if isinstance(given, inputs.Memory):
-            return self._from_here(given, tables), engine
+            return self._by_spark(data, reader, tables), engine
+        if isinstance(data, inputs.Memory):
+            return self._from_here(data, tables), engine
         assert isinstance(reader, SqlReader)
-        return self._pushed_down(reader, tables), engine
-
-    def _pushed_down(self, reader: SqlReader, tables: SqlTables) -> Counts:
         self._prepare(tables, reader.schema)
-        return sql_commit.commit(tables, self.load, Query(reader.sql, reader.schema))
+        return sql_commit.commit(tables, self.load, Query(reader.sql, reader.schema)), engine
 
-    def _from_here(self, given: inputs.Memory, tables: SqlTables) -> Counts:
-        schema, batches = given.schema, given.batches
+    def _from_here(self, data: inputs.Memory, tables: SqlTables) -> Counts:
+        schema, batches = data.schema, data.batches
         if not schema.names:
-            found = _target_schema(tables, self.load)
-            if found is None:
+            stored = _target_schema(tables, self.load)
+            if stored is None:
                 return Counts()
-            # No rows, no columns: there is nothing to fit.
-            schema, batches, self.fit = found, [], None
+            # No rows, no columns: there is nothing to project.
+            schema, batches, self.projection = stored, [], None
         self._prepare(tables, schema)
         return sql_commit.commit(tables, self.load, Batches(schema, batches))
 
-    def _by_spark(self, given: Input, reader: Reader | None, tables: SqlTables) -> Counts:
-        from weft.engine import frames
+    def _by_spark(self, data: Input, reader: RowReader | None, tables: SqlTables) -> Counts:
+        from weft.engine import session
 
-        if reader is not None and self.transform_sql is None and self.fits_in(tables):
-            frames.refuse_one_host(reader.one_host, "source")
-            frames.refuse_one_host(tables.one_host, "target")
-            self._prepare(tables, reader.schema)
-            return self._copied(reader, tables)
-        packed = given.packed if isinstance(given, inputs.Frame) else None
-        if packed is not None and self.transform_sql is None and self.fits_in(tables):
-            frames.refuse_one_host(tables.one_host, "target")
-            schema = canonical_schema(packed.schema)
-            self._prepare(tables, schema)
-            return self._written(packed.frame, schema, tables, functools.partial(packed.unpack, packed.schema))
-        frame, schema = self.framed(given, reader, tables)
+        session.refuse_one_host(reader is not None and reader.one_host, "The source of this load")
+        session.refuse_one_host(tables.one_host, "The target of this load")
+        if self.transform_sql is None and self.can_project(tables):
+            if reader is not None:
+                self._prepare(tables, reader.schema)
+                return self._copied(reader, tables)
+            packed = data.packed if isinstance(data, inputs.Frame) else None
+            if packed is not None:
+                schema = canonical_schema(packed.schema)
+                self._prepare(tables, schema)
+                return self._written(packed.frame, schema, tables, functools.partial(packed.unpack, packed.schema))
+        frame, schema = self.frame_of(data, reader, tables)
         self._prepare(tables, schema)
         return self._written(frame, schema, tables)
 
-    def framed(self, given: Input, reader: Reader | None, tables: SqlTables) -> tuple[Any, pa.Schema]:
-        """The rows as a DataFrame; where the database cannot make them fit, Spark has."""
+    def frame_of(self, data: Input, reader: RowReader | None, tables: SqlTables) -> tuple[Any, pa.Schema]:
+        """Return the rows as a DataFrame, with the target's columns where the database cannot make them."""
         from weft.engine import frame_projection, frames
 
-        frames.refuse_one_host(tables.one_host, "target")
-        frame = frames.of(given, reader, self.source, self.transform_sql)
-        if self.fit is not None and not self.fits_in(tables):
-            made = self.fit(self.load, frame_projection.schema_of(frame), "spark", frame_projection.quote)
-            frame = frame_projection.projected(frame, made)
-            self.load, self.fit = replace(made, projection=None), None
+        frame = frames.of(data, reader, self.source, self.transform_sql)
+        if self.projection is not None and not self.can_project(tables):
+            load = self.projection(self.load, frame_projection.schema_of(frame), None)
+            frame = frame_projection.projected(frame, load)
+            self.load, self.projection = replace(load, projection=None), None
         return frame, frame_projection.schema_of(frame)
 
-    def _copied(self, reader: Reader, tables: SqlTables) -> Counts:
-        """One task that reads and writes: no row crosses the JVM."""
+    def _copied(self, reader: RowReader, tables: SqlTables) -> Counts:
+        """Read and write in one task: no row crosses the JVM."""
         from weft.engine import session, tasks
         from weft.engine.progress import progress
 
         if ledger.is_committed(tables, self.load):
             return Counts(replayed=True)
         tables.close()
-        parts, held = reader.parts(1)
-        try:
-            with progress(f"loading {self.load.name}") as counter, outcome.explained(f"load {self.load.name}"):
-                job = functools.partial(tasks.copy, reader, tables, self.load, counter)
-                (found,) = session.spark().sparkContext.parallelize(parts, 1).map(job).collect()
-        finally:
-            if held is not None:
-                held.close()
-        return outcome.unpack(found)  # type: ignore[no-any-return]
+        with (
+            opened_parts(reader, 1) as parts,
+            progress(f"loading {self.load.name}") as counter,
+            outcome.explained(f"load {self.load.name}"),
+        ):
+            job = functools.partial(tasks.copy, reader, tables, self.load, counter)
+            (result,) = session.spark().sparkContext.parallelize(parts, 1).map(job).collect()
+        return outcome.unpack(result)  # type: ignore[no-any-return]
 
     def _written(self, frame: Any, schema: pa.Schema, tables: SqlTables, unpack: tasks.Unpack | None = None) -> Counts:
-        """A query of Spark's, whose rows become one transaction of the target's."""
+        """Write the rows of a DataFrame in one transaction of the target."""
         from weft.engine import session, tasks
         from weft.engine.progress import progress
 
@@ -253,87 +230,54 @@ class Job:
         with progress(f"loading {self.load.name}") as counter, outcome.explained(f"load {self.load.name}"):
             if not session.is_local() and not tables.one_writer:
                 return self._staged(frame, schema, tables, unpack)
-            tables.close()
             # On one machine a single writer is faster than several and a move: measured in docs/benchmarks.md.
-            write = tasks.unpacking(unpack, tasks.write(tables, self.load, schema, counter))
-            written = frame.coalesce(1).mapInArrow(write, tasks.RESULT).collect()
-        if not written:
-            # Spark calls no task for a query without partitions.
-            return sql_commit.commit(tables, self.load, Batches(schema, []))
-        return outcome.unpack(bytes(written[0][0]))  # type: ignore[no-any-return]
+            return tasks.write_frame(frame, tables, self.load, schema, counter, unpack)
 
-    def _staged(self, frame: Any, schema: pa.Schema, tables: SqlTables, unpack: tasks.Unpack | None = None) -> Counts:
-        """Each task writes its rows into a staging table; the driver moves those of the attempts that count."""
+    def _staged(self, frame: Any, schema: pa.Schema, tables: SqlTables, unpack: tasks.Unpack | None) -> Counts:
+        """Let each task write its rows into a staging table, and move the rows of the attempts that count."""
         from weft.engine import tasks
 
         with staging.staging_table(tables, schema) as table:
             stage = tasks.unpacking(unpack, tasks.stage(tables, table, schema))
-            written = frame.mapInArrow(stage, tasks.RESULT).collect()
-            found = [outcome.unpack(bytes(each)) for (each,) in written]
-            rows = StagedRows(
-                table, schema, tuple(attempt for attempt, _, _ in found), sum(sent for _, _, sent in found)
-            )
+            results = frame.mapInArrow(stage, tasks.RESULT).collect()
+            staged = [outcome.unpack(bytes(each)) for (each,) in results]
+            attempts = tuple(attempt for attempt, _, _ in staged)
+            rows = StagedRows(table, schema, attempts, sum(sent for _, _, sent in staged))
             return sql_commit.commit(tables, self.load, rows)
 
     # ------------------------------------------------------------------------------------------------ files and Delta
 
-    def _into_files(self, given: Input) -> tuple[Counts, str]:
-        from weft.engine import files
+    def _into_files(self, data: Input) -> Counts:
+        """Load rows as they are where they fit, else as Spark makes them fit."""
+        from weft.engine import arrow_copy, files, frame_projection, frames, session
 
         files.refuse(self.connection, self.load)
         if self.engine == "pushdown":
             raise DeclarationError(f"A load into {self.connection.label} runs on Spark.", hint="Leave engine= out.")
-        reader = reader_for(given, self.source, self.connection)
-        try:
-            return (self._written_files if self.fit is None else self._fitted_files)(given, reader), "spark"
-        finally:
-            if isinstance(reader, SqlReader):
-                reader.tables.close()
-
-    def _written_files(self, given: Input, reader: Reader | None) -> Counts:
-        from weft.engine import arrow_copy, files, frames
-
-        rows = arrow_copy.rows_of(given, reader) if self.transform_sql is None else None
-        if rows is not None:
-            frames.refuse_one_host(reader is not None and reader.one_host, "source")
-            counts = files.copy(rows, self.connection, self.load)
-            if counts is not None:
-                return counts
-        return files.write(frames.of(given, reader, self.source, self.transform_sql), self.connection, self.load)
-
-    def _fitted_files(self, given: Input, reader: Reader | None) -> Counts:
-        """Rows for a declared table: as they are where they fit, else as Spark makes them fit."""
-        from weft.engine import arrow_copy, files, frame_projection, frames
-
-        assert self.fit is not None
-        rows = arrow_copy.rows_of(given, reader)
-        frame = None
-        if rows is None:
-            frame = frames.of(given, reader, self.source)
-            schema = frame_projection.schema_of(frame)
-        else:
-            frames.refuse_one_host(reader is not None and reader.one_host, "source")
-            schema = rows.schema
-        self.load = self.fit(self.load, schema, "spark", frame_projection.quote)
-        if rows is not None and self.load.projection is None and not self.load.checks:
-            counts = files.copy(rows, self.connection, self.load)
-            if counts is not None:
-                return counts
-        frame = frames.of(given, reader, self.source) if frame is None else frame
-        with frame_projection.expected(frame_projection.projected(frame, self.load), self.load) as (ready, warnings):
-            return replace(files.write(ready, self.connection, self.load, self.put_aside), warnings=warnings)
+        with opened_reader(data, self.source, self.connection) as reader:
+            session.refuse_one_host(reader is not None and reader.one_host, "The source of this load")
+            rows = arrow_copy.rows_of(data, reader) if self.transform_sql is None else None
+            frame = frames.of(data, reader, self.source, self.transform_sql) if rows is None else None
+            if self.projection is not None:
+                schema = frame_projection.schema_of(frame) if rows is None else rows.schema
+                self.load = self.projection(self.load, schema, None)
+            if rows is not None and self.load.projection is None and not self.load.checks:
+                counts = files.copy(rows, self.connection, self.load)
+                if counts is not None:
+                    return counts
+            frame = frames.of(data, reader, self.source) if frame is None else frame
+            frame = frame_projection.projected(frame, self.load)
+            with frame_projection.expected(frame, self.load) as (checked, warnings):
+                return replace(files.write(checked, self.connection, self.load, self.put_aside), warnings=warnings)
 
 
 def _is_same(one: SqlTables, other: SqlTables) -> bool:
     return one is other or (one.dialect == other.dialect and one.identity() == other.identity())
 
 
-def _target_schema(tables: SqlTables, planned: Load) -> pa.Schema | None:
-    from weft.systems.load import SCD2_COLUMNS
-
-    with tables.driver.session("read") as session:
-        columns = tables.columns(session, planned.schema, planned.table)
+def _target_schema(tables: SqlTables, load: Load) -> pa.Schema | None:
+    columns = stored_columns(tables, load.schema, load.table)
     if columns is None:
         return None
-    own = SCD2_COLUMNS if planned.mode == "scd2" else ()
+    own = SCD2_COLUMNS if load.mode == "scd2" else ()
     return pa.schema([each.field for each in columns if not each.generated and each.name not in own])

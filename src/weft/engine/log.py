@@ -48,7 +48,7 @@ class Log:
         try:
             fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return  # another process of this project is at it
+            return  # another process of this project does it
         try:
             if os.fstat(self.descriptor).st_size > LIMIT:
                 shutil.copyfile(self.path, self.path.with_name(self.path.name + ".1"))
@@ -57,7 +57,7 @@ class Log:
             fcntl.flock(self.descriptor, fcntl.LOCK_UN)
 
     def tail(self, lines: int = 8) -> list[str]:
-        """The last lines since this log was opened."""
+        """Return the last lines since this log was opened."""
         size = os.fstat(self.descriptor).st_size
         start = min(self.start, size) if size - self.start < 20_000 else size - 20_000
         text = os.pread(self.descriptor, size - start, start).decode(errors="replace")

@@ -1,4 +1,4 @@
-"""How far Spark is, for who waits at a terminal: one bar on stderr, and nothing at all elsewhere."""
+"""The progress of Spark at a terminal: one bar on stderr, and nothing elsewhere."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ _shown = threading.Lock()
 
 
 class Counter:
-    """How many rows a task has read, for who watches in another process of this machine: a number in a file."""
+    """Counts the rows that a task has read, in a file that another process of this machine reads."""
 
     def __init__(self, path: str) -> None:
         self.path = path
 
     def counted(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The same batches, counted as they go by."""
+        """Yield the same batches, counted as they go by."""
         rows = 0
         for batch in batches:
             rows += batch.num_rows
-            # On another machine there is no such file, and nobody to watch. Nothing but this is suppressed: an error
+            # On another machine there is no such file, and no bar. Nothing but this is suppressed: an error
             # of the source is an OSError too, if its connection broke.
             with suppress(OSError), open(self.path, "r+b") as file:
                 file.write(struct.pack("<q", rows))
             yield batch
 
     def rows(self) -> int:
-        """What was counted so far."""
+        """Return what was counted so far."""
         with suppress(OSError), open(self.path, "rb") as file:
             return int(struct.unpack("<q", file.read(8))[0])
         return 0
@@ -47,7 +47,7 @@ class Counter:
 @contextmanager
 def progress(what: str) -> Iterator[Counter | None]:
     """Show, while the block runs, how many of Spark's tasks are done, and rows where a task counts them. The bar is
-    gone after it. Gives what counts them, where there is somebody to watch."""
+    removed after it. Yields a counter of rows, where there is a terminal."""
     if not sys.stderr.isatty() or not _shown.acquire(blocking=False):
         yield None
         return
@@ -91,7 +91,7 @@ def _bar() -> Progress:
 
 
 def _follow(bar: Progress, task: object, counter: Counter, ended: threading.Event) -> None:
-    """Ask Spark what runs. Stages that are done are not told any more, so they are remembered."""
+    """Ask Spark what runs. Spark does not report stages that are done, so they are remembered."""
     stages: dict[int, tuple[int, int]] = {}
     first: tuple[float, int] | None = None
     over = False
@@ -106,7 +106,7 @@ def _follow(bar: Progress, task: object, counter: Counter, ended: threading.Even
             bar.update(task, rows=shown)  # type: ignore[arg-type]
         if over:
             return
-        with suppress(Exception):  # a session that stops meanwhile: whoever uses it is told, not who looks on
+        with suppress(Exception):  # a session that stops meanwhile: its user gets the error, not the bar
             active = _active_stages()
             for stage, (_, total) in list(stages.items()):
                 if stage not in active:
@@ -125,13 +125,13 @@ def _active_stages() -> dict[int, tuple[int, int]]:
     if session is None:
         return {}
     tracker = session.sparkContext.statusTracker()
-    found = {stage: tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()}
-    return {stage: (info.numCompletedTasks, info.numTasks) for stage, info in found.items() if info is not None}
+    stages = {stage: tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()}
+    return {stage: (info.numCompletedTasks, info.numTasks) for stage, info in stages.items() if info is not None}
 
 
 @contextmanager
 def live(text: Callable[[], str]) -> Iterator[None]:
-    """Show, while the block runs, a line that tells how things stand. Loads in the block have no bars of their own."""
+    """Show, while the block runs, a line with this text. Loads in the block have no bars of their own."""
     if not sys.stderr.isatty() or not _shown.acquire(blocking=False):
         yield
         return

@@ -9,49 +9,50 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from weft.columns import hint_of, hinted, length_of
-from weft.errors import LoadRefusedError, nearest
-from weft.pipelines.declare import Target
+from weft.errors import LoadRefusedError, did_you_mean
+from weft.pipelines.declare import PipelineTarget
 from weft.pipelines.table import Table, TableColumn
+from weft.spark_support import sessions
 from weft.systems.expectation import Expectation, Reaction
 from weft.systems.load import LOAD_COLUMNS, Declared, Load, Projected
 from weft.systems.sql.literals import literal
+from weft.systems.sql.tables import SqlTables
 
 Quote = Callable[[str], str]
+
 _log = logging.getLogger("weft.engine")
 
 
 @dataclass(frozen=True)
-class Fit:
-    """Fits a load to what its source turns out to have."""
+class TableProjection:
+    """Maps the columns that a source turns out to have to those of a declared table."""
 
-    target: Target
+    target: PipelineTarget
 
-    def __call__(self, load: Load, source: pa.Schema, dialect: str, quote: Quote) -> Load:
-        """The load with the table's declaration and, where columns are not taken as they are, a projection."""
+    def __call__(self, load: Load, source: pa.Schema, tables: SqlTables | None) -> Load:
+        """Return the load with the table's declaration and, where columns are not taken as they are, a projection."""
+        quote = sessions.quoted if tables is None else tables.quote
         if not self.target.table.columns:
-            return self._undeclared(load, source, quote)
-        made = [*self._declared(source, dialect, quote), *self._undeclared_columns(source, quote)]
+            return self._renamed(load, source, quote)
+        dialect = "spark" if tables is None else tables.dialect
+        columns = [*self._declared(source, dialect, quote), *self._undeclared(source, quote)]
         if self.target.table.load_columns:
-            made += _load_columns(load, dialect)
-        if dialect == "spark":
+            columns += _load_columns(load, dialect)
+        if tables is None:
             # Files have no types of their own to convert to.
-            made = [_converted(each, self.target.table) for each in made]
-        projection = tuple(made)
-        is_plain = all(each.sql == f"q.{quote(each.field.name)}" for each in projection) and source.names == [
-            each.field.name for each in projection
-        ]
+            columns = [_converted(each, self.target.table) for each in columns]
+        names = [each.field.name for each in columns]
+        is_plain = source.names == names and all(each.sql == f"q.{quote(each.field.name)}" for each in columns)
+        lengths = () if tables is None or tables.enforces_lengths else self._lengths(load, names)
         return replace(
             load,
-            declared=self._declaration(projection),
-            projection=None if is_plain else projection,
-            checks=(*load.checks, *self._lengths(load, projection, dialect)),
+            declared=self._declaration(columns),
+            projection=None if is_plain else tuple(columns),
+            checks=(*load.checks, *lengths),
         )
 
-    def _lengths(self, load: Load, projection: tuple[Projected, ...], dialect: str) -> Iterator[Expectation]:
-        """How long texts may be, where the database stores longer ones without a word."""
-        if dialect not in ("sqlite", "duckdb"):
-            return
-        written = {each.field.name for each in projection}
+    def _lengths(self, load: Load, written: list[str]) -> Iterator[Expectation]:
+        """Yield how long texts may be, where the database stores longer ones without an error."""
         reaction: Reaction = "quarantine" if load.on_bad_rows == "quarantine" else "fail"
         for column in self.target.table.columns:
             length = length_of(column.field)
@@ -59,26 +60,25 @@ class Fit:
                 yield Expectation("length", (column.name,), (length,), reaction=reaction)
 
     def runs_in(self, dialect: str) -> bool:
-        """Whether a database can apply all normalizers itself; else Spark does."""
+        """Return whether a database can apply all normalizers itself; else Spark does."""
         if not any(column.normalizers for column in self.target.table.columns):
             return True
         from weft.normalize import supports
 
         return all(supports(column.normalizers, dialect) for column in self.target.table.columns)
 
-    def _declaration(self, projection: tuple[Projected, ...]) -> Declared:
+    def _declaration(self, columns: list[Projected]) -> Declared:
         table = self.target.table
-        declared = [column.field for column in table.columns]
-        more = [each.field for each in projection if each.field.name not in table.names]
+        more = [each.field for each in columns if each.field.name not in table.names]
         return Declared(
-            schema=pa.schema([*declared, *more]),
+            schema=pa.schema([*(column.field for column in table.columns), *more]),
             primary_key=table.primary_key,
             unique=table.natural_keys,
             on_drift=self.target.on_drift,
         )
 
-    def _undeclared(self, load: Load, source: pa.Schema, quote: Quote) -> Load:
-        """A table by name alone: what its source has, renamed where the pipeline says so."""
+    def _renamed(self, load: Load, source: pa.Schema, quote: Quote) -> Load:
+        """Return the load into a table by name alone: the columns of its source, renamed by `column_map`."""
         declared = Declared(schema=None, on_drift=self.target.on_drift)
         if not self.target.column_map:
             return replace(load, declared=declared)
@@ -91,19 +91,17 @@ class Fit:
         )
         return replace(load, declared=declared, projection=projection)
 
-    def _declared(self, source: pa.Schema, dialect: str, quote: Quote) -> list[Projected]:
-        made = []
+    def _declared(self, source: pa.Schema, dialect: str, quote: Quote) -> Iterator[Projected]:
         for column in self.target.table.columns:
             name = self.target.column_map.get(column.name, column.name)
             if name not in source.names and not _is_derived(column):
                 if column.name in self.target.column_map or not column.nullable:
                     _refuse_missing(name, source, self.target.name, f"for {column.name!r}")
                 continue
-            made.append(_projected(column, name, source, dialect, quote))
-        return made
+            yield _projected(column, name, source, dialect, quote)
 
-    def _undeclared_columns(self, source: pa.Schema, quote: Quote) -> list[Projected]:
-        """What the source has beyond the declaration: a column that somebody added."""
+    def _undeclared(self, source: pa.Schema, quote: Quote) -> list[Projected]:
+        """Return the columns that the source has beyond the declaration, where the table gets them too."""
         table = self.target.table
         used = {self.target.column_map.get(name, name) for name in table.names}
         more = [field for field in source if field.name not in used]
@@ -126,30 +124,28 @@ class Fit:
         return [Projected(f"q.{quote(field.name)}", field) for field in more]
 
 
-def _converted(made: Projected, table: Table) -> Projected:
-    declared = next((column.field for column in table.columns if column.name == made.field.name), None)
-    if declared is None or declared.type.equals(made.field.type):
-        return made
+def _converted(column: Projected, table: Table) -> Projected:
+    declared = next((each.field for each in table.columns if each.name == column.field.name), None)
+    if declared is None or declared.type.equals(column.field.type):
+        return column
     from pyspark.sql.pandas.types import from_arrow_type
 
     kind = from_arrow_type(declared.type, prefer_timestamp_ntz=True).simpleString()
-    return Projected(f"CAST({made.sql} AS {kind})", declared)
+    return Projected(f"CAST({column.sql} AS {kind})", declared)
 
 
 def _projected(column: TableColumn, name: str, source: pa.Schema, dialect: str, quote: Quote) -> Projected:
-    field = column.field
-    present = name in source.names
     if not column.normalizers:
-        kind = source.field(name)
         # As the source has it: the target's own column says what it becomes.
-        return Projected(f"q.{quote(name)}", kind.with_name(column.name))
+        return Projected(f"q.{quote(name)}", source.field(name).with_name(column.name))
     from weft.normalize import expression
 
+    field = column.field
     sql, kind = expression(
         column.normalizers,
         name,
         dialect,
-        kind=source.field(name).type if present else pa.null(),
+        kind=source.field(name).type if name in source.names else pa.null(),
         quote=lambda each: f"q.{quote(each)}",
         target=field.type,
     )
@@ -176,8 +172,7 @@ def _load_columns(load: Load, dialect: str) -> list[Projected]:
 def _refuse_missing(name: str, source: pa.Schema, target: str, what: str) -> None:
     if name in source.names:
         return
-    close = nearest(name, source.names)
     raise LoadRefusedError(
         f"The source of {target} has no column {name!r} ({what}).",
-        hint=f"Did you mean {close!r}?" if close else f"Its columns: {', '.join(source.names[:30])}.",
+        hint=did_you_mean(name, source.names, f"Its columns: {', '.join(source.names[:30])}."),
     )

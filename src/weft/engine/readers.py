@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -19,14 +20,14 @@ from weft.systems.base import Connection, system_for
 from weft.systems.log import META_TYPES, ROWID, Log
 from weft.systems.sql.prefetch import prefetch
 from weft.systems.sql.queries import subquery
-from weft.systems.sql.tables import Slice, SqlTables
+from weft.systems.sql.tables import Column, Slice, SqlTables
 from weft.types import FieldType
 
 # Enough to be worth a task of its own.
 _EVENTS_A_PART = 100_000
 
 
-class Reader(Protocol):
+class RowReader(Protocol):
     """Rows that any process can read, whole or in parts."""
 
     @property
@@ -38,10 +39,13 @@ class Reader(Protocol):
         """Whether only this machine can read it."""
 
     def parts(self, wanted: int) -> tuple[list[Any], Any]:
-        """Up to `wanted` parts, of one moment, and what must stay open (it has `close`) while they are read."""
+        """Return up to `wanted` parts, of one moment, and what must stay open (it has `close`) while they are read."""
 
     def read(self, part: Any, conditions: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
-        """The rows of a part that meet the conditions, in the source's own words; in batches of the schema."""
+        """Yield the rows of a part that meet the conditions, in the source's own words; in batches of the schema."""
+
+    def close(self) -> None:
+        """Close what this process opened to describe the rows. Tasks open their own."""
 
 
 @dataclass(frozen=True)
@@ -59,20 +63,24 @@ class SqlReader:
         return self.tables.one_host
 
     def parts(self, wanted: int) -> tuple[list[Any], Any]:
-        """Ranges of the `partition_by` column in one snapshot, where the database has them."""
+        """Return ranges of the `partition_by` column in one snapshot, where the database has them."""
         if wanted > 1 and self.partition_by is not None:
             return self.tables.slices(self.sql, wanted, self.partition_by)
         return [Slice(self.sql)], None
 
     def read(self, part: Any, conditions: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
-        """The rows of a part."""
+        """Yield the rows of a part."""
         if conditions:
             wanted = " AND ".join(f"({each})" for each in conditions)
             part = replace(part, sql=f"SELECT * FROM {subquery(part.sql)} AS q WHERE {wanted}")
         return self.tables.read(part, self.schema)
 
+    def close(self) -> None:
+        """Close the connections of this process."""
+        self.tables.close()
+
     def selecting(self, columns: Sequence[str]) -> SqlReader:
-        """The same rows with these columns alone."""
+        """Return the same rows with these columns alone."""
         listed = ", ".join(self.tables.quote(name) for name in columns)
         schema = pa.schema([self.schema.field(name) for name in columns])
         return SqlReader(self.tables, f"SELECT {listed} FROM {subquery(self.sql)} AS q", schema, self.partition_by)
@@ -103,15 +111,18 @@ class StreamReader:
         return pa.schema([_field(name, kind) for name, kind in self.types])
 
     def parts(self, wanted: int) -> tuple[list[Any], Any]:
-        """Ranges of about the same length."""
+        """Return ranges of about the same length."""
         length = max(_EVENTS_A_PART, -(-(self.upto - self.after) // max(wanted, 1)))
         starts = range(self.after, max(self.upto, self.after + 1), length)
         return [(start, min(start + length, self.upto)) for start in starts], None
 
     def read(self, part: Any, conditions: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
-        """The events of a range, all that it held when the range was made."""
+        """Yield the events of a range, all that it held when the range was made."""
         assert not conditions, "a log takes no conditions"
         return prefetch(lambda: self._read(*part))
+
+    def close(self) -> None:
+        """Nothing is open: the stream stays open for the process."""
 
     def _read(self, reached: int, upto: int) -> Iterator[pa.RecordBatch]:
         store = system_for(self.connection.kind).load_log()(self.connection)
@@ -121,7 +132,7 @@ class StreamReader:
             store.close()
 
     def read_from(self, log: Log, reached: int, upto: int) -> Iterator[pa.RecordBatch]:
-        """The events of a range, of a stream that is open."""
+        """Yield the events of a range, of a stream that is open."""
         schema = self.schema
         for batch in log.read_arrow(reached, upto, schema.names):
             offsets = batch.column(schema.names.index(ROWID))
@@ -142,50 +153,82 @@ class StreamReader:
 
 
 def _field(name: str, kind: FieldType) -> pa.Field:
-    if kind.base in ("json", "uuid"):
-        return hinted(name, kind.base)
-    if kind.base == "decimal":
-        return pa.field(name, pa.decimal128(kind.precision, kind.scale))
-    return pa.field(name, kind.arrow)
+    return hinted(name, kind.base) if kind.base in ("json", "uuid") else pa.field(name, kind.arrow)
 
 
 # ----------------------------------------------------------------------------------------------------------- from users
 
 
 def reader_for(
-    given: Input,
+    data: Input,
     source: str | Connection | None,
     default: Connection | None,
     partition_by: str | None = None,
     target: SqlTables | None = None,
-) -> Reader | None:
-    """What reads SQL or a stream; `None` for what Spark or this process has itself."""
-    if isinstance(given, inputs.Sql):
+) -> RowReader | None:
+    """Return the reader of SQL or a stream; `None` for what Spark or this process has itself."""
+    if isinstance(data, inputs.Sql):
         connection = current().connection(source) if source is not None or default is None else default
-        # One connection to one database: it answers sooner than two, and nobody need ask whether it is the same.
+        # One connection to one database: it answers sooner than two, and is known to be the same database.
         same = target is not None and connection.resolved() == target.connection
         tables = target if target is not None and same else open_tables(connection)
         if tables is not target:
             # A target's file is made by its first load; one that is only read must be there.
             tables.connection.refuse_missing()
-        return SqlReader(tables, given.text, tables.describe(given.text), partition_by)
-    if isinstance(given, inputs.Events):
-        return stream_reader(given.stream, source)
-    if isinstance(given, inputs.Rows):
-        found: Reader = given.reader
-        return found
+        return SqlReader(tables, data.text, tables.describe(data.text), partition_by)
+    if isinstance(data, inputs.Events):
+        return stream_reader(data.stream, source)
+    if isinstance(data, inputs.Readable):
+        reader: RowReader = data.reader
+        return reader
     return None
 
 
+@contextmanager
+def opened_reader(
+    data: Input, source: str | Connection | None, default: Connection, target: SqlTables | None = None
+) -> Iterator[RowReader | None]:
+    """Yield what `reader_for` returns, and close it at the end."""
+    reader = reader_for(data, source, default, target=target)
+    with nullcontext() if reader is None else closing(reader):
+        yield reader
+
+
+@contextmanager
+def opened_parts(reader: RowReader, wanted: int) -> Iterator[list[Any]]:
+    """Yield the parts of a reader, with what they are read from open until the end."""
+    parts, held = reader.parts(wanted)
+    with nullcontext() if held is None else closing(held):
+        yield parts
+
+
+def read_all(reader: RowReader) -> Iterator[pa.RecordBatch]:
+    """Yield all rows, read by this process."""
+    with opened_parts(reader, 1) as parts:
+        for part in parts:
+            yield from reader.read(part)
+
+
 def open_tables(connection: Connection) -> SqlTables:
-    """The tables of a connection; a clear error where it has none."""
+    """Return the tables of a connection; a clear error where it has none."""
     connection = current().for_tables(connection)
-    opened: SqlTables = system_for(connection.kind).load_tables()(connection)
-    return opened
+    tables: SqlTables = system_for(connection.kind).load_tables()(connection)
+    return tables
+
+
+def opened_tables(connection: Connection) -> closing[SqlTables]:
+    """Open the tables of a connection for a block, and close them at its end."""
+    return closing(open_tables(connection))
+
+
+def stored_columns(tables: SqlTables, schema: str | None, table: str) -> list[Column] | None:
+    """Return the columns that a table has now; `None` where there is no such table."""
+    with tables.driver.session("read") as session:
+        return tables.columns(session, schema, table)
 
 
 def stream_reader(stream: str | Stream, connection: str | Connection | None = None) -> StreamReader:
-    """What a stream holds now."""
+    """Return a reader of what a stream holds now."""
     opened = runtime.open_stream(stream, connection)
     log, declared = opened.log, opened.stream
     types = {**log.fields(fresh=True), **META_TYPES}

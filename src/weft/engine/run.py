@@ -6,10 +6,9 @@ import asyncio
 import inspect
 import logging
 import random
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime
 from hashlib import blake2b
@@ -18,10 +17,10 @@ from typing import Any
 from weft.engine import incremental, inputs
 from weft.engine.inputs import Input
 from weft.engine.load import Job
-from weft.engine.projection import Fit
-from weft.engine.readers import open_tables
+from weft.engine.projection import TableProjection
+from weft.engine.readers import opened_tables, reader_for, stored_columns
 from weft.errors import DeclarationError, WeftError
-from weft.pipelines.declare import Pipeline, Target, refuse_with_watermark
+from weft.pipelines.declare import Pipeline, PipelineTarget, refuse_with_watermark
 from weft.pipelines.execution import Loaded, Step
 from weft.pipelines.transforms import FilterWhere, Limit, Sample
 from weft.project import current
@@ -36,12 +35,10 @@ from weft.systems.watermark import UNKNOWN, Watermark
 # Tests stop a process at each of these steps, by a handler on this logger.
 _steps = logging.getLogger("weft.run")
 
-_RANDOM = {"mysql": "rand()", "sqlite": "(abs(random()) / 9223372036854775808.0)"}
 
-
-class Run:
-    """One run, under a key: the same key again does only what is not done yet. `keep` is called before each thing that
-    changes data, and raises where the run is somebody else's by now: what was read long ago must not replace newer."""
+class PipelineRun:
+    """One run, under a key: the same key again does only what is not done yet. `keep` is called before each change of
+    data, and raises where another process has the run by now: what was read long ago must not replace newer rows."""
 
     def __init__(
         self,
@@ -58,13 +55,13 @@ class Run:
 
     def execute(self) -> None:
         """Load every target, then run what comes after. `loaded` says how far it came, also where this raises."""
-        given = self._given(produce(self.pipeline) if self.data is None else self.data)
+        data = self._understood(produce(self.pipeline) if self.data is None else self.data)
         _steps.debug("produced")
         failures: list[Exception] = []
         for target in self.pipeline.targets:
             self.keep()
             try:
-                self.loaded.append(self._load(target, given))
+                self.loaded.append(self._load(target, data))
             except Exception as error:
                 if not self.pipeline.continue_on_failure:
                     raise
@@ -81,19 +78,18 @@ class Run:
             self._after(number, step)
             _steps.debug("followed")
 
-    def _given(self, data: object) -> Input:
-        given = understand(self.pipeline, data)
-        if isinstance(given, inputs.Memory) and len(self.pipeline.targets) > 1:
+    def _understood(self, data: object) -> Input:
+        understood = understand(self.pipeline, data)
+        if isinstance(understood, inputs.Memory) and len(self.pipeline.targets) > 1:
             # Each target reads it; an iterator could be read once.
-            return inputs.Memory(given.schema, list(given.batches))
-        return given
+            return inputs.Memory(understood.schema, list(understood.batches))
+        return understood
 
-    def _load(self, target: Target, given: Input) -> Loaded:
+    def _load(self, target: PipelineTarget, data: Input) -> Loaded:
         started = time.perf_counter()
-        plan = planned(self.pipeline, target, self.key, self.moment)
-        with prepared(self.pipeline, target, plan, given) as ready:
-            counts, engine = ready.job.run(ready.given)
-            counts = replace(counts, warnings=(*ready.warnings, *counts.warnings))
+        ready = prepare_load(self.pipeline, target, plan_load(self.pipeline, target, self.key, self.moment), data)
+        counts, engine = ready.job.run(ready.data)
+        counts = replace(counts, warnings=(*ready.warnings, *counts.warnings))
         return Loaded(target.name, counts, engine, time.perf_counter() - started, ready.late, ready.without_value)
 
     def _after(self, number: int, step: str | Callable[..., Any]) -> None:
@@ -101,7 +97,7 @@ class Run:
         connection = current().connection(self.pipeline.targets[0].connection)
         replayed = False
         if isinstance(step, str):
-            with opened(connection) as tables:
+            with opened_tables(connection) as tables:
                 # With what it says: another one in its place is not done yet.
                 key = f"{self.key} after {number} {blake2b(step.encode(), digest_size=8).hexdigest()}"
                 after = Load.declare(target="after", pipeline=self.pipeline.name, commit_key=key, moment=self.moment)
@@ -112,8 +108,8 @@ class Run:
         self.steps.append(Step(text, time.perf_counter() - started, replayed))
 
 
-def planned(pipeline: Pipeline, target: Target, key: str, moment: datetime) -> Load:
-    """The load of one target in one run."""
+def plan_load(pipeline: Pipeline, target: PipelineTarget, key: str, moment: datetime) -> Load:
+    """Return the load of one target in one run."""
     load = target.plan(pipeline=pipeline.name, commit_key=f"{key} {target.name}", moment=moment)
     checks = []
     for each in target.expectations:
@@ -123,67 +119,64 @@ def planned(pipeline: Pipeline, target: Target, key: str, moment: datetime) -> L
 
 
 @dataclass
-class Ready:
+class PreparedLoad:
     """A load with everything that it needs but its rows."""
 
     job: Job
-    given: Input
+    data: Input
     late: int = 0
     without_value: int = 0
     warnings: tuple[str, ...] = ()
 
 
-@contextmanager
-def prepared(pipeline: Pipeline, target: Target, load: Load, given: Input) -> Iterator[Ready]:
-    """Bound what is read, and say how it is loaded."""
+def prepare_load(pipeline: Pipeline, target: PipelineTarget, load: Load, data: Input) -> PreparedLoad:
+    """Bound what is read, and return how it is loaded."""
     connection = current().connection(target.connection)
     source = source_of(pipeline, target)
     late = without_value = 0
     warnings: tuple[str, ...] = ()
-    if isinstance(given, inputs.Sql):
-        with opened(current().connection(source)) as tables:
-            text, column = _transformed(given.text, pipeline, tables), pipeline.incremental_column
-            if column is None and incremental.has_mark(given.text, tables.dialect):
-                column = incremental.marked_column(given.text, tables.dialect)
+    if isinstance(data, inputs.Sql):
+        with opened_tables(current().connection(source)) as tables:
+            text, column = _transformed(data.text, pipeline, tables), pipeline.incremental_column
+            if column is None and incremental.has_watermark(data.text, tables.dialect):
+                column = incremental.watermark_column(data.text, tables.dialect)
             if column is not None:
                 refuse_with_watermark(pipeline, target)
-                last, warnings = _last(connection, load, target, column)
+                last, warnings = _last_watermark(connection, load, target, column)
                 if last is not None and last.column != column and load.mode == "append":
                     raise DeclarationError(
                         f"{load.name} has a watermark by {last.column!r}; by {column!r} all rows would come again.",
                         hint=f"Keep the column, use the mode merge, or delete the row of {pipeline.name!r} from "
                         "weft.watermarks where that is meant.",
                     )
-                found = incremental.of_query(
+                new = incremental.of_query(
                     tables, text, column, last, pipeline.lookback, count_late=pipeline.count_late
                 )
-                text, late, without_value = found.sql, found.late, found.without_value
-                load = replace(load, watermark=found.watermark)
-            given = inputs.Sql(text)
+                text, late, without_value = new.sql, new.late, new.without_value
+                load = replace(load, watermark=new.watermark)
+            data = inputs.Sql(text)
     elif pipeline.incremental_column is not None or pipeline.transforms_pre:
-        given = _frame(pipeline, given, source)
-    job = Job(load, connection, source, pipeline.engine, None, Fit(target))
-    yield Ready(job, given, late, without_value, warnings)
+        data = _frame(pipeline, data, source)
+    job = Job(load, connection, source, pipeline.engine, projection=TableProjection(target))
+    return PreparedLoad(job, data, late, without_value, warnings)
 
 
-def _last(connection: Connection, load: Load, target: Target, column: str) -> tuple[Watermark | None, tuple[str, ...]]:
-    """How far a target has come, as it was written with its rows, or where there is no room for that as they say; and
-    what is to be told of it."""
+def _last_watermark(
+    connection: Connection, load: Load, target: PipelineTarget, column: str
+) -> tuple[Watermark | None, tuple[str, ...]]:
+    """Return the watermark of a target, stored with its rows or, in files, read from them; and warnings about it."""
     if system_for(connection.kind).tables is None:
-        return _last_in_files(connection, load, target, column), ()
+        return _watermark_of_files(connection, load, target, column), ()
     if connection.is_missing():
         return None, ()
-    with opened(connection) as tables:
+    with opened_tables(connection) as tables:
         last = watermarks.read(tables, load)
-        if last is None:
-            return None, ()
-        with tables.driver.session("read") as session:
-            if tables.columns(session, load.schema, load.table) is not None:
-                return last, ()
-    return None, (f"The table {load.name} is gone: it is made anew, with everything that the source has.",)
+        if last is None or stored_columns(tables, load.schema, load.table) is not None:
+            return last, ()
+    return None, (f"The table {load.name} is gone: it is created again, with everything that the source has.",)
 
 
-def _last_in_files(connection: Connection, load: Load, target: Target, column: str) -> Watermark | None:
+def _watermark_of_files(connection: Connection, load: Load, target: PipelineTarget, column: str) -> Watermark | None:
     from weft.engine import files
 
     filled = [new for new, old in target.column_map.items() if old == column]
@@ -193,25 +186,15 @@ def _last_in_files(connection: Connection, load: Load, target: Target, column: s
             f"{load.name} keeps {stored!r} normalized, so it cannot say how far the source was read.",
             hint="Leave the normalizers of the incremental column out, or use a SQL database.",
         )
-    value, rows = files.reached(connection, load, stored)
+    value, rows = files.last_value(connection, load, stored)
     # Where each row that was read has become one, those that the source has more of were never read.
     is_one_each = load.mode == "append" and not load.deduplicate_by
     return None if value is None else Watermark.of(column, value, rows if is_one_each else UNKNOWN)
 
 
-def source_of(pipeline: Pipeline, target: Target) -> str | Connection | None:
-    """Where the SQL of a pipeline runs: on its source, or where it has none on the target itself."""
+def source_of(pipeline: Pipeline, target: PipelineTarget) -> str | Connection | None:
+    """Return where the SQL of a pipeline runs: on its source, or where it has none on the target itself."""
     return pipeline.source_connection if pipeline.source_connection is not None else target.connection
-
-
-@contextmanager
-def opened(connection: Connection) -> Iterator[SqlTables]:
-    """The tables of a connection, closed at the end."""
-    tables = open_tables(connection)
-    try:
-        yield tables
-    finally:
-        tables.close()
 
 
 # ------------------------------------------------------------------------------------------------------- what is loaded
@@ -225,7 +208,7 @@ def produce(pipeline: Pipeline) -> object:
 
 
 def understand(pipeline: Pipeline, data: object) -> Input:
-    """What a pipeline's function gave."""
+    """Return what the function of a pipeline returned as the input of a load."""
     if data is None:
         if pipeline.source_table is None:
             raise DeclarationError(
@@ -235,7 +218,7 @@ def understand(pipeline: Pipeline, data: object) -> Input:
         source = current().connection(source_of(pipeline, pipeline.targets[0]))
         if system_for(source.kind).tables is None:
             return inputs.Files(pipeline.source_table)
-        with opened(source) as tables:
+        with opened_tables(source) as tables:
             schema, dot, name = pipeline.source_table.rpartition(".")
             return inputs.Sql(f"SELECT * FROM {tables.table(schema if dot else None, name)}")
     if pipeline.source_table is not None:
@@ -247,10 +230,8 @@ def understand(pipeline: Pipeline, data: object) -> Input:
 
 
 def _call(function: Callable[..., Any], arguments: list[Any]) -> object:
-    if not inspect.iscoroutinefunction(function):
-        result = function(*arguments)
-        return _await(result) if inspect.iscoroutine(result) else result
-    return _await(function(*arguments))
+    result = function(*arguments)
+    return _await(result) if inspect.iscoroutine(result) else result
 
 
 def _await(coroutine: Any) -> object:
@@ -259,25 +240,15 @@ def _await(coroutine: Any) -> object:
     except RuntimeError:
         return asyncio.run(coroutine)
     # A loop runs in this thread already, and cannot run another: a thread of its own does, while this one waits.
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(_outcome(coroutine)))
-    thread.start()
-    thread.join()
-    result, error = found[0]
-    if error is not None:
-        raise error
-    return result
-
-
-def _outcome(coroutine: Any) -> tuple[object, BaseException | None]:
+    pool = ThreadPoolExecutor(1)
     try:
-        return asyncio.run(coroutine), None
-    except BaseException as error:
-        return None, error
+        return pool.submit(asyncio.run, coroutine).result()
+    finally:
+        pool.shutdown(wait=False)
 
 
 def _wants(function: Callable[..., Any]) -> int:
-    """How many connections a step takes: one where it has a place for it."""
+    """Return how many connections a step takes: one where it has a parameter for it."""
     places = (
         inspect.Parameter.POSITIONAL_ONLY,
         inspect.Parameter.POSITIONAL_OR_KEYWORD,
@@ -290,29 +261,27 @@ def _wants(function: Callable[..., Any]) -> int:
 
 
 def _transformed(sql: str, pipeline: Pipeline, tables: SqlTables) -> str:
-    """The query with what `transforms_pre` asks for around it, in their order."""
+    """Return the query with what `transforms_pre` asks for around it, in their order."""
     for each in pipeline.transforms_pre:
         if isinstance(each, FilterWhere):
             sql = f"SELECT * FROM {subquery(sql)} AS q WHERE ({each.condition}\n)"
         elif isinstance(each, Limit):
             sql = f"SELECT * FROM {subquery(sql)} AS q LIMIT {each.rows}"
         elif isinstance(each, Sample):
-            chance = _RANDOM.get(tables.dialect, "random()")
-            sql = f"SELECT * FROM {subquery(sql)} AS q WHERE {chance} < {each.percent / 100!r}"
+            sql = f"SELECT * FROM {subquery(sql)} AS q WHERE {tables.random} < {each.percent / 100!r}"
     return sql
 
 
-def _frame(pipeline: Pipeline, given: Input, source: str | Connection | None) -> Input:
-    """What is no query, as a DataFrame with the transforms on it."""
+def _frame(pipeline: Pipeline, data: Input, source: str | Connection | None) -> Input:
+    """Return what is not a query as a DataFrame with the transforms on it."""
     from weft.engine import frames
-    from weft.engine.readers import reader_for
 
     if pipeline.incremental_column is not None:
         raise DeclarationError(
             f"Pipeline {pipeline.name!r}: incremental_column works on SQL.",
             hint="Return a query, or filter the rows in the function.",
         )
-    frame = frames.of(given, reader_for(given, source, None), source)
+    frame = frames.of(data, reader_for(data, source, None), source)
     for each in pipeline.transforms_pre:
         if isinstance(each, FilterWhere):
             frame = frame.where(each.condition)

@@ -28,9 +28,10 @@ from weft.engine import archive_files, config, jvm
 from weft.engine.executor_package import ship
 from weft.engine.java import find_java
 from weft.engine.log import Log
-from weft.errors import ConnectionFailedError, MissingExtraError, SettingsError, WeftError, installing
+from weft.errors import ConnectionFailedError, DeclarationError, MissingExtraError, SettingsError, WeftError, installing
 from weft.project import current
 from weft.settings import is_secret_name, redact
+from weft.spark_support.sessions import java_class
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -52,7 +53,7 @@ class _Running:
     gateway: Any
 
     def is_alive(self) -> bool:
-        """Whether it can be used: its context is not stopped, and its JVM has not died."""
+        """Return whether it can be used: its context is not stopped, and its JVM has not died."""
         from pyspark import SparkContext
 
         return SparkContext._active_spark_context is self.context and self.jvm.process.poll() is None
@@ -64,7 +65,7 @@ _at_stop: list[Callable[[], object]] = []
 
 
 def spark(*, jars: Iterable[str | os.PathLike[str]] = ()) -> SparkSession:
-    """The process's Spark session, started if there is none.
+    """Return the process's Spark session, started if there is none.
 
     `jars` are files that it must have on its class path. The session stays the same when another project comes into
     use: a process has one.
@@ -89,18 +90,18 @@ def spark(*, jars: Iterable[str | os.PathLike[str]] = ()) -> SparkSession:
 
 
 def running() -> SparkSession | None:
-    """The session in use, ours or the caller's own, if there is one."""
-    found = _running
-    if found is not None and found.is_alive():
-        return found.session
-    # Not imported for this: who has a session has imported it.
+    """Return the session in use, ours or the caller's own, if there is one."""
+    ours = _running
+    if ours is not None and ours.is_alive():
+        return ours.session
+    # Not imported for this: a process with a session has imported it.
     if "pyspark.core.context" not in sys.modules or "pyspark.sql.session" not in sys.modules:
         return None
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     context = SparkContext._active_spark_context
-    if context is None or (found is not None and context is found.context):
+    if context is None or (ours is not None and context is ours.context):
         return None
     # The active one is that of a thread; the one that was made first is for all of them.
     return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
@@ -113,29 +114,40 @@ def require_jars(session: SparkSession, jars: Iterable[Path]) -> None:
     driver's threads and of Hadoop's configuration, and in local mode also of the tasks. (`ADD JAR` fills that of one
     session, which file systems do not see.) Executors elsewhere are sent the files before their next task.
     """
-    machine: Any = session.sparkContext._jvm
+    present: set[str] | None = None
     for jar in jars:
-        loader = machine.java.lang.Thread.currentThread().getContextClassLoader()
-        url = machine.java.net.URI(jar.as_uri()).toURL()
+        loader = java_class(session, "java.lang.Thread").currentThread().getContextClassLoader()
+        url = java_class(session, "java.net.URI")(jar.as_uri()).toURL()
         try:
-            present = any(each.equals(url) for each in loader.getURLs())
-            if not present:
-                loader.addURL(url)
-        except Exception:  # a session that somebody else started, with a loader of another kind
+            present = {each.toString() for each in loader.getURLs()} if present is None else present
+            if url.toString() in present:
+                continue
+            loader.addURL(url)
+        except Exception:  # a session that another program started, with a loader of another kind
             raise SettingsError(
                 f"{jar.name} cannot be added to the Spark session that runs.",
                 hint="Start the session with it: name it in spark.jars where the session is made.",
             ) from None
-        if not present and not config.is_local(session.sparkContext.master or ""):
+        if not config.is_local(session.sparkContext.master or ""):
             session.sparkContext._jsc.addJar(str(jar))
 
 
 def is_local() -> bool:
-    """Whether Spark runs on this machine alone, so that its tasks see the files that this process sees."""
+    """Return whether Spark runs on this machine alone, so that its tasks see the files that this process sees."""
     session = running()
     if session is not None:
         return config.is_local(session.sparkContext.master or "")
     return config.read_settings(current().root).is_local
+
+
+def refuse_one_host(one_host: bool, what: str) -> None:
+    """Refuse what only this machine can open, where Spark's tasks run on others."""
+    if one_host and not is_local():
+        raise DeclarationError(
+            f"{what} is on this machine, and Spark's workers on a cluster cannot open it.",
+            hint="Use a database with a server or a bucket (object_store_s3, delta_s3), or run Spark here: "
+            'WEFT_SPARK_MASTER="local[*]".',
+        )
 
 
 def stop() -> None:
@@ -150,27 +162,27 @@ def stop() -> None:
 def _discard() -> None:
     """Let go of our session, which was stopped or whose JVM died, so that another one can be made."""
     global _running
-    found, _running = _running, None
-    if found is None:
+    ended, _running = _running, None
+    if ended is None:
         return
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    _hush(found)
-    found.jvm.stop()
-    if SparkContext._gateway is found.gateway:
+    _mute_gateway(ended)
+    ended.jvm.stop()
+    if SparkContext._gateway is ended.gateway:
         SparkContext._gateway = SparkContext._jvm = None
-    if SparkContext._active_spark_context is found.context:
+    if SparkContext._active_spark_context is ended.context:
         SparkContext._active_spark_context = None
         with suppress(Exception):
-            found.context._accumulatorServer.shutdown()
-    if SparkSession._instantiatedSession is found.session:
+            ended.context._accumulatorServer.shutdown()
+    if SparkSession._instantiatedSession is ended.session:
         SparkSession._instantiatedSession = SparkSession._activeSession = None
 
 
-def _hush(found: _Running) -> None:
-    """Objects of Java's that become garbage are released over the gateway; where there is none, it complains aloud."""
-    found.gateway._gateway_client.is_connected = False
+def _mute_gateway(ended: _Running) -> None:
+    """Stop Py4J from releasing objects of the JVM over a gateway that is gone: it would print an error for each."""
+    ended.gateway._gateway_client.is_connected = False
 
 
 def at_stop(function: Callable[[], object]) -> None:
@@ -186,14 +198,14 @@ def _call_at_stop() -> None:
 
 
 def _start(settings: config.SparkSettings) -> _Running:
-    # They print each error of a query to the terminal, stack trace and all, beside raising it.
+    # They print each error of a query to the terminal, stack trace and all, besides raising it.
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         logging.getLogger(name).disabled = True
     conf = config.session_conf(settings)
     listed = [jar if isinstance(jar, str) else jar.as_uri() for jar in settings.jars]
     if listed:
         conf["spark.jars"] = ",".join(dict.fromkeys([*filter(None, conf.get("spark.jars", "").split(",")), *listed]))
-    _reach(settings.master)
+    _check_master(settings.master)
     log = Log(settings.root.absolute() / ".weft" / "spark.log")
     try:
         java = find_java()
@@ -201,7 +213,7 @@ def _start(settings: config.SparkSettings) -> _Running:
         machine = jvm.start_jvm(
             java,
             conf,
-            flags=[*jvm.profile_flags(settings.profile or jvm.DEFAULT_PROFILE), *flags],
+            flags=[*jvm.PROFILES[settings.profile], *flags],
             log=log,
             log_level=settings.log_level,
         )
@@ -221,7 +233,7 @@ def _start(settings: config.SparkSettings) -> _Running:
     return _Running(session, session.sparkContext, machine, gateway)
 
 
-def _reach(master: str) -> None:
+def _check_master(master: str) -> None:
     """Make sure that a master answers. Spark would try for a minute, and then name its own classes."""
     problems = []
     for address in config.masters(master):
@@ -246,7 +258,7 @@ def _submitted(settings: config.SparkSettings) -> SparkSession:
 
 
 def _adopt(session: SparkSession) -> None:
-    """Use a session that somebody else made: as it is, but for what our data sources cannot do without."""
+    """Use a session that the caller made as it is, with the settings that our data sources need."""
     for key, value in config.NEEDED_CONF.items():
         if session.conf.get(key, None) != value:
             session.conf.set(key, value)
@@ -255,7 +267,7 @@ def _adopt(session: SparkSession) -> None:
 
 
 def connect(machine: jvm.Jvm, conf: Mapping[str, str]) -> tuple[SparkSession, Any]:
-    """The session in a JVM, and the gateway to it."""
+    """Return the session in a JVM, and the gateway to it."""
     try:
         from pyspark import SparkContext
         from pyspark.java_gateway import launch_gateway
@@ -263,7 +275,7 @@ def connect(machine: jvm.Jvm, conf: Mapping[str, str]) -> tuple[SparkSession, An
     except ImportError as error:
         raise MissingExtraError(f"Spark cannot be imported: {error}.", hint=installing("spark")) from error
     _quiet_gateway()
-    _mend_interrupts()
+    _patch_interrupts()
     with _variables(dict(zip(_GATEWAY_VARIABLES, (str(machine.port), machine.secret), strict=True))):
         gateway = launch_gateway()  # type: ignore[no-untyped-call]
     try:
@@ -272,12 +284,12 @@ def connect(machine: jvm.Jvm, conf: Mapping[str, str]) -> tuple[SparkSession, An
             session = SparkSession.builder.getOrCreate()
     except BaseException as error:
         # Put into words while there is a gateway: the text of an exception of Java's is over there.
-        told = _no_session(error, conf, machine.log.path) if isinstance(error, Exception) else None
+        explained = _no_session(error, conf, machine.log.path) if isinstance(error, Exception) else None
         SparkContext._gateway = SparkContext._jvm = None
         gateway.shutdown()
-        raise told or error from None
-    # It prints a traceback when the JVM goes before it is told to, at the end of a process for one.
-    session.sparkContext._accumulatorServer.handle_error = _ignore  # type: ignore[method-assign, assignment]
+        raise explained or error from None
+    # It prints a traceback when the JVM ends before it does, as at the end of a process.
+    session.sparkContext._accumulatorServer.handle_error = lambda *_: None  # type: ignore[method-assign]
     return session, gateway
 
 
@@ -292,7 +304,7 @@ def disconnect(session: SparkSession, gateway: Any) -> None:
 
 def _no_session(error: Exception, conf: Mapping[str, str], log: Path) -> WeftError:
     text = str(error)
-    # Of an error in Java the class and the message, without the way to it.
+    # Of an error in Java the class and the message, without the stack trace.
     reason = (text.partition("\n: ")[2] or text).partition("\n\tat ")[0].strip()
     secrets = (value for key, value in conf.items() if is_secret_name(key))
     return ConnectionFailedError(
@@ -303,16 +315,14 @@ def _no_session(error: Exception, conf: Mapping[str, str], log: Path) -> WeftErr
 
 def _quiet_gateway() -> None:
     """Have Py4J log under its own name. It uses the root logger for calls that are interrupted or lose their JVM, which
-    prints them where nobody set up logging, and sets it up for the whole process."""
-    import logging
-
+    prints them where logging is not set up, and sets it up for the whole process."""
     import py4j.java_gateway as gateway
 
     if gateway.logging is logging:
         gateway.logging = logging.getLogger("py4j.java_gateway")
 
 
-def _mend_interrupts() -> None:
+def _patch_interrupts() -> None:
     """Have Py4J close a call that is interrupted on this side alone. It asks the JVM to close it too, and that closes,
     a moment later, whatever has the gateway's port: also the connection that the next call has opened meanwhile."""
     from py4j.clientserver import ClientServerConnection
@@ -322,10 +332,6 @@ def _mend_interrupts() -> None:
             connection.close()
 
     ClientServerConnection.shutdown_socket = shutdown_socket
-
-
-def _ignore(*_: object) -> None:
-    """Nothing."""
 
 
 @contextmanager
@@ -345,7 +351,7 @@ def _variables(values: dict[str, str | None]) -> Iterator[None]:
 
 @contextmanager
 def _own_interrupt() -> Iterator[None]:
-    """Spark takes Ctrl-C for itself. It stays with who had other plans for it; else it cancels what Spark does."""
+    """Keep the handler of Ctrl-C that Spark replaces: the program's own, or else one that cancels Spark's jobs."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -359,9 +365,9 @@ def _own_interrupt() -> Iterator[None]:
 def _interrupt(number: int, frame: FrameType | None) -> None:
     """What Spark does on Ctrl-C, but from another thread: this one may be in the middle of a call, and then Spark's own
     way fails with tracebacks."""
-    found = _running
-    if found is not None and found.is_alive():
-        thread = threading.Thread(target=_cancel, args=(found.context,), daemon=True)
+    ours = _running
+    if ours is not None and ours.is_alive():
+        thread = threading.Thread(target=_cancel, args=(ours.context,), daemon=True)
         thread.start()
         thread.join(_CANCEL_SECONDS)
     signal.default_int_handler(number, frame)
@@ -388,11 +394,11 @@ def _at_exit() -> None:
     """The JVM would end by itself when this process has ended. It is waited for, so that nothing is left behind."""
     _call_at_stop()
     if _running is not None:
-        _hush(_running)
+        _mute_gateway(_running)
         _running.jvm.stop()
 
 
-# Kept as they are: to forget them would tell the parent's JVM to forget them too.
+# Kept as they are: to release them would release them in the parent's JVM too.
 _inherited: list[_Running] = []
 _inherited_at_stop: list[Callable[[], object]] = []
 
@@ -405,17 +411,17 @@ def _after_fork() -> None:
     _at_stop.clear()
     if _running is None:
         return
-    found, _running = _running, None
-    _inherited.append(found)
-    found.jvm.forget()
+    parents, _running = _running, None
+    _inherited.append(parents)
+    parents.jvm.forget()
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    _hush(found)  # else what is garbage here is released in the parent's JVM
-    found.gateway._gateway_client.send_command = _refuse_command
+    _mute_gateway(parents)  # else what is garbage here is released in the parent's JVM
+    parents.gateway._gateway_client.send_command = _refuse_command
     SparkContext._lock = threading.RLock()
     SparkSession.Builder._lock = threading.RLock()
-    if SparkContext._gateway is found.gateway:
+    if SparkContext._gateway is parents.gateway:
         SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
         SparkSession._instantiatedSession = SparkSession._activeSession = None
 

@@ -8,34 +8,25 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from typing import IO
 
 import pyarrow as pa
 
 _COMPRESSED = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
-def spooled(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same batches, all of which were read before the first one comes."""
-    with tempfile.TemporaryFile(prefix="weft-spool-") as file:
+def read_first(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Return the same batches, all of which have been read when this returns."""
+    with ExitStack() as stack:
+        file = stack.enter_context(tempfile.TemporaryFile(prefix="weft-spool-"))
         with pa.ipc.new_stream(file, schema, options=_COMPRESSED) as writer:
             for batch in batches:
                 writer.write_batch(batch)
         file.seek(0)
-        with pa.ipc.open_stream(file) as reader:
-            yield from reader
+        return _read_back(stack.pop_all(), file)
 
 
-def read_first(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """`spooled`, begun: when this returns, everything has been read."""
-    found = spooled(schema, batches)
-    first = next(found, None)
-
-    def rest() -> Iterator[pa.RecordBatch]:
-        try:
-            if first is not None:
-                yield first
-                yield from found
-        finally:
-            found.close()  # type: ignore[attr-defined]
-
-    return rest()
+def _read_back(stack: ExitStack, file: IO[bytes]) -> Iterator[pa.RecordBatch]:
+    with stack, pa.ipc.open_stream(file) as reader:
+        yield from reader

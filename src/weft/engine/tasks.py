@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from weft.columns import canonical_batch
 from weft.engine.progress import Counter
-from weft.engine.readers import Reader
+from weft.engine.readers import RowReader
 from weft.engine.spool import read_first
 from weft.spark_support import outcome
 from weft.systems.load import Counts, Load
@@ -26,21 +26,21 @@ Work = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 @functools.cache
-def settle() -> None:
+def freeze_imports() -> None:
     """Called by whatever runs in a worker. After each task Spark looks through all objects for garbage: without what
     is imported by now, that takes 50 ms less."""
     gc.collect()
     gc.freeze()
 
 
-def copy(reader: Reader, tables: SqlTables, load: Load, counter: Counter | None, part: Any) -> bytes:
+def copy(reader: RowReader, tables: SqlTables, load: Load, counter: Counter | None, part: Any) -> bytes:
     """Read and write in one task, without a row that crosses the JVM: the whole transaction of the load."""
 
     def batches() -> Iterable[pa.RecordBatch]:
-        found = reader.read(part)
-        return found if counter is None else counter.counted(found)
+        rows = reader.read(part)
+        return rows if counter is None else counter.counted(rows)
 
-    settle()
+    freeze_imports()
     return outcome.of(lambda: _commit(tables, load, reader.schema, batches()), finally_=tables.close)
 
 
@@ -56,37 +56,50 @@ def _commit(
     return carry_out(tables, load, Batches(schema, batches))
 
 
-def read(reader: Reader, work: Callable[[int, Iterable[pa.RecordBatch]], Any], numbered: tuple[int, Any]) -> bytes:
-    """What `work` makes of a part's number and batches."""
-    settle()
+def read(reader: RowReader, work: Callable[[int, Iterable[pa.RecordBatch]], Any], numbered: tuple[int, Any]) -> bytes:
+    """Return what `work` makes of a part's number and batches."""
+    freeze_imports()
     number, part = numbered
     return outcome.of(lambda: work(number, reader.read(part)))
 
 
-def write(
-    tables: SqlTables, load: Load, schema: pa.Schema, counter: Counter | None, carry_out: CarryOut = commit
-) -> Callable[[Iterable[pa.RecordBatch]], Iterator[Any]]:
-    """A function for `mapInArrow` over the one partition of a DataFrame: its rows in one transaction."""
+def write_frame(
+    frame: Any,
+    tables: SqlTables,
+    load: Load,
+    schema: pa.Schema,
+    counter: Counter | None = None,
+    unpack: Unpack | None = None,
+    carry_out: CarryOut = commit,
+) -> Counts:
+    """Write the rows of a DataFrame in one transaction of one task."""
 
-    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         def canonical() -> Iterator[pa.RecordBatch]:
-            found = (canonical_batch(batch, schema) for batch in batches)
-            return found if counter is None else counter.counted(found)
+            rows = (canonical_batch(batch, schema) for batch in batches)
+            return rows if counter is None else counter.counted(rows)
 
-        settle()
-        found = outcome.of(lambda: _commit(tables, load, schema, prefetch(canonical), carry_out), finally_=tables.close)
-        yield pa.RecordBatch.from_pydict({"outcome": [found]})
+        freeze_imports()
+        result = outcome.of(
+            lambda: _commit(tables, load, schema, prefetch(canonical), carry_out), finally_=tables.close
+        )
+        yield pa.RecordBatch.from_pydict({"outcome": [result]})
 
-    return run
+    tables.close()
+    results = frame.coalesce(1).mapInArrow(unpacking(unpack, write), RESULT).collect()
+    if not results:
+        # Spark calls no task for a query without partitions.
+        return carry_out(tables, load, Batches(schema, []))
+    return outcome.unpack(bytes(results[0][0]))  # type: ignore[no-any-return]
 
 
 def unpacking(unpack: Unpack | None, work: Work) -> Work:
-    """The work over rows that are packed, where there is something to unpack them."""
+    """Return work that unpacks its rows first, where `unpack` is given."""
     return work if unpack is None else lambda batches: work(unpack(batches))
 
 
-def stage(tables: SqlTables, table: str, schema: pa.Schema) -> Callable[[Iterable[pa.RecordBatch]], Iterator[Any]]:
-    """A function for `mapInArrow` over many partitions: each attempt puts its rows into the staging table.
+def stage(tables: SqlTables, table: str, schema: pa.Schema) -> Work:
+    """Return a function for `mapInArrow` over many partitions: each attempt puts its rows into the staging table.
 
     Spark hands the driver one result a partition, of the attempt that counts; what the others wrote is never moved.
     """
@@ -95,8 +108,8 @@ def stage(tables: SqlTables, table: str, schema: pa.Schema) -> Callable[[Iterabl
         def canonical() -> Iterator[pa.RecordBatch]:
             return (canonical_batch(batch, schema) for batch in batches)
 
-        settle()
-        found = outcome.of(lambda: staging.fill(tables, table, schema, prefetch(canonical)), finally_=tables.close)
-        yield pa.RecordBatch.from_pydict({"outcome": [found]})
+        freeze_imports()
+        result = outcome.of(lambda: staging.fill(tables, table, schema, prefetch(canonical)), finally_=tables.close)
+        yield pa.RecordBatch.from_pydict({"outcome": [result]})
 
     return run

@@ -1,4 +1,4 @@
-"""Whom Python trusts, in the form that Java reads."""
+"""The certificates that Python trusts, in the form that Java reads."""
 
 from __future__ import annotations
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 
 from weft.engine import inputs, run
 from weft.engine.preview import preview
 from weft.errors import WeftError
-from weft.pipelines.declare import Pipeline, Target
+from weft.pipelines.declare import Pipeline, PipelineTarget
 from weft.project import current
 from weft.systems.base import Connection
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One thing that was looked at."""
+class ValidationResult:
+    """The result of one check."""
 
     pipeline: str
     check: str
@@ -26,22 +27,22 @@ class Finding:
     """Of a target of a streaming pipeline: how often a row may reach it."""
 
 
-def validate(pipeline: Pipeline) -> Iterator[Finding]:
+def validate(pipeline: Pipeline) -> Iterator[ValidationResult]:
     """Look at everything that a run needs, and go on where something is wrong."""
     name = pipeline.name
-    yield look(name, "upstream", lambda: _upstream(pipeline))
+    yield run_check(name, "upstream", partial(_upstream, pipeline))
     source = run.source_of(pipeline, pipeline.targets[0])
-    opened = look(name, "source", lambda: open_connection(current().connection(source)))
+    opened = run_check(name, "source", partial(_open, source))
     yield opened
     reachable = opened.problem is None
     for target in pipeline.targets:
         if target.connection != source:
-            found = look(name, "target", lambda target=target: open_connection(current().connection(target.connection)))  # type: ignore[misc]
-            yield found
-            if found.problem is not None:
+            answers = run_check(name, "target", partial(_open, target.connection))
+            yield answers
+            if answers.problem is not None:
                 continue
         if reachable:
-            yield look(name, f"load {target.name}", lambda target=target: _load(pipeline, target))  # type: ignore[misc]
+            yield run_check(name, f"load {target.name}", partial(_load, pipeline, target))
 
 
 def _upstream(pipeline: Pipeline) -> str:
@@ -51,30 +52,34 @@ def _upstream(pipeline: Pipeline) -> str:
     return ", ".join(pipeline.depends_on) or "none"
 
 
-def look(pipeline: str, check: str, at: Callable[[], str], delivery: str | None = None) -> Finding:
-    """Look at one thing: what is told of it, or what is wrong."""
+def run_check(pipeline: str, check: str, at: Callable[[], str], delivery: str | None = None) -> ValidationResult:
+    """Run one check: return what it found, or what is wrong."""
     try:
-        return Finding(pipeline, check, at(), delivery=delivery)
+        return ValidationResult(pipeline, check, at(), delivery=delivery)
     except WeftError as error:
-        return Finding(pipeline, check, "", str(error), delivery)
+        return ValidationResult(pipeline, check, "", str(error), delivery)
     except Exception as error:  # of the pipeline's own function
-        return Finding(pipeline, check, "", f"{type(error).__name__}: {error}", delivery)
+        return ValidationResult(pipeline, check, "", f"{type(error).__name__}: {error}", delivery)
 
 
 def open_connection(connection: Connection) -> str:
-    """Ask a connection whether it answers, and say where it leads."""
-    found = connection.check()
-    return f"{connection.target} ({found.get('server', connection.kind)})"
+    """Ask a connection whether it answers, and return where it leads."""
+    answer = connection.check()
+    return f"{connection.target} ({answer.get('server', connection.kind)})"
 
 
-def _load(pipeline: Pipeline, target: Target) -> str:
-    given = run.understand(pipeline, run.produce(pipeline))
-    if not isinstance(given, inputs.Sql):
-        # Frames and rows are made anew by each run: what they hold is known then.
-        return f"{type(given).__name__.lower()}, {target.options.get('mode', 'append')}"
-    found = preview(pipeline, target, datetime.now(UTC), given=given, rows=0, trial=False)
-    if found.refused is not None:
-        raise found.refused
-    made = "creates the table" if found.creates else "the table is there"
-    added = f", adds {', '.join(found.adds)}" if found.adds else ""
-    return f"{found.mode} by {found.engine}; {made}{added}; exactly once"
+def _open(connection: str | Connection | None) -> str:
+    return open_connection(current().connection(connection))
+
+
+def _load(pipeline: Pipeline, target: PipelineTarget) -> str:
+    data = run.understand(pipeline, run.produce(pipeline))
+    if not isinstance(data, inputs.Sql):
+        # Each run makes frames and rows again: what they hold is known then.
+        return f"{type(data).__name__.lower()}, {target.options.get('mode', 'append')}"
+    result = preview(pipeline, target, datetime.now(UTC), data=data, rows=0, trial=False)
+    if result.refused is not None:
+        raise result.refused
+    table = "creates the table" if result.creates else "the table is there"
+    added = f", adds {', '.join(result.adds)}" if result.adds else ""
+    return f"{result.mode} by {result.engine}; {table}{added}; exactly once"

@@ -9,10 +9,10 @@ from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import Any, Literal, Unpack, get_args
 
-from weft.errors import DeclarationError, NotFoundError, nearest, unknown
-from weft.options import flag, one_of, refuse_unknown, text_option
+from weft.errors import DeclarationError, NotFoundError, did_you_mean, unknown
+from weft.options import errors_at, flag, one_of, refuse_unknown, text_option
 from weft.pipelines import graph
-from weft.pipelines.options import AnyConnection, connection_option, is_second, look_like, place_of
+from weft.pipelines.options import AnyConnection, connection_option, look_like, place_of, refuse_twice
 from weft.pipelines.retry import Retry
 from weft.pipelines.schedule import Schedule
 from weft.pipelines.table import AnyTable, Table, table_of
@@ -49,8 +49,8 @@ class TargetOptions(TargetLoadOptions, total=False):
 class PipelineOptions(TargetOptions, total=False):
     """What `@weft.pipeline` takes; docs/pipelines.md says what each means."""
 
-    target: AnyTable | Target | None
-    targets: Sequence[AnyTable | Target] | None
+    target: AnyTable | PipelineTarget | None
+    targets: Sequence[AnyTable | PipelineTarget] | None
     name: str
     schedule: str | None
     timezone: str
@@ -74,7 +74,7 @@ class PipelineOptions(TargetOptions, total=False):
 
 
 _LOAD_OPTIONS = tuple(name for name in TargetLoadOptions.__annotations__ if name not in _ALIASES)
-"""What a load is told by a target; the pipeline's own are the defaults of its targets."""
+"""The options that a target passes to its load; those of the pipeline are the defaults of its targets."""
 _TARGET_OPTIONS = tuple(TargetOptions.__annotations__)
 OPTIONS = tuple(PipelineOptions.__annotations__)
 _OF_ANY_MODE = ("deduplicate_by", "allow_empty", "on_bad_rows")
@@ -82,7 +82,7 @@ _OF_A_MODE = tuple(name for name in TargetLoadOptions.__annotations__ if name no
 
 
 @dataclass(frozen=True, eq=False)
-class Target:
+class PipelineTarget:
     """Where a pipeline's rows go, and how."""
 
     table: Table
@@ -94,8 +94,8 @@ class Target:
     on_drift: Drift = "evolve"
     expectations: tuple[Expectation, ...] = ()
     on_quality_failure: Reaction = "fail"
-    given: Mapping[str, Any] = field(default_factory=dict)
-    """What was said of this target itself: a pipeline's own options stand for the rest."""
+    own_options: Mapping[str, Any] = field(default_factory=dict)
+    """What was said of this target itself: the pipeline's options count for the rest."""
 
     @property
     def name(self) -> str:
@@ -103,7 +103,7 @@ class Target:
         return self.table.full_name
 
     def plan(self, *, pipeline: str, commit_key: str | None, moment: datetime | None = None) -> Load:
-        """The load into this target, under a run's key."""
+        """Return the load into this target, under a run's key."""
         return Load.declare(
             target=(self.table.schema, self.table.name),
             commit_key=commit_key,
@@ -119,7 +119,7 @@ class Pipeline:
 
     name: str
     function: Callable[..., Any]
-    targets: tuple[Target, ...]
+    targets: tuple[PipelineTarget, ...]
     schedule: Schedule | None = None
     source_connection: str | Connection | None = None
     source_table: str | None = None
@@ -153,57 +153,55 @@ def target(
     *,
     connection: AnyConnection | None = None,
     **options: Unpack[TargetOptions],
-) -> Target:
+) -> PipelineTarget:
     """One of a pipeline's targets: `targets=[weft.target(Events, mode="append"), weft.target(Archive)]`.
 
     What is left out is as the pipeline says it. Takes the options of `weft.load` (`mode`, `keys`, …).
     """
-    given = {"connection": connection, **options}
-    return _make_target(table, {name: value for name, value in given.items() if value is not None}, "target")
+    said = {"connection": connection, **options}
+    return _make_target(table, {name: value for name, value in said.items() if value is not None}, "target")
 
 
-def _make_target(table: Any, given: Mapping[str, Any], where: str) -> Target:
-    refuse_unknown(given, ("connection", *_TARGET_OPTIONS), where)
-    found = _table(table, where)
+def _make_target(named: Any, said: Mapping[str, Any], where: str) -> PipelineTarget:
+    refuse_unknown(said, ("connection", *_TARGET_OPTIONS), where)
+    table = _table(named, where)
     options = {
-        _ALIASES.get(name, name): value for name, value in given.items() if _ALIASES.get(name, name) in _LOAD_OPTIONS
+        _ALIASES.get(name, name): value for name, value in said.items() if _ALIASES.get(name, name) in _LOAD_OPTIONS
     }
     if isinstance(options.get("ttl_seconds"), timedelta):
         options["ttl_seconds"] = options["ttl_seconds"].total_seconds()
-    if "keys" not in options and options.get("mode") in ("merge", "scd1", "scd2") and found.keys:
-        options["keys"] = list(found.keys)
-    column_map = given.get("column_map") or {}
+    if "keys" not in options and options.get("mode") in ("merge", "scd1", "scd2") and table.keys:
+        options["keys"] = list(table.keys)
+    column_map = said.get("column_map") or {}
     if not isinstance(column_map, Mapping) or not all(
         isinstance(each, str) for pair in column_map.items() for each in pair
     ):
         raise DeclarationError(f"{where}: column_map maps columns of the table to columns of the source, by name.")
     for name in column_map:
-        if found.columns and name not in found.names:
-            close = nearest(name, found.names)
+        if table.columns and name not in table.names:
             raise DeclarationError(
-                f"{where}: column_map fills {name!r}, which is no column of {found.full_name}.",
-                hint=f"Did you mean {close!r}?" if close else f"Columns: {', '.join(found.names)}.",
+                f"{where}: column_map fills {name!r}, which is not a column of {table.full_name}.",
+                hint=did_you_mean(name, table.names, f"Columns: {', '.join(table.names)}."),
             )
-    if not found.columns and len(set(column_map.values())) < len(column_map):
+    if not table.columns and len(set(column_map.values())) < len(column_map):
         raise DeclarationError(f"{where}: column_map takes one column of the source twice.")
-    expectations = tuple(given.get("expectations") or ())
+    expectations = tuple(said.get("expectations") or ())
     for each in expectations:
         if not isinstance(each, Expectation):
             raise DeclarationError(
-                f"{where}: {each!r} is no expectation.",
+                f"{where}: {each!r} is not an expectation.",
                 hint="weft.expectations has not_null, unique, accepted, range, sql, row_count and freshness.",
             )
-    made = Target(
-        table=found,
-        connection=connection_option(given.get("connection"), "connection", where) or found.connection,
+    return PipelineTarget(
+        table=table,
+        connection=connection_option(said.get("connection"), "connection", where) or table.connection,
         options=MappingProxyType(options),
         column_map=MappingProxyType(dict(column_map)),
-        on_drift=one_of(given.get("on_drift", "evolve"), DRIFTS, "on_drift", where),
+        on_drift=one_of(said.get("on_drift", "evolve"), DRIFTS, "on_drift", where),
         expectations=expectations,
-        on_quality_failure=one_of(given.get("on_quality_failure", "fail"), REACTIONS, "on_quality_failure", where),
-        given=MappingProxyType(dict(given)),
+        on_quality_failure=one_of(said.get("on_quality_failure", "fail"), REACTIONS, "on_quality_failure", where),
+        own_options=MappingProxyType(dict(said)),
     )
-    return made
 
 
 def pipeline(function: None = None, /, **options: Unpack[PipelineOptions]) -> Callable[[Callable[..., Any]], Pipeline]:
@@ -223,69 +221,71 @@ def pipeline(function: None = None, /, **options: Unpack[PipelineOptions]) -> Ca
     def declare(function: Callable[..., Any]) -> Pipeline:
         if not callable(function):
             raise DeclarationError(f"@pipeline decorates a function, not a {type(function).__name__}.")
-        made = _make(function, options)
-        look_like(made, function)
-        _register(made)
-        return made
+        pipeline = _make(function, options)
+        look_like(pipeline, function)
+        _register(pipeline)
+        return pipeline
 
     return declare
 
 
-def _make(function: Callable[..., Any], given: Mapping[str, Any]) -> Pipeline:
-    name = given.get("name", getattr(function, "__name__", ""))
+def _make(function: Callable[..., Any], options: Mapping[str, Any]) -> Pipeline:
+    name = options.get("name", getattr(function, "__name__", ""))
     where = f"Pipeline {name!r}"
-    refuse_unknown(given, OPTIONS, where)
+    refuse_unknown(options, OPTIONS, where)
     if not isinstance(name, str) or not name or len(name) > 200 or not name.isprintable():
         raise DeclarationError(f"{where}: a pipeline's name has 1 to 200 printable characters.")
-    transforms = _transforms(given.get("transforms_pre", ()), where)
-    shared = {key: value for key, value in given.items() if key in _TARGET_OPTIONS and value is not None}
+    transforms = _transforms(options.get("transforms_pre", ()), where)
+    shared = {key: value for key, value in options.items() if key in _TARGET_OPTIONS and value is not None}
     for each in transforms:
         if isinstance(each, Deduplicate):
             shared.setdefault("deduplicate_by", list(each.columns))
-    zone, cron = given.get("timezone", "UTC"), given.get("schedule")
-    if cron is None and "timezone" in given:
+    cron = options.get("schedule")
+    if cron is None and "timezone" in options:
         raise DeclarationError(f"{where}: timezone is that of a schedule, and there is none.")
-    try:
-        schedule = None if cron is None else Schedule(cron, zone)
-        retry = Retry.declare(given.get("retry"))
-    except DeclarationError as error:
-        raise DeclarationError(f"{where}: {error.what}", hint=error.hint) from None
-    if cron is None and given.get("retry") is not None:
+    with errors_at(where):
+        schedule = None if cron is None else Schedule(cron, options.get("timezone", "UTC"))
+        retry = Retry.declare(options.get("retry"))
+    if cron is None and options.get("retry") is not None:
         raise DeclarationError(
             f"{where}: retry is how often run-due tries a slot of the schedule again, and there is no schedule.",
             hint="Add one, or leave retry out: weft run tries once, and goes on with what failed when called again.",
         )
-    made = Pipeline(
+
+    def text(option: str) -> str | None:
+        return text_option(options.get(option), option, where)
+
+    pipeline = Pipeline(
         name=name,
         function=function,
-        targets=_targets(given, shared, where),
+        targets=_targets(options, shared, where),
         schedule=schedule,
-        source_connection=connection_option(given.get("source_connection"), "source_connection", where),
-        source_table=text_option(given.get("source_table"), "source_table", where),
+        source_connection=connection_option(options.get("source_connection"), "source_connection", where),
+        source_table=text("source_table"),
         transforms_pre=transforms,
-        transforms_post=_after(given.get("transforms_post", ()), where),
-        incremental_column=text_option(given.get("incremental_column"), "incremental_column", where),
-        lookback=given.get("lookback"),
-        count_late=flag(given.get("count_late", True), "count_late", where),
-        depends_on=_depends_on(given.get("depends_on", ()), where),
-        upstream_freshness_secs=_seconds(given.get("upstream_freshness_secs"), "upstream_freshness_secs", where),
+        transforms_post=_after(options.get("transforms_post", ()), where),
+        incremental_column=text("incremental_column"),
+        lookback=options.get("lookback"),
+        count_late=flag(options.get("count_late", True), "count_late", where),
+        depends_on=_depends_on(options.get("depends_on", ()), where),
+        upstream_freshness_secs=_seconds(options.get("upstream_freshness_secs"), "upstream_freshness_secs", where),
         retry=retry,
-        freshness_sla=_seconds(given.get("freshness_sla"), "freshness_sla", where),
-        continue_on_failure=flag(given.get("continue_on_failure", False), "continue_on_failure", where),
-        engine=None if given.get("engine") is None else one_of(given["engine"], _ENGINES, "engine", where),
-        description=text_option(given.get("description"), "description", where) or inspect.getdoc(function),
-        tags=_texts(given.get("tags", ()), "tags", where),
-        owner=text_option(given.get("owner"), "owner", where),
+        freshness_sla=_seconds(options.get("freshness_sla"), "freshness_sla", where),
+        continue_on_failure=flag(options.get("continue_on_failure", False), "continue_on_failure", where),
+        engine=None if options.get("engine") is None else one_of(options["engine"], _ENGINES, "engine", where),
+        description=text("description") or inspect.getdoc(function),
+        tags=_texts(options.get("tags", ()), "tags", where),
+        owner=text("owner"),
         parameters=_parameters(function, where),
         origin=f"{function.__module__}.{getattr(function, '__qualname__', name)}",
         place=place_of(function),
     )
-    _check(made, where)
-    return made
+    _check(pipeline, where)
+    return pipeline
 
 
-def _targets(given: Mapping[str, Any], shared: Mapping[str, Any], where: str) -> tuple[Target, ...]:
-    one, several = given.get("target"), given.get("targets")
+def _targets(options: Mapping[str, Any], shared: Mapping[str, Any], where: str) -> tuple[PipelineTarget, ...]:
+    one, several = options.get("target"), options.get("targets")
     if (one is None) == (several is None):
         raise DeclarationError(
             f"{where} needs target or targets, not {'both' if one is not None else 'neither'}.",
@@ -294,33 +294,30 @@ def _targets(given: Mapping[str, Any], shared: Mapping[str, Any], where: str) ->
     listed = [one] if one is not None else list(several or ())
     if not listed:
         raise DeclarationError(f"{where}: targets is empty.")
-    fallback = connection_option(given.get("target_connection"), "target_connection", where)
-    made = []
+    fallback = connection_option(options.get("target_connection"), "target_connection", where)
+    targets = []
     for each in listed:
-        if isinstance(each, Target):
-            inherited = dict(shared)
+        said = dict(shared)
+        table = each.table if isinstance(each, PipelineTarget) else _table(each, where)
+        if isinstance(each, PipelineTarget):
             if each.options.get("mode", shared.get("mode")) != shared.get("mode"):
                 # What is said of one mode means nothing to another.
-                inherited = {key: value for key, value in shared.items() if key not in _OF_A_MODE}
-            own = {"connection": fallback or each.table.connection, **inherited, **each.given}
-            found = _make_target(each.table, own, where)
-        else:
-            table = _table(each, where)
-            found = _make_target(table, {**shared, "connection": fallback or table.connection}, where)
-        made.append(found)
-    names = [(each.connection, each.name) for each in made]
+                said = {key: value for key, value in shared.items() if key not in _OF_A_MODE}
+            said = {**said, **each.own_options}
+        targets.append(_make_target(table, {"connection": fallback or table.connection, **said}, where))
+    names = [(each.connection, each.name) for each in targets]
     repeated = [name for _, name in names if names.count((_, name)) > 1]
     if repeated:
         raise DeclarationError(f"{where}: the target {repeated[0]} is listed twice.")
-    return tuple(made)
+    return tuple(targets)
 
 
-def _check(made: Pipeline, where: str) -> None:
-    if isinstance(made.lookback, bool) or not isinstance(made.lookback, int | float | timedelta | None):
+def _check(pipeline: Pipeline, where: str) -> None:
+    if isinstance(pipeline.lookback, bool) or not isinstance(pipeline.lookback, int | float | timedelta | None):
         raise DeclarationError(f"{where}: lookback is a timedelta, or a number for a column of numbers.")
-    for each in made.targets:
+    for each in pipeline.targets:
         try:
-            load = each.plan(pipeline=made.name, commit_key="declared", moment=datetime.now(UTC))
+            load = each.plan(pipeline=pipeline.name, commit_key="declared", moment=datetime.now(UTC))
             if each.table.columns:
                 load.check_source(each.table.names)
         except DeclarationError as error:
@@ -328,33 +325,37 @@ def _check(made: Pipeline, where: str) -> None:
             if load_mode(each) in ("merge", "scd2") and not each.options.get("keys"):
                 hint = 'Mark the key: Annotated[BigInt, pk()], or say keys=["id"].'
             raise DeclarationError(f"{where}, target {each.name}: {error.what}", hint=hint) from None
-        if made.lookback is not None and load_mode(each) == "append":
+        if pipeline.lookback is not None and load_mode(each) == "append":
             raise DeclarationError(
                 f"{where}: with a lookback the mode append would store the same rows again.", hint="Use merge or scd2."
             )
-        if each.options.get("handle_deletes") and any(isinstance(step, Limit | Sample) for step in made.transforms_pre):
+        if each.options.get("handle_deletes") and _leaves_rows_out(pipeline):
             raise DeclarationError(
                 f"{where}: of the rows that limit or sample_pct leaves out, handle_deletes would think they are gone.",
                 hint="Leave one of them out.",
             )
-    if made.incremental_column is not None:
-        for each in made.targets:
-            refuse_with_watermark(made, each)
-    elif made.lookback is not None and made.source_table is not None:
+    if pipeline.incremental_column is not None:
+        for each in pipeline.targets:
+            refuse_with_watermark(pipeline, each)
+    elif pipeline.lookback is not None and pipeline.source_table is not None:
         raise DeclarationError(f"{where}: lookback needs incremental_column.")
-    for each in made.targets:
+    for each in pipeline.targets:
         _refuse_key_checks(each, where)
-    connections = {each.connection for each in made.targets}
-    if len(connections) > 1 and made.source_connection is None:
+    connections = {each.connection for each in pipeline.targets}
+    if len(connections) > 1 and pipeline.source_connection is None:
         raise DeclarationError(
             f"{where}: its targets are on several connections, so its source must be named.",
             hint='source_connection="raw_db"',
         )
-    if made.upstream_freshness_secs is not None and not made.depends_on:
+    if pipeline.upstream_freshness_secs is not None and not pipeline.depends_on:
         raise DeclarationError(f"{where}: upstream_freshness_secs needs depends_on.")
 
 
-def _refuse_key_checks(target: Target, where: str) -> None:
+def _leaves_rows_out(pipeline: Pipeline) -> bool:
+    return any(isinstance(step, Limit | Sample) for step in pipeline.transforms_pre)
+
+
+def _refuse_key_checks(target: PipelineTarget, where: str) -> None:
     """Keys are checked for all rows, before any is put aside."""
     if load_mode(target) not in ("merge", "scd2"):
         return
@@ -368,15 +369,15 @@ def _refuse_key_checks(target: Target, where: str) -> None:
             )
 
 
-def refuse_with_watermark(made: Pipeline, target: Target) -> None:
+def refuse_with_watermark(pipeline: Pipeline, target: PipelineTarget) -> None:
     """Raise for what a pipeline that reads only what is new cannot do."""
-    where = f"Pipeline {made.name!r}"
+    where = f"Pipeline {pipeline.name!r}"
     if load_mode(target) == "truncate" or target.options.get("handle_deletes"):
         raise DeclarationError(
             f"{where}: with a watermark only new rows are read, so the rest would be deleted.",
             hint="Leave out incremental_column (or $watermark), or the mode truncate and handle_deletes.",
         )
-    if any(isinstance(step, Limit | Sample) for step in made.transforms_pre):
+    if _leaves_rows_out(pipeline):
         raise DeclarationError(
             f"{where}: the watermark would move past the rows that limit or sample_pct leaves out.",
             hint="Leave one of them out.",
@@ -384,7 +385,7 @@ def refuse_with_watermark(made: Pipeline, target: Target) -> None:
 
 
 def find(name: str, project: Project | None = None) -> Pipeline:
-    """A declared pipeline by its name."""
+    """Return a declared pipeline by its name."""
     project = project or current()
     known = project.pipelines
     if name not in known:
@@ -394,92 +395,88 @@ def find(name: str, project: Project | None = None) -> Pipeline:
     return known[name]
 
 
-def load_mode(target: Target) -> str:
-    """How a target is written: `scd1` is `merge`."""
+def load_mode(target: PipelineTarget) -> str:
+    """Return how a target is written: `scd1` is `merge`."""
     mode = str(target.options.get("mode", "append"))
     return "merge" if mode == "scd1" else mode
 
 
-def _register(made: Pipeline) -> None:
-    pipelines = current().pipelines
-    present = pipelines.get(made.name)
-    if present is not None and (present.origin != made.origin or is_second(made.function, made.place, present.place)):
-        raise DeclarationError(
-            f"Pipeline {made.name!r} is declared twice: {present.place} and {made.place}.",
-            hint="Give one of them another name.",
-        )
-    # Who closes a ring waits for somebody, and somebody waits for it: most do not, and a thousand are declared at once.
-    if made.depends_on and any(made.name in each.depends_on for each in (made, *pipelines.values())):
-        graph.refuse_rings({**pipelines, made.name: made})
-    pipelines[made.name] = made
+def _register(pipeline: Pipeline) -> None:
+    known = current().pipelines
+    refuse_twice("Pipeline", pipeline, known, pipeline.function)
+    # In a cycle each waits for another one: most pipelines do not, and a thousand are declared at once.
+    if pipeline.depends_on and any(pipeline.name in each.depends_on for each in (pipeline, *known.values())):
+        graph.refuse_cycles({**known, pipeline.name: pipeline})
+    known[pipeline.name] = pipeline
     current().declarations += 1
 
 
 # ------------------------------------------------------------------------------------------------------ single options
 
 
-def _table(given: Any, where: str) -> Table:
-    found = table_of(given)
-    if found is not None:
-        return found
-    if isinstance(given, type):
-        raise DeclarationError(f"{where}: the class {given.__name__} is no table.", hint="Put @weft.table above it.")
-    if isinstance(given, str):
-        schema, dot, name = given.partition(".")
-        return Table(name=name if dot else given, schema=schema if dot else None)
-    if isinstance(given, tuple | list) and len(given) == 2 and isinstance(given[1], str):
-        return Table(name=given[1], schema=given[0])
+def _table(value: Any, where: str) -> Table:
+    table = table_of(value)
+    if table is not None:
+        return table
+    if isinstance(value, type):
+        raise DeclarationError(f"{where}: the class {value.__name__} is not a table.", hint="Put @weft.table above it.")
+    if isinstance(value, str):
+        schema, dot, name = value.partition(".")
+        return Table(name=name if dot else value, schema=schema if dot else None)
+    if isinstance(value, tuple | list) and len(value) == 2 and isinstance(value[1], str):
+        return Table(name=value[1], schema=value[0])
     raise DeclarationError(
-        f'{where}: a target is a class under @weft.table, ("schema", "table") or "schema.table", not {given!r}.'
+        f'{where}: a target is a class under @weft.table, ("schema", "table") or "schema.table", not {value!r}.'
     )
 
 
-def _transforms(given: object, where: str) -> tuple[Transform, ...]:
-    listed = given if isinstance(given, list | tuple) else [given]
-    for each in listed:
+def _listed(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else [value]
+
+
+def _transforms(value: object, where: str) -> tuple[Transform, ...]:
+    for each in _listed(value):
         if not isinstance(each, Transform):
             raise DeclarationError(
                 f"{where}: transforms_pre takes filter_where, deduplicate_by, limit and sample_pct, not {each!r}.",
                 hint='from weft.transforms import filter_where; transforms_pre=[filter_where("amount > 0")]',
             )
-    return tuple(listed)
+    return tuple(_listed(value))
 
 
-def _after(given: object, where: str) -> tuple[str | Callable[..., Any], ...]:
-    listed = given if isinstance(given, list | tuple) else [given]
-    for each in listed:
+def _after(value: object, where: str) -> tuple[str | Callable[..., Any], ...]:
+    for each in _listed(value):
         if not (isinstance(each, str) and each.strip()) and not callable(each):
             raise DeclarationError(f"{where}: transforms_post takes SQL and functions, not {each!r}.")
-    return tuple(listed)
+    return tuple(_listed(value))
 
 
-def _depends_on(given: object, where: str) -> tuple[str, ...]:
-    listed = given if isinstance(given, list | tuple) else [given]
-    names = [each.name if isinstance(each, Pipeline) else each for each in listed]
+def _depends_on(value: object, where: str) -> tuple[str, ...]:
+    names = [each.name if isinstance(each, Pipeline) else each for each in _listed(value)]
     return _texts(names, "depends_on", where)
 
 
-def _texts(given: object, option: str, where: str) -> tuple[str, ...]:
-    listed = (given,) if isinstance(given, str) else given
+def _texts(value: object, option: str, where: str) -> tuple[str, ...]:
+    listed = (value,) if isinstance(value, str) else value
     if not isinstance(listed, list | tuple | set | frozenset) or not all(isinstance(each, str) for each in listed):
         raise DeclarationError(f"{where}: {option} must be a list of texts.")
     return tuple(listed)
 
 
-def _seconds(given: object, option: str, where: str) -> float | None:
-    if given is None:
+def _seconds(value: object, option: str, where: str) -> float | None:
+    if value is None:
         return None
-    seconds = given.total_seconds() if isinstance(given, timedelta) else given
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
-        raise DeclarationError(f"{where}: {option} must be a number of seconds above 0, not {given!r}.")
+        raise DeclarationError(f"{where}: {option} must be a number of seconds above 0, not {value!r}.")
     return float(seconds)
 
 
 def _parameters(function: Callable[..., Any], where: str) -> int:
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    found = list(inspect.signature(function).parameters.values())
-    needed = [each for each in found if each.kind in kinds and each.default is each.empty]
-    if len(needed) > 2 or any(each.kind is each.KEYWORD_ONLY and each.default is each.empty for each in found):
+    required = [each for each in inspect.signature(function).parameters.values() if each.default is each.empty]
+    needed = [each for each in required if each.kind in kinds]
+    if len(needed) > 2 or any(each.kind is each.KEYWORD_ONLY for each in required):
         raise DeclarationError(
             f"{where}: its function must take nothing, the source's connection, or those of source and target.",
             hint="def load(): …, def load(conn): … or def load(source, target): …",

@@ -1,4 +1,4 @@
-"""Which pipeline waits for which."""
+"""The dependencies between pipelines."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import graphlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from weft.errors import CycleError, unknown
+from weft.errors import CycleError, NotFoundError, unknown
 
 if TYPE_CHECKING:
     from weft.pipelines.declare import Pipeline
 
 
-def refuse_rings(pipelines: Mapping[str, Pipeline]) -> None:
+def refuse_cycles(pipelines: Mapping[str, Pipeline]) -> None:
     """Raise where pipelines wait for each other in a ring, naming it."""
     try:
         graphlib.TopologicalSorter({name: each.depends_on for name, each in pipelines.items()}).prepare()
@@ -30,26 +30,26 @@ def refuse_rings(pipelines: Mapping[str, Pipeline]) -> None:
 
 
 def refuse_unknown(pipelines: Mapping[str, Pipeline]) -> None:
-    """Raise where a pipeline waits for one that nobody declared."""
+    """Raise where a pipeline depends on one that is not declared."""
     for each in pipelines.values():
         for name in each.depends_on:
             if name not in pipelines:
-                error = unknown("pipeline", name, pipelines)
-                error.what = f"Pipeline {each.name!r} ({each.place}) depends on {name!r}, which is not declared."
-                error.args = (f"{error.what}\n  {error.hint}",)
-                raise error
+                raise NotFoundError(
+                    f"Pipeline {each.name!r} ({each.place}) depends on {name!r}, which is not declared.",
+                    hint=unknown("pipeline", name, pipelines).hint,
+                )
 
 
 def in_order(pipelines: Mapping[str, Pipeline]) -> list[Pipeline]:
-    """All of them, each after those that it waits for, otherwise in the order in which they were declared."""
-    found: dict[str, Pipeline] = {}
+    """Return all of them, each after those that it waits for, otherwise in the order in which they were declared."""
+    ordered: dict[str, Pipeline] = {}
     for start in pipelines:
         waiting = [start]
         while waiting:
             name = waiting[-1]
-            missing = [each for each in pipelines[name].depends_on if each in pipelines and each not in found]
+            missing = [each for each in pipelines[name].depends_on if each in pipelines and each not in ordered]
             if missing:
                 waiting += reversed(missing)
             else:
-                found.setdefault(waiting.pop(), pipelines[name])
-    return list(found.values())
+                ordered.setdefault(waiting.pop(), pipelines[name])
+    return list(ordered.values())

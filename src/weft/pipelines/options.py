@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from weft.errors import DeclarationError
@@ -42,11 +42,15 @@ def look_like(declared: object, function: Callable[..., Any]) -> None:
         object.__setattr__(declared, attribute, getattr(function, attribute, None))
 
 
-def is_second(function: Callable[..., Any], place: str, present: str) -> bool:
-    """Return whether a module that has a declaration of this name at `present` has another one at `place`.
-
-    It is no reload of the module then, and no cell that is run again.
-    """
+def refuse_twice(what: str, declared: Any, known: Mapping[str, Any], function: Callable[..., Any]) -> None:
+    """Raise where another declaration has this name. A reloaded module, or a cell that is run again, may repeat it."""
+    present = known.get(declared.name)
+    if present is None:
+        return
     module = sys.modules.get(getattr(function, "__module__", ""))
     is_importing = getattr(getattr(module, "__spec__", None), "_initializing", False)
-    return bool(is_importing) and present != place
+    if present.origin != declared.origin or (is_importing and present.place != declared.place):
+        raise DeclarationError(
+            f"{what} {declared.name!r} is declared twice: {present.place} and {declared.place}.",
+            hint="Give one of them another name.",
+        )

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from weft.errors import DeclarationError, nearest
+from weft.errors import DeclarationError
+from weft.options import one_of, refuse_unknown
 
 Backoff = Literal["fixed", "linear", "exponential"]
 _BACKOFFS: tuple[str, ...] = get_args(Backoff)
@@ -29,48 +30,40 @@ class Retry:
     """No wait is longer, in seconds."""
 
     @classmethod
-    def declare(cls, given: Mapping[str, Any] | Retry | None) -> Retry:
-        """What a pipeline's `retry=` says, or `DeclarationError` for what cannot be.
+    def declare(cls, options: Mapping[str, Any] | Retry | None) -> Retry:
+        """Return what a pipeline's `retry=` says, or raise `DeclarationError`.
 
         Either `{"max_attempts": 5, "backoff_seconds": 30, "backoff_factor": 2.0}`, or with `backoff` (fixed, linear or
         exponential) and `base` in the place of the last two. `cap` goes with both. Without `max_attempts` there are 3.
         """
-        if given is None:
+        if options is None:
             return cls()
-        if isinstance(given, Retry):
-            return given
-        if not isinstance(given, Mapping):
-            raise DeclarationError(f"retry must be a dict, not {type(given).__name__}.", hint=f"Its keys: {_listed()}.")
-        for key in given:
-            if key not in _KEYS:
-                close = nearest(str(key), _KEYS)
-                hint = f"Did you mean {close!r}?" if close else f"Its keys: {_listed()}."
-                raise DeclarationError(f"retry has no key {key!r}.", hint=hint)
-        if "base" in given and "backoff_seconds" in given:
-            raise DeclarationError("retry has both base and backoff_seconds, which mean the same.", hint="Keep one.")
-        backoff = given.get("backoff", "exponential")
-        if backoff not in _BACKOFFS:
-            close = nearest(str(backoff), _BACKOFFS)
-            hint = f"Did you mean {close!r}? " if close else ""
+        if isinstance(options, Retry):
+            return options
+        if not isinstance(options, Mapping):
             raise DeclarationError(
-                f"retry has the backoff {backoff!r}.", hint=f"{hint}A backoff is {', '.join(_BACKOFFS)}."
+                f"retry must be a dict, not {type(options).__name__}.", hint=f"Options: {', '.join(_KEYS)}."
             )
-        if "backoff_factor" in given and backoff != "exponential":
+        refuse_unknown({str(key): value for key, value in options.items()}, _KEYS, "retry")
+        if "base" in options and "backoff_seconds" in options:
+            raise DeclarationError("retry has both base and backoff_seconds, which mean the same.", hint="Keep one.")
+        backoff = one_of(options.get("backoff", "exponential"), _BACKOFFS, "backoff", "retry")
+        if "backoff_factor" in options and backoff != "exponential":
             raise DeclarationError(
                 f"retry has a backoff_factor, and a {backoff} backoff has none.",
                 hint="Leave out one of the two.",
             )
-        attempts = given.get("max_attempts", 3)
+        attempts = options.get("max_attempts", 3)
         if isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < 1:
             raise DeclarationError(f"retry: max_attempts must be an integer from 1 on, not {attempts!r}.")
-        base = _seconds(given, "backoff_seconds" if "backoff_seconds" in given else "base", cls.base)
-        cap = _seconds(given, "cap", cls.cap)
-        if "cap" in given and cap < base:
+        base = _seconds(options, "backoff_seconds" if "backoff_seconds" in options else "base", cls.base)
+        cap = _seconds(options, "cap", cls.cap)
+        if "cap" in options and cap < base:
             raise DeclarationError(f"retry: the cap of {cap:g} s is below the first wait of {base:g} s.")
-        return cls(attempts, backoff, base, _seconds(given, "backoff_factor", cls.factor, least=1.0), max(cap, base))
+        return cls(attempts, backoff, base, _seconds(options, "backoff_factor", cls.factor, least=1.0), max(cap, base))
 
     def delay(self, attempt: int) -> float:
-        """The seconds from the failure of an attempt (1 is the first) to the next one."""
+        """Return the seconds from the failure of an attempt (1 is the first) to the next one."""
         try:
             factor = {"fixed": 1.0, "linear": float(attempt)}.get(self.backoff) or self.factor ** (attempt - 1)
         except OverflowError:
@@ -78,12 +71,8 @@ class Retry:
         return min(self.base * factor, self.cap)
 
 
-def _seconds(given: Mapping[str, Any], key: str, default: float, *, least: float = 0.0) -> float:
-    value = given.get(key, default)
+def _seconds(options: Mapping[str, Any], key: str, default: float, *, least: float = 0.0) -> float:
+    value = options.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
         raise DeclarationError(f"retry: {key} must be a number from {least:g} on, not {value!r}.")
     return float(value)
-
-
-def _listed() -> str:
-    return ", ".join(_KEYS)

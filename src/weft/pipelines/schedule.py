@@ -16,9 +16,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from functools import cached_property, lru_cache
+from typing import Literal
 from zoneinfo import ZoneInfo, available_timezones
 
-from weft.errors import DeclarationError, nearest
+from weft.errors import DeclarationError, did_you_mean, nearest
 
 _DAY = timedelta(days=1)
 # A 29 February that is a Sunday may come 40 years after the last one.
@@ -48,22 +49,22 @@ class _Field:
         return f"{self.first} to {self.last}{named}"
 
     def parse(self, text: str) -> frozenset[int]:
-        """The numbers that a field stands for."""
+        """Return the numbers that a field stands for."""
         return frozenset(number for term in text.split(",") for number in self._term(term, text))
 
     def _term(self, term: str, text: str) -> range:
-        found = re.fullmatch(r"(?:\*|(?P<first>\w+)(?:-(?P<last>\w+))?)(?:/(?P<step>\d+))?", term, re.ASCII)
-        if found is None:
-            raise self._wrong(text, "is no number, list, range or step")
-        step = int(found["step"] or 1)
+        parts = re.fullmatch(r"(?:\*|(?P<first>\w+)(?:-(?P<last>\w+))?)(?:/(?P<step>\d+))?", term, re.ASCII)
+        if parts is None:
+            raise self._wrong(text, "is not a number, list, range or step")
+        step = int(parts["step"] or 1)
         if step == 0:
             raise self._wrong(text, "has a step of 0")
-        if found["first"] is None:
+        if parts["first"] is None:
             return range(self.first, self.last + 1, step)
-        first = self._number(found["first"], text)
-        if found["last"] is None:
-            return range(first, (self.last if found["step"] else first) + 1, step)
-        last = self._number(found["last"], text)
+        first = self._number(parts["first"], text)
+        if parts["last"] is None:
+            return range(first, (self.last if parts["step"] else first) + 1, step)
+        last = self._number(parts["last"], text)
         if last < first and last == 0 and self.last == 7:
             last = 7  # FRI-SUN
         if last < first:
@@ -74,8 +75,8 @@ class _Field:
         if text.upper() in self.names:
             return self.names.index(text.upper()) + (1 if self.name == "month" else 0)
         if not text.isdecimal():
-            close = nearest(text.upper(), self.names)
-            raise self._wrong(whole, f"has {text!r}, which is no number", f"Did you mean {close!r}? " if close else "")
+            hint = did_you_mean(text.upper(), self.names) or ""
+            raise self._wrong(whole, f"has {text!r}, which is not a number", hint)
         if not self.first <= int(text) <= self.last:
             raise self._wrong(whole, f"has {text}, which is out of range")
         return int(text)
@@ -83,7 +84,7 @@ class _Field:
     def _wrong(self, text: str, problem: str, hint: str = "") -> DeclarationError:
         return DeclarationError(
             f"The {self.name} {text!r} of a schedule {problem}.",
-            hint=f"{hint}A {self.name} is {self.holds}, as *, 5, 1-5, 1,3,5, */2 or 1-5/2.",
+            hint=f"{hint} A {self.name} is {self.holds}, as *, 5, 1-5, 1,3,5, */2 or 1-5/2.".strip(),
         )
 
 
@@ -116,23 +117,23 @@ class Schedule:
             )
 
     def latest(self, now: datetime) -> datetime:
-        """The last slot at or before `now`, in UTC."""
+        """Return the last slot at or before `now`, in UTC."""
         moment = _aware(now)
         # From tomorrow: where a clock is put back over midnight, tomorrow has begun once already.
         for day in self._days(moment.astimezone(self._zone).date() + _DAY, -1):
-            if (found := self._last(day, moment)) is not None:
+            if (slot := self._slot(day, moment, -1)) is not None:
                 # The evening before may come again after that.
-                before = self._last(day - _DAY, moment) if self._has(day - _DAY) else None
-                return max(found, before or found)
+                before = self._slot(day - _DAY, moment, -1) if self._has(day - _DAY) else None
+                return max(slot, before or slot)
         raise DeclarationError(f"The schedule {self.cron!r} has no slot before {moment.isoformat()}.")
 
     def next(self, now: datetime) -> datetime:
-        """The first slot after `now`, in UTC."""
+        """Return the first slot after `now`, in UTC."""
         moment = _aware(now)
         for day in self._days(moment.astimezone(self._zone).date() - _DAY, 1):
-            if (found := self._first(day, moment)) is not None:
-                after = self._first(day + _DAY, moment) if self._has(day + _DAY) else None
-                return min(found, after or found)
+            if (slot := self._slot(day, moment, 0)) is not None:
+                after = self._slot(day + _DAY, moment, 0) if self._has(day + _DAY) else None
+                return min(slot, after or slot)
         raise DeclarationError(f"The schedule {self.cron!r} has no slot after {moment.isoformat()}.")
 
     # ------------------------------------------------------------------------------------------------------------- days
@@ -173,7 +174,7 @@ class Schedule:
         return (of_month and of_week) if self._both_days else (of_month or of_week)
 
     def _days(self, start: date, step: int) -> Iterator[date]:
-        """The days that match, from one on, forwards or backwards."""
+        """Yield the days that match, from one on, forwards or backwards."""
         day, months = start, self._sets[3]
         while abs(day.year - start.year) <= _YEARS:
             if day.month not in months:
@@ -189,13 +190,12 @@ class Schedule:
 
     @cached_property
     def _zone(self) -> ZoneInfo:
-        # Names of folders and files that are no zones raise all kinds of errors.
+        # Names of folders and files that are not zones raise all kinds of errors.
         try:
             return ZoneInfo(self.timezone)
         except Exception:
             names = available_timezones()
-            close = nearest(str(self.timezone), names)
-            hint = f"Did you mean {close!r}?" if close else "Use an IANA name such as 'Europe/Berlin' or 'UTC'."
+            hint = did_you_mean(str(self.timezone), names, "Use an IANA name such as 'Europe/Berlin' or 'UTC'.")
             raise DeclarationError(f"There is no time zone {self.timezone!r}.", hint=hint) from None
 
     @cached_property
@@ -208,23 +208,15 @@ class Schedule:
     def _is_even(self) -> bool:
         return self._parts[0].startswith("*") or self._parts[1].startswith("*")
 
-    def _last(self, day: date, moment: datetime) -> datetime | None:
-        """The last slot of a day at or before a moment."""
+    def _slot(self, day: date, moment: datetime, step: Literal[-1, 0]) -> datetime | None:
+        """Return the last slot of a day at or before a moment (-1), or the first one after it (0)."""
         midnight = _plain_midnight(self._zone, day)
         if midnight is None:
             slots = _slots(self._zone, day, self._times, self._is_even)
-            return slots[index - 1] if (index := bisect_right(slots, moment)) else None
-        index = bisect_right(self._times, (moment - midnight) / timedelta(minutes=1))
-        return midnight + timedelta(minutes=self._times[index - 1]) if index else None
-
-    def _first(self, day: date, moment: datetime) -> datetime | None:
-        """The first slot of a day after a moment."""
-        midnight = _plain_midnight(self._zone, day)
-        if midnight is None:
-            slots = _slots(self._zone, day, self._times, self._is_even)
-            return slots[index] if (index := bisect_right(slots, moment)) < len(slots) else None
-        index = bisect_right(self._times, (moment - midnight) / timedelta(minutes=1))
-        return midnight + timedelta(minutes=self._times[index]) if index < len(self._times) else None
+            index = bisect_right(slots, moment) + step
+            return slots[index] if 0 <= index < len(slots) else None
+        index = bisect_right(self._times, (moment - midnight) / timedelta(minutes=1)) + step
+        return midnight + timedelta(minutes=self._times[index]) if 0 <= index < len(self._times) else None
 
 
 def _aware(now: datetime) -> datetime:
@@ -236,7 +228,7 @@ def _aware(now: datetime) -> datetime:
 # Schedules share these: all of a project ask about the same few days.
 @lru_cache(maxsize=4096)
 def _plain_midnight(zone: ZoneInfo, day: date) -> datetime | None:
-    """When a day begins, if no clock is changed on it or next to it."""
+    """Return when a day begins, if no clock is changed on it or next to it."""
     midnight = datetime.combine(day, time())
     offset = zone.utcoffset(midnight) or timedelta()
     if any(zone.utcoffset(midnight + timedelta(hours=hours)) != offset for hours in (-24, 12, 48)):
@@ -246,21 +238,21 @@ def _plain_midnight(zone: ZoneInfo, day: date) -> datetime | None:
 
 @lru_cache(maxsize=4096)
 def _slots(zone: ZoneInfo, day: date, times: tuple[int, ...], is_even: bool) -> list[datetime]:
-    """The moments of a day's times, where clocks are changed."""
-    found = set()
+    """Return the moments of a day's times, where clocks are changed."""
+    slots = set()
     for minutes in times:
         wall = datetime.combine(day, time(minutes // 60, minutes % 60))
         meant = [wall.replace(tzinfo=zone, fold=fold).astimezone(UTC) for fold in (0, 1)]
         real = [moment for moment in meant if moment.astimezone(zone).replace(tzinfo=None, fold=0) == wall]
         if is_even:
-            found |= set(real)
+            slots |= set(real)
         else:
-            found.add(real[0] if real else _jump(zone, meant[1], meant[0]))
-    return sorted(found)
+            slots.add(real[0] if real else _jump(zone, meant[1], meant[0]))
+    return sorted(slots)
 
 
 def _jump(zone: ZoneInfo, before: datetime, after: datetime) -> datetime:
-    """The second between two moments at which the clock is put forward."""
+    """Return the second between two moments at which the clock is put forward."""
     seconds = range(int((after - before).total_seconds()) + 1)
     offset = after.astimezone(zone).utcoffset()
     return before + timedelta(

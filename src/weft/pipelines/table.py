@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, overload
 
-from weft.errors import DeclarationError, nearest
+from weft.errors import DeclarationError, did_you_mean
+from weft.options import errors_at, refuse_unknown, variants
 from weft.systems.base import Connection
 from weft.systems.load import LOAD_COLUMNS, SCD2_COLUMNS
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from weft.normalize import Normalizer
 
 SPECIFICATION = "__weft_table__"
-# PostgreSQL cuts names at 63 bytes without a word.
+# PostgreSQL cuts names at 63 bytes without an error.
 _NAME_BYTES = 63
 
 
@@ -140,14 +141,7 @@ def table(
     `pk()`, `natural_key()` and normalizers (`weft.normalize`), which are applied from left to right. `__merge_keys__`
     names the columns by which rows are matched. `load_columns` adds `_loaded_at` and `_batch_id`.
     """
-    if unknown_options:
-        option = next(iter(unknown_options))
-        known = ("schema", "name", "connection", "load_columns")
-        close = nearest(option, known)
-        raise DeclarationError(
-            f"@table has no option {option!r}.",
-            hint=f"Did you mean {close!r}?" if close else f"Options: {', '.join(known)}.",
-        )
+    refuse_unknown(unknown_options, ("schema", "name", "connection", "load_columns"), "@table")
 
     def declare(cls: type) -> type:
         if not isinstance(cls, type):
@@ -159,9 +153,9 @@ def table(
 
 
 def table_of(cls: object) -> Table | None:
-    """What `@table` found on a class; `None` for anything else."""
-    found = vars(cls).get(SPECIFICATION) if isinstance(cls, type) else cls
-    return found if isinstance(found, Table) else None
+    """Return the table that a class under `@table` declares, or a table itself; `None` for anything else."""
+    table = vars(cls).get(SPECIFICATION) if isinstance(cls, type) else cls
+    return table if isinstance(table, Table) else None
 
 
 def _specify(
@@ -182,10 +176,9 @@ def _specify(
     for option, names in (("primary_key", primary), ("__merge_keys__", merge)):
         for each in names:
             if columns and each not in (known := [column.name for column in columns]):
-                close = nearest(each, known)
                 raise DeclarationError(
-                    f"{where}: {option} names {each!r}, which is no column of it.",
-                    hint=f"Did you mean {close!r}?" if close else f"Columns: {', '.join(known)}.",
+                    f"{where}: {option} names {each!r}, which is not a column of it.",
+                    hint=did_you_mean(each, known, f"Columns: {', '.join(known)}."),
                 )
     nullable = [column.name for column in columns if column.name in primary and column.nullable]
     if nullable:
@@ -234,7 +227,7 @@ def _columns(cls: type, where: str) -> tuple[tuple[TableColumn, ...], tuple[str,
 
 
 def _read_hint(hint: Any) -> tuple[Any, bool, list[Any]]:
-    """The type, whether it may be null, and what `Annotated` adds, in either order of nesting."""
+    """Return the type, whether it may be null, and what `Annotated` adds, in either order of nesting."""
     marks: list[Any] = []
     nullable = False
     while True:
@@ -242,11 +235,10 @@ def _read_hint(hint: Any) -> tuple[Any, bool, list[Any]]:
             hint, *more = typing.get_args(hint)
             marks += more
         elif typing.get_origin(hint) in (typing.Union, types.UnionType):
-            given = typing.get_args(hint)
-            rest = [each for each in given if each is not types.NoneType]
+            rest = variants(hint)
             if len(rest) != 1:
                 return hint, nullable, marks
-            nullable, hint = nullable or len(rest) < len(given), rest[0]
+            nullable, hint = nullable or types.NoneType in typing.get_args(hint), rest[0]
         else:
             return hint, nullable, marks
 
@@ -273,10 +265,8 @@ def _check_column(name: str, kind: Any, where: str) -> None:
         raise DeclarationError(f"{where}: the name of column {name!r} is longer than {_NAME_BYTES} bytes.")
     from weft.column_types import check_type
 
-    try:
+    with errors_at(f"{where}: column {name!r}"):
         check_type(kind)
-    except DeclarationError as error:
-        raise DeclarationError(f"{where}: column {name!r}: {error.what}", hint=error.hint) from None
 
 
 _PARSERS = {
@@ -321,8 +311,8 @@ def _text(value: object, option: str, where: str) -> str | None:
     return value
 
 
-def _names(given: object, option: str, where: str) -> tuple[str, ...]:
-    names = (given,) if isinstance(given, str) else given
+def _names(value: object, option: str, where: str) -> tuple[str, ...]:
+    names = (value,) if isinstance(value, str) else value
     if not isinstance(names, list | tuple) or not all(isinstance(each, str) and each for each in names):
         raise DeclarationError(f"{where}: {option} must be a list of column names.")
     return tuple(names)

@@ -1,4 +1,4 @@
-"""The few things that a load does with files beside reading and writing rows, on this machine and in a bucket."""
+"""What a load does with files besides reading and writing rows, on this machine and in a bucket."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ class Folder(ABC):
 
     @abstractmethod
     def files_in(self, path: str) -> dict[str, int]:
-        """The names and sizes of the files directly in a folder; nothing where it is not there."""
+        """Return the names and sizes of the files directly in a folder; nothing where it is not there."""
 
     @abstractmethod
     def folders_in(self, path: str) -> list[str]:
-        """The names of the folders directly in a folder."""
+        """Return the names of the folders directly in a folder."""
 
     @abstractmethod
     def read(self, path: str) -> bytes | None:
-        """A file's contents, or `None` where there is none."""
+        """Return a file's contents, or `None` where there is none."""
 
     @abstractmethod
     def _start(self, path: str, size: int) -> bytes:
-        """The first bytes of a file."""
+        """Return the first bytes of a file."""
 
     def head(self, path: str, size: int = _HEAD) -> bytes:
         """What a file begins with, uncompressed: enough for a line. Of a compressed one it may be less than `size`."""
@@ -61,7 +61,7 @@ class Folder(ABC):
 
     @abstractmethod
     def move(self, moves: Mapping[str, str]) -> None:
-        """Give files other names, each atomically. Those that another process moved already are passed by."""
+        """Give files other names, each atomically. Those that another process moved already are skipped."""
 
     @abstractmethod
     def move_tree(self, source: str, target: str) -> None:
@@ -86,8 +86,8 @@ class LocalFolder(Folder):
     def files_in(self, path: str) -> dict[str, int]:
         sizes = {}
         try:
-            with os.scandir(path) as found:
-                for each in found:
+            with os.scandir(path) as entries:
+                for each in entries:
                     with suppress(FileNotFoundError):  # one that goes meanwhile: the others are there
                         if each.is_file():
                             sizes[each.name] = each.stat().st_size
@@ -97,8 +97,8 @@ class LocalFolder(Folder):
 
     def folders_in(self, path: str) -> list[str]:
         try:
-            with os.scandir(path) as found:
-                return [each.name for each in found if each.is_dir()]
+            with os.scandir(path) as entries:
+                return [each.name for each in entries if each.is_dir()]
         except FileNotFoundError:
             return []
 
@@ -162,7 +162,7 @@ class LocalFolder(Folder):
 
 @contextmanager
 def _drafted(path: str, data: bytes) -> Iterator[str]:
-    """A file beside this one that has these contents, on the disk. It goes in the end, unless it has another name."""
+    """Yield a file in the same folder with these contents, on the disk. Unless it was renamed, it is removed after."""
     folder = os.path.dirname(path)
     os.makedirs(folder, exist_ok=True)
     draft = os.path.join(folder, f".{uuid4().hex}.tmp")
@@ -260,7 +260,7 @@ class BucketFolder(Folder):
             try:
                 done = self.files.rename(source, target)
             except Exception:
-                # The copy appears whole: where it is there, somebody finished what this load began.
+                # The copy appears whole: where it is there, another process finished what this load began.
                 if self.files.exists(target):
                     return
                 raise
@@ -278,7 +278,7 @@ class BucketFolder(Folder):
         self.remove_tree(source)
 
     def _below(self, path: str) -> list[str]:
-        """The files in a folder and in those in it, each as its path from there."""
+        """Return the files in a folder and in those in it, each as its path from there."""
         inner = (f"{folder}/{each}" for folder in self.folders_in(path) for each in self._below(f"{path}/{folder}"))
         return [*self.files_in(path), *inner]
 
@@ -291,7 +291,7 @@ class BucketFolder(Folder):
 
 
 def _is(error: BaseException, name: str) -> bool:
-    """Whether an error of the JVM, or one that caused it, is of this class."""
+    """Return whether an error of the JVM, or one that caused it, is of this class."""
     cause = getattr(error, "java_exception", None)
     while cause is not None:
         if str(cause.getClass().getName()).endswith(name):
@@ -301,12 +301,12 @@ def _is(error: BaseException, name: str) -> bool:
 
 
 def folder_for(spark: Any, path: str) -> Folder:
-    """What works with files at this path."""
+    """Return the folder class for this path."""
     return BucketFolder(spark, path) if "://" in path else LocalFolder()
 
 
 def place_of(spark: Any, location: str) -> tuple[Folder, str]:
-    """A path or a URL, as what works with files there calls it."""
+    """Return the folder class for a path or a URL, and the path in its form."""
     path = location.rstrip("/")
     if path.startswith("file:"):
         path = "/" + path.removeprefix("file:").lstrip("/")

@@ -19,28 +19,28 @@ class Location:
     path: str
 
     def at(self, name: str) -> Location:
-        """What is called so in this folder."""
+        """Return the file or folder of this name in this folder."""
         return Location(self.folder, f"{self.path}/{name}")
 
     def beside(self, mark: str) -> Location:
-        """What is called like this one, with a mark behind the name."""
+        """Return the file or folder next to this one whose name is this one's and a mark."""
         return Location(self.folder, f"{self.path}{mark}")
 
     def exists(self) -> bool:
-        """Whether there is a folder with something in it."""
+        """Return whether there is a folder with something in it."""
         with self._asked("list"):
             return bool(self.folder.files_in(self.path) or self.folder.folders_in(self.path))
 
     def names(self) -> list[str]:
-        """Of the files in this folder."""
+        """Return the names of the files in this folder."""
         with self._asked("list"):
             return list(self.folder.files_in(self.path))
 
     def read(self) -> str | None:
-        """The text of this file, or `None` where there is none."""
+        """Return the text of this file, or `None` where there is none."""
         with self._asked("read"):
-            found = self.folder.read(self.path)
-        return None if found is None else found.decode()
+            contents = self.folder.read(self.path)
+        return None if contents is None else contents.decode()
 
     def write(self, text: str) -> None:
         """Give this file a text, so that after a power cut it has the old one or this."""

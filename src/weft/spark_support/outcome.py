@@ -1,4 +1,4 @@
-"""How a task tells the driver what became of its work, and how the driver tells the user.
+"""The outcome of a task for the driver, and Spark's errors for the user.
 
 An error of ours travels as a value: Spark would try a refused load four times, and then show two stack traces around
 the one line that matters.
@@ -15,7 +15,7 @@ from weft.errors import WeftError
 
 
 def of(work: Callable[[], Any], *, finally_: Callable[[], None] = lambda: None) -> bytes:
-    """The result of `work`, or the error of ours that it raised, as bytes."""
+    """Return the result of `work`, or the error of ours that it raised, as bytes."""
     try:
         return pickle.dumps(("done", work()))
     except WeftError as error:
@@ -25,7 +25,7 @@ def of(work: Callable[[], Any], *, finally_: Callable[[], None] = lambda: None) 
 
 
 def unpack(outcome: bytes) -> Any:
-    """The result, or the error raised again."""
+    """Return the result, or the error raised again."""
     kind, value = pickle.loads(outcome)
     if kind == "done":
         return value
@@ -38,7 +38,7 @@ def unpack(outcome: bytes) -> Any:
 
 @contextmanager
 def explained(what: str) -> Iterator[None]:
-    """Turn an error of Spark's into one of ours: its first telling line, and where the rest is."""
+    """Turn an error of Spark's into one of ours: its most useful line, and where the rest is."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -46,12 +46,12 @@ def explained(what: str) -> Iterator[None]:
         yield
     except (PySparkException, Py4JError) as error:
         raise WeftError(
-            f"Spark could not {what}: {_telling_line(str(error))}", hint="More is in .weft/spark.log."
+            f"Spark could not {what}: {_useful_line(str(error))}", hint="More is in .weft/spark.log."
         ) from error
 
 
-def _telling_line(text: str) -> str:
-    # Py4J's first line tells which call it was, and the next one why it failed.
+def _useful_line(text: str) -> str:
+    # Py4J's first line names the call, and the next one why it failed.
     lines = [line.strip().removeprefix(": ") for line in text.splitlines() if line.strip()]
     lines = [line for line in lines if not line.startswith("An error occurred while calling ")] or lines
     ours = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -40,7 +40,7 @@ def java_class(spark: Any, name: str) -> Any:
 
 
 def own_session(spark: Any, conf: Mapping[str, str]) -> Any:
-    """A copy of a session with settings of its own, so that two loads at once do not read each other's."""
+    """Return a copy of a session with settings of its own, so that two loads at once do not read each other's."""
     from pyspark.sql import SparkSession
 
     own = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
@@ -65,7 +65,7 @@ def active(spark: Any) -> Iterator[None]:
 
 
 def moved_to(frame: Any, spark: Any) -> Any:
-    """A DataFrame as one of another session, whose settings then count for it."""
+    """Return a DataFrame as one of another session, whose settings then count for it."""
     from pyspark.sql import DataFrame
 
     dataset = java_class(spark, "org.apache.spark.sql.classic.Dataset")
@@ -73,8 +73,29 @@ def moved_to(frame: Any, spark: Any) -> Any:
     return DataFrame(dataset.ofRows(spark._jsparkSession, plan), spark)
 
 
-def asks_for(frame: Any, name: str) -> bool:
-    """Whether a query needs columns with this in their names, once Spark has left out what nobody asks for."""
+def read_source(spark: Any, name: str, schema: Any, reader: Callable[[], Any]) -> Any:
+    """Return the DataFrame of a data source in Python, whose partitions a `DataSourceReader` reads."""
+    from pyspark.sql.datasource import DataSource
+
+    class Source(DataSource):
+        """Defined here, so that it travels by value, the reader inside: as an option, a plan would show its secrets."""
+
+        @classmethod
+        def name(cls) -> str:
+            return name
+
+        def schema(self) -> Any:
+            return schema
+
+        def reader(self, schema: Any) -> Any:
+            return reader()
+
+    spark.dataSource.register(Source)
+    return spark.read.format(name).load()
+
+
+def references(frame: Any, name: str) -> bool:
+    """Whether a query needs columns with this in their names, once Spark has left out columns that are not used."""
     nodes = [frame._jdf.queryExecution().optimizedPlan()]
     while nodes:
         node = nodes.pop()
@@ -86,5 +107,5 @@ def asks_for(frame: Any, name: str) -> bool:
 
 
 def quoted(name: str) -> str:
-    """A column's name in Spark SQL."""
+    """Return a column's name in Spark SQL."""
     return "`" + name.replace("`", "``") + "`"

@@ -185,7 +185,7 @@ class Packed:
 
 @dataclass(frozen=True)
 class ReaderRows:
-    """Rows that any task can read by a `weft.engine.readers.Reader`: none of them passes through Spark's query."""
+    """Rows that any task can read by a `weft.engine.readers.RowReader`: none of them passes through Spark's query."""
 
     source: str
     reader: Any

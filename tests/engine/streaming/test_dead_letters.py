@@ -272,7 +272,7 @@ def test_lines_of_files_that_are_no_rows(project: Path) -> None:
         (project / "lake" / name).write_bytes(data)
     pipeline: dict[str, Any] = {"source": lake, "dead_letter_path": "failed"}
     for prefix in ("json", "bad", "csv"):
-        with pytest.raises(WeftError, match=rf"lines of {prefix} are no rows, the first at {prefix}/a\."):
+        with pytest.raises(WeftError, match=rf"lines of {prefix} cannot be parsed, the first at {prefix}/a\."):
             run_once(name=f"{prefix} alone", source=lake, source_query=prefix, target_table="none")
         run_once(name=prefix, source_query=prefix, target_table=prefix, **pipeline)
         forget_last_commit(prefix)
@@ -328,7 +328,7 @@ def test_rows_of_files_that_are_read_as_texts_first(
     (project / "lake/raw/b.csv").write_text("n,text\n1,-\n4,x,y,z\n")
     lake = weft.ObjectStoreLocalConnection("lake", name="lake", format="csv", csv_read_options=options)
     pipeline: dict[str, Any] = {"source": lake, "source_query": "raw", "target_table": "copies"}
-    with pytest.raises(WeftError, match=r"lines of raw are no rows, the first at raw/[ab]\.csv"):
+    with pytest.raises(WeftError, match=r"lines of raw cannot be parsed, the first at raw/[ab]\.csv"):
         run_once(name="alone", **pipeline)
     for _ in range(2):
         run_once(name="numbers", dead_letter_path="failed", **pipeline)

@@ -20,7 +20,7 @@ from engine.streaming.conftest import declare, open_lake, rows, run_once
 from weft.engine.frames import transformed
 from weft.engine.streaming.transform import Transform
 from weft.errors import NotFoundError
-from weft.spark_support.sessions import FILE_METADATA, asks_for, moved_to
+from weft.spark_support.sessions import FILE_METADATA, moved_to, references
 from weft.systems.objects.file_stream import read_files
 from weft.systems.objects.stream_source import FileSource
 
@@ -97,8 +97,8 @@ def test_files_are_dated_where_the_sql_asks_for_it(project: Path, monkeypatch: p
         plans.append(made._jdf.queryExecution().executedPlan().toString())
         return carry(self, made, *arguments, **options)
 
-    carry = Transform._carried
-    monkeypatch.setattr(Transform, "_carried", carried)
+    carry = Transform._materialized
+    monkeypatch.setattr(Transform, "_materialized", carried)
     source = weft.ObjectStoreLocalConnection(str(project / "lake"), name="lake")
     heads = {"0": "id,a", "1": "id,a", "2": "id,a", "3": "id,a,b", "4": "id,a,b"}
     for name, head in heads.items():
@@ -156,7 +156,7 @@ def test_what_sql_asks_for(sql: str, is_asked: bool, project: Path, spark: Any) 
     session.sql(names).createOrReplaceTempView("names")
     session.sql(f"SELECT *, name AS _event_ts FROM ({names})").createOrReplaceTempView("moments")
     made = transformed(moved_to(dated(True), session), sql)
-    assert asks_for(made, FILE_METADATA) is is_asked
+    assert references(made, FILE_METADATA) is is_asked
 
 
 @pytest.mark.brief("local")
@@ -241,7 +241,7 @@ def test_what_is_not_there_yet_or_any_more(
     run_files(source)
     assert rows("rows", "id") == [(5,)]
     told = [each.getMessage() for each in caplog.records if "was gone" in each.getMessage()]
-    assert told == [f"{project}/lake/raw/gone 100%25.csv was gone when it was to be read: it is passed by"]
+    assert told == [f"{project}/lake/raw/gone 100%25.csv was gone when it was to be read: it is skipped"]
     for name in hidden:
         (project / "lake/raw" / name).rename(project / "lake/raw" / f"{hidden.index(name)}.csv")
     put(source, "raw/ok 100%25.csv", "id\n50\n")

@@ -44,7 +44,7 @@ def test_bad_messages_alone_are_dead_letters(kafka: Any, broker: Any) -> None:
     topic = kafka.create_topic()
     kafka.produce(topic, [b"{", b'{"id": 1}', b"\xff", b'{"id": 2}', b"[1]"])
     pipeline: dict[str, Any] = {"source": broker, "source_query": topic}
-    with pytest.raises(WeftError, match=r"3 messages or lines of .* are no rows"):
+    with pytest.raises(WeftError, match=r"3 messages or lines of .* cannot be parsed"):
         run_once(name="fail", target_table=(None, "failing"), **pipeline)
     run_once(name="letters", target_table=(None, "copies"), dead_letter_stream="failed", **pipeline)
     assert rows("copies", "id") == [(1,), (2,)]

@@ -139,8 +139,8 @@ def test_what_another_took_is_ended(when: str, project: Path, monkeypatch: pytes
     LocalFolder().create(str(claims / f"{1:020}.released"), b"")
     LocalFolder().create(str(claims / f"{2:020}.claim"), json.dumps({"owner": ["elsewhere:1:1:other"]}).encode())
     if when == "batch":
-        assert query.checkpoint._lock._lease is not None
-        query.checkpoint._lock._lease._renewed -= 60  # nor did it look since
+        assert query.checkpoint.lock._lease is not None
+        query.checkpoint.lock._lease._renewed -= 60  # nor did it look since
         weft.publish_sync(events, {"n": 2})
     with pytest.raises(weft.BusyError, match="no longer holds its checkpoint"):
         query.wait(60)
@@ -179,4 +179,4 @@ def test_a_store_that_is_away_for_longer_than_the_lease(project: Path, monkeypat
 def test_a_place_where_nothing_can_be_made() -> None:
     Path("file").touch()
     with pytest.raises(StorageError, match=r"The lock .*/file/checkpoint~lock cannot be made: "):
-        Checkpoint("copy", "file/checkpoint/").lock()
+        Checkpoint("copy", "file/checkpoint/").lock.take()

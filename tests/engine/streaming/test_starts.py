@@ -15,7 +15,7 @@ from engine.streaming.conftest import declare, rows, run_once
 from servers import wait_until
 from weft.engine.streaming import batch
 from weft.engine.streaming.checkpoint import Checkpoint
-from weft.engine.streaming.progress import Lag
+from weft.engine.streaming.progress import SourceLag
 from weft.engine.streaming.query import Query
 from weft.pipelines.streaming.declare import make
 from weft.pipelines.streaming.spec import StreamingPipeline
@@ -103,7 +103,7 @@ def test_the_end_is_remembered(kind: str, request: pytest.FixtureRequest, projec
     add(1)
     start_and_end()
     add(2)
-    lag = Lag([source], Checkpoint("copy"))
+    lag = SourceLag([source], Checkpoint("copy"))
     assert lag.now() == {source.name: 2}
     run_once(name="copy", source=source, target_table="copies")
     assert rows("copies", "n") == [(1,), (2,)]

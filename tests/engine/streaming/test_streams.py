@@ -155,7 +155,7 @@ def test_new_columns_follow_the_policy(policy: str) -> None:
     weft.publish_sync(events, {"n": 1, "more": "x"})
     pipeline: dict[str, Any] = {"name": "drift", "source": events, "target_table": (None, "table")}
     if policy == "fail":
-        with pytest.raises(LoadRefusedError, match="a column 'more', which the table has not") as refused:
+        with pytest.raises(LoadRefusedError, match="a column 'more' that the table does not have") as refused:
             run_once(**pipeline, on_drift=policy)
         assert refused.value.__notes__ == ["target table of drift, batch 0"]
         # Nothing is lost: once the table has it, the same batch goes in.
@@ -348,4 +348,4 @@ def test_whoever_fails_to_hear_of_a_batch_does_not_fail_it(caplog: pytest.LogCap
     query.start()
     assert query.wait(120)
     assert [each["n"] for each in drain(copies)] == [0]
-    assert "could not tell of batch 0" in caplog.text
+    assert "could not report batch 0" in caplog.text

@@ -27,6 +27,7 @@ from weft import (
     pk,
 )
 from weft.pipelines.streaming.declare import find, make
+from weft.pipelines.streaming.endpoints import delivery_to
 from weft.pipelines.streaming.options import LATER, OPTIONS
 from weft.pipelines.streaming.spec import DeadLetters
 from weft.project import Project
@@ -82,7 +83,7 @@ def test_a_declared_stream_is_a_source_and_a_target() -> None:
     made = make(name="p", source=orders, target=cleaned)
     assert (made.sources[0].connection, made.sources[0].query, made.sources[0].name) == ("events_db", orders, "orders")
     assert (made.targets[0].stream, made.targets[0].name, made.targets[0].place) == (cleaned, "cleaned", "stream")
-    assert made.delivery_to(made.targets[0]) == "at_least_once"
+    assert delivery_to(made, made.targets[0]) == "at_least_once"
 
 
 def test_a_list_of_streams() -> None:
@@ -348,7 +349,7 @@ LOOKUP = Lookup(connection=WAREHOUSE, table="users")
         ({"target_table": 5}, r'table is \("schema", "table"\)'),
         ({"target": LAKE}, r"a table, and an object_store_local connection is written by prefix[\s\S]*prefix="),
         ({"target": REDIS}, r"a redis connection is written by stream\.\n.*stream="),
-        ({"target": int}, "the class int is no table"),
+        ({"target": int}, "the class int is not a table"),
         ({"target": customers}, "target_table is that of a connection"),
         ({"mode": "scd2"}, "a streaming pipeline has no mode 'scd2'"),
         ({"mode": "truncate"}, "no mode 'truncate'"),
@@ -440,7 +441,7 @@ def test_a_stream_by_its_name() -> None:
 def test_the_table_of_a_stream_that_is_read() -> None:
     weft.stream(name="clicks", connection=EVENTS)(lambda: None)
     own = {"target": EVENTS, "target_table": ("events", "clicks")}
-    with pytest.raises(DeclarationError, match=r"it would read what it writes to events\.clicks, for ever"):
+    with pytest.raises(DeclarationError, match=r"it would read what it writes to events\.clicks, without end"):
         make(**least(**own))
     letters = {"dead_letter_table": "events.clicks", "dead_letter_connection": EVENTS}
     with pytest.raises(DeclarationError, match=r"dead letters cannot go to events\.clicks, which it reads"):

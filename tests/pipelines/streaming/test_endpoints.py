@@ -63,7 +63,7 @@ def pigeons(local: object, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_source_of_another_package() -> None:
     source = Source(connection=LOFT, query="mail", start="@12", max_rows=5, options={"feed": "corn"})
     assert (source.start, source.options) == ("12", {"feed": "corn"})
-    with pytest.raises(DeclarationError, match="max_files is no limit of pigeon"):
+    with pytest.raises(DeclarationError, match="max_files is not a limit of pigeon"):
         Source(connection=LOFT, query="mail", max_files=5)
     with pytest.raises(DeclarationError, match="'0:5' is offsets of partitions, which Kafka has, and this is a pigeon"):
         Source(connection=LOFT, query="mail", start="0:5")

@@ -93,7 +93,7 @@ pytestmark = pytest.mark.usefixtures("local")
             LEAST.replace("[target.table]", "update_columns = 'a'\n[target.table]"),
             r", target public\.events: update_columns is an option of the mode 'merge', not of 'append'",
         ),
-        (LEAST + "[transform]\nsql = '/* SELECT */ DROP TABLE source'", r": \[transform\] sql is no SELECT"),
+        (LEAST + "[transform]\nsql = '/* SELECT */ DROP TABLE source'", r": \[transform\] sql is not a SELECT"),
         (at_top("checkpoint = 2026-01-01"), r": checkpoint must be a text, not a time"),
         (at_top("keys = [1]"), ": keys must be a text or a list of texts, not a list"),
         (

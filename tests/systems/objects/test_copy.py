@@ -215,7 +215,7 @@ class Attempts:
         self.rows, self.schema, self.columns = rows, rows.schema, rows.columns
 
     def each_part(self, work: Callable[..., Any]) -> list[Any]:
-        batches = list(self.rows.given.batches)
+        batches = list(self.rows.rows.batches)
 
         def dies() -> Iterator[pa.RecordBatch]:
             yield from batches

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any
 
 from weft.engine import inputs
 from weft.engine.streaming.columns import Columns
 from weft.engine.streaming.commits import NO_STORE, Commits
 from weft.engine.streaming.dead_letters import DeadLetterBox
+from weft.engine.streaming.progress import Watched
 from weft.engine.streaming.transform import Transform, TypedRows, together
 from weft.errors import ConnectionFailedError, DeclarationError, LoadRefusedError, WeftError
 from weft.pipelines.streaming.spec import StreamingPipeline
@@ -25,26 +26,15 @@ _steps = logging.getLogger("weft.streaming")
 _NOT_READING = (ConnectionFailedError, DeclarationError, LoadRefusedError)
 
 
-class Taking(Protocol):
-    """An opened source, as far as a batch needs it."""
-
-    name: str
-
-    def take(self, frame: Any) -> BatchRows:
-        """Return the rows of a micro-batch."""
-
-
 @dataclass(frozen=True)
-class Written:
+class BatchResult:
     """What a micro-batch did."""
 
     batch_id: int
-    rows: dict[str, int]
-    """How many rows targets were given, by their names."""
-    counts: dict[str, Counts]
-    """What became of them."""
+    counts: dict[str, Counts] = field(default_factory=dict)
+    """What each target did, by its name."""
     dead_letters: int = 0
-    """Rows that went nowhere: put aside, or dropped where the pipeline says so."""
+    """The rejected rows: put aside, or dropped where the pipeline says so."""
 
 
 class Batches:
@@ -53,7 +43,7 @@ class Batches:
     def __init__(
         self,
         pipeline: StreamingPipeline,
-        sources: Sequence[Taking],
+        sources: Sequence[Watched],
         columns: Columns,
         box: DeadLetterBox | None = None,
     ) -> None:
@@ -66,24 +56,24 @@ class Batches:
         self.transform.close()
         self.commits.close()
 
-    def run(self, frame: Any, checkpoint: str, batch_id: int) -> Written:
+    def run(self, frame: Any, checkpoint: str, batch_id: int) -> BatchResult:
         """Carry out the batch that Spark made of all sources."""
         _steps.debug("begun")
         try:
-            written = self._attempted(frame, checkpoint, batch_id)
+            result = self._attempted(frame, checkpoint, batch_id)
         except WeftError as error:
             if isinstance(error, ConnectionFailedError):
                 raise
             # After a crash its sources may no longer have its rows, which the targets have.
             if not self.commits.finish(self.pipeline.targets, checkpoint, batch_id):
-                self._tell_of_half(error, checkpoint, batch_id)
+                self._note_stored(error, checkpoint, batch_id)
                 raise
-            written = Written(batch_id, {}, {})
+            result = BatchResult(batch_id)
         _steps.debug("done")
-        return written
+        return result
 
-    def _tell_of_half(self, error: WeftError, checkpoint: str, batch_id: int) -> None:
-        """Say which targets have a batch that cannot go on: whoever begins anew gives them its rows a second time."""
+    def _note_stored(self, error: WeftError, checkpoint: str, batch_id: int) -> None:
+        """Add to an error which targets have the batch: after a reset they would get its rows a second time."""
         having = [
             f"{each.name} of {current().connection(each.connection).label}"
             for each in self.pipeline.targets
@@ -92,7 +82,7 @@ class Batches:
         if having:
             error.add_note(f"stored already in {', '.join(having)}: after a reset its rows would be there twice")
 
-    def _attempted(self, frame: Any, checkpoint: str, batch_id: int) -> Written:
+    def _attempted(self, frame: Any, checkpoint: str, batch_id: int) -> BatchResult:
         parts: list[BatchRows] = []
         split_parts: list[BatchRows] = []
         try:
@@ -112,7 +102,7 @@ class Batches:
             for each in {id(each): each for each in (*parts, *split_parts)}.values():
                 each.close()
 
-    def _run(self, parts: Sequence[BatchRows], spark: Any, checkpoint: str, batch_id: int) -> Written:
+    def _run(self, parts: Sequence[BatchRows], spark: Any, checkpoint: str, batch_id: int) -> BatchResult:
         """Carry out the steps of a batch: split off what cannot be parsed, transform the rest, commit it."""
         counts: dict[str, Counts] = {}
         rejected = sum(self._put_unparsed(each, checkpoint, batch_id) for each in parts)
@@ -133,14 +123,14 @@ class Batches:
                 if isinstance(rows, inputs.Frame):
                     rows.frame.unpersist()
         rejected += sum(each.quarantined for each in counts.values())
-        return Written(batch_id, {name: each.rows_read for name, each in counts.items()}, counts, rejected)
+        return BatchResult(batch_id, counts, rejected)
 
     def _put_unparsed(self, rows: BatchRows, checkpoint: str, batch_id: int) -> int:
         """Store what could not be parsed as dead letters, and return how many there are."""
         if rows.bad and self.pipeline.transform_on_error == "fail" and self.pipeline.dead_letters is None:
             first = rows.bad[0]
             raise WeftError(
-                f"{len(rows.bad):,} messages or lines of {rows.source} are no rows, the first at {first.offset}: "
+                f"{len(rows.bad):,} messages or lines of {rows.source} cannot be parsed, the first at {first.offset}: "
                 f"{first.error}",
                 hint=NO_STORE,
             )
@@ -166,15 +156,15 @@ class Batches:
         return again
 
 
-def split(frame: Any, sources: Sequence[Taking]) -> list[Any]:
-    """The parts of a batch, one a source, as `joined` put them together."""
+def split(frame: Any, sources: Sequence[Watched]) -> list[Any]:
+    """Return the parts of a batch, one a source, as `joined` put them together."""
     if len(sources) == 1:
         return [frame]
     return [frame.where(f"source = {number}").select(f"s{number}.*") for number in range(len(sources))]
 
 
 def joined(streams: Sequence[Any]) -> Any:
-    """One streaming DataFrame of several, each of which may have columns of its own."""
+    """Return one streaming DataFrame of several, each of which may have columns of its own."""
     if len(streams) == 1:
         return streams[0]
     from pyspark.sql import functions as F

@@ -1,4 +1,4 @@
-"""Where a streaming pipeline remembers how far it has come, who may go on from there, and how to move it."""
+"""The checkpoint of a streaming pipeline: its positions, the process that may go on from them, and how to move it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 from uuid import uuid4
 
 from weft.engine import connectors, session
 from weft.engine.streaming.columns import Columns
 from weft.engine.streaming.lock import Lock
 from weft.engine.streaming.source_state import Sources, Starts
-from weft.errors import NotFoundError, StorageError, nearest
+from weft.errors import NotFoundError, StorageError, did_you_mean
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.project import current
 from weft.settings import interpolate
@@ -27,17 +27,16 @@ from weft.spark_support.location import Location
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _BUCKET = re.compile(r"^s3n?://")
-_UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
-# Between the name of a checkpoint and what a file beside it is for: no folder of a pipeline has one in its name.
-_BESIDE = "~"
+# Between the name of a checkpoint and the purpose of a file next to it: no folder of a pipeline has one in its name.
+_MARK = "~"
 _REWOUND, _MOVING = "rewound", "moving"
 # What the note on a move says between its two steps; before, what is behind the name of what is moved aside.
 _MOVED_ASIDE = "aside"
-_ANEW = "Bring it back from a copy, or have the pipeline begin anew: weft checkpoints reset."
+_RESET = "Restore it from a copy, or let the pipeline start again: weft checkpoints reset."
 
 
 @dataclass(frozen=True)
-class State:
+class CheckpointState:
     """What Spark's log says."""
 
     query_id: str | None = None
@@ -52,23 +51,22 @@ class State:
 
 
 class Checkpoint:
-    """The folder of Spark's own log of offsets and commits, and what lies beside it."""
+    """The folder of Spark's own log of offsets and commits, and the files next to it."""
 
     def __init__(self, name: str, location: str | None = None, pipeline: StreamingPipeline | None = None) -> None:
         self.name, self._pipeline = name, pipeline
         location = location and _BUCKET.sub("s3a://", location)
-        safe = _UNSAFE.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode()), name)
-        own = folder() / safe
+        own = folder() / quote(name, safe="").replace(_MARK, "%7E")
         self.is_url = location is not None and _URL.match(location) is not None
         self.path = Path(location).expanduser().absolute() if location is not None and not self.is_url else own
-        """Of a URL, where files beside it would be if it were a folder here."""
+        """Of a URL, where the files next to it would be if it were a folder here."""
         self.location = location if location is not None and self.is_url else str(self.path)
         self._home = None if self.is_url and not self.location.startswith("file:") else self._located(None)
-        self._lock = Lock(name, self.path.with_name(f"{self.path.name}{_BESIDE}lock"), self.location)
+        self.lock = Lock(name, self.path.with_name(f"{self.path.name}{_MARK}lock"), self.location)
 
     @classmethod
     def of(cls, pipeline: StreamingPipeline) -> Checkpoint:
-        """That of a pipeline."""
+        """Return the checkpoint of a pipeline."""
         place = pipeline.checkpoint
         return cls(pipeline.name, place and interpolate(place, f"the checkpoint of {pipeline.name}"), pipeline)
 
@@ -78,7 +76,7 @@ class Checkpoint:
         if self._home is None:
             spark = session.spark()
             if self._pipeline is not None:
-                spark = prepared(spark, self._pipeline)
+                spark = prepared_session(spark, self._pipeline)
             self._open(spark)
         assert self._home is not None
         return self._home
@@ -99,76 +97,60 @@ class Checkpoint:
 
     # --------------------------------------------------------------------------------------------------------- one only
 
-    def lock(self) -> None:
-        """Keep others of this machine from it, until `unlock` or the end of this process."""
-        self._lock.take()
-
     def hold(self, spark: Any, lost: Callable[[], None]) -> None:
         """Go on holding it with this session; at a URL, keep other machines from it too. `lost` is called when another
         one took it."""
         if self.is_url:
             self._open(spark)  # the session before may be of a JVM that ended
-        self._lock.hold(spark)
+        self.lock.hold(spark)
         self._lease(lost)
 
     def _lease(self, lost: Callable[[], None]) -> None:
         if self.is_url:
             with outcome.explained(f"open the checkpoint {self.location}"):
-                self._lock.lease(self.home.beside(f"{_BESIDE}lock"), lost)
-
-    def check(self) -> None:
-        """Raise where another machine may have taken it."""
-        self._lock.check()
-
-    def unlock(self) -> None:
-        """Let others have it."""
-        self._lock.release()
+                self.lock.lease(self.home.beside(f"{_MARK}lock"), lost)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep others from it during the block."""
-        self.lock()
+        self.lock.take()
         try:
             yield
         finally:
-            self.unlock()
-
-    def runner(self) -> int | None:
-        """The process of this machine that runs its pipeline now."""
-        return self._lock.holder()
+            self.lock.release()
 
     # -------------------------------------------------------------------------------------------------------- how it is
 
     def columns(self) -> Columns:
-        """The columns that its sources have had, kept with Spark's log and moved with it."""
+        """Return the file of the columns that its sources have had, kept with Spark's log and moved with it."""
         return Columns(self.home)
 
     def starts(self) -> Starts:
-        """Where its sources began, kept and moved like their columns."""
+        """Return the file of where its sources began, kept and moved like their columns."""
         return Starts(self.home)
 
     def sources(self) -> Sources:
-        """Which sources its positions are of, kept and moved like their columns."""
+        """Return the file of its sources, kept and moved like their columns."""
         return Sources(self.home)
 
     def source_log(self, number: int) -> Location:
-        """Where Spark keeps what a source has of its own, such as the names of files that were read."""
+        """Return where Spark keeps what a source has of its own, such as the names of files that were read."""
         return self.home.at(f"sources/{number}")
 
-    def state(self) -> State:
-        """What Spark's log says, without Spark."""
+    def state(self) -> CheckpointState:
+        """Return what Spark's log says, without Spark."""
         try:
             metadata = self.home.at("metadata").read()
             if metadata is None:
-                return State()
+                return CheckpointState()
             query_id = json.loads(metadata)["id"]
         except (OSError, ValueError, LookupError) as error:
-            raise StorageError(f"The checkpoint {self.location} cannot be read: {error}.", hint=_ANEW) from None
+            raise StorageError(f"The checkpoint {self.location} cannot be read: {error}.", hint=_RESET) from None
         committed, planned = _last(self.home.at("commits")), _last(self.home.at("offsets"))
         if committed is None:
-            return State(query_id, planned=planned)
+            return CheckpointState(query_id, planned=planned)
         moment, offsets = _entry(self.home.at(f"offsets/{committed}"))
-        return State(query_id, committed, planned, offsets, moment)
+        return CheckpointState(query_id, committed, planned, offsets, moment)
 
     def positions(self, batch_id: int) -> tuple[Any, ...]:
         """Return the position of each source at the end of a batch that was begun."""
@@ -191,7 +173,7 @@ class Checkpoint:
         moving.remove()
 
     def reset(self, *, dry_run: bool = False) -> str:
-        """Move it aside, so that the pipeline begins anew, and give the place where it is now."""
+        """Move it aside, so that the pipeline starts again, and return where it is now."""
         with self.changing():
             return self._move_aside(dry_run=dry_run)
 
@@ -208,7 +190,7 @@ class Checkpoint:
     def _move_aside(self, *, dry_run: bool) -> str:
         mark = f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}"
         if not dry_run:
-            self.check()
+            self.lock.check()
             self._beside(_MOVING).write(mark)
             self.settle()
         return self._beside(mark).path
@@ -218,38 +200,37 @@ class Checkpoint:
         offsets, commit = (self.home.at(f"{each}/{committed}").read() or "" for each in ("offsets", "commits"))
         version, about, *_ = offsets.splitlines()
         query_id = str(uuid4())
-        made = {"metadata": json.dumps({"id": query_id})}
+        files = {"metadata": json.dumps({"id": query_id})}
         for batch in ("0", "1"):
-            made[f"offsets/{batch}"] = "\n".join((version, about, *map(_line, positions)))
-            made[f"commits/{batch}"] = commit
-        made |= {f"sources/{number}/0": text for number, text in source_logs.items()}
+            files[f"offsets/{batch}"] = "\n".join((version, about, *map(_line, positions)))
+            files[f"commits/{batch}"] = commit
+        files |= {f"sources/{number}/0": text for number, text in source_logs.items()}
         if (columns := self.home.at(Columns.NAME).read()) is not None:
-            made[Columns.NAME] = json.dumps({**json.loads(columns), "checkpoint": query_id})
+            files[Columns.NAME] = json.dumps({**json.loads(columns), "checkpoint": query_id})
         for name in (Starts.NAME, Sources.NAME):
             if (kept := self.home.at(name).read()) is not None:
-                made[name] = kept
-        for name, text in made.items():
+                files[name] = kept
+        for name, text in files.items():
             rewound.at(name).write(text)
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Keep others from it while somebody looks at it and changes it; what a crash left is settled before."""
+        """Keep other processes from it during a block that reads and changes it, and settle what a crash left."""
         if not self.home.exists() and self._beside(_MOVING).read() is None:
-            close = nearest(self.name, [each.name for each in stored()])
             raise NotFoundError(
                 f"There is no checkpoint of {self.name!r}: {self.location} is not there.",
-                hint=f"Did you mean {close!r}?" if close else "weft checkpoints list",
+                hint=did_you_mean(self.name, [each.name for each in stored()], "weft checkpoints list"),
             )
         with self.locked():
-            self._lease(lambda: None)  # `check` tells whoever changes it
+            self._lease(lambda: None)  # `check` raises in what changes it
             self.settle()
             yield
 
     def _beside(self, purpose: str) -> Location:
-        return self.home.beside(f"{_BESIDE}{purpose}")
+        return self.home.beside(f"{_MARK}{purpose}")
 
 
-def prepared(spark: Any, pipeline: StreamingPipeline) -> Any:
+def prepared_session(spark: Any, pipeline: StreamingPipeline) -> Any:
     """A session like this one that can use a pipeline's connections: its checkpoint may be in a bucket of theirs."""
     named = [each.connection for each in pipeline.sources] + [each.connection for each in pipeline.targets]
     used = [current().connection(each) for each in named]
@@ -260,16 +241,16 @@ def prepared(spark: Any, pipeline: StreamingPipeline) -> Any:
 
 
 def folder() -> Path:
-    """Where the checkpoints of a project are, if it does not say otherwise."""
+    """Return where the checkpoints of a project are, if it does not say otherwise."""
     return current().root.absolute() / ".weft" / "checkpoints"
 
 
 def stored() -> list[Checkpoint]:
-    """Every checkpoint in the project's own folder."""
+    """Return every checkpoint in the project's own folder."""
     if not folder().is_dir():
         return []
-    found = [each.name for each in folder().iterdir() if each.is_dir() and _BESIDE not in each.name]
-    return [Checkpoint(unquote(each)) for each in sorted(found)]
+    names = [each.name for each in folder().iterdir() if each.is_dir() and _MARK not in each.name]
+    return [Checkpoint(unquote(each)) for each in sorted(names)]
 
 
 # ---------------------------------------------------------------------------------------------------------------- files
@@ -280,7 +261,7 @@ def _last(log: Location) -> int | None:
 
 
 def _entry(file: Location) -> tuple[datetime | None, tuple[Any, ...]]:
-    """When a batch was begun, and how far it reaches in each source."""
+    """Return when a batch was begun, and how far it reaches in each source."""
     try:
         text = file.read()
         if text is None:
@@ -288,7 +269,7 @@ def _entry(file: Location) -> tuple[datetime | None, tuple[Any, ...]]:
         _, about, *lines = text.splitlines()
         began = json.loads(about).get("batchTimestampMs")
     except (OSError, ValueError) as error:
-        raise StorageError(f"Spark's log cannot be read at {file.path}: {error}.", hint=_ANEW) from None
+        raise StorageError(f"Spark's log cannot be read at {file.path}: {error}.", hint=_RESET) from None
     moment = datetime.fromtimestamp(began / 1000, UTC) if began else None
     return moment, tuple(_offset(each) for each in lines)
 
@@ -298,10 +279,10 @@ def _offset(line: str) -> Any:
     if line == "-":
         return None  # the batch has nothing of this source, nor had those before it
     try:
-        found = json.loads(line)
+        position = json.loads(line)
     except ValueError:
         return line
-    return found["offset"] if isinstance(found, dict) and set(found) == {"offset"} else found
+    return position["offset"] if isinstance(position, dict) and set(position) == {"offset"} else position
 
 
 def _line(position: Any) -> str:

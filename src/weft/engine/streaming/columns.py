@@ -1,6 +1,6 @@
 """The columns that a source has had: files and messages bring their own, and a batch may lack what others have.
 
-They are kept beside the checkpoint, so that SQL which names a column goes on working where a batch does not have it.
+They are kept in the checkpoint, so that SQL which names a column goes on working where a batch does not have it.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ class Columns:
         from pyspark.sql.types import NullType, StructField
 
         known = self._of(source, checkpoint)
-        found = {field.name: field for field in frame.schema}
+        fields = {field.name: field for field in frame.schema}
         # SQL takes `Id` and `id` for one column.
-        here = {name.lower(): name for name in found}
+        here = {name.lower(): name for name in fields}
         missing = {}
         for name, text in known.items():
             spelled = here.get(name.lower(), name)
-            if spelled not in found or isinstance(found[spelled].dataType, NullType):
+            if spelled not in fields or isinstance(fields[spelled].dataType, NullType):
                 missing[spelled] = F.lit(None).cast(StructField.fromJson(text).dataType)
         new = {
             name: field.jsonValue()
-            for name, field in found.items()
+            for name, field in fields.items()
             if not isinstance(field.dataType, NullType) and known.get(name) != field.jsonValue() and name != OFFSET
         }
         if new:
@@ -54,19 +54,19 @@ class Columns:
         return frame.withColumns(missing) if missing else frame
 
     def types(self, source: str, checkpoint: str) -> dict[str, Any]:
-        """The types that the columns of a source had last."""
+        """Return the types that the columns of a source had last."""
         from pyspark.sql.types import StructField
 
         return {name: StructField.fromJson(text).dataType for name, text in self._of(source, checkpoint).items()}
 
     def kept(self, source: str) -> list[pa.Field]:
-        """All columns that a source has had."""
+        """Return all columns that a source has had."""
         from pyspark.sql.pandas.types import to_arrow_type
         from pyspark.sql.types import StructField
 
         stored = self._read()
-        found = {} if stored is None else stored["columns"].get(source, {})
-        kinds = {name: StructField.fromJson(text).dataType for name, text in found.items()}
+        columns = {} if stored is None else stored["columns"].get(source, {})
+        kinds = {name: StructField.fromJson(text).dataType for name, text in columns.items()}
         return [pa.field(name, to_arrow_type(kind, timezone="UTC")) for name, kind in kinds.items()]
 
     def _of(self, source: str, checkpoint: str) -> dict[str, Any]:
@@ -74,8 +74,8 @@ class Columns:
         return self._known.setdefault(source, {})
 
     def _read(self) -> dict[str, Any] | None:
-        found = self._file.read()
-        return None if found is None else dict(json.loads(found))
+        text = self._file.read()
+        return None if text is None else dict(json.loads(text))
 
     def _load(self, checkpoint: str) -> None:
         if checkpoint == self._checkpoint:

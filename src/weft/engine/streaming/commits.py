@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from hashlib import sha256
 
 import pyarrow as pa
 
-from weft.engine import files, frame_projection, inputs, session
+from weft.engine import files, inputs, session
 from weft.engine.inputs import Input
 from weft.engine.load import Job
-from weft.engine.readers import open_tables
+from weft.engine.readers import open_tables, stored_columns
 from weft.engine.streaming import dead_letters
-from weft.engine.streaming.projection import DeclaredFit, Fit
+from weft.engine.streaming.projection import DeclaredColumns, TargetColumns
 from weft.engine.streaming.publish import published
 from weft.engine.streaming.transform import WithOrigins
 from weft.errors import LoadRefusedError, WeftError
-from weft.pipelines.streaming.endpoints import check_targets
+from weft.pipelines.streaming.endpoints import check_targets, delivery_to
 from weft.pipelines.streaming.spec import StreamingPipeline, Target
 from weft.project import current
+from weft.spark_support.sessions import quoted
 from weft.systems.base import Connection, system_for
 from weft.systems.load import KEY_LENGTH, Counts, Load
 from weft.systems.sql import ledger
@@ -50,50 +52,42 @@ class Commits:
         the origins."""
         if target.stream is not None:
             return published(self._pipeline, target, rows, checkpoint, batch_id)
-        connection, planned = self._planned(target, checkpoint, batch_id)
-        tables = None
+        connection, load = self._planned(target, checkpoint, batch_id)
+        on_drift = self._pipeline.on_drift
         try:
-            tables = self._opened(connection)
-            fit: Fit | DeclaredFit = Fit(_columns(connection, tables, planned), self._pipeline.on_drift)
-            if target.declared is not None and target.declared.columns:
-                fit = DeclaredFit(target.declared, self._pipeline.on_drift)
-            part = self._part(target, connection)
-            aside = functools.partial(self._put_keyless, planned, checkpoint, part, with_origins)
-            has_place = self._pipeline.dead_letters is not None
-            job = Job(planned, connection, None, None, None, fit, aside if has_place else None)
-            counts, _ = job.run(_selected(rows, fit, planned), tables)
+            with self._opened(connection) as tables:
+                columns: TargetColumns | DeclaredColumns
+                if target.declared is not None and target.declared.columns:
+                    columns = DeclaredColumns.of(target.declared, on_drift)
+                else:
+                    columns = TargetColumns(_columns(connection, tables, load), on_drift)
+                job = Job(load, connection, projection=columns)
+                if self._pipeline.dead_letters is not None:
+                    part = self._part(target, connection)
+                    job.put_aside = functools.partial(self._put_keyless, load, checkpoint, part, with_origins)
+                counts, _ = job.run(_selected(rows, columns, load), tables)
         except WeftError as error:
             if isinstance(error, LoadRefusedError) and error.can_quarantine:
                 error = LoadRefusedError(error.what, hint=NO_STORE)
             error.add_note(f"target {target.name} of {self._pipeline.name}, batch {batch_id}")
             raise error from error.__cause__
-        finally:
-            if tables is not None and tables.one_host:
-                tables.close()  # a file is not kept from others
         if counts.quarantined or counts.replayed:
             self._put_aside(target, checkpoint, batch_id, with_origins)
         return counts
 
     def has(self, target: Target, checkpoint: str, batch_id: int) -> bool:
-        """Whether a target's ledger has a batch; streams and topics keep none."""
+        """Return whether a target's ledger has a batch; streams and topics keep none."""
         if target.stream is not None:
             return False
-        connection, planned = self._planned(target, checkpoint, batch_id)
-        tables = None
+        connection, load = self._planned(target, checkpoint, batch_id)
         try:
-            tables = self._opened(connection)
-            if tables is None:
-                return files.has(connection, planned)
-            return ledger.is_committed(tables, planned)
+            with self._opened(connection) as tables:
+                return files.has(connection, load) if tables is None else ledger.is_committed(tables, load)
         except WeftError:  # there is no ledger, or it cannot be read
             return False
-        finally:
-            if tables is not None and tables.one_host:
-                tables.close()
 
     def finish(self, targets: Sequence[Target], checkpoint: str, batch_id: int) -> bool:
-        """Do what is left of a batch that all of these targets have, which takes none of its rows; `False` where one
-        has not."""
+        """Finish a batch that all of these targets have, without its rows; `False` where one does not have it."""
         if not self.is_done(targets, checkpoint, batch_id):
             return False
         for each in targets:
@@ -101,6 +95,7 @@ class Commits:
         return True
 
     def is_done(self, targets: Sequence[Target], checkpoint: str, batch_id: int) -> bool:
+        """Return whether the ledgers of all of these targets have a batch."""
         return all(self.has(each, checkpoint, batch_id) for each in targets)
 
     def _planned(self, target: Target, checkpoint: str, batch_id: int) -> tuple[Connection, Load]:
@@ -108,7 +103,7 @@ class Commits:
         options = target.load_options
         if self._pipeline.dead_letters is not None and system_for(connection.kind).tables is not None:
             options["on_bad_rows"] = "quarantine"
-        planned = Load.declare(
+        load = Load.declare(
             target=target.table or (None, target.name),
             mode=target.mode,
             keys=target.primary_key if target.mode == "merge" else (),
@@ -118,17 +113,17 @@ class Commits:
             moment=datetime.now(UTC),
             **options,
         )
-        is_recorded = self._pipeline.delivery_to(target) == "exactly_once"
-        return connection, dataclasses.replace(planned, is_recorded=is_recorded)
+        is_recorded = delivery_to(self._pipeline, target) == "exactly_once"
+        return connection, dataclasses.replace(load, is_recorded=is_recorded)
 
     def _put_aside(self, target: Target, checkpoint: str, batch_id: int, with_origins: WithOrigins) -> None:
         """Store what a target rejected of a batch as letters."""
-        connection, planned = self._planned(target, checkpoint, batch_id)
-        if self._pipeline.dead_letters is None or planned.on_bad_rows != "quarantine":
+        connection, load = self._planned(target, checkpoint, batch_id)
+        if self._pipeline.dead_letters is None or load.on_bad_rows != "quarantine":
             return
         # First into the box, then out of the target's own: a crash between repeats what the box knows already.
-        with dead_letters.rejected(connection, planned, self._from) as letters:
-            named = dead_letters.named(letters, with_origins) if letters else []
+        with dead_letters.rejected(connection, load, self._from) as letters:
+            named = dead_letters.name_origins(letters, with_origins) if letters else []
             self._box.put(named, checkpoint, batch_id, self._part(target, connection))
 
     def _part(self, target: Target, connection: Connection) -> str:
@@ -139,53 +134,60 @@ class Commits:
 
     def _put_keyless(self, load: Load, checkpoint: str, part: str, with_origins: WithOrigins, rows: pa.Table) -> None:
         """Store rows without a key as letters, before the target commits the others: it has no quarantine."""
-        letters = dead_letters.named(dead_letters.keyless(rows, load, self._from), with_origins)
+        letters = dead_letters.name_origins(dead_letters.keyless(rows, load, self._from), with_origins)
         self._box.put(letters, checkpoint, load.batch_id, part)
 
-    def _opened(self, connection: Connection) -> SqlTables | None:
-        """Return the tables of a target; `None` for a target that Spark writes."""
+    @contextmanager
+    def _opened(self, connection: Connection) -> Iterator[SqlTables | None]:
+        """Yield the tables of a target; `None` for a target that Spark writes. A file is closed at the end, so that it
+        is not kept from others."""
         if system_for(connection.kind).tables is None:
-            return None
+            yield None
+            return
         if connection not in self._tables:
             self._tables[connection] = open_tables(connection)
-        return self._tables[connection]
+        tables = self._tables[connection]
+        try:
+            yield tables
+        finally:
+            if tables.one_host:
+                tables.close()
 
 
 def commit_key(checkpoint: str, target: str) -> str:
-    """Under which name a target's ledger knows the batches of a checkpoint: no longer than a ledger takes."""
+    """Return the key of a checkpoint's batches in the ledger of a target, no longer than a ledger takes."""
     key = f"{checkpoint} {target}"
     return key if len(key) <= KEY_LENGTH else f"{checkpoint} {sha256(target.encode()).hexdigest()}"
 
 
-def _selected(rows: Input, fit: Fit | DeclaredFit, load: Load) -> Input:
-    """The rows with the columns that a target is rows."""
+def _selected(rows: Input, columns: TargetColumns | DeclaredColumns, load: Load) -> Input:
+    """Return the rows with the columns that their target gets."""
     if isinstance(rows, inputs.Memory):
         names = rows.schema.names
-        wanted = fit.wanted(load, names)
+        wanted = columns.wanted(load, names)
         if len(wanted) == len(names):
             return rows
         schema = pa.schema([rows.schema.field(name) for name in wanted])
         return inputs.Memory(schema, [batch.select(wanted) for batch in rows.batches])
-    if isinstance(rows, inputs.Rows):
-        return inputs.Rows(rows.reader.selecting(fit.wanted(load, rows.reader.schema.names)))
+    if isinstance(rows, inputs.Readable):
+        return inputs.Readable(rows.reader.selecting(columns.wanted(load, rows.reader.schema.names)))
     assert isinstance(rows, inputs.Frame)
     names, packed = rows.frame.columns, rows.packed
-    wanted = fit.wanted(load, names)
+    wanted = columns.wanted(load, names)
     if len(wanted) == len(names):
         return rows
     if packed is not None:
         packed = dataclasses.replace(packed, schema=pa.schema([packed.schema.field(name) for name in wanted]))
-    return inputs.Frame(rows.frame.select(*map(frame_projection.quote, wanted)), packed)
+    return inputs.Frame(rows.frame.select(*map(quoted, wanted)), packed)
 
 
 def _columns(connection: Connection, tables: SqlTables | None, load: Load) -> frozenset[str] | None:
-    """The columns that a target has now, in small letters; `None` where it is not there."""
+    """Return the columns that a target has now, in small letters; `None` where it is not there."""
     if tables is None:
         names = files.columns(session.spark(), connection, load)
     elif connection.is_missing():
         names = None
     else:
-        with tables.driver.session("read") as opened:
-            columns = tables.columns(opened, load.schema, load.table)
+        columns = stored_columns(tables, load.schema, load.table)
         names = None if columns is None else [each.name for each in columns]
     return None if names is None else frozenset(name.lower() for name in names)

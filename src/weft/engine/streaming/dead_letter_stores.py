@@ -57,7 +57,7 @@ def _refuse_among_files(pipeline: StreamingPipeline, path: str) -> None:
         if current().connection(part.connection).has_path(part.name, path):
             raise DeclarationError(
                 f"{pipeline.name}: the dead letters in {path} would be among the files of {part.name}.",
-                hint="Put them beside it: dead_letter_path.",
+                hint="Put them next to it: dead_letter_path.",
             )
 
 
@@ -108,4 +108,4 @@ def stream_of(name: str, connection: str | Connection | None) -> Stream:
     declared = current().streams.get(name)
     if declared is not None:
         return declared
-    return Stream(name=name, connection=connection, fields=FIELD_TYPES, description="Rows that went nowhere")
+    return Stream(name=name, connection=connection, fields=FIELD_TYPES, description="Rejected rows")

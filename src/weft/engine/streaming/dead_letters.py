@@ -1,4 +1,4 @@
-"""Dead letters: rows that could not be read, transformed or stored, alone, with the reason and where they are from."""
+"""Dead letters: rows that could not be read, transformed or stored, each with the reason and its origin."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from weft.engine.readers import open_tables
+from weft.engine.readers import opened_tables
 from weft.engine.streaming import row_origin
 from weft.engine.streaming.dead_letter_stores import open_store
 from weft.engine.streaming.row_origin import ORIGIN
@@ -25,7 +25,7 @@ from weft.systems.sql import quarantine
 
 
 class DeadLetterBox:
-    """The dead letters of a pipeline. Those of a replay have been replayed so often."""
+    """The dead letters of a pipeline. `replays`: how often those of a replay have been replayed."""
 
     def __init__(self, pipeline: StreamingPipeline, *, replays: int = 0) -> None:
         self.pipeline, self._replays = pipeline, replays
@@ -73,7 +73,7 @@ class DeadLetterBox:
             self.store.put(letters)
 
     def letters(self) -> Iterator[StoredLetter]:
-        """All of this pipeline, each once, in no order; replays that were begun are among them."""
+        """Yield all letters of this pipeline, each once, in no order; also the notes of replays that were begun."""
         seen: set[str] = set()
         for record in self.store.records():
             letter = StoredLetter.of(record)
@@ -84,7 +84,7 @@ class DeadLetterBox:
                 yield letter
 
     def remove(self, ids: Collection[str]) -> None:
-        """Have these no longer."""
+        """Remove letters by their ids."""
         if ids:
             self.store.remove(ids)
 
@@ -92,9 +92,11 @@ class DeadLetterBox:
 # ----------------------------------------------------------------------------------------------- rows that are to blame
 
 
-def blamed(rows: pa.Table, attempt: Callable[[pa.Table], pa.Table]) -> tuple[pa.Table, list[tuple[int, str]]]:
-    """The rows that can be transformed, and the numbers of those that cannot, each with the reason: found by halving,
-    with as few attempts that fail as can be, because after one Spark starts Python's workers anew."""
+def failing_rows(rows: pa.Table, attempt: Callable[[pa.Table], pa.Table]) -> tuple[pa.Table, list[tuple[int, str]]]:
+    """Return the rows that can be transformed, and the numbers of those that cannot, each with the reason.
+
+    They are found by halving, with as few failed attempts as possible: after each one Spark restarts Python's workers.
+    """
     bad: list[tuple[int, str]] = []
 
     def fails(first: int, end: int, *, is_known: bool = False) -> bool:
@@ -113,16 +115,16 @@ def blamed(rows: pa.Table, attempt: Callable[[pa.Table], pa.Table]) -> tuple[pa.
         return True
 
     fails(0, len(rows))
-    return without(rows, {number for number, _ in bad}), bad
+    return without_rows(rows, {number for number, _ in bad}), bad
 
 
-def without(rows: pa.Table, numbers: Collection[int]) -> pa.Table:
-    """The other rows."""
+def without_rows(rows: pa.Table, numbers: Collection[int]) -> pa.Table:
+    """Return the rows but for those with these numbers."""
     return rows.take(pa.array([number for number in range(len(rows)) if number not in numbers], pa.int64()))
 
 
 def letter_of(row: dict[str, Any], why: str) -> DeadLetter:
-    """The letter of a row that `transform_sql` did not take, with the column that says where it is from."""
+    """Return the letter of a row that `transform_sql` failed for; the row has the column of its origin."""
     row = dict(row)
     extra = row.pop(EXTRA, None)
     # Without `_event_ts` the same SQL over it could not be run again.
@@ -135,7 +137,7 @@ def letter_of(row: dict[str, Any], why: str) -> DeadLetter:
 # ---------------------------------------------------------------------------------------------- rows that were rejected
 
 
-def named(letters: Sequence[DeadLetter], with_origins: Callable[[], pa.Table]) -> Sequence[DeadLetter]:
+def name_origins(letters: Sequence[DeadLetter], with_origins: Callable[[], pa.Table]) -> Sequence[DeadLetter]:
     """Return the letters of rejected rows with their origins, as far as these are known: SQL that groups rows, for
     example, leaves none."""
     # Whatever fails here, the letters are worth more than their origins, and so is the batch.
@@ -147,25 +149,22 @@ def named(letters: Sequence[DeadLetter], with_origins: Callable[[], pa.Table]) -
 
 
 def keyless(rows: pa.Table, load: Load, source: str) -> list[DeadLetter]:
-    """The letters of rows that a target without a quarantine is not given."""
+    """Return the letters of rows without a key, which a target without a quarantine does not get."""
     why = quarantine.keyless(load)
     return [DeadLetter("store", why, source, quarantine.payload(row), target=load.name) for row in rows.to_pylist()]
 
 
 @contextmanager
 def rejected(connection: Connection, load: Load, source: str) -> Iterator[list[DeadLetter]]:
-    """What a target's quarantine has of this batch; it is taken out of there in the end."""
-    tables = open_tables(connection)
-    quarantine.prepare(tables, load)
-    place = tables.table(load.schema, quarantine.table_name(load))
-    of_batch = f"{tables.quote('_weft_checkpoint_id')} = ? AND {tables.quote('_weft_batch_id')} = ?"
-    key = (load.checkpoint_id, load.batch_id)
-    try:
+    """Yield what a target's quarantine has of this batch; it is removed from there at the end."""
+    with opened_tables(connection) as tables:
+        quarantine.prepare(tables, load)
+        place = tables.table(load.schema, quarantine.table_name(load))
+        of_batch = f"{tables.quote('_weft_checkpoint_id')} = ? AND {tables.quote('_weft_batch_id')} = ?"
+        key = (load.checkpoint_id, load.batch_id)
         with tables.driver.session("read") as session:
             rows = session.rows(f"SELECT {tables.quote('_weft_error')}, payload FROM {place} WHERE {of_batch}", key)
         yield [DeadLetter("store", error, source, payload, target=load.name) for error, payload in rows]
         if rows:
             with tables.driver.session("publish") as session:
                 session.run(f"DELETE FROM {place} WHERE {of_batch}", key)
-    finally:
-        tables.close()

@@ -1,8 +1,8 @@
 """Users' functions in Spark: their registration, the SQL that calls them, and what runs in the tasks.
 
-A `@udf` is an Arrow UDF of Spark's. Spark's own form of an aggregate in Python stands beside no built-in aggregate and
-gives no row for no rows, so a `@udaf` is made of two things that Spark mixes freely: `collect_list`, which gathers the
-rows of a group, and an Arrow UDF over many such lists at once. Where everything is one group, rows become states first.
+A `@udf` is an Arrow UDF of Spark's. Spark's own aggregates in Python cannot be mixed with built-in ones, and give no
+row for no rows. So a `@udaf` is made of two things that Spark mixes freely: `collect_list`, which gathers the rows of a
+group, and an Arrow UDF over many such lists at once. Where everything is one group, rows become states first.
 """
 
 from __future__ import annotations
@@ -25,21 +25,6 @@ from weft.udfs import Udaf, Udf, arrow_type, declared_udaf, declared_udf
 
 _PREFIX = "__weft_"
 # Spark has no unsigned types.
-_SPARK_TYPES = {
-    "Int8": "tinyint",
-    "Int16": "smallint",
-    "Int32": "int",
-    "Int64": "bigint",
-    "UInt8": "smallint",
-    "UInt16": "int",
-    "UInt32": "bigint",
-    "UInt64": "decimal(20,0)",
-    "Float32": "float",
-    "Float64": "double",
-    "Boolean": "boolean",
-    "Utf8": "string",
-    "Binary": "binary",
-}
 _STORED_UNSIGNED = {
     "UInt8": pa.int16(),
     "UInt16": pa.int32(),
@@ -74,25 +59,31 @@ def register(spark: Any, udfs: Sequence[Any], aggregate_udfs: Sequence[Any]) -> 
         spark.udf.register(name, arrow_udf(run, returns))  # type: ignore[call-overload]
 
     for udf in functions:
-        add(udf.sql_name, _scalar(udf), _SPARK_TYPES[udf.returns])
+        add(udf.sql_name, _scalar(udf), _spark_type(udf.returns))
     for udaf in aggregates:
-        name, returns = udaf.sql_name.lower(), _SPARK_TYPES[udaf.returns]
-        states = ", ".join(f"s{number}: {_SPARK_TYPES[each]}" for number, each in enumerate(udaf.state))
+        name, returns = udaf.sql_name.lower(), _spark_type(udaf.returns)
+        states = ", ".join(f"s{number}: {_spark_type(each)}" for number, each in enumerate(udaf.state))
         add(f"{_PREFIX}rows_{name}", _over_lists(udaf, "update_batch"), returns)
         add(f"{_PREFIX}partial_{name}", _partial(udaf), f"struct<{states}>")
         add(f"{_PREFIX}states_{name}", _over_lists(udaf, "merge_batch"), returns)
 
 
+def _spark_type(declared: str) -> str:
+    from pyspark.sql.pandas.types import from_arrow_type
+
+    return from_arrow_type(_STORED_UNSIGNED.get(declared, arrow_type(declared))).simpleString()
+
+
 def transformed(frame: Any, sql: str, aggregate_udfs: Sequence[Any] = ()) -> Any:
-    """The result of Spark SQL over the table `source`, which may call the aggregates that were registered."""
+    """Return the result of Spark SQL over the table `source`, which may call the aggregates that were registered."""
     return frames.transformed(frame, rewritten(sql, [declared_udaf(each) for each in aggregate_udfs]))
 
 
 # ---------------------------------------------------------------------------------------------------------------- SQL
 
 
-def keeping(sql: str, column: str) -> str:
-    """SQL that gives a column of `source` too. Where its rows are no rows of `source` any more, Spark refuses it."""
+def selecting_also(sql: str, column: str) -> str:
+    """Return SQL that also selects a column of `source`. Spark refuses it where SQL groups the rows of `source`."""
     from sqlglot import tokenize
     from sqlglot.tokenizer_core import TokenType
 
@@ -105,7 +96,7 @@ def keeping(sql: str, column: str) -> str:
 
 
 def rewritten(sql: str, aggregates: Sequence[Udaf]) -> str:
-    """SQL in which calls of aggregates are calls of what was registered for them. All other text stays as it is."""
+    """Return SQL that calls what was registered for aggregates in their place. All other text stays as it is."""
     if not aggregates:
         return sql
     from sqlglot import tokenize
@@ -118,7 +109,7 @@ def rewritten(sql: str, aggregates: Sequence[Udaf]) -> str:
         raise DeclarationError(f"transform_sql cannot be read: {error}") from None
     kinds = [token.token_type for token in tokens]
     words = [token.text.upper() for token in tokens if token.token_type != TokenType.STRING]
-    # A subquery may be grouped by what it is joined on, and PIVOT groups without a word.
+    # A subquery may be grouped by what it is joined on, and PIVOT groups without GROUP BY.
     is_one_group = words.count("SELECT") == 1 and not any(word.startswith(("GROUP", "PIVOT")) for word in words)
     by_name = {each.sql_name.lower(): each for each in aggregates}
     pieces: list[tuple[int, int, str]] = []  # from, up to, and what stands there instead
@@ -160,11 +151,11 @@ def rewritten(sql: str, aggregates: Sequence[Udaf]) -> str:
         pieces.append((tokens[number].start, tokens[first].start, start))
         pieces += [(tokens[each].start, tokens[each].start, text) for each, text in zip(ends, named, strict=True)]
         pieces.append((tokens[end].end + 1, tokens[end].end + 1, ")"))
-    made, done = [], 0
+    texts, done = [], 0
     for begin, upto, instead in sorted(pieces, key=lambda piece: piece[0]):
-        made += [sql[done:begin], instead]
+        texts += [sql[done:begin], instead]
         done = upto
-    return "".join((*made, sql[done:]))
+    return "".join((*texts, sql[done:]))
 
 
 def _commas(kinds: Sequence[Any], first: int, last: int) -> Iterator[int]:
@@ -185,29 +176,28 @@ def _scalar(udf: Udf) -> Callable[..., pa.Array]:
     name, args, returns, code = f"UDF {udf.sql_name!r}", udf.args, udf.returns, _portable(udf.function)
 
     def run(*arrays: pa.Array) -> pa.Array:
-        function = _loaded(code)
-        given = _taken(arrays, args, name)
-        with _told(name):
-            result = function(*given)
+        function, arguments = _loaded(code), _arguments(arrays, args, name)
+        with _one_line_error(name):
+            result = function(*arguments)
         return _stored(_checked(result, returns, len(arrays[0]), name), returns)
 
     return run
 
 
 def _partial(udaf: Udaf) -> Callable[..., pa.Array]:
-    """Of all rows of a batch one state, which stands in the first row; the others have none."""
-    name, args, state, code = f"UDF {udaf.sql_name!r}", udaf.args, udaf.state, _portable(udaf.made)
+    """Return a function that makes one state of all rows of a batch, in the first row; the others have none."""
+    name, args, state, code = f"UDF {udaf.sql_name!r}", udaf.args, udaf.state, _portable(udaf.cls)
 
     def run(*arrays: pa.Array) -> pa.Array:
-        made, given = _loaded(code), _taken(arrays, args, name)
-        with _told(name):
-            gathered = made()
-            gathered.update_batch(*given)
-            found = gathered.state()
-        method = f"{name}: {made.__name__}.state()"
-        if not isinstance(found, tuple | list) or len(found) != len(state):
-            raise WeftError(f"{method} gave {_described(found)}, and a tuple of {len(state)} arrays is declared.")
-        fields = [_stored(_checked(each, kind, 1, method), kind) for each, kind in zip(found, state, strict=True)]
+        cls, arguments = _loaded(code), _arguments(arrays, args, name)
+        with _one_line_error(name):
+            aggregate = cls()
+            aggregate.update_batch(*arguments)
+            result = aggregate.state()
+        method = f"{name}: {cls.__name__}.state()"
+        if not isinstance(result, tuple | list) or len(result) != len(state):
+            raise WeftError(f"{method} gave {_described(result)}, and a tuple of {len(state)} arrays is declared.")
+        fields = [_stored(_checked(each, kind, 1, method), kind) for each, kind in zip(result, state, strict=True)]
         first = pa.StructArray.from_arrays(fields, names=[f"s{number}" for number in range(len(state))])
         rows = len(arrays[0])
         return pa.concat_arrays([first, pa.nulls(rows, first.type)]).slice(0, rows)
@@ -216,28 +206,28 @@ def _partial(udaf: Udaf) -> Callable[..., pa.Array]:
 
 
 def _over_lists(udaf: Udaf, method: str) -> Callable[..., pa.Array]:
-    """Of lists of structs, one a group, the result of each group; `method` takes what is in the lists."""
-    name, returns, code = f"UDF {udaf.sql_name!r}", udaf.returns, _portable(udaf.made)
+    """Return a function from lists of structs, one a group, to the result of each group; `method` takes the structs."""
+    name, returns, code = f"UDF {udaf.sql_name!r}", udaf.returns, _portable(udaf.cls)
     kinds = udaf.args if method == "update_batch" else udaf.state
 
     def run(lists: pa.Array) -> pa.Array:
-        made = _loaded(code)
-        fields = _taken(lists.values.flatten(), kinds, name)
+        cls = _loaded(code)
+        fields = _arguments(lists.values.flatten(), kinds, name)
         offsets, results, empty = lists.offsets.to_pylist(), [], pa.array([], arrow_type(returns))
-        with _told(name):
+        with _one_line_error(name):
             for start, stop in itertools.pairwise(offsets):
-                gathered = made()
+                aggregate = cls()
                 if stop > start:
-                    getattr(gathered, method)(*(each.slice(start, stop - start) for each in fields))
-                results.append(gathered.evaluate())
-        evaluate = f"{name}: {made.__name__}.evaluate()"
+                    getattr(aggregate, method)(*(each.slice(start, stop - start) for each in fields))
+                results.append(aggregate.evaluate())
+        evaluate = f"{name}: {cls.__name__}.evaluate()"
         return _stored(pa.concat_arrays([empty, *(_checked(each, returns, 1, evaluate) for each in results)]), returns)
 
     return run
 
 
 def _portable(function: Any) -> bytes:
-    """A function or class with what its module defines: workers elsewhere do not have that module."""
+    """Return a function or class with what its module defines: workers elsewhere do not have that module."""
     from pyspark import cloudpickle
 
     pickler: Any = cloudpickle  # it has no annotations
@@ -260,34 +250,34 @@ def _loaded(code: bytes) -> Any:
     return cloudpickle.loads(code)
 
 
-def _taken(arrays: Sequence[pa.Array], declared: Sequence[str], name: str) -> list[pa.Array]:
-    """Arguments as the types that were declared, where that loses nothing."""
+def _arguments(arrays: Sequence[pa.Array], declared: Sequence[str], name: str) -> list[pa.Array]:
+    """Return arguments as the types that were declared, where that loses nothing."""
     if len(arrays) != len(declared):
         raise WeftError(
             f"The {name} takes {len(declared)} arguments ({', '.join(declared)}), and SQL gives {len(arrays)}."
         )
-    taken = []
+    arguments = []
     for number, (array, kind) in enumerate(zip(arrays, declared, strict=True), 1):
         wanted = arrow_type(kind)
         if not _fits(array.type, wanted):
             raise WeftError(f"Argument {number} of the {name} is {array.type} in SQL, and {kind} is declared: CAST it.")
         try:
-            taken.append(array.cast(wanted))
+            arguments.append(array.cast(wanted))
         except pa.ArrowInvalid as error:
             raise WeftError(f"Argument {number} of the {name} does not fit {kind}: {error}") from None
-    return taken
+    return arguments
 
 
-def _fits(given: pa.DataType, wanted: pa.DataType) -> bool:
+def _fits(kind: pa.DataType, wanted: pa.DataType) -> bool:
     types = pa.types
-    if given == wanted or types.is_null(given):
+    if kind == wanted or types.is_null(kind):
         return True
     if types.is_integer(wanted):
-        return bool(types.is_integer(given) or (types.is_decimal(given) and given.scale == 0))
+        return bool(types.is_integer(kind) or (types.is_decimal(kind) and kind.scale == 0))
     if types.is_floating(wanted):
-        is_shorter = types.is_floating(given) and given.bit_width < wanted.bit_width
-        return bool(is_shorter or types.is_integer(given) or types.is_decimal(given))
-    return (str(given), str(wanted)) in (("large_string", "string"), ("large_binary", "binary"))
+        is_shorter = types.is_floating(kind) and kind.bit_width < wanted.bit_width
+        return bool(is_shorter or types.is_integer(kind) or types.is_decimal(kind))
+    return (str(kind), str(wanted)) in (("large_string", "string"), ("large_binary", "binary"))
 
 
 def _checked(result: Any, declared: str, length: int, name: str) -> pa.Array:
@@ -309,8 +299,8 @@ def _stored(array: pa.Array, declared: str) -> pa.Array:
 
 
 @contextmanager
-def _told(name: str) -> Iterator[None]:
-    """One line for an error of the user's code: the driver shows the last one of what a worker says."""
+def _one_line_error(name: str) -> Iterator[None]:
+    """Raise an error of the user's code in one line: the driver shows the last line of what a worker reports."""
     try:
         yield
     except Exception as error:

@@ -1,9 +1,9 @@
-"""Who may go on from a checkpoint: one process at a time.
+"""The lock of a checkpoint: one process at a time may go on from it.
 
-On one machine that is a lock of the operating system's. A checkpoint at a URL is also leased, by files beside it, so
+On one machine that is a lock of the operating system's. A checkpoint at a URL is also leased, by files next to it, so
 that no process of another machine goes on from it. A lease is not a lock: a process that is stopped in the middle of a
-batch, for longer than the lease, and then goes on may finish that batch beside its successor. It writes no commit to
-Spark's log, and targets with a ledger take the batch once.
+batch, for longer than the lease, and then goes on may finish that batch at the same time as its successor. It writes no
+commit to Spark's log, and targets with a ledger take the batch once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from weft.systems.lease import HeldError, Lease
 _log = logging.getLogger("weft.engine")
 # A JVM whose Python was killed ends by itself: it runs its hooks, and a busy machine takes its time.
 _JVM_SECONDS = 60.0
-# Six beats. Whoever comes after a machine that died waits so long.
+# Six beats. The successor of a machine that died waits so long.
 LEASE_SECONDS = 30.0
 _HINT = "Stop that one first: two at one checkpoint would write over each other's log."
 
@@ -104,7 +104,7 @@ class Lock:
             held.close()
 
     def holder(self) -> int | None:
-        """The process of this machine that has it now."""
+        """Return the process of this machine that has it now."""
         try:
             with self._file.open() as file:
                 noted = _read_note(file).get("process")
@@ -140,24 +140,24 @@ class Lock:
 
 
 def opened(lock: Path) -> IO[str]:
-    """The file of a lock, made where it is missing."""
+    """Return the file of a lock, made where it is missing."""
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
         return lock.open("a+")
     except OSError as error:
         raise StorageError(
             f"The lock {lock} cannot be made: {error.strerror}.",
-            hint="It is beside the checkpoint: let this user write there, or name another place.",
+            hint="It is next to the checkpoint: let this user write there, or name another place.",
         ) from None
 
 
 def _read_note(file: IO[str]) -> dict[str, str]:
     file.seek(0)
     try:
-        found = json.loads(file.read())
+        note = json.loads(file.read())
     except ValueError:  # empty, or half of it was written
         return {}
-    return found if isinstance(found, dict) else {}
+    return note if isinstance(note, dict) else {}
 
 
 def _pid(owner: str) -> int:
@@ -165,5 +165,5 @@ def _pid(owner: str) -> int:
 
 
 def _is_there(owner: str) -> bool:
-    """Whether a process is known to live: those of other machines are not."""
+    """Return whether a process is known to live: those of other machines are not."""
     return process.is_here(owner) and not process.is_gone(owner)

@@ -54,7 +54,7 @@ class Offsets:
         return self.store.open(self.schema, self.name, {})
 
     def first(self) -> int:
-        """The offset after which a new checkpoint begins."""
+        """Return the offset after which a new checkpoint begins."""
         if self.start == "earliest":
             return self.log.floor()
         if self.start == "latest":
@@ -73,7 +73,7 @@ class Offsets:
         )
 
     def following(self, after: int) -> int:
-        """How far the next batch reaches; `after` itself where there is nothing new, after a while."""
+        """Return the last offset of the next batch; `after` itself where nothing new came within `wait_seconds`."""
         log = self.log
         head = log.head() if self.end is None else self.end
         if head <= after and self.end is None:
@@ -82,13 +82,13 @@ class Offsets:
         if head < after:
             raise StorageError(
                 f"The stream {self.name!r} ends at offset {head}, and was read up to {after}: it is another one, or an "
-                "older copy. To begin anew: weft checkpoints reset.",
+                "older copy. To start again: weft checkpoints reset.",
             )
         return after if head <= after else log.bound(after, head, self.max_rows)
 
 
 def stream(spark: Any, offsets: Offsets) -> Any:
-    """A streaming DataFrame of ranges of offsets."""
+    """Return a streaming DataFrame of ranges of offsets."""
     from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
     from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
@@ -113,7 +113,7 @@ def stream(spark: Any, offsets: Offsets) -> Any:
         def commit(self, end: dict[str, int]) -> None:
             pass
 
-    class Source(DataSource):
+    class OffsetSource(DataSource):
         """Defined here, so that it travels by value, the connection inside: an option would show its secrets."""
 
         @classmethod
@@ -127,5 +127,5 @@ def stream(spark: Any, offsets: Offsets) -> Any:
             return OffsetRanges()
 
     name = f"weft_offsets_{next(_numbers)}"
-    spark.dataSource.register(Source)
+    spark.dataSource.register(OffsetSource)
     return spark.readStream.format(name).load()

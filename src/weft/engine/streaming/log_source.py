@@ -125,7 +125,7 @@ class LogSource(StreamSource):
         log = self._log
         size = log.extent(after, upto, SMALL + 1)
         if not size and log.floor() > after:
-            size = 1  # all of them were removed: who reads them reports it
+            size = 1  # all of them were removed: reading them raises the error
         return EventRows(self.name, reader, size, log=log)
 
     def validate(self) -> str:
@@ -195,7 +195,7 @@ class LogSource(StreamSource):
     def rewind_to_offset(self, position: int | None, offset: str, source_log: Location) -> Rewind:
         """Return the position before an event."""
         if not offset.isdecimal() or not int(offset):
-            raise DeclarationError(f"{offset!r} is no offset of the stream {self.name}: one number is.")
+            raise DeclarationError(f"{offset!r} is not an offset of the stream {self.name}: an offset is one number.")
         return self._from(position, int(offset))
 
     def rewind_to_time(self, position: int | None, moment: datetime, source_log: Location) -> Rewind:

@@ -1,4 +1,4 @@
-"""Tables that `transform_sql` joins: read when a pipeline starts, and again after each interval, beside its batches."""
+"""Tables that `transform_sql` joins: read when a pipeline starts, and again after each interval, between batches."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Lookups:
         return sum(each.swaps for each in self._tables.values())
 
     def ready(self) -> None:
-        """Before a batch: every table is there, and as fresh as it could be made meanwhile."""
+        """Make every table ready for a batch, as fresh as it could be read meanwhile."""
         for each in self._tables.values():
             each.ready()
 
@@ -51,7 +51,7 @@ class _Table:
         self.swaps = 0
 
     def ready(self) -> None:
-        # Where no batch came for so long, nobody saw that it was due: the next one would join the table of long ago.
+        # Without batches for an interval nothing starts a refresh: the next batch would join an old table.
         rested, self._asked_at = self._is_past(self._asked_at), time.monotonic()
         if self._held is None:
             self._swap(self._read())
@@ -68,12 +68,12 @@ class _Table:
                 self._read_at = time.monotonic()
 
     def _is_past(self, moment: float) -> bool:
-        """Whether the interval has passed since then."""
+        """Return whether the interval has passed since then."""
         interval = self.lookup.refresh_interval_ms
         return interval is not None and time.monotonic() - moment >= interval / 1000
 
     def _read(self) -> Any:
-        """All rows, held by Spark: a batch sees the old table whole or the new one whole."""
+        """Return all rows, held by Spark: a batch sees the old table whole or the new one whole."""
         try:
             with outcome.explained(f"read the lookup {self.name}"):
                 frame = self._frame().persist()

@@ -18,10 +18,10 @@ from weft.spark_support.location import Location
 from weft.systems.stream_source import BatchRows, StreamSource, UntypedRows, counted
 
 _log = logging.getLogger("weft.engine")
-# Whoever looks more often is told the same: each look is a question to a database.
+# A caller that asks more often gets the same answer: each look is a question to a database.
 _LOOK_SECONDS = 1.0
 # Nor is more than one part in so many of the time spent on looking: a bucket of many files takes seconds to be listed.
-_WORTH = 20
+_LOOK_SHARE = 20
 
 
 class Watched:
@@ -45,9 +45,9 @@ class Watched:
             self.source.committed(position)
 
 
-class Lag:
-    """How much of each source waits: events, messages, files or versions. Asked when somebody wants to know, and then
-    no more often than the answer is worth."""
+class SourceLag:
+    """The lag of each source, in events, messages, files or versions. It is looked up when a caller asks, and not more
+    often than the answer is worth."""
 
     def __init__(self, sources: Sequence[Source], checkpoint: Checkpoint) -> None:
         self._sources, self._checkpoint = {each.name: each for each in sources}, checkpoint
@@ -69,7 +69,7 @@ class Lag:
         self._home, self._opened = self._checkpoint.home, {}
 
     def moved(self, watched: Sequence[Watched], batch_id: int) -> None:
-        """A batch was carried out."""
+        """Take note of a batch that was carried out."""
         self._batch = batch_id
         for each in watched:
             position = None if each.rows is None else each.source.reached(each.rows, each.reported)
@@ -77,20 +77,20 @@ class Lag:
                 self._positions[each.name] = position
 
     def now(self, *, fresh: bool = False) -> dict[str, int]:
-        """By source, what is known of it: of one that does not answer, nothing."""
-        # One that hangs keeps nobody else waiting.
+        """Return the lag of each source; nothing of one that does not answer."""
+        # A source that hangs does not block other callers.
         if self._looking.acquire(blocking=False):
             try:
                 began = time.monotonic()
                 if fresh or began - self._looked_at > self._pause:
                     self._look()
                     self._looked_at = time.monotonic()
-                    self._pause = max(_LOOK_SECONDS, _WORTH * (self._looked_at - began))
+                    self._pause = max(_LOOK_SECONDS, _LOOK_SHARE * (self._looked_at - began))
             finally:
                 self._looking.release()
         return self._known
 
-    def told(self) -> dict[str, str]:
+    def in_words(self) -> dict[str, str]:
         """Return the same in words."""
         return {name: counted(count, self._opened[name].unit) for name, count in self.now().items()}
 
@@ -132,7 +132,7 @@ def warn_of_removed(watched: Sequence[Watched], checkpoint: Checkpoint, batch_id
                 checkpoint.positions(batch)[number] if batch >= 0 else None for batch in (batch_id - 1, batch_id)
             )
             for path in each.source.removed(each.rows.files, checkpoint.source_log(number), before, position):
-                _log.warning("%s was gone when it was to be read: it is passed by", path)
+                _log.warning("%s was gone when it was to be read: it is skipped", path)
 
 
 def listen(spark: Any, run: str, idle: Callable[[], None], committed: Callable[[list[Any]], None]) -> None:

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from weft.engine import connectors, frames, inputs, session
+from weft.engine import connectors, frames, inputs
 from weft.engine.inputs import Input
+from weft.engine.readers import read_all
 from weft.pipelines.streaming.spec import StreamingPipeline, Target
 from weft.project import current
 from weft.spark_support import outcome
@@ -98,23 +99,13 @@ def _events(rows: Input, *, keeps_time: bool) -> Iterator[list[dict[str, Any]]]:
 def _batches(rows: Input) -> Iterator[Any]:
     if isinstance(rows, inputs.Memory):
         yield from rows.batches
-    elif isinstance(rows, inputs.Rows):
-        parts, held = rows.reader.parts(1)
-        try:
-            for part in parts:
-                yield from rows.reader.read(part)
-        finally:
-            if held is not None:
-                held.close()
+    elif isinstance(rows, inputs.Readable):
+        yield from read_all(rows.reader)
     elif isinstance(rows, inputs.Frame):
         with outcome.explained("run the batch"):
             yield from rows.frame.toArrow().to_batches()
 
 
 def _frame(rows: Input) -> Any:
-    if isinstance(rows, inputs.Frame):
-        return rows.frame
-    if isinstance(rows, inputs.Rows):
-        return frames.from_reader(session.spark(), rows.reader)
-    assert isinstance(rows, inputs.Memory)
-    return frames.from_memory(session.spark(), rows)
+    reader = rows.reader if isinstance(rows, inputs.Readable) else None
+    return frames.of(rows, reader, None)

@@ -13,11 +13,11 @@ from typing import Any
 from weakref import WeakMethod
 
 from weft.engine import session
-from weft.engine.streaming.batch import Batches, Written, joined
-from weft.engine.streaming.checkpoint import Checkpoint, prepared
+from weft.engine.streaming.batch import Batches, BatchResult, joined
+from weft.engine.streaming.checkpoint import Checkpoint, prepared_session
 from weft.engine.streaming.progress import Watched, listen, warn_of_removed
 from weft.engine.streaming.source_state import Sources
-from weft.engine.streaming.sources import open_source, refuse_elsewhere
+from weft.engine.streaming.sources import open_source, refuse_unreachable
 from weft.errors import NotFoundError
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.spark_support import outcome
@@ -28,7 +28,7 @@ _CONF = {
     "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming.checkpointing."
     "FileSystemBasedCheckpointFileManager",
 }
-# To compile the plan of a batch, or to plan it anew while it runs, takes longer than to run it over a few rows.
+# To compile the plan of a batch, or to plan it again while it runs, takes longer than to run it over a few rows.
 _PROFILES = {"low_latency": {"spark.sql.codegen.wholeStage": "false", "spark.sql.adaptive.enabled": "false"}}
 _LAST_COMMIT_SECONDS = 10.0
 
@@ -45,7 +45,7 @@ class Query:
         pipeline: StreamingPipeline,
         *,
         once: bool = False,
-        written: Callable[[Written], None] = lambda _: None,
+        written: Callable[[BatchResult], None] = lambda _: None,
         idle: Callable[[], None] | None = None,
         checkpoint: Checkpoint | None = None,
         spark: Any = None,
@@ -73,7 +73,7 @@ class Query:
     def start(self) -> None:
         """Start it: after this, batches are carried out."""
         if self._is_lock_ours:
-            self.checkpoint.lock()
+            self.checkpoint.lock.take()
         try:
             sources, pause = self.pipeline.sources, self.pipeline.idle_pause_seconds
             self.watched = [Watched(open_source(each, pause / len(sources))) for each in sources]
@@ -81,7 +81,7 @@ class Query:
             first = session.spark()
             if self.spark is None or self.spark.sparkContext is not first.sparkContext:  # that one's JVM ended
                 self.spark = first.newSession()
-            spark = self.spark = prepared(self.spark, self.pipeline)
+            spark = self.spark = prepared_session(self.spark, self.pipeline)
             for name, value in {**_CONF, **_PROFILES.get(self.pipeline.profile or "", {})}.items():
                 spark.conf.set(name, value)
             # Streams of ours wait by themselves. For the others Spark does, before it asks them again.
@@ -97,7 +97,7 @@ class Query:
             self._noted = None if noted.check(self.pipeline) else noted
             starts = self.checkpoint.starts().settle(sources)
             for source in opened:
-                refuse_elsewhere(source)
+                refuse_unreachable(source)
             carry_out = WeakMethod(self._carry_out)  # Spark's query keeps what it calls
             writer = (
                 joined([each.follow(spark, start) for each, start in zip(opened, starts, strict=True)])
@@ -112,7 +112,7 @@ class Query:
             with outcome.explained(f"start {self.pipeline.name}"):
                 self._query = writer.start()
             if is_heard:  # no batch is done before `_started`
-                listen(spark, self._query.runId, self._idle or (lambda: None), partial(_committed, self.watched))
+                listen(spark, self._query.runId, self._idle or (lambda: None), partial(_report_commit, self.watched))
             self._started.set()
         except BaseException as error:
             self._unlock()
@@ -139,7 +139,7 @@ class Query:
             raise
         if ended is not False or seconds is None:
             try:
-                self.checkpoint.check()
+                self.checkpoint.lock.check()
             finally:
                 self._unlock()
             return True
@@ -170,7 +170,7 @@ class Query:
         if self._batches is not None:
             self._batches.close()
         if self._is_lock_ours:
-            self.checkpoint.unlock()
+            self.checkpoint.lock.release()
 
     def _committed(self) -> int:
         progress = self._query.lastProgress
@@ -185,24 +185,24 @@ class Query:
                 if self._stopping.is_set():
                     raise StoppedError
                 assert self._batches is not None
-                self.checkpoint.check()
+                self.checkpoint.lock.check()
                 if self._noted is not None:
                     self._noted.note(self.pipeline)
                     self._noted = None
-                written = self._batches.run(frame, str(self._query.id), batch_id)
+                result = self._batches.run(frame, str(self._query.id), batch_id)
                 warn_of_removed(self.watched, self.checkpoint, batch_id)
-                self.checkpoint.check()  # after it Spark writes to its log
+                self.checkpoint.lock.check()  # after it Spark writes to its log
             except BaseException as error:
-                # Spark tells of it in its own words; whoever waits shall have the error itself.
+                # Spark reports it in its own words; the caller of `wait` gets the error itself.
                 self._failure = error
                 raise
             self._last, self.seconds = batch_id, time.perf_counter() - begun
         try:
-            self._written(written)
+            self._written(result)
         except Exception:  # the batch is loaded: were it to fail now, streams and topics would get it again
-            _log.exception("%s goes on, but could not tell of batch %d", self.pipeline.name, batch_id)
+            _log.exception("%s goes on, but could not report batch %d", self.pipeline.name, batch_id)
 
 
-def _committed(watched: list[Watched], positions: list[Any]) -> None:
+def _report_commit(watched: list[Watched], positions: list[Any]) -> None:
     for each, position in zip(watched, positions, strict=True):
         each.committed(position)

@@ -1,12 +1,12 @@
-"""Dead letters once more: through the SQL into all targets, or into the one target that refused them.
+"""The replay of dead letters: through the SQL into all targets, or into the one target that rejected them.
 
-Letters are replayed in sets. What a set is, is noted among the letters before anything is done, and its loads are
-committed under the note's name. So a replay that is broken off anywhere is finished by the next one, and targets with a
-ledger take it once, whatever that next one was asked for:
+Letters are replayed in sets. A note with the letters of a set is stored among the letters before anything is done, and
+the loads of the set are committed under the note's id. So the next replay finishes one that was interrupted, whatever
+letters it is for, and targets with a ledger get the rows once:
 
 1. the note is stored
-2. those that cannot be read or transformed again go back among the letters, one replay older
-3. the others are loaded; what a target rejects goes back too
+2. letters that cannot be read or transformed again are stored again, one replay older
+3. the others are loaded; what a target rejects is stored again too
 4. the letters of the set are removed, then the note
 """
 
@@ -30,12 +30,12 @@ from uuid import uuid4
 import pyarrow as pa
 
 from weft.engine import connectors, files, frame_projection, session
-from weft.engine.readers import open_tables
+from weft.engine.readers import opened_tables, stored_columns
 from weft.engine.streaming.batch import Batches
 from weft.engine.streaming.checkpoint import Checkpoint
 from weft.engine.streaming.columns import Columns
-from weft.engine.streaming.dead_letters import DeadLetterBox, blamed, without
-from weft.engine.streaming.functions import keeping
+from weft.engine.streaming.dead_letters import DeadLetterBox, failing_rows, without_rows
+from weft.engine.streaming.functions import selecting_also
 from weft.engine.streaming.lock import opened
 from weft.engine.streaming.row_origin import ORIGIN, origin_of
 from weft.engine.streaming.sources import open_source
@@ -53,10 +53,10 @@ from weft.systems.stream_source import EVENT_TIME, StreamSource
 _steps = logging.getLogger("weft.streaming")
 
 MAX_REPLAYS = 3
-"""So often is a letter replayed, unless somebody says otherwise."""
-# Of one set: their names must fit a message of Kafka's and a text of MySQL's.
+"""How often a letter is replayed, by default."""
+# The letters of one set: their ids must fit a message of Kafka's and a text of MySQL's.
 _SET = 1000
-# So many are held at once.
+# The letters that are held in memory at once.
 _LETTERS = 20_000
 
 
@@ -67,15 +67,15 @@ class Replayed:
     letters: int = 0
     """How many were tried."""
     finished: int = 0
-    """Those of them that an earlier replay had begun with."""
+    """How many of them an earlier replay had begun with."""
     again: int = 0
     """How many rows failed again, and are letters."""
     held: dict[str, str] = field(default_factory=dict)
-    """The letters that were left alone, and why."""
+    """The letters that were not replayed, and why."""
 
 
 class Replay:
-    """Replays letters of a pipeline that somebody wants."""
+    """Replays the letters of a pipeline that a caller chooses."""
 
     def __init__(
         self, pipeline: StreamingPipeline, wanted: Callable[[StoredLetter], bool], *, max_replays: int = MAX_REPLAYS
@@ -87,7 +87,7 @@ class Replay:
         """Letters that came back: one replay tries each row once."""
 
     def plan(self) -> Replayed:
-        """What `run` would do, as far as that can be known."""
+        """Return what `run` would do, as far as that can be known."""
         for letter in self.box.letters():
             if self._is_next(letter):
                 self.done.letters += 1
@@ -97,8 +97,8 @@ class Replay:
         """Replay them."""
         with alone(self.pipeline):
             self._finish()
-            while found := nsmallest(_LETTERS, filter(self._is_next, self.box.letters()), key=self._order):
-                for _, group in groupby(found, key=self._together):
+            while waiting := nsmallest(_LETTERS, filter(self._is_next, self.box.letters()), key=self._order):
+                for _, group in groupby(waiting, key=self._together):
                     letters = list(group)
                     for first in range(0, len(letters), _SET):
                         self._begin(letters[first : first + _SET])
@@ -139,7 +139,7 @@ class Replay:
         return batch, letter.stage == "store", letter.target or "", letter.replays
 
     def _order(self, letter: StoredLetter) -> tuple[Any, ...]:
-        """The oldest first, those that can be one set beside each other."""
+        """Return the place of a letter: the oldest first, those that can be one set next to each other."""
         return *self._together(letter), letter.failed_at, letter.letter_id
 
     # ------------------------------------------------------------------------------------------------------------- sets
@@ -179,7 +179,8 @@ class Replay:
         is_begun: bool = False,
     ) -> None:
         """Replay a set. `is_begun`: some of its targets may have it already."""
-        # What went back before the replay was broken off is not tried a second time: it would be loaded and a letter.
+        # A letter that was stored again before the replay was interrupted is not tried again: its row would be loaded
+        # and still be a letter.
         tried = [each for each in letters if _id_again(each) not in returned]
         if tried:
             key, box = f"replay {note.letter_id}", DeadLetterBox(self.pipeline, replays=tried[0].replays + 1)
@@ -212,12 +213,12 @@ class Replay:
         self.box.remove([note.letter_id])
 
     def _is_done(self, failed: Sequence[StoredLetter], targets: Sequence[Target], batches: Batches, key: str) -> bool:
-        """Whether all targets have a set of which some letters fail now. Where some of them have it, these letters can
-        neither go on nor back."""
+        """Return whether all targets have a set of which some letters fail now. Where only some targets have it, these
+        letters can be neither loaded nor stored again."""
         having = [each.name for each in targets if batches.commits.has(each, key, 0)]
         if having and not batches.commits.finish(targets, key, 0):
             raise WeftError(
-                f"A replay that was broken off cannot be finished: {', '.join(having)} has its rows already, and of "
+                f"A replay that was interrupted cannot be finished: {', '.join(having)} has its rows already, and of "
                 f"its letters {len(failed):,} now fail, the first with: {failed[0].error}",
                 hint="Have transform_sql take them as before, and replay again: the other targets get them then.",
             )
@@ -227,7 +228,7 @@ class Replay:
         return Checkpoint.of(self.pipeline).columns()
 
     def _targets(self, letter: StoredLetter) -> Sequence[Target]:
-        """Where the row of a letter goes."""
+        """Return where the row of a letter goes."""
         if letter.stage != "store":
             return self.pipeline.targets
         return [each for each in self.pipeline.targets if each.name == letter.target]
@@ -235,25 +236,25 @@ class Replay:
     def _rows(
         self, letters: Sequence[StoredLetter], targets: Sequence[Target], batches: Batches
     ) -> tuple[pa.Table, list[StoredLetter], WithOrigins]:
-        """The rows of a set for its targets, the letters that are none, and where the rows are from."""
+        """Return the rows of a set for its targets, the letters that failed, and what makes the rows with origins."""
         if letters[0].stage == "store":
-            rows, taken, bad = _rejected_rows(letters, targets[0])
-            placed = _with_origins(rows, [letters[number] for number in taken])
+            rows, numbers, bad = _rejected_rows(letters, targets[0])
+            placed = _with_origins(rows, [letters[number] for number in numbers])
             return rows, [_again(letters[number], "store", why) for number, why in bad.items()], lambda: placed
-        rows, taken, bad = _source_rows(self.pipeline, self._columns(), letters)
+        rows, numbers, bad = _source_rows(self.pipeline, self._columns(), letters)
         failed = [_again(letters[number], "read", why) for number, why in bad.items()]
-        sql, placed = self.pipeline.transform_sql, _with_origins(rows, [letters[number] for number in taken])
+        sql, placed = self.pipeline.transform_sql, _with_origins(rows, [letters[number] for number in numbers])
         if sql is not None and len(rows):
             used = [each.connection for each in self.pipeline.sources]
             used += [each.connection for each in self.pipeline.targets]
             spark = connectors.ready(session.spark().newSession(), *map(current().connection, used))
             # What fails without any row is no row's fault: a column or a lookup that is not there.
             batches.transform.attempt(rows.slice(0, 0), sql, spark)
-            kept, blame = blamed(rows, lambda part: batches.transform.attempt(part, sql, spark))
-            failed += [_again(letters[taken[number]], "transform", why) for number, why in blame]
+            kept, blame = failing_rows(rows, lambda part: batches.transform.attempt(part, sql, spark))
+            failed += [_again(letters[numbers[number]], "transform", why) for number, why in blame]
             rows = _without_voids(batches.transform.attempt(kept, sql, spark)) if len(kept) else kept
-            placed = without(placed, {number for number, _ in blame})
-            return rows, failed, lambda: batches.transform.attempt(placed, keeping(sql, ORIGIN), spark)
+            placed = without_rows(placed, {number for number, _ in blame})
+            return rows, failed, lambda: batches.transform.attempt(placed, selecting_also(sql, ORIGIN), spark)
         return rows, failed, lambda: placed
 
 
@@ -262,7 +263,7 @@ def _id_again(letter: StoredLetter) -> str:
 
 
 def _again(letter: StoredLetter, stage: Stage, why: str) -> StoredLetter:
-    """A letter that failed once more. Its name follows from what it was, so that it goes back once."""
+    """Return a letter that failed again. Its id follows from that of the letter, so that it is stored once."""
     return replace(
         letter,
         stage=stage,
@@ -294,7 +295,8 @@ def alone(pipeline: StreamingPipeline) -> Iterator[None]:
 def _source_rows(
     pipeline: StreamingPipeline, columns: Columns, letters: Sequence[StoredLetter]
 ) -> tuple[pa.Table, Sequence[int], dict[int, str]]:
-    """What `source` is to the SQL: the rows of letters, from which letters they are, and why the others are none."""
+    """Return the table `source` of the SQL: the rows of letters, the numbers of these letters, and why the others
+    cannot be parsed."""
     schemas, are_exact = _source_columns(pipeline, columns)
     known = {each.name: each for each in schemas}
     payloads: list[str | dict[str, Any]] = []
@@ -306,19 +308,19 @@ def _source_rows(
         more = {name: row.pop(name) for name in list(row) if name not in known} if row and are_exact else {}
         extras.append(as_json(more) if more else None)
         payloads.append(letter.payload if row is None else row)
-    rows, taken, bad = _parsed(payloads, known, is_exact=are_exact)
+    rows, numbers, bad = _parsed(payloads, known, is_exact=are_exact)
     for name, values in (
         (EVENT_TIME, times),
         (EXTRA, extras),
         (ROWID, [_offset(each) for each in letters]),
     ):
         if name in known:
-            array = pa.array([values[number] for number in taken], known[name].type)
+            array = pa.array([values[number] for number in numbers], known[name].type)
             rows = rows.append_column(known[name], array)
     for each in schemas:
         if each.name not in rows.column_names:
-            rows = rows.append_column(each, pa.nulls(len(taken), each.type))
-    return rows, taken, bad
+            rows = rows.append_column(each, pa.nulls(len(numbers), each.type))
+    return rows, numbers, bad
 
 
 def _source_columns(pipeline: StreamingPipeline, columns: Columns) -> tuple[list[pa.Field], bool]:
@@ -340,7 +342,7 @@ def _with_origins(rows: pa.Table, letters: Sequence[StoredLetter]) -> pa.Table:
 
 
 def _rejected_rows(letters: Sequence[StoredLetter], target: Target) -> tuple[pa.Table, Sequence[int], dict[int, str]]:
-    """The rows that a table rejected, of which letters they are, and why some cannot be its rows at all."""
+    """Return the rows that a table rejected, the numbers of their letters, and why the others cannot be parsed."""
     known = _columns_of(target)
     binary = [name for name, each in known.items() if pa.types.is_binary(each.type)]
     payloads: list[str | dict[str, Any]] = []
@@ -353,34 +355,30 @@ def _rejected_rows(letters: Sequence[StoredLetter], target: Target) -> tuple[pa.
 
 
 def _base64(digits: str) -> str:
-    """Bytes as JSON has them, of the hexadecimal digits by which rejected rows tell them."""
+    """Return bytes as JSON has them, of the hexadecimal digits in a rejected row."""
     return base64.b64encode(bytes.fromhex(digits)).decode()
 
 
 def _columns_of(target: Target) -> dict[str, pa.Field]:
-    """The columns that a table has now. What a normalizer is to make a value of, may be anything."""
+    """Return the columns that a table has now, without those that a normalizer makes: their values may be anything."""
     connection = current().connection(target.connection)
     assert target.table is not None
-    made = {each.name for each in target.declared.columns if each.normalizers} if target.declared else set()
+    normalized = {each.name for each in target.declared.columns if each.normalizers} if target.declared else set()
     if system_for(connection.kind).tables is None:
         path = "/".join(part for part in target.table if part)
         with suppress(NotFoundError):  # a table whose first rows all were rejected
             frame = files.read(session.spark(), path, connection)
-            return {each.name: each for each in frame_projection.schema_of(frame) if each.name not in made}
+            return {each.name: each for each in frame_projection.schema_of(frame) if each.name not in normalized}
         return {}
-    tables = open_tables(connection)
-    try:
-        with tables.driver.session("read") as opened:
-            columns = tables.columns(opened, *target.table) or []
-    finally:
-        tables.close()
-    return {each.name: each.field for each in columns if not each.generated and each.name not in made}
+    with opened_tables(connection) as tables:
+        columns = stored_columns(tables, *target.table) or []
+    return {each.name: each.field for each in columns if not each.generated and each.name not in normalized}
 
 
 def _parsed(
     payloads: Sequence[str | dict[str, Any]], known: Mapping[str, pa.Field], *, is_exact: bool = False
 ) -> tuple[pa.Table, Sequence[int], dict[int, str]]:
-    """Payloads as columns, of which of them the rows are, and what is wrong with the others.
+    """Return payloads as columns, the numbers of those that are rows, and what is wrong with the others.
 
     Values are of the types that JSON has, as when they were first read; where a column is of another one (a time, a
     decimal, bytes), or with `is_exact`, of that one.
@@ -391,10 +389,10 @@ def _parsed(
     texts = []
     for number, row in enumerate(payloads):
         if not isinstance(row, str):
-            found = {name: each for name, each in row.items() if isinstance(each, float) and not isfinite(each)}
-            for name, each in found.items():
+            not_finite = {name: each for name, each in row.items() if isinstance(each, float) and not isfinite(each)}
+            for name, each in not_finite.items():
                 odd.setdefault(name, {})[number] = each
-            row = as_json({**row, **dict.fromkeys(found)})
+            row = as_json({**row, **dict.fromkeys(not_finite)})
         texts.append(row.encode("utf-8", "surrogatepass"))
     parsed = JsonDecoder(types).parse(pa.array(texts, pa.binary()))
     names = {name.lower(): name for name in known}
@@ -402,11 +400,11 @@ def _parsed(
     for name, array in parsed.columns.items():
         if name in odd:
             # Beside texts they are texts.
-            kind, made = (pa.string(), as_json) if pa.types.is_string(array.type) else (pa.float64(), float)
+            kind, convert = (pa.string(), as_json) if pa.types.is_string(array.type) else (pa.float64(), float)
             values = array.to_pylist()
             for place, number in enumerate(parsed.good):
                 if number in odd[name]:
-                    values[place] = made(odd[name][number])
+                    values[place] = convert(odd[name][number])
             array = pa.array(values, kind)
         field = known.get(names.get(name.lower(), ""), pa.field(name, pa.string()))
         if pa.types.is_null(array.type):
@@ -426,18 +424,18 @@ def _is_of_json(kind: pa.DataType) -> bool:
 
 def _object(payload: str) -> dict[str, Any] | None:
     try:
-        found = json.loads(payload)
+        row = json.loads(payload)
     except ValueError:
         return None
-    return found if isinstance(found, dict) else None
+    return row if isinstance(row, dict) else None
 
 
 def _moment(value: object) -> datetime | None:
     try:
-        found = datetime.fromisoformat(str(value))
+        moment = datetime.fromisoformat(str(value))
     except ValueError:
         return None
-    return found.replace(tzinfo=UTC) if found.tzinfo is None else found
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
 
 
 def _offset(letter: StoredLetter) -> int | None:
@@ -445,16 +443,16 @@ def _offset(letter: StoredLetter) -> int | None:
 
 
 def _without_voids(rows: pa.Table) -> pa.Table:
-    """Without columns of nulls alone, whose type nobody knows."""
+    """Return rows without the columns of nulls alone, whose type is unknown."""
     return rows.drop_columns([each.name for each in rows.schema if pa.types.is_null(each.type)])
 
 
 def chosen(ids: Iterable[str], letters: Iterable[StoredLetter]) -> dict[str, list[StoredLetter]]:
-    """By what somebody wrote, the letters whose names begin so."""
+    """Return, by each of these ids, the letters whose ids begin with it."""
     wanted = list(ids)
-    found: dict[str, list[StoredLetter]] = {each: [] for each in wanted}
+    matches: dict[str, list[StoredLetter]] = {each: [] for each in wanted}
     for letter in letters:
         for each in wanted:
             if letter.letter_id.startswith(each) and letter.stage != "replay":
-                found[each].append(letter)
-    return found
+                matches[each].append(letter)
+    return matches

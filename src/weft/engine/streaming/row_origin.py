@@ -37,9 +37,9 @@ def with_origins(letters: Sequence[DeadLetter], rows: pa.Table) -> list[DeadLett
     rows = rows.select(others).append_column(ORIGIN, rows.column(where))
     payloads = [json.loads(each.payload) for each in letters]
     comparable = {
-        field.name: made
+        field.name: convert
         for field in rows.schema
-        if (made := _comparable(field)) is not None and all(field.name in each for each in payloads)
+        if (convert := _comparable(field)) is not None and all(field.name in each for each in payloads)
     }
     if not comparable:
         return list(letters)
@@ -54,7 +54,7 @@ def with_origins(letters: Sequence[DeadLetter], rows: pa.Table) -> list[DeadLett
     for values, numbers in wanted.items():
         # In one order, whatever order they were read in: a batch that is tried again has the same letters.
         candidates = sorted(places[values], key=lambda each: (len(each), each))
-        # Of rows that are the same any may be the rejected one. Where a column could not be compared, nobody knows.
+        # Of rows that are the same any may be the rejected one. Where a column could not be compared, it is unknown.
         if len(candidates) == len(numbers) == 1 or (is_whole and len(candidates) >= len(numbers)):
             for number, place in zip(numbers, candidates[-len(numbers) :], strict=True):
                 named[number] = replace(named[number], **json.loads(place))
@@ -62,7 +62,7 @@ def with_origins(letters: Sequence[DeadLetter], rows: pa.Table) -> list[DeadLett
 
 
 def _alike(rows: pa.Table, payloads: Sequence[Mapping[str, Any]], comparable: Iterable[str]) -> pa.Table:
-    """The rows that have values of the payloads in columns of whole numbers and texts: few of many."""
+    """Return the rows with values of the payloads in their columns of whole numbers and texts: few of many."""
     for name in comparable:
         kind = rows.schema.field(name).type
         values = [each[name] for each in payloads]
@@ -83,7 +83,7 @@ def _values(row: Mapping[str, Any], comparable: Mapping[str, Callable[[Any], Has
 
 
 def _comparable(field: pa.Field) -> Callable[[Any], Hashable] | None:
-    """What makes the same of a value here and of what a database says of it; `None` where nothing does."""
+    """Return what makes a value here and the same value of a database equal; `None` where nothing does."""
     kind, types = field.type, pa.types
     if field.name == ORIGIN:
         return None
@@ -105,7 +105,7 @@ def _comparable(field: pa.Field) -> Callable[[Any], Hashable] | None:
 
 
 def _text(value: Any) -> str:
-    """A text. JSON is written anew: databases put its keys and spaces as they like."""
+    """Return a text. JSON is written again: databases order its keys and put spaces as they like."""
     if isinstance(value, str) and value.startswith(("{", "[")):
         with suppress(ValueError):
             value = json.loads(value)
@@ -113,5 +113,5 @@ def _text(value: Any) -> str:
 
 
 def _moment(value: Any) -> datetime:
-    found = value if isinstance(value, datetime) else datetime.fromisoformat(value)
-    return found.replace(tzinfo=UTC) if found.tzinfo is None else found
+    moment = value if isinstance(value, datetime) else datetime.fromisoformat(value)
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment

@@ -44,9 +44,9 @@ class Sources:
             )
         if before is not None and before != now:
             raise DeclarationError(
-                f"The checkpoint of {pipeline.name} is of {_told(before)}, and now the pipeline reads {_told(now)}: it "
-                "would go on in one source at the place of another.",
-                hint=f"To begin anew: weft checkpoints reset {pipeline.name}. Or give the pipeline another name.",
+                f"The checkpoint of {pipeline.name} is of {_listed(before)}, and now the pipeline reads {_listed(now)}."
+                " It would go on in one source at the position of another.",
+                hint=f"To start again: weft checkpoints reset {pipeline.name}. Or give the pipeline another name.",
             )
         return owner is not None
 
@@ -60,7 +60,7 @@ def _named(sources: Sequence[Source]) -> list[list[str]]:
     return [[current().connection(each.connection).kind, each.name.strip("/")] for each in sources]
 
 
-def _told(named: list[list[str]]) -> str:
+def _listed(named: list[list[str]]) -> str:
     return ", ".join(f"{name} ({kind})" for kind, name in named)
 
 
@@ -86,7 +86,7 @@ class Starts:
         return [each.start for each in _begun(sources, known)]
 
     def known(self, sources: Sequence[Source]) -> list[Source]:
-        """The sources, each of which begins where it began, as far as it has."""
+        """Return the sources, each with the start at which it began, if it has begun."""
         return _begun(sources, self._read())
 
     def _read(self) -> dict[str, str]:

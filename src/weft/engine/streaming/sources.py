@@ -18,7 +18,7 @@ from weft.systems.stream_source import SourceSettings, StreamSource
 
 
 def open_source(source: Source, wait_seconds: float = 0.0) -> StreamSource:
-    """Return the opened source of a pipeline. One that waits for rows by itself waits so long."""
+    """Return the opened source of a pipeline. `wait_seconds`: how long it waits for rows, if it waits by itself."""
     settings = SourceSettings(source.name, source.start, source.max_rows, source.max_files, wait_seconds)
     if isinstance(source.query, Stream):
         return LogSource(source.connection, settings, source.query)
@@ -32,11 +32,11 @@ def open_source(source: Source, wait_seconds: float = 0.0) -> StreamSource:
         return LogSource(source.connection, settings, source.query)
     able = ", ".join(each.kind for each in systems().values() if each.stream_source or each.log)
     raise DeclarationError(
-        f"{connection.label} ({connection.kind}) is no source of streaming pipelines.", hint=f"These are: {able}."
+        f"{connection.label} ({connection.kind}) cannot be a source of streaming pipelines.", hint=f"These can: {able}."
     )
 
 
-def refuse_elsewhere(source: StreamSource) -> None:
+def refuse_unreachable(source: StreamSource) -> None:
     """Refuse a source that Spark's workers are to read on other machines, and that only this one can open."""
     if source.read_by_workers:
         files.refuse_one_host(source.connection, "source")

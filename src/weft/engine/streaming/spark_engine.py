@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
-from weft.engine.streaming.batch import Written
+from weft.engine.streaming.batch import BatchResult
 from weft.engine.streaming.checkpoint import Checkpoint
-from weft.engine.streaming.progress import Lag
+from weft.engine.streaming.progress import SourceLag
 from weft.engine.streaming.query import Query
 from weft.errors import ConnectionFailedError, WeftError
 from weft.pipelines.streaming.execution import Report
@@ -22,7 +22,7 @@ class SparkEngine:
     def __init__(self, pipeline: StreamingPipeline) -> None:
         self.pipeline, self.name = pipeline, pipeline.name
         self.checkpoint = Checkpoint.of(pipeline)
-        self.lag = Lag((), self.checkpoint)
+        self.lag = SourceLag((), self.checkpoint)
         self._query: Query | None = None
         self._spark: Any = None
 
@@ -35,7 +35,7 @@ class SparkEngine:
     def locked(self) -> Iterator[None]:
         """Hold the lock of the checkpoint, also between two queries."""
         with self.checkpoint.locked():
-            self.lag = Lag(self.pipeline.sources, self.checkpoint)
+            self.lag = SourceLag(self.pipeline.sources, self.checkpoint)
             yield
 
     def start(
@@ -48,7 +48,7 @@ class SparkEngine:
     ) -> None:
         """Start a query, in the session of the one before it."""
 
-        def written(batch: Written) -> None:
+        def written(batch: BatchResult) -> None:
             committed()
             self.lag.moved(query.watched, batch.batch_id)
             # The first look can be a batch of nothing.
@@ -83,7 +83,7 @@ class SparkEngine:
             self._spark, self._query = query.spark, None
             query.forget(error)
 
-    def _report(self, query: Query, batch: Written) -> Report:
+    def _report(self, query: Query, batch: BatchResult) -> Report:
         counts = batch.counts.values()
         consumed = self.lag.consumed(query.watched) if self.pipeline.transform_sql is not None else 0
         if not consumed:  # without SQL each target was given all there is
@@ -92,7 +92,7 @@ class SparkEngine:
             pipeline=self.name,
             batch_id=batch.batch_id,
             consumed=consumed,
-            written=dict(batch.rows),
+            written={name: each.rows_read for name, each in batch.counts.items()},
             dead=batch.dead_letters,
             replayed=bool(counts) and all(each.replayed for each in counts),
             seconds=query.seconds,
@@ -101,7 +101,7 @@ class SparkEngine:
 
 
 def _lost_jvm(error: Exception) -> bool:
-    """Whether a call into the JVM found nobody there."""
+    """Return whether a call failed because the JVM is gone."""
     from py4j.protocol import Py4JNetworkError
 
     cause = error.__cause__ if type(error) is WeftError else error

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from weft.engine import frame_projection, frames, inputs
+from weft.engine import frames, inputs
 from weft.engine.inputs import Input
 from weft.engine.streaming import dead_letters, functions
 from weft.engine.streaming.columns import Columns
@@ -20,7 +20,7 @@ from weft.engine.streaming.row_origin import ORIGIN
 from weft.errors import WeftError
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.spark_support import outcome
-from weft.spark_support.sessions import FILE_METADATA, asks_for, moved_to
+from weft.spark_support.sessions import FILE_METADATA, moved_to, quoted, references
 from weft.systems.dead_letter_store import DeadLetter
 from weft.systems.log import ROWID
 from weft.systems.stream_source import OFFSET, FrameRows, Packed, ReaderRows
@@ -61,7 +61,7 @@ class Transform:
 
         def with_origins() -> pa.Table:
             rows = self._with_origins(parts, spark, is_small, checkpoint)
-            result = rows if sql is None else self._transformed(rows, functions.keeping(sql, ORIGIN))
+            result = rows if sql is None else self._transformed(rows, functions.selecting_also(sql, ORIGIN))
             with outcome.explained(f"read the batch of {self._pipeline.name}"):
                 return result.toArrow()
 
@@ -69,9 +69,9 @@ class Transform:
             return Transformed(as_is, [], with_origins)
         result = self._result(parts, spark, is_small, checkpoint)
         if sql is None or self._pipeline.transform_on_error == "fail":
-            return Transformed(self._carried(result, is_small), [], with_origins)
+            return Transformed(self._materialized(result, is_small), [], with_origins)
         try:
-            return Transformed(self._carried(result, is_small, now=True), [], with_origins)
+            return Transformed(self._materialized(result, is_small, now=True), [], with_origins)
         except WeftError as error:
             with outcome.explained(f"read the batch of {self._pipeline.name}"):
                 source = self._with_origins(parts, spark, is_small, checkpoint).toArrow()
@@ -85,31 +85,33 @@ class Transform:
 
     def _split(self, source: pa.Table, sql: str, spark: Any, error: WeftError) -> Transformed:
         """Return what the SQL makes of the rows that it does not fail for."""
-        good, bad = dead_letters.blamed(source.drop_columns([ORIGIN]), lambda part: self.attempt(part, sql, spark))
+        good, bad = dead_letters.failing_rows(
+            source.drop_columns([ORIGIN]), lambda part: self.attempt(part, sql, spark)
+        )
         if not bad:  # no row alone is to blame
             raise error from None
         rejected = [dead_letters.letter_of(source.slice(row, 1).to_pylist()[0], why) for row, why in bad]
-        named = dead_letters.without(source, {row for row, _ in bad})
+        named = dead_letters.without_rows(source, {row for row, _ in bad})
         # Of no rows SQL may make one, such as a sum of nothing.
         result = memory_of(self.attempt(good, sql, spark).slice(0, None if len(good) else 0))
-        return Transformed(result, rejected, lambda: self.attempt(named, functions.keeping(sql, ORIGIN), spark))
+        return Transformed(result, rejected, lambda: self.attempt(named, functions.selecting_also(sql, ORIGIN), spark))
 
     def _as_is(self, rows: TypedRows, is_small: bool) -> Input | None:
         """Return the rows of the only source without a DataFrame between; `None` where there must be one."""
         if isinstance(rows, ReaderRows):
             gathered = rows.gather() if is_small else None
-            return inputs.Rows(rows.reader) if gathered is None else _memory(gathered)
+            return inputs.Readable(rows.reader) if gathered is None else _memory(gathered)
         return None if rows.packed is None else self._packed(rows.packed, rows.frame(), is_small)
 
     def _packed(self, packed: Packed, frame: Any, is_small: bool) -> Input:
-        """Return rows that are written as they are. A column of nulls alone is left out, as in `_carried`."""
+        """Return rows that are written as they are. A column of nulls alone is left out, as in `_materialized`."""
         schema = pa.schema([field for field in packed.schema if not pa.types.is_null(field.type)])
         packed = dataclasses.replace(packed, schema=schema)
         with outcome.explained(f"read the batch of {self._pipeline.name}"):
             if is_small:
                 rows = packed.unpack(schema, packed.frame.toArrow().to_batches())
                 return memory_of(pa.Table.from_batches(rows, schema))
-        return inputs.Frame(frame.select(*map(frame_projection.quote, schema.names)), packed)
+        return inputs.Frame(frame.select(*map(quoted, schema.names)), packed)
 
     def _result(self, parts: Sequence[TypedRows], spark: Any, is_small: bool, checkpoint: str) -> Any:
         """Return what the SQL makes of the rows, or the rows as they are.
@@ -139,7 +141,7 @@ class Transform:
         if is_costly and (now := seen(rows)) != self._seen:
             self._seen, self._needs_time = now, True
             with suppress(Exception):  # what cannot be planned fails again where that is reported
-                self._needs_time = asks_for(result, FILE_METADATA)
+                self._needs_time = references(result, FILE_METADATA)
         return result
 
     def _with_origins(self, parts: Sequence[TypedRows], spark: Any, is_small: bool, checkpoint: str) -> Any:
@@ -180,7 +182,7 @@ class Transform:
         self._lookups.ready()
         return functions.transformed(rows, sql, self._pipeline.aggregate_udfs)
 
-    def _carried(self, result: Any, is_small: bool, *, now: bool = False) -> Input:
+    def _materialized(self, result: Any, is_small: bool, *, now: bool = False) -> Input:
         """Return rows for the targets: here, or held by Spark where they are needed more than once or must be sure.
 
         A column of nulls alone is left out: its type is known when it has a value."""

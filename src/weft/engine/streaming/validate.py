@@ -11,13 +11,15 @@ import pyarrow as pa
 
 from weft.engine import inputs, session
 from weft.engine.frames import from_memory
-from weft.engine.readers import open_tables
+from weft.engine.readers import opened_tables, stored_columns
 from weft.engine.streaming import functions
 from weft.engine.streaming.dead_letters import DeadLetterBox
 from weft.engine.streaming.publish import topic_target
-from weft.engine.streaming.sources import open_source, refuse_elsewhere
-from weft.engine.validate import Finding, look, open_connection
-from weft.errors import DeclarationError, WeftError, nearest
+from weft.engine.streaming.sources import open_source, refuse_unreachable
+from weft.engine.streaming.transform import together
+from weft.engine.validate import ValidationResult, open_connection, run_check
+from weft.errors import DeclarationError, WeftError, did_you_mean
+from weft.pipelines.streaming.endpoints import delivery_to
 from weft.pipelines.streaming.spec import DeadLetters, Lookup, Source, StreamingPipeline, Target
 from weft.project import current
 from weft.spark_support import outcome
@@ -25,30 +27,31 @@ from weft.streams import runtime
 from weft.systems.base import system_for
 
 
-def validate(pipeline: StreamingPipeline) -> Iterator[Finding]:
+def validate(pipeline: StreamingPipeline) -> Iterator[ValidationResult]:
     """Look at everything that it needs, and go on where something is wrong."""
-    read = [look(pipeline.name, f"source {each.name}", partial(_source, each)) for each in pipeline.sources]
-    read += [look(pipeline.name, f"lookup {name}", partial(_lookup, each)) for name, each in pipeline.lookups.items()]
+    name = pipeline.name
+    read = [run_check(name, f"source {each.name}", partial(_source, each)) for each in pipeline.sources]
+    read += [run_check(name, f"lookup {key}", partial(_lookup, each)) for key, each in pipeline.lookups.items()]
     yield from read
     columns: list[str] = []
     if pipeline.transform_sql is not None:
-        # What is wrong with a source or a lookup was told.
+        # What is wrong with a source or a lookup was reported.
         is_there = all(each.problem is None for each in read)
-        yield look(pipeline.name, "sql", partial(_sql, pipeline, pipeline.transform_sql, columns, is_there))
+        yield run_check(name, "sql", partial(_sql, pipeline, pipeline.transform_sql, columns, is_there))
     else:
-        with suppress(WeftError):  # what is wrong with a source was told
+        with suppress(WeftError):  # what is wrong with a source was reported
             known = [open_source(each).declared_schema() for each in pipeline.sources]
-            columns += [name for each in known if each is not None and None not in known for name in each.names]
+            columns += [each for schema in known if schema is not None and None not in known for each in schema.names]
     for target in pipeline.targets:
-        delivery = pipeline.delivery_to(target)
-        yield look(pipeline.name, f"target {target.name}", partial(_target, target, columns), delivery)
+        delivery = delivery_to(pipeline, target)
+        yield run_check(name, f"target {target.name}", partial(_target, target, columns), delivery)
     if pipeline.dead_letters is not None:
-        yield look(pipeline.name, "dead letters", partial(_letters, pipeline, pipeline.dead_letters))
+        yield run_check(name, "dead letters", partial(_letters, pipeline, pipeline.dead_letters))
 
 
 def _source(source: Source) -> str:
     there, opened = open_connection(current().connection(source.connection)), open_source(source)
-    refuse_elsewhere(opened)
+    refuse_unreachable(opened)
     detail = opened.validate()
     return f"{there}, {detail}" if detail else there
 
@@ -62,16 +65,13 @@ def _lookup(lookup: Lookup) -> str:
 
 
 def _columns_of(lookup: Lookup) -> pa.Schema:
-    tables = open_tables(current().connection(lookup.connection))
-    try:
+    with opened_tables(current().connection(lookup.connection)) as tables:
         return tables.describe(lookup.query or f"SELECT * FROM {tables.table(lookup.schema, str(lookup.table))}")
-    finally:
-        tables.close()
 
 
 def _sql(pipeline: StreamingPipeline, sql: str, columns: list[str], is_there: bool) -> str:
-    """What the SQL gives, where its tables are there and their columns are known before rows come; `columns` is filled
-    then."""
+    """Return the columns of the SQL, where its tables are there and their columns are known before rows come. They are
+    added to `columns`."""
     spark = session.spark().newSession()
     with outcome.explained(f"understand the SQL of {pipeline.name}"):
         spark._jsparkSession.sessionState().sqlParser().parsePlan(sql)
@@ -84,10 +84,7 @@ def _sql(pipeline: StreamingPipeline, sql: str, columns: list[str], is_there: bo
         functions.register(spark, pipeline.udfs, pipeline.aggregate_udfs)
         for name, lookup in pipeline.lookups.items():
             _empty(spark, _columns_of(lookup)).createOrReplaceTempView(name)
-        frames = [_empty(spark, each) for each in known if each is not None]
-        rows = frames[0]
-        for each in frames[1:]:
-            rows = rows.unionByName(each, allowMissingColumns=True)
+        rows = together([_empty(spark, each) for each in known if each is not None])
         columns += functions.transformed(rows, sql, pipeline.aggregate_udfs).columns
     return f"columns {', '.join(columns)}"
 
@@ -96,7 +93,7 @@ def _empty(spark: Any, schema: pa.Schema) -> Any:
     return from_memory(spark, inputs.Memory(schema, []))
 
 
-def _target(target: Target, given: list[str]) -> str:
+def _target(target: Target, columns: list[str]) -> str:
     connection = current().connection(target.connection)
     there = open_connection(connection)
     if target.stream is not None:
@@ -106,19 +103,15 @@ def _target(target: Target, given: list[str]) -> str:
             return f"{there}, {detail}" if detail else there
         runtime.find(target.stream)
         return there
-    _refuse_unknown(target, "key", target.primary_key, given, "the rows")
-    _refuse_unknown(target, "deduplicate_by", target.options.get("deduplicate_by", ()), given, "the rows")
+    _refuse_unknown(target, "key", target.primary_key, columns, "the rows")
+    _refuse_unknown(target, "deduplicate_by", target.options.get("deduplicate_by", ()), columns, "the rows")
     if target.table is None or system_for(connection.kind).tables is None:
         return f"{there}, {_mode(target)}"
-    tables = open_tables(connection)
-    try:
-        with tables.driver.session("read") as opened:
-            found = tables.columns(opened, *target.table)
-    finally:
-        tables.close()
-    if found is None:
+    with opened_tables(connection) as tables:
+        stored = stored_columns(tables, *target.table)
+    if stored is None:
         return f"{there}, {_mode(target)}; creates the table"
-    _refuse_unknown(target, "key", target.primary_key, [each.name for each in found], f"the table {target.name}")
+    _refuse_unknown(target, "key", target.primary_key, [each.name for each in stored], f"the table {target.name}")
     return f"{there}, {_mode(target)}; the table is there"
 
 
@@ -130,7 +123,7 @@ def _letters(pipeline: StreamingPipeline, letters: DeadLetters) -> str:
 
 
 def _mode(target: Target) -> str:
-    """A merge that worked for days would end with the first batch that has a key twice."""
+    """Return the mode in words: a merge that worked for days would end with the first batch that has a key twice."""
     is_open = target.mode == "merge" and "deduplicate_by" not in target.options
     return f"{target.mode}, where a batch may have each key once (else say deduplicate_by)" if is_open else target.mode
 
@@ -140,7 +133,4 @@ def _refuse_unknown(target: Target, what: str, names: tuple[str, ...], columns: 
         return
     for name in names:
         if name not in columns:
-            close = nearest(name, columns)
-            raise DeclarationError(
-                f"The {what} {name!r} is no column of {where}.", hint=f"Did you mean {close!r}?" if close else None
-            )
+            raise DeclarationError(f"The {what} {name!r} is not a column of {where}.", hint=did_you_mean(name, columns))

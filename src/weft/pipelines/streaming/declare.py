@@ -10,8 +10,8 @@ from typing import Any, Unpack, overload
 
 from weft.errors import DeclarationError, NotFoundError, WeftError, unknown
 from weft.options import errors_at, refuse_unknown, text_option
-from weft.pipelines.options import connection_option, is_second, look_like, place_of
-from weft.pipelines.streaming.endpoints import address, addresses, check_targets, identity, located
+from weft.pipelines.options import connection_option, look_like, place_of, refuse_twice
+from weft.pipelines.streaming.endpoints import address, addresses, check_targets, connection_of, delivery_to, identity
 from weft.pipelines.streaming.options import KEPT, LATER, OPTIONS, StreamingOptions
 from weft.pipelines.streaming.spec import LOAD_OPTIONS, DeadLetters, Source, StreamingPipeline, Target
 from weft.pipelines.table import table_of
@@ -108,7 +108,7 @@ def find(name: str, project: Project | None = None) -> StreamingPipeline:
     known = project.streaming_pipelines
     if name not in known:
         if name in project.pipelines:
-            raise NotFoundError(f"{name!r} is no streaming pipeline.", hint=f"Run it with: weft run {name}")
+            raise NotFoundError(f"{name!r} is not a streaming pipeline.", hint=f"Run it with: weft run {name}")
         raise unknown(
             "streaming pipeline", name, known, otherwise="Declare it in a module of weft.toml, or give --module M."
         )
@@ -155,17 +155,17 @@ def _sources(options: Mapping[str, Any], inline: Mapping[str, Any], where: str) 
         raise DeclarationError(f"{where}: {ways[0]} is empty.")
     if query is not None and not any(isinstance(each, str | Connection) for each in listed):
         raise DeclarationError(
-            f"{where}: source_query is that of a connection, and what is given is a source of its own.",
+            f"{where}: source_query is that of a connection, and this is a source of its own.",
             hint="Leave source_query out.",
         )
     names = [each.name for each in sources]
     if repeated := [name for name in names if names.count(name) > 1]:
         raise DeclarationError(
             f"{where}: two sources are called {repeated[0]!r}.",
-            hint="Metrics, errors and dead letters tell them by their names.",
+            hint="Metrics, errors and dead letters know them by their names.",
         )
     with errors_at(where):
-        return tuple(each if (at := located(each.connection)) is None else each.at(at) for each in sources)
+        return tuple(each if (at := connection_of(each.connection)) is None else each.at(at) for each in sources)
 
 
 def _source(part: Any, query: str | None, where: str) -> Source:
@@ -243,7 +243,7 @@ def _target(part: Any, options: Mapping[str, Any], where: str) -> Target:
         with errors_at(where):
             return Target(**place, primary_key=key)
     if isinstance(part, type):
-        raise DeclarationError(f"{where}: the class {part.__name__} is no table.", hint="Put @weft.table above it.")
+        raise DeclarationError(f"{where}: the class {part.__name__} is not a table.", hint="Put @weft.table above it.")
     connection = connection_option(part, "target", where)
     with errors_at(where):
         return Target(connection=connection, table=table, primary_key=key)
@@ -259,7 +259,7 @@ def _complete(target: Target, mode: str, keys: tuple[str, ...], order: tuple[str
         own = target.primary_key or (declared.primary_key if declared else ())
     options = {"deduplicate_by": order, **target.options} if mode == "merge" and order else target.options
     completed = replace(target, mode=mode, has_mode=True, primary_key=own, options=options)
-    connection = located(completed.connection)
+    connection = connection_of(completed.connection)
     return completed if connection is None else completed.at(connection)
 
 
@@ -303,7 +303,7 @@ def _letter_connection(place: str, value: Any, pipeline: StreamingPipeline, wher
 
 
 def _check_dead_letters(letters: DeadLetters, place: str, pipeline: StreamingPipeline, where: str) -> None:
-    connection = located(letters.connection)
+    connection = connection_of(letters.connection)
     is_here = place == "path" and letters.connection is None
     if connection is not None and not is_here and place not in endpoint_of(connection).dead_letters:
         raise DeclarationError(f"{where}: {connection.any_such} holds no dead_letter_{place}.")
@@ -324,7 +324,7 @@ def _broker_of(pipeline: StreamingPipeline, where: str) -> str | Connection | No
     brokers = {
         identity(each.connection): each.connection
         for each in pipeline.sources
-        if (connection := located(each.connection)) is None or "topic" in endpoint_of(connection).dead_letters
+        if (connection := connection_of(each.connection)) is None or "topic" in endpoint_of(connection).dead_letters
     }
     if len(brokers) == 1:
         return next(iter(brokers.values()))
@@ -357,7 +357,7 @@ def _check(pipeline: StreamingPipeline, options: Mapping[str, Any], where: str, 
         seen.add(name)
     if options.get("delivery") == "exactly_once":
         for target in pipeline.targets:
-            if pipeline.delivery_to(target) != "exactly_once":
+            if delivery_to(pipeline, target) != "exactly_once":
                 raise DeclarationError(
                     f"{where}: what is sent to the stream or topic {target.name} may come twice, "
                     "so delivery cannot be 'exactly_once'.",
@@ -369,14 +369,7 @@ def _check(pipeline: StreamingPipeline, options: Mapping[str, Any], where: str, 
 
 def _register(pipeline: StreamingPipeline, function: Callable[..., Any]) -> None:
     known = current().streaming_pipelines
-    present = known.get(pipeline.name)
-    if present is not None and (
-        present.origin != pipeline.origin or is_second(function, pipeline.place, present.place)
-    ):
-        raise DeclarationError(
-            f"Streaming pipeline {pipeline.name!r} is declared twice: {present.place} and {pipeline.place}.",
-            hint="Give one of them another name.",
-        )
+    refuse_twice("Streaming pipeline", pipeline, known, function)
     for other in known.values():
         if pipeline.checkpoint is not None and other.name != pipeline.name and other.checkpoint == pipeline.checkpoint:
             raise DeclarationError(

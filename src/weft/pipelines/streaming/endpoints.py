@@ -6,13 +6,14 @@ from contextlib import suppress
 
 from weft.errors import DeclarationError, WeftError
 from weft.options import errors_at
-from weft.pipelines.streaming.spec import Source, StreamingPipeline, Target
+from weft.pipelines.streaming.spec import Delivery, Source, StreamingPipeline, Target
 from weft.project import current
-from weft.systems.base import Connection
+from weft.streams.declare import Stream
+from weft.systems.base import Connection, system_for
 from weft.systems.endpoint import endpoint_of
 
 
-def located(connection: str | Connection | None) -> Connection | None:
+def connection_of(connection: str | Connection | None) -> Connection | None:
     """Return the connection that a name leads to, or `None` where it is registered or set later, before a run."""
     with suppress(WeftError):
         return current().connection(connection)
@@ -29,7 +30,7 @@ def address(part: Source | Target) -> tuple[object, ...]:
     if isinstance(part, Target):
         place = part.place
     else:
-        connection = located(part.connection)
+        connection = connection_of(part.connection)
         places = endpoint_of(connection).places if connection else ()
         place = "stream" if "stream" in places or not places else places[0]
     return identity(part.connection), place, part.name.strip("/")
@@ -45,12 +46,22 @@ def addresses(part: Source | Target) -> set[tuple[object, ...]]:
     return same_rows
 
 
+def delivery_to(pipeline: StreamingPipeline, target: Target) -> Delivery:
+    """Return how often a row may reach a target: once where the target knows which batches it has."""
+    is_once = target.place != "stream"
+    with suppress(WeftError):  # a connection that is registered later, or a package that is not installed
+        target_class = system_for(current().connection(target.connection).kind).load_target()
+        if target_class is not None and not isinstance(target.stream, Stream):
+            is_once = target_class.exactly_once
+    return pipeline.delivery if is_once else "at_least_once"
+
+
 def check_targets(pipeline: StreamingPipeline, where: str) -> None:
     """Refuse targets that their connections cannot hold, or that are also sources, as far as connections are known."""
     read = set[object]().union(*map(addresses, pipeline.sources))
     for target in pipeline.targets:
-        if (connection := located(target.connection)) is not None:
+        if (connection := connection_of(target.connection)) is not None:
             with errors_at(where):
                 target.at(connection)
         if address(target) in read:
-            raise DeclarationError(f"{where}: it would read what it writes to {target.name}, for ever.")
+            raise DeclarationError(f"{where}: it would read what it writes to {target.name}, without end.")

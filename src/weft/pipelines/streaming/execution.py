@@ -33,8 +33,8 @@ class Lag(Protocol):
     def now(self, *, fresh: bool = False) -> dict[str, int]:
         """By source; nothing of one that does not answer. Without `fresh` it may be the answer of a second ago."""
 
-    def told(self) -> dict[str, str]:
-        """The same in words, with units."""
+    def in_words(self) -> dict[str, str]:
+        """Return the same in words, with units."""
 
 
 class StreamingEngine(Protocol):

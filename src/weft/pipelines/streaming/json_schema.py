@@ -22,7 +22,7 @@ _TYPES: dict[Any, dict[str, Any]] = {
 
 
 def schema() -> dict[str, Any]:
-    """The schema, with the kinds of connections that are installed."""
+    """Return the schema, with the kinds of connections that are installed."""
     kinds = list(systems())
     tables = {name: _table(name, kinds) for name in TABLES if name != "pipeline"}
     of_kinds = {f"{kind}_connection": {"properties": _fields(connection_hints(kind))} for kind in kinds}
@@ -106,7 +106,7 @@ def _fields(hints: dict[str, Any]) -> dict[str, Any]:
 
 
 def _type(hint: Any) -> dict[str, Any]:
-    """What a field of a connection takes, in the words of JSON."""
+    """Return what a field of a connection takes, in the words of JSON."""
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
         return _any_of(_type(each) for each in typing.get_args(hint) if each is not types.NoneType)
@@ -128,5 +128,5 @@ def _any_of(schemas: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 
 def text() -> str:
-    """The schema as it is kept in docs/streaming.schema.json."""
+    """Return the schema as it is kept in docs/streaming.schema.json."""
     return json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"

@@ -16,7 +16,7 @@ from typing import Annotated, Any, TypedDict
 from weft.errors import DeclarationError
 from weft.options import Option, column_names, count, options_of, text_option
 from weft.pipelines.options import AnyConnection, connection_option
-from weft.pipelines.streaming.endpoints import located
+from weft.pipelines.streaming.endpoints import connection_of
 from weft.pipelines.streaming.spec import (
     Delivery,
     Drift,
@@ -71,7 +71,7 @@ def _sql(value: Any, option: str, where: str) -> str:
         raise DeclarationError(f"{where}: {option} is empty.")
     if _QUERY.match(sql) is None:
         # Spark would carry out any other statement at once, and return no rows.
-        raise DeclarationError(f"{where}: {option} is no SELECT.", hint="It begins with SELECT or WITH.")
+        raise DeclarationError(f"{where}: {option} is not a SELECT.", hint="It begins with SELECT or WITH.")
     return sql
 
 
@@ -95,7 +95,7 @@ def _lookups(value: Any, option: str, where: str) -> Mapping[str, Lookup]:
                 f"{where}: the lookup {name!r} is a {type(lookup).__name__}.",
                 hint=f'lookups={{"{name}": weft.Lookup(connection=…, table="{name}")}}',
             )
-        if (connection := located(lookup.connection)) is not None:
+        if (connection := connection_of(lookup.connection)) is not None:
             _check_lookup(name, lookup, connection, where)
     return dict(value)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack, get_args
+from typing import Annotated, Any, Literal, Never, Unpack, get_args
 
 from weft.errors import DeclarationError
 from weft.options import Option, column_names, count, errors_at, one_of, options_of, refuse_unknown, text_option
@@ -28,11 +28,11 @@ LOAD_OPTIONS = options_of(MergeOptions)
 
 
 class SourceKeywords(FileKeywords, total=False):
-    """What a source takes by name beside its own options. Systems of other packages take theirs in `options`."""
+    """What a source takes by name besides its own options. Systems of other packages take theirs in `options`."""
 
 
 class TargetKeywords(FileKeywords, MergeOptions, total=False):
-    """What a target takes by name beside its own options. Systems of other packages take theirs in `options`."""
+    """What a target takes by name besides its own options. Systems of other packages take theirs in `options`."""
 
 
 @dataclass(frozen=True, kw_only=True, init=False)
@@ -101,7 +101,7 @@ class Source:
             options=_kept(options, more, tuple(endpoint_options()), where),
         )
         if isinstance(self.connection, Connection):
-            self._settle(self.connection)
+            self._check_connection(self.connection)
 
     @property
     def name(self) -> str:
@@ -112,7 +112,7 @@ class Source:
         """This source checked against the connection that its name leads to."""
         return replace(replace(self, connection=connection), connection=self.connection)
 
-    def _settle(self, connection: Connection) -> None:
+    def _check_connection(self, connection: Connection) -> None:
         """Refuse what cannot be read from a connection, or not so."""
         where = f"Source {self.name!r}"
         endpoint = endpoint_of(connection)
@@ -128,7 +128,7 @@ class Source:
         for limit in {"max_rows", "max_files"} - {endpoint.limit}:
             if getattr(self, limit) is not None:
                 raise DeclarationError(
-                    f"{where}: {limit} is no limit of {connection.kind}.", hint=f"Use {endpoint.limit}."
+                    f"{where}: {limit} is not a limit of {connection.kind}.", hint=f"Use {endpoint.limit}."
                 )
         with errors_at(where):
             _set(self, start=endpoint.parse_start(self.start, connection, self.name))
@@ -154,7 +154,7 @@ class Target:
     mode: str = "append"
     primary_key: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
-    """What the load of a batch takes beside these; for files how they are written, such as `parquet_compression`."""
+    """What the load of a batch takes besides these; for files how they are written, such as `parquet_compression`."""
     declared: Table | None = None
     """The class under `@weft.table`, where `table` was one."""
     has_mode: bool = field(default=True, repr=False, compare=False)
@@ -222,7 +222,7 @@ class Target:
             has_mode=mode is not None if has_mode is None else has_mode,
         )
         if isinstance(self.connection, Connection):
-            self._settle(self.connection)
+            self._check_connection(self.connection)
         elif self.place is None:
             raise DeclarationError(f"{where} names no place.", hint=f"One of these: {' '.join(_EXAMPLES.values())}")
 
@@ -245,7 +245,7 @@ class Target:
         """This target checked against the connection that its name leads to."""
         return replace(replace(self, connection=connection), connection=self.connection)
 
-    def _settle(self, connection: Connection) -> None:
+    def _check_connection(self, connection: Connection) -> None:
         """Refuse what a connection cannot hold. A prefix of Delta is the table of that path."""
         endpoint = endpoint_of(connection)
         if endpoint.prefix_is_table and self.prefix is not None:
@@ -304,13 +304,6 @@ class Lookup:
     query: str | None = None
     refresh_interval_ms: int | None = None
 
-    if not TYPE_CHECKING:
-
-        def __new__(cls, *_: object, **options: object) -> Lookup:
-            # Before __init__, which would answer an unknown name with a bare TypeError.
-            refuse_unknown(options, tuple(LOOKUP_OPTIONS), "Lookup")
-            return super().__new__(cls)
-
     def __init__(
         self,
         *,
@@ -328,7 +321,9 @@ class Lookup:
                 default="once",
             ),
         ] = None,
+        **more: Never,
     ) -> None:
+        refuse_unknown(more, tuple(LOOKUP_OPTIONS), "Lookup")
         where = f"Lookup {table}" if isinstance(table, str) else "Lookup"
         values = {
             "connection": connection,
@@ -386,13 +381,9 @@ class StreamingPipeline:
     """File and line, for errors."""
     origin: str = ""
 
-    def delivery_to(self, target: Target) -> Delivery:
-        """How often a row may reach a target: streams and topics keep no ledger that tells what they have."""
-        return "at_least_once" if target.place == "stream" else self.delivery
-
 
 def table_name(value: Any, option: str, where: str) -> tuple[str | None, str]:
-    """A table as `("schema", "table")`, of what a user wrote."""
+    """Return a table as `("schema", "table")`, of what a user wrote."""
     if isinstance(value, str):
         schema, dot, table = value.partition(".")
         value = (schema, table) if dot else (None, value)
@@ -404,7 +395,7 @@ def table_name(value: Any, option: str, where: str) -> tuple[str | None, str]:
 
 
 def check_mode(mode: Any, option: str, where: str) -> str:
-    """A mode of streaming pipelines."""
+    """Return a mode of streaming pipelines."""
     if mode not in MODES and isinstance(mode, str):
         raise DeclarationError(
             f"{where}: a streaming pipeline has no mode {mode!r}.",

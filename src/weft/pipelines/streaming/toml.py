@@ -12,7 +12,7 @@ from typing import Any
 from weft.errors import DeclarationError, NotFoundError, SettingsError, nearest
 from weft.options import errors_at, options_of
 from weft.pipelines.streaming.declare import DEAD_LETTERS, LATER_HINT, assemble, connection_fields
-from weft.pipelines.streaming.endpoints import located
+from weft.pipelines.streaming.endpoints import connection_of
 from weft.pipelines.streaming.options import LATER, OPTIONS
 from weft.pipelines.streaming.spec import LOAD_OPTIONS, SOURCE_OPTIONS, Source, StreamingPipeline, Target
 from weft.pipelines.streaming.toml_tables import TABLES, WORDS, structure_of
@@ -24,7 +24,7 @@ from weft.systems.endpoint import endpoint_options, owner_of
 
 
 def read(path: str | os.PathLike[str]) -> StreamingPipeline:
-    """The pipeline that a file declares."""
+    """Return the pipeline that a file declares."""
     file = Path(path)
     try:
         text = file.read_text(encoding="utf-8")
@@ -40,7 +40,7 @@ def read(path: str | os.PathLike[str]) -> StreamingPipeline:
 
 
 def parse(text: str, shown: str = "pipeline.toml") -> StreamingPipeline:
-    """The pipeline that a text declares; errors call the file as it is `shown`."""
+    """Return the pipeline that a text declares; errors call the file as it is `shown`."""
     file = _Table(_parsed(text, shown), "pipeline", shown)
     file.check()
     sources = file.one_or_several("source")
@@ -134,8 +134,8 @@ class _Table:
             key = known[name]
             if not key.fits(value):
                 # Its type alone: what stands in the wrong place may be a URL with a password.
-                found = "an empty text" if value == "" else _TYPES[type(value)]
-                raise DeclarationError(f"{self.where}: {name} must be {key.wanted}, not {found}.")
+                kind = "an empty text" if value == "" else _TYPES[type(value)]
+                raise DeclarationError(f"{self.where}: {name} must be {key.wanted}, not {kind}.")
             if key.choices and value not in key.choices:
                 close = nearest(value, key.choices)
                 hint = f"Did you mean {close!r}? " if close else ""
@@ -162,12 +162,12 @@ class _Table:
         return {name: self.values[name] for name in names if name in self.values}
 
     def inside(self, key: str) -> _Table:
-        """The table under a key; an empty one where there is none."""
+        """Return the table under a key; an empty one where there is none."""
         path = self._path(key)
         return _Table(self.values.get(key, {}), TABLES[self.kind][key].inside or key, self.file, path, f"[{path}]")
 
     def several(self, key: str) -> list[_Table]:
-        """The tables of the array under a key."""
+        """Return the tables of the array under a key."""
         path, listed = self._path(key), self.values[key]
         numbers = [f" no. {number}" if len(listed) > 1 else "" for number in range(1, len(listed) + 1)]
         return [
@@ -176,7 +176,7 @@ class _Table:
         ]
 
     def one_or_several(self, key: str) -> list[_Table]:
-        """The table under a key, or those of the array that is called by its plural."""
+        """Return the table under a key, or those of the array that is called by its plural."""
         plural = f"{key}s"
         if (key in self.values) == (plural in self.values):
             said = "both" if key in self.values else "neither"
@@ -184,7 +184,7 @@ class _Table:
         return [self.inside(key)] if key in self.values else self.several(plural)
 
     def named(self, key: str) -> Iterator[tuple[str, _Table]]:
-        """The tables under a key, by their names."""
+        """Yield the tables under a key, by their names."""
         for name, each in self.values.get(key, {}).items():
             path = f"{self._path(key)}.{name}"
             yield name, _Table(each, TABLES[self.kind][key].inside or key, self.file, path, f"[{path}]")
@@ -218,8 +218,8 @@ def _source(table: _Table, file: _Table) -> Source:
     own = [name for name in SOURCE_OPTIONS if name not in ("connection", "query")]
     options = {**table.only(*own), **_endpoint_options(table, connection)}
     with errors_at(table.where):
-        made = Source(connection=connection, query=query, **options)
-        return made if (found := located(connection)) is None else made.at(found)
+        source = Source(connection=connection, query=query, **options)
+        return source if (known := connection_of(connection)) is None else source.at(known)
 
 
 def _targets(table: _Table) -> Iterator[Target]:
@@ -243,8 +243,8 @@ def _targets(table: _Table) -> Iterator[Target]:
             key = place.values.get("primary_key", key)
             options["table"] = (place.values.get("schema"), place.values["name"])
         with errors_at(table.where):
-            made = Target(connection=connection, primary_key=key, **options)
-            yield made if (found := located(connection)) is None else made.at(found)
+            target = Target(connection=connection, primary_key=key, **options)
+            yield target if (known := connection_of(connection)) is None else target.at(known)
 
 
 def _dead_letters(file: _Table, sources: list[_Table]) -> dict[str, Any]:
@@ -265,7 +265,7 @@ def _dead_letters(file: _Table, sources: list[_Table]) -> dict[str, Any]:
 
 
 def _connection(table: _Table) -> str | Connection | None:
-    """The connection that a table names or describes."""
+    """Return the connection that a table names or describes."""
     kind = table.values.get("kind")
     if kind is None:
         table.check(tuple(endpoint_options()) if table.kind in ("source", "target") else ())
@@ -282,7 +282,7 @@ def _connection(table: _Table) -> str | Connection | None:
 
 
 def _is_of_connection(name: str, table: _Table) -> bool:
-    """Whether a key is a field of the connection that the table describes."""
+    """Return whether a key is a field of the connection that the table describes."""
     kind = table.values.get("kind")
     if kind is None or name not in connection_fields(kind, table.where):
         return False
@@ -291,7 +291,7 @@ def _is_of_connection(name: str, table: _Table) -> bool:
 
 
 def _endpoint_options(table: _Table, connection: str | Connection | None) -> dict[str, Any]:
-    """Return what a source or target says by name beside its own options, as far as its connection does not say it."""
+    """Return what a source or target says by name besides its own options, as far as its connection does not say it."""
     of_connection = {each.name for each in fields(connection)} if isinstance(connection, Connection) else set()
     options = table.only(*(name for name in endpoint_options() if name not in of_connection))
     reading = table.inside("read_options")
@@ -301,7 +301,7 @@ def _endpoint_options(table: _Table, connection: str | Connection | None) -> dic
         if option in table.values:
             raise DeclarationError(f"{table.where}: {option} and [….read_options.{name}] say the same.")
         with errors_at(reading.where):
-            checked = owner_of(option).nested_option(option, value, located(connection), table.values)
+            checked = owner_of(option).nested_option(option, value, connection_of(connection), table.values)
         if checked is not None:
             options[option] = checked
     return options

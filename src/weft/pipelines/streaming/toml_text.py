@@ -27,7 +27,7 @@ _DEFAULT_SCHEMA = next(each.default for each in dataclasses.fields(Stream) if ea
 
 
 def to_toml(pipeline: StreamingPipeline) -> str:
-    """The file that declares the same pipeline.
+    """Return the file that declares the same pipeline.
 
     Secrets must be `${VAR}` references: one that is written out is refused, since the file is meant to be kept.
     """
@@ -89,28 +89,28 @@ def _target(target: Target, where: str) -> dict[str, Any]:
             f"{where} is a declared table with columns, which a TOML file cannot hold.",
             hint="Name its table in the place of its class: target_table=(schema, table).",
         )
-    if target.prefix is not None and isinstance(target.connection, Connection) and _prefix_of(target.connection):
+    if target.prefix and isinstance(target.connection, Connection) and getattr(target.connection, "prefix", None):
         raise DeclarationError(
             f"{where}: a TOML file has one prefix, and here the connection has one too.",
             hint="Give the connection none, or register it and name it.",
         )
     options = {name: value for name, value in target.options.items() if name not in LOAD_OPTIONS}
-    found = {
+    keys = {
         **_connection(target.connection, where, options),
         "mode": None if target.mode == "append" else target.mode,
         **{name: list(target.options[name]) for name in LOAD_OPTIONS if name in target.options},
     }
     if target.table is not None:
         schema, name = target.table
-        return {**found, "table": {"schema": schema, "name": name, "primary_key": list(target.primary_key)}}
+        return {**keys, "table": {"schema": schema, "name": name, "primary_key": list(target.primary_key)}}
     place = {"prefix": target.prefix} if target.prefix else {"stream": _stream(target.stream, where)}
-    return {**found, **place, "primary_key": list(target.primary_key)}
+    return {**keys, **place, "primary_key": list(target.primary_key)}
 
 
 def _dead_letters(letters: DeadLetters | None, pipeline: StreamingPipeline, where: str) -> dict[str, Any]:
     if letters is None:
         return {}
-    found: dict[str, Any] = {
+    keys: dict[str, Any] = {
         "dead_letter_topic": letters.topic,
         "dead_letter_stream": None if letters.stream is None else _stream(letters.stream, where),
         "dead_letter_path": letters.path,
@@ -121,14 +121,14 @@ def _dead_letters(letters: DeadLetters | None, pipeline: StreamingPipeline, wher
     elif letters.table is not None:
         schema, name = letters.table
         has_dots = "." in f"{schema or ''}{name}"
-        found["dead_letter_table"] = (
+        keys["dead_letter_table"] = (
             {"schema": schema, "name": name} if has_dots else ".".join(filter(None, letters.table))
         )
         implied = [each.connection for each in pipeline.targets if each.table is not None][:1]
     if not implied or any(each != letters.connection for each in implied):
         described = _connection(letters.connection, f"{where}, dead letters")
-        found["dead_letter_connection"] = described.get("connection", described)
-    return found
+        keys["dead_letter_connection"] = described.get("connection", described)
+    return keys
 
 
 def _stream(named: str | Stream | None, where: str) -> str | None:
@@ -153,10 +153,6 @@ def _connection(
             _refuse_secret(each, value, connection, where)
             keys[each.name] = value
     return {**{name: value for name, value in options.items() if not hasattr(connection, name)}, **keys}
-
-
-def _prefix_of(connection: Connection) -> str | None:
-    return getattr(connection, "prefix", None)
 
 
 def _refuse_secret(each: dataclasses.Field[Any], value: Any, connection: Connection, where: str) -> None:
@@ -185,15 +181,15 @@ def _example(each: dataclasses.Field[Any]) -> str:
 
 
 def _lines(table: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
-    """A table as lines: its values, then the tables in it. What is `None` or empty is left out."""
-    given = _said(table)
-    lines = [f"{_key(name)} = {_value(value)}" for name, value in given.items() if not _is_table(value)]
-    for name, value in given.items():
+    """Return a table as lines: its values, then the tables in it. What is `None` or empty is left out."""
+    entries = _without_empty(table)
+    lines = [f"{_key(name)} = {_value(value)}" for name, value in entries.items() if not _is_table(value)]
+    for name, value in entries.items():
         below = (*path, name)
         header = ".".join(map(_key, below))
         if isinstance(value, Mapping):
             # The tables in a table of nothing else say that it is there.
-            only_tables = all(map(_is_table, _said(value).values()))
+            only_tables = all(map(_is_table, _without_empty(value).values()))
             lines += [*([] if only_tables else ["", f"[{header}]"]), *_lines(value, below)]
         elif _is_table(value):
             for each in value:
@@ -201,7 +197,7 @@ def _lines(table: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
     return lines
 
 
-def _said(table: Mapping[str, Any]) -> dict[str, Any]:
+def _without_empty(table: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in table.items() if value is not None and value not in ([], (), {})}
 
 
@@ -222,7 +218,7 @@ def _value(value: Any) -> str:
 
 
 def _string(text: str) -> str:
-    """A text in quotes; one of several lines as it reads."""
+    """Return a text in quotes; one of several lines as it reads."""
     if "\n" in text and all(each.isprintable() or each in "\n\t" for each in text):
         escaped = text.replace("\\", "\\\\").replace('"""', '""\\"')
         if escaped.endswith('"'):

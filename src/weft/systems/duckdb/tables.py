@@ -40,6 +40,7 @@ class DuckDBTables(SqlTables):
     one_writer: ClassVar[bool] = True
     savepoints: ClassVar[bool] = False
     clock: ClassVar[str | None] = "now()"
+    enforces_lengths: ClassVar[bool] = False
 
     connection: DuckDBConnection
     driver: DuckDBSessions

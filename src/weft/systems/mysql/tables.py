@@ -89,6 +89,8 @@ class MySQLTables(SqlTables):
     clock: ClassVar[str | None] = "UTC_TIMESTAMP(6)"
     row_lock: ClassVar[str] = " FOR UPDATE"
     has_schemas: ClassVar[bool] = False
+    random: ClassVar[str] = "rand()"
+    earliest: ClassVar[datetime] = datetime(1000, 1, 1)
 
     def identity(self) -> str:
         """The server's own name for itself, and the database that names without a schema are in."""

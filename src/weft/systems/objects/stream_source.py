@@ -62,9 +62,13 @@ class FileRows(UntypedRows):
             return None
         # Whether a row can be read depends on the columns that are asked for. Here it is all of them, once.
         rows = dated(True).persist()
-        with outcome.explained(f"read the files of {self.source}"):
-            selected = rows.where(f"{BAD} IS NOT NULL").selectExpr(f"{BAD}.error", f"binary({BAD}.payload)", OFFSET)
-            columns = selected.toArrow().to_pydict().values()
+        try:
+            with outcome.explained(f"read the files of {self.source}"):
+                selected = rows.where(f"{BAD} IS NOT NULL").selectExpr(f"{BAD}.error", f"binary({BAD}.payload)", OFFSET)
+                columns = selected.toArrow().to_pydict().values()
+        except BaseException:
+            rows.unpersist()
+            raise
         bad = tuple(
             DeadLetter("read", why, self.source, payload.decode(errors="backslashreplace"), file)
             for why, payload, file in zip(*columns, strict=True)

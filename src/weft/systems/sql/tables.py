@@ -77,6 +77,14 @@ class SqlTables(ABC):
     """The keyword that returns the plan of a query."""
     true: ClassVar[str] = "TRUE"
     false: ClassVar[str] = "FALSE"
+    random: ClassVar[str] = "random()"
+    """A random number from 0 to below 1, in each row another one."""
+    earliest: ClassVar[datetime] = datetime(1, 1, 2)
+    """A time that is before those of rows."""
+    native_decimals: ClassVar[bool] = True
+    """Whether decimals and dates are stored as such; else as texts."""
+    enforces_lengths: ClassVar[bool] = True
+    """Whether the database refuses a text that is longer than its column."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection.resolved()

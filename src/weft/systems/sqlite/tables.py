@@ -79,6 +79,9 @@ class SqliteTables(SqlTables):
     explain: ClassVar[str] = "EXPLAIN QUERY PLAN"
     true: ClassVar[str] = "1"
     false: ClassVar[str] = "0"
+    random: ClassVar[str] = "(abs(random()) / 9223372036854775808.0)"
+    native_decimals: ClassVar[bool] = False
+    enforces_lengths: ClassVar[bool] = False
 
     driver: LoadSessions
 
