@@ -119,6 +119,12 @@ def nearest(name: str, candidates: Iterable[str]) -> str | None:
     return found[0] if found else None
 
 
+def did_you_mean(name: object, candidates: Iterable[str], otherwise: str | None = None) -> str | None:
+    """Return the hint that names the candidate nearest to `name`; `otherwise` where none comes close."""
+    close = nearest(str(name), candidates)
+    return f"Did you mean {close!r}?" if close else otherwise
+
+
 def unknown(kind: str, name: str, candidates: Iterable[str], *, otherwise: str | None = None) -> NotFoundError:
     """A `NotFoundError` for `name` that names the nearest candidate, or lists the few there are."""
     names = sorted(candidates)

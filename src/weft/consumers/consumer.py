@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from time import monotonic
 from typing import Any, Self
 
-from weft.errors import LeaseLostError, SettingsError, WeftError, nearest
+from weft.errors import LeaseLostError, SettingsError, WeftError, did_you_mean
 from weft.project import current
 from weft.systems.base import Connection, System, system_for, systems
 from weft.systems.entries import GroupReader, Membership, Part, Reader, StreamEntry
@@ -76,8 +76,7 @@ class Consumer:
             options = [*inspect.signature(GroupConsumer).parameters][:-1]
             if name in options:
                 raise SettingsError(f"{name} is an option of a member of a group.", hint="Give group and consumer too.")
-            close = nearest(name, [*options, *names])
-            hint = f"Did you mean {close!r}?" if close else f"Its streams: {', '.join(names)}."
+            hint = did_you_mean(name, [*options, *names], f"Its streams: {', '.join(names)}.")
             raise SettingsError(f"A consumer has neither an option nor a stream named {name!r}.", hint=hint)
         return {name: parameters["identifier"] for name, parameters in stream_parameters.items()}
 

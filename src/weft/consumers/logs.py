@@ -16,7 +16,7 @@ from weft.streams.events import Event, read_after
 from weft.streams.runtime import Opened, find, open_beside
 from weft.systems.base import Connection
 from weft.systems.entries import Membership, Part, StreamEntry
-from weft.systems.log import ROWID, Refused
+from weft.systems.log import ROWID, Refused, Release
 
 _LOOK_SECONDS = 1.0
 _LEASE_MILLISECONDS = 60_000
@@ -32,7 +32,6 @@ class LogReader:
         self._positions: dict[str, int] = {}
 
     def name(self, stream: Any) -> str:
-        """The stream's name."""
         declared = find(stream.decode() if isinstance(stream, bytes) else stream)
         self._streams.setdefault(declared.name, self._as_read(declared))
         return declared.name
@@ -162,7 +161,6 @@ class LogGroupReader(LogReader):
         return done
 
     async def give_back(self, entries: Sequence[StreamEntry], *, undelivered: bool) -> int:
-        """Give the events back; without counting this delivery where nobody saw them."""
         done = 0
         for stream, events in _by_stream(entries).items():
             if undelivered:
@@ -179,9 +177,7 @@ class LogGroupReader(LogReader):
         def give_back() -> int:
             done = 0
             for token, rowids in by_token.items():
-                outcome = ready.log.nack(
-                    self._group, rowids, token=token, member=None, delay=0, reason=None, undelivered=True
-                )
+                outcome = ready.log.settle(self._group, rowids, token=token, release=Release(undelivered=True))
                 # Refused where their lease ran out: then they are on their way to others already.
                 done += 0 if isinstance(outcome, Refused) else outcome
             return done

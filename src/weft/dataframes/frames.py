@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from weft.dataframes.layout import Layout
 from weft.dataframes.types import is_polars_type
-from weft.errors import MissingExtraError, SettingsError, nearest
+from weft.errors import MissingExtraError, SettingsError, did_you_mean
 
 To = Literal["polars", "arrow", "pandas", "spark"]
 
@@ -16,11 +16,8 @@ To = Literal["polars", "arrow", "pandas", "spark"]
 def check_to(to: str) -> None:
     """Refuse a kind of frame that there is none of."""
     if to not in get_args(To):
-        close = nearest(str(to), get_args(To))
-        raise SettingsError(
-            f"to is {', '.join(map(repr, get_args(To)))}; {to!r} is none of them.",
-            hint=f"Did you mean {close!r}?" if close else None,
-        )
+        kinds = ", ".join(map(repr, get_args(To)))
+        raise SettingsError(f"to is {kinds}; {to!r} is none of them.", hint=did_you_mean(to, get_args(To)))
 
 
 def frame_of(table: pa.Table, to: str, layout: Layout) -> Any:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from weft.dataframes.types import arrow_types
-from weft.errors import DeclarationError, SchemaError, SettingsError, nearest
+from weft.errors import DeclarationError, SchemaError, SettingsError, did_you_mean
 from weft.systems.pages import FieldNames, Page, Rejected, name_columns
 
 OnError = Literal["null", "raise", "quarantine"]
@@ -41,10 +41,9 @@ class Layout:
 
     def __post_init__(self) -> None:
         if self.on_error not in get_args(OnError):
-            close = nearest(str(self.on_error), get_args(OnError))
             raise SettingsError(
                 f"on_error is {', '.join(map(repr, get_args(OnError)))}; {self.on_error!r} is none of them.",
-                hint=f"Did you mean {close!r}?" if close else None,
+                hint=did_you_mean(self.on_error, get_args(OnError)),
             )
         names = (self.stream_column, self.id_column, self.timestamp_column, self.sequence_column, self.delivery_column)
         own = [name for name in names if name is not None]

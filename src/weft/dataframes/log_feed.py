@@ -51,7 +51,6 @@ class _LogFeed(PageFeed):
 
     @property
     def name(self) -> str:
-        """The stream's name."""
         return self.opened.stream.name
 
     def _page(self, batch: pa.RecordBatch) -> Page:
@@ -101,7 +100,6 @@ class LogRangeFeed(_LogFeed):
             self._after = self.opened.log.head()
 
     def fetch(self, limit: int, wait_seconds: float | None, more: bool = True) -> Page | None:
-        """Return the next events."""
         self.begin()
         watch = self.opened.hub.watch
         version = watch.version
@@ -183,7 +181,6 @@ class LogGroupFeed(_LogFeed):
         self._unconfirmed: list[dict[str, Any]] = []
 
     def fetch(self, limit: int, wait_seconds: float | None, more: bool = True) -> Page | None:
-        """Return the next events."""
         events = self._consume(limit, _LEASE_SECONDS if wait_seconds is None else wait_seconds)
         while not events and wait_seconds is None:
             events = self._consume(limit, _LEASE_SECONDS)
@@ -207,7 +204,6 @@ class LogGroupFeed(_LogFeed):
         )
 
     def confirm(self) -> None:
-        """Acknowledge what was fetched."""
         events, self._unconfirmed = self._unconfirmed, []
         if events:
             ack_sync(self.opened.stream, self._group, events, connection=self.opened.hub.connection)

@@ -26,9 +26,9 @@ from weft.streams.declare import Stream
 from weft.streams.events import Event, Lease, in_rounds, to_events
 from weft.streams.publishing import publish_once
 from weft.streams.retention import aware
-from weft.streams.runtime import Opened, hub_of, open_beside, open_stream, opened
+from weft.streams.runtime import Opened, for_asyncio, open_beside, open_stream, opened
 from weft.systems.base import Connection
-from weft.systems.log import PUBLISHED_AT, RESERVED_PREFIX, ROWID, Leased, Refused, Span
+from weft.systems.log import PUBLISHED_AT, RESERVED_PREFIX, ROWID, Leased, Refused, Release, Span
 from weft.types import FieldType, check_value, to_json
 
 _MAX_BATCH = 100_000
@@ -37,6 +37,8 @@ _YEAR_SECONDS = 365 * 86_400
 # those.
 _LOOK_SECONDS = 0.5
 
+Consumed = Mapping[str, Any] | Iterable[Mapping[str, Any]]
+"""An event or many, as `consume` returned them."""
 HasRoom = Callable[[dict[str, Any]], bool]
 """Whether a batch has room for one more event. It must have some for the first."""
 
@@ -121,7 +123,7 @@ def _give_back(ready: Opened, consumer: str, done: Future[list[dict[str, Any]]])
 def _return_unseen(ready: Opened, consumer: str, rowids: Sequence[int], token: str) -> None:
     """Return events that nobody received, as if they had not been delivered."""
     with suppress(WeftError):  # else they come back when the lease ends
-        ready.log.nack(consumer, rowids, token=token, member=None, delay=0, reason=None, undelivered=True)
+        ready.log.settle(consumer, rowids, token=token, release=Release(undelivered=True))
 
 
 def _checked(consumer: str, batch_size: int, member: str | None, lease: float, wait: float) -> str:
@@ -219,8 +221,7 @@ def _read(ready: Opened, consumer: str, span: Span, lease: Lease) -> list[dict[s
 def _give_up(ready: Opened, consumer: str, span: Span, lease: Lease) -> None:
     """A leased span that is empty would be leased again for ever: somebody deleted its rows by hand, or retention did
     after the lease."""
-    emptied = range(span.first, span.last + 1)
-    ready.log.nack(consumer, emptied, token=lease.token, member=None, delay=0, reason=None)
+    ready.log.settle(consumer, range(span.first, span.last + 1), token=lease.token, release=Release())
 
 
 def _rowids(ready: Opened, span: Span) -> Iterator[int]:
@@ -259,7 +260,7 @@ def _bury(ready: Opened, consumer: str, member: str, leased: Leased) -> None:
             )
     if records:
         publish_once(target, connection, records, "delivery")
-        ready.log.ack(consumer, rowids, token=leased.token, member=member)
+        ready.log.settle(consumer, rowids, token=leased.token, member=member)
 
 
 def _body(event: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -299,7 +300,7 @@ _JSON = FieldType("json")
 def ack_sync(
     stream: str | Stream,
     consumer: str,
-    events: Mapping[str, Any] | Iterable[Mapping[str, Any]],
+    events: Consumed,
     *,
     connection: str | Connection | None = None,
     member: str | None = None,
@@ -312,40 +313,16 @@ def ack_sync(
     nothing.
     """
     ready = opened(stream, connection) or open_stream(stream, connection)
-
-    def acknowledge(lease: Lease | None, rowids: list[int]) -> int | Refused:
-        if lease is not None:
-            rowids = [rowid for rowid in rowids if rowid not in lease.acked]
-            if not rowids:
-                return 0
-        done = ready.log.ack(consumer, rowids, token=None if lease is None else lease.token, member=member)
-        if isinstance(done, Refused):
-            return Refused(rowids, done.why, done.late)  # all of a delivery or nothing
-        if lease is not None:
-            lease.acked.update(rowids)
-        return done
-
-    return _settle(ready, consumer, "ack", events, acknowledge)
+    return _settle(ready, consumer, events, member, None)
 
 
-async def ack(
-    stream: str | Stream,
-    consumer: str,
-    events: Mapping[str, Any] | Iterable[Mapping[str, Any]],
-    *,
-    connection: str | Connection | None = None,
-    member: str | None = None,
-) -> int:
-    """`ack_sync` for asyncio."""
-    return await hub_of(stream, connection).in_thread(
-        lambda: ack_sync(stream, consumer, events, connection=connection, member=member)
-    )
+ack = for_asyncio(ack_sync)
 
 
 def nack_sync(
     stream: str | Stream,
     consumer: str,
-    events: Mapping[str, Any] | Iterable[Mapping[str, Any]],
+    events: Consumed,
     *,
     delay: float = 0,
     reason: str | None = None,
@@ -359,32 +336,13 @@ def nack_sync(
     if reason is not None:
         reason = str(reason).encode("utf-8", "replace").decode().replace("\x00", "�")[:2000]
     ready = opened(stream, connection) or open_stream(stream, connection)
-
-    def give_back(lease: Lease | None, rowids: list[int]) -> int | Refused:
-        token = None if lease is None else lease.token
-        done = ready.log.nack(consumer, rowids, token=token, member=member, delay=delay, reason=reason)
-        return Refused(rowids, done.why, done.late) if isinstance(done, Refused) else done
-
-    return _settle(ready, consumer, "nack", events, give_back)
+    return _settle(ready, consumer, events, member, Release(delay, reason))
 
 
-async def nack(
-    stream: str | Stream,
-    consumer: str,
-    events: Mapping[str, Any] | Iterable[Mapping[str, Any]],
-    *,
-    delay: float = 0,
-    reason: str | None = None,
-    connection: str | Connection | None = None,
-    member: str | None = None,
-) -> int:
-    """`nack_sync` for asyncio."""
-    return await hub_of(stream, connection).in_thread(
-        lambda: nack_sync(stream, consumer, events, delay=delay, reason=reason, connection=connection, member=member)
-    )
+nack = for_asyncio(nack_sync)
 
 
-def _by_lease(ready: Opened, events: Mapping[str, Any] | Iterable[Mapping[str, Any]]) -> dict[Lease | None, list[int]]:
+def _by_lease(ready: Opened, events: Consumed) -> dict[Lease | None, list[int]]:
     if isinstance(events, Mapping):
         events = [events]
     elif not hasattr(events, "__iter__"):
@@ -407,28 +365,26 @@ def _by_lease(ready: Opened, events: Mapping[str, Any] | Iterable[Mapping[str, A
     return {lease: list(rowids) for lease, rowids in found.items()}
 
 
-def _settle(
-    ready: Opened,
-    consumer: str,
-    action: str,
-    events: Mapping[str, Any] | Iterable[Mapping[str, Any]],
-    settle: Callable[[Lease | None, list[int]], int | Refused],
-) -> int:
+def _settle(ready: Opened, consumer: str, events: Consumed, member: str | None, release: Release | None) -> int:
     """Ack or nack lease by lease; what was refused is raised once the others are settled."""
     done = 0
     refused: list[Refused] = []
     for lease, rowids in _by_lease(ready, events).items():
-        outcome: int | Refused
         if lease is not None and (lease.stream, lease.consumer) != (ready.stream.name, consumer):
-            outcome = Refused(rowids, f"they were delivered to consumer {lease.consumer!r} of stream {lease.stream!r}")
-        else:
-            outcome = settle(lease, rowids)
+            why = f"they were delivered to consumer {lease.consumer!r} of stream {lease.stream!r}"
+            refused.append(Refused(rowids, why))
+            continue
+        acked = lease.acked if lease is not None and release is None else set()
+        left = [rowid for rowid in rowids if rowid not in acked]
+        token = None if lease is None else lease.token
+        outcome = ready.log.settle(consumer, left, token=token, member=member, release=release) if left else 0
         if isinstance(outcome, Refused):
-            refused.append(outcome)
+            refused.append(replace(outcome, rowids=left))  # all of a delivery or nothing
         else:
             done += outcome
+            acked.update(left)
     if refused:
-        raise _lease_lost(ready, consumer, action, refused)
+        raise _lease_lost(ready, consumer, "ack" if release is None else "nack", refused)
     return done
 
 
@@ -482,15 +438,7 @@ def reset_sync(
     return position
 
 
-async def reset(
-    stream: str | Stream,
-    consumer: str,
-    to: str | int | datetime = "start",
-    *,
-    connection: str | Connection | None = None,
-) -> int:
-    """`reset_sync` for asyncio."""
-    return await hub_of(stream, connection).in_thread(lambda: reset_sync(stream, consumer, to, connection=connection))
+reset = for_asyncio(reset_sync)
 
 
 def groups_sync(stream: str | Stream, *, connection: str | Connection | None = None) -> list[dict[str, Any]]:
@@ -499,6 +447,4 @@ def groups_sync(stream: str | Stream, *, connection: str | Connection | None = N
     return [asdict(group) for group in open_stream(stream, connection).log.groups()]
 
 
-async def groups(stream: str | Stream, *, connection: str | Connection | None = None) -> list[dict[str, Any]]:
-    """`groups_sync` for asyncio."""
-    return await hub_of(stream, connection).in_thread(lambda: groups_sync(stream, connection=connection))
+groups = for_asyncio(groups_sync)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal, overload
+from typing import Any, Literal, get_overloads, overload
 
-from weft.errors import DeclarationError, nearest
+from weft.errors import DeclarationError, did_you_mean
 from weft.project import current
 from weft.settings import redact_url
 from weft.systems.base import Connection
@@ -99,7 +100,7 @@ _DEAD_LETTER_FIELDS = {
 }
 
 
-# Typed apart from what runs: a type checker then knows the result, and finds unknown options by itself.
+# A type checker reads the overloads. The second also gives what runs the options and their defaults.
 @overload
 def stream(name: Callable[..., Any], /) -> Stream: ...
 @overload
@@ -122,26 +123,7 @@ def stream(
     max_deliveries: int | None = None,
     dead_letter: str | bool | None = None,
 ) -> Callable[[Callable[..., Any]], Stream]: ...
-def stream(
-    name: str | Callable[..., Any] | None = None,
-    *,
-    schema: str = "events",
-    connection: str | Connection | None = None,
-    cursor: str = "rowid",
-    fields: Mapping[str, str] | None = None,
-    description: str | None = None,
-    tags: Sequence[str] = (),
-    owner: str | None = None,
-    auth: Mapping[str, str | Sequence[str]] | None = None,
-    rate_limit: Mapping[str, float] | None = None,
-    validate_schema: bool = False,
-    retention: Mapping[str, float] | None = None,
-    idempotency_key: str | Sequence[str] | Mapping[str, Any] | None = None,
-    on_schema_drift: Drift = "evolve",
-    max_deliveries: int | None = None,
-    dead_letter: str | bool | None = None,
-    **unknown_options: Any,
-) -> Any:
+def stream(name: str | Callable[..., Any] | None = None, **options: Any) -> Any:
     """Declare a stream. The decorated function is never called; it gives the stream its name.
 
         @stream(name="user_events", fields={"user_id": "string", "action": "string"})
@@ -156,35 +138,15 @@ def stream(
     """
     if callable(name) and not isinstance(name, str):  # @stream without parentheses
         return stream()(name)
-    if unknown_options:
-        option = next(iter(unknown_options))
-        close = nearest(option, _OPTIONS)
-        raise DeclarationError(
-            f"@stream has no option {option!r}.",
-            hint=f"Did you mean {close!r}?" if close else f"Options: {', '.join(_OPTIONS)}.",
-        )
-    options: dict[str, Any] = {
-        "schema": schema,
-        "connection": connection,
-        "cursor": cursor,
-        "fields": fields,
-        "description": description,
-        "tags": tags,
-        "owner": owner,
-        "auth": auth,
-        "rate_limit": rate_limit,
-        "validate_schema": validate_schema,
-        "retention": retention,
-        "idempotency_key": idempotency_key,
-        "on_schema_drift": on_schema_drift,
-        "max_deliveries": max_deliveries,
-        "dead_letter": dead_letter,
-    }
+    for option in options:
+        if option not in _DEFAULTS:
+            hint = did_you_mean(option, ("name", *_DEFAULTS), f"Options: name, {', '.join(_DEFAULTS)}.")
+            raise DeclarationError(f"@stream has no option {option!r}.", hint=hint)
 
     def declare(function: Callable[..., Any]) -> Stream:
         if not callable(function):
             raise DeclarationError(f"@stream decorates a function, not a {type(function).__name__}.")
-        declared = make_stream(function.__name__ if name is None else name, **options)
+        declared = _make_stream(function.__name__ if name is None else name, {**_DEFAULTS, **options})
         _look_like(declared, function)
         register(declared, f"{function.__module__}.{function.__qualname__}")
         return declared
@@ -192,7 +154,9 @@ def stream(
     return declare
 
 
-_OPTIONS = tuple(name for name in stream.__annotations__ if name not in ("return", "unknown_options"))
+_signature = inspect.signature(get_overloads(stream)[1])
+_DEFAULTS = {name: each.default for name, each in _signature.parameters.items() if name != "name"}
+stream.__signature__ = _signature  # type: ignore[attr-defined]
 
 
 def _look_like(declared: Stream, function: Callable[..., Any]) -> None:
@@ -227,8 +191,8 @@ def _place(declared: Stream) -> tuple[object, ...]:
     return declared.connection, declared.schema.lower(), declared.name.lower()
 
 
-def make_stream(name: str, **options: Any) -> Stream:
-    """A stream from loose options, each checked; errors name the option."""
+def _make_stream(name: str, options: Mapping[str, Any]) -> Stream:
+    """Return a stream of options, each checked; errors name the option."""
     where = f"Stream {name!r}"
     _check_name(name, "name", where)
     _check_name(options["schema"], "schema", where)
@@ -369,11 +333,8 @@ def _options(given: object, option: str, where: str, known: Mapping[str, type]) 
     for key, value in given.items():
         kind = known.get(key)
         if kind is None:
-            close = nearest(str(key), known)
-            raise DeclarationError(
-                f"{where}: {option} has no option {key!r}.",
-                hint=f"Did you mean {close!r}?" if close else f"Options: {', '.join(known)}.",
-            )
+            hint = did_you_mean(key, known, f"Options: {', '.join(known)}.")
+            raise DeclarationError(f"{where}: {option} has no option {key!r}.", hint=hint)
         number = kind in (int, float)
         fits = type(value) in ((int, float) if kind is float else (kind,))
         # Databases count in microseconds from 1970: more days than these would leave their years.
@@ -400,8 +361,7 @@ def _auth(given: object, where: str) -> dict[str, Any] | None:
         )
     kind = given["type"]
     if kind not in tuple(_AUTH):
-        close = nearest(kind, _AUTH) if isinstance(kind, str) else None
-        hint = f"Did you mean {close!r}?" if close else None
+        hint = did_you_mean(kind, _AUTH)
         raise DeclarationError(f"{where}: auth has a type that is not known; there are {kinds}.", hint=hint)
     options = dict(given)
     secrets = options.get("secret")
@@ -444,9 +404,6 @@ def _idempotency(given: object, fields: Mapping[str, FieldType], where: str) -> 
         )
     for name in names:
         if fields and name not in fields:
-            close = nearest(name, fields)
-            raise DeclarationError(
-                f"{where}: idempotency_key {name!r} is not a declared field.",
-                hint=f"Did you mean {close!r}?" if close else f"Fields: {', '.join(fields)}.",
-            )
+            hint = did_you_mean(name, fields, f"Fields: {', '.join(fields)}.")
+            raise DeclarationError(f"{where}: idempotency_key {name!r} is not a declared field.", hint=hint)
     return tuple(names), horizon

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, is_dataclass
 from operator import itemgetter
 from typing import Any
 
-from weft.errors import SchemaError, nearest
+from weft.errors import SchemaError, did_you_mean
 from weft.streams.declare import Stream, can_be_column
 from weft.systems.log import EXTRA, META_TYPES, RESERVED_PREFIX, Batch, Log
 from weft.types import FieldType, check_column, check_value, comparable, dump_json, infer, to_json
@@ -220,8 +220,7 @@ def _one(
         known = fields.get(key)
         if known is None or (stream.validate_schema and key not in stream.fields):
             if strict:
-                close = nearest(key, stream.fields or fields)
-                hint = f"Did you mean {close!r}?" if close else None
+                hint = did_you_mean(key, stream.fields or fields)
                 raise _error(stream, index, key, value, "the stream has no such field", hint=hint)
             extra[key] = value
             continue

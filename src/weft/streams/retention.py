@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 from weft.errors import DeclarationError, SettingsError
 from weft.streams.declare import Stream
-from weft.streams.runtime import Opened, hub_of, open_stream
+from weft.streams.runtime import Opened, for_asyncio, open_stream
 from weft.systems.base import Connection
 
 _log = logging.getLogger("weft.streams")
@@ -88,17 +88,7 @@ def trim_sync(
     return ready.log.trim(cut) if cut > 0 else 0
 
 
-async def trim(
-    stream: str | Stream,
-    *,
-    before: int | datetime | None = None,
-    max_rows: int | None = None,
-    connection: str | Connection | None = None,
-) -> int:
-    """`trim_sync` for asyncio."""
-    return await hub_of(stream, connection).in_thread(
-        lambda: trim_sync(stream, before=before, max_rows=max_rows, connection=connection)
-    )
+trim = for_asyncio(trim_sync)
 
 
 def aware(moment: datetime) -> datetime:

@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import functools
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for_all
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 from weft.errors import SettingsError, unknown
@@ -23,6 +24,7 @@ from weft.streams.watch import Watch
 from weft.systems.base import Connection, system_for
 from weft.systems.log import Log, Store
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _BLOCKING_THREADS = 16
@@ -184,9 +186,23 @@ def hub_of(stream: str | Stream, connection: str | Connection | None = None) -> 
     return open_hub(current().connection(connection if connection is not None else find(stream).connection))
 
 
-def _plain(declared: Stream) -> dict[str, Any]:
-    from dataclasses import replace
+def for_asyncio(blocking: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Return a function for asyncio that calls a blocking one in a thread of its stream's hub. The stream is the first
+    parameter."""
 
+    @functools.wraps(blocking)
+    async def call(*arguments: P.args, **named: P.kwargs) -> T:
+        options: dict[str, Any] = named
+        stream: Any = arguments[0] if arguments else options.get("stream")
+        hub = hub_of(stream, options.get("connection"))
+        return await hub.in_thread(functools.partial(blocking, *arguments, **named))
+
+    call.__name__ = call.__qualname__ = blocking.__name__.removesuffix("_sync")
+    call.__doc__ = f"`{blocking.__name__}` for asyncio."
+    return call
+
+
+def _plain(declared: Stream) -> dict[str, Any]:
     return {name: replace(kind, nullable=False) for name, kind in declared.fields.items()}
 
 

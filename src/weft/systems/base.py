@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, NoReturn, Self
 from urllib.parse import unquote_plus
 
 from weft import hooks, settings
@@ -25,8 +25,8 @@ from weft.errors import (
     NotFoundError,
     SettingsError,
     WeftError,
+    did_you_mean,
     installing,
-    nearest,
 )
 
 ENTRY_POINTS = "weft.systems"
@@ -86,8 +86,7 @@ class Connection:
         known = [each.name for each in dataclasses.fields(cls)]
         for name in fields:
             if name not in known:
-                close = nearest(name, known)
-                hint = f"Did you mean {close!r}?" if close else f"Its fields: {', '.join(known)}."
+                hint = did_you_mean(name, known, f"Its fields: {', '.join(known)}.")
                 raise DeclarationError(f"{cls.__name__} has no field {name!r}.", hint=hint)
 
     @classmethod
@@ -295,65 +294,47 @@ class System:
     extra: str | None = None
     describes: str = ""
 
+    def load(self, capability: Literal["stream_source", "target", "entries", "pages", "hashes"]) -> Any:
+        """Return the class or function that this system names for a capability; `None` where it names none."""
+        return self._load(getattr(self, capability))
+
     def load_connection(self) -> type[Connection]:
-        """The class of this system's connections."""
+        """Return the class of this system's connections."""
         loaded: type[Connection] = self._load(self.connection)
         return loaded
 
-    def load_log(self) -> type[Any]:
-        """The class that keeps streams on this system."""
-        if self.log is None:
-            able = ", ".join(each.kind for each in systems().values() if each.log)
-            raise DeclarationError(f"A {self.kind} connection cannot hold a stream.", hint=f"These can: {able}.")
-        loaded: type[Any] = self._load(self.log)
-        return loaded
+    def load_log(self) -> Any:
+        """Return the class that keeps streams on this system."""
+        return self._load(self.log) or self._refuse("hold a stream", lambda each: each.log)
 
-    def load_tables(self) -> type[Any]:
-        """The class that reads and writes tables on this system."""
-        if self.tables is None:
-            able = ", ".join(each.kind for each in systems().values() if each.tables)
-            raise DeclarationError(f"A {self.kind} connection cannot hold tables.", hint=f"These can: {able}.")
-        loaded: type[Any] = self._load(self.tables)
-        return loaded
+    def load_tables(self) -> Any:
+        """Return the class that reads and writes tables on this system."""
+        return self._load(self.tables) or self._refuse("hold tables", lambda each: each.tables)
 
-    def load_stream_source(self) -> type[Any] | None:
-        """The class of this system's sources of streaming pipelines, where it has its own."""
-        loaded: type[Any] | None = None if self.stream_source is None else self._load(self.stream_source)
-        return loaded
-
-    def load_target(self) -> type[Any] | None:
-        """The class of the targets that Spark writes on this system, where it has its own."""
-        loaded: type[Any] | None = None if self.target is None else self._load(self.target)
-        return loaded
-
-    @property
-    def takes_loads(self) -> bool:
-        """Whether loads and batch pipelines can write what Spark writes on this system."""
-        target = self.load_target()
-        return target is not None and target.exactly_once
-
-    def load_dead_letter_store(self) -> type[Any]:
-        """The class that keeps dead letters on this system: its own, or that of every system with tables."""
-        reference = self.dead_letter_store
-        if reference is None and self.tables is not None:
-            reference = "weft.systems.sql.dead_letters:TableLetters"
-        if reference is None:
-            able = ", ".join(each.kind for each in systems().values() if each.dead_letter_store or each.tables)
-            raise DeclarationError(f"A {self.kind} connection cannot keep dead letters.", hint=f"These can: {able}.")
-        loaded: type[Any] = self._load(reference)
-        return loaded
-
-    def load(self, capability: typing.Literal["entries", "pages", "hashes"]) -> Any:
-        """Return the class or function that this system names for a capability which it has."""
-        return self._load(getattr(self, capability))
+    def load_dead_letter_store(self) -> Any:
+        """Return the class that keeps dead letters on this system: its own, or that of every system with tables."""
+        of_tables = self.tables and "weft.systems.sql.dead_letters:TableLetters"
+        return self._load(self.dead_letter_store or of_tables) or self._refuse(
+            "keep dead letters", lambda each: each.dead_letter_store or each.tables
+        )
 
     def load_endpoint(self) -> Any:
         """Return what streaming pipelines can read and write on this system: a `weft.systems.endpoint.Endpoint`."""
         return self._load(self.endpoint)(self)
 
-    def _load(self, reference: str) -> Any:
-        module, _, name = reference.partition(":")
-        return getattr(require(module, self), name)
+    @property
+    def takes_loads(self) -> bool:
+        """Whether loads and batch pipelines can write what Spark writes on this system."""
+        target = self.load("target")
+        return target is not None and target.exactly_once
+
+    def _load(self, reference: str | None) -> Any:
+        module, _, name = (reference or "").partition(":")
+        return getattr(require(module, self), name) if module else None
+
+    def _refuse(self, purpose: str, is_able: Callable[[System], str | None]) -> NoReturn:
+        able = ", ".join(each.kind for each in systems().values() if is_able(each))
+        raise DeclarationError(f"A {self.kind} connection cannot {purpose}.", hint=f"These can: {able}.")
 
 
 def url_parameters(
@@ -370,8 +351,7 @@ def url_parameters(
                     "has an unknown parameter",
                     "A ? in a user or password must be percent-encoded: %3F for ?, %40 for @.",
                 )
-            close = nearest(name, known)
-            hint = f"Did you mean {close!r}?" if close else f"Known parameters: {', '.join(known)}."
+            hint = did_you_mean(name, known, f"Known parameters: {', '.join(known)}.")
             raise malformed(f"has an unknown parameter {name!r}", hint)
         try:
             found[name] = known[name](unquote_plus(text))
@@ -394,6 +374,27 @@ def require(module: str, system: System | str) -> types.ModuleType:
         ) from error
 
 
+_FILES = System(
+    kind="object_store_local",
+    connection="weft.systems.objects.connection:ObjectStoreLocalConnection",
+    stream_source="weft.systems.objects.stream_source:FileSource",
+    target="weft.systems.objects.target:FileTarget",
+    dead_letter_store="weft.systems.objects.dead_letters:FolderLetters",
+    endpoint="weft.systems.objects.connection:FileEndpoint",
+    extra="spark",
+    describes="Parquet, CSV, JSON lines or ORC files in a folder",
+)
+_DELTA = System(
+    kind="delta_local",
+    connection="weft.systems.delta.connection:DeltaLocalConnection",
+    stream_source="weft.systems.delta.stream_source:DeltaSource",
+    target="weft.systems.delta.target:DeltaTarget",
+    dead_letter_store="weft.systems.delta.dead_letters:DeltaLetters",
+    jars=("delta",),
+    endpoint="weft.systems.delta.connection:DeltaEndpoint",
+    extra="spark",
+    describes="Delta tables in a folder",
+)
 _BUILT_IN = {
     system.kind: system
     for system in (
@@ -434,10 +435,10 @@ _BUILT_IN = {
         System(
             kind="redis",
             connection="weft.systems.redis.connection:RedisConnection",
-            endpoint="weft.systems.redis.endpoint:RedisEndpoint",
+            endpoint="weft.systems.redis.connection:RedisEndpoint",
             schemes=("redis", "rediss"),
             log="weft.systems.redis.store:RedisStore",
-            entries="weft.systems.redis.entries:RedisEntries",
+            entries="weft.systems.redis.entry_group:RedisEntries",
             pages="weft.systems.redis.pages:RedisPages",
             hashes="weft.systems.redis.hashes:write_hashes",
             extra="redis",
@@ -450,51 +451,25 @@ _BUILT_IN = {
             target="weft.systems.kafka.target:TopicTarget",
             dead_letter_store="weft.systems.kafka.dead_letters:TopicLetters",
             jars=("kafka",),
-            endpoint="weft.systems.kafka.endpoint:KafkaEndpoint",
+            endpoint="weft.systems.kafka.connection:KafkaEndpoint",
             extra="kafka",
             describes="Kafka: topics of JSON messages or of bytes",
         ),
-        System(
-            kind="object_store_local",
-            connection="weft.systems.objects.connection:ObjectStoreLocalConnection",
-            stream_source="weft.systems.objects.stream_source:FileSource",
-            target="weft.systems.objects.target:FileTarget",
-            dead_letter_store="weft.systems.objects.dead_letters:FolderLetters",
-            endpoint="weft.systems.objects.endpoint:FileEndpoint",
-            extra="spark",
-            describes="Parquet, CSV, JSON lines or ORC files in a folder",
-        ),
-        System(
+        _FILES,
+        dataclasses.replace(
+            _FILES,
             kind="object_store_s3",
             connection="weft.systems.objects.connection:ObjectStoreS3Connection",
-            stream_source="weft.systems.objects.stream_source:FileSource",
-            target="weft.systems.objects.target:FileTarget",
             dead_letter_store="weft.systems.objects.dead_letters:BucketLetters",
             jars=("s3",),
-            endpoint="weft.systems.objects.endpoint:FileEndpoint",
-            extra="spark",
             describes="Parquet, CSV, JSON lines or ORC files in a bucket",
         ),
-        System(
-            kind="delta_local",
-            connection="weft.systems.delta.connection:DeltaLocalConnection",
-            stream_source="weft.systems.delta.stream_source:DeltaSource",
-            target="weft.systems.delta.target:DeltaTarget",
-            dead_letter_store="weft.systems.delta.dead_letters:DeltaLetters",
-            jars=("delta",),
-            endpoint="weft.systems.delta.endpoint:DeltaEndpoint",
-            extra="spark",
-            describes="Delta tables in a folder",
-        ),
-        System(
+        _DELTA,
+        dataclasses.replace(
+            _DELTA,
             kind="delta_s3",
             connection="weft.systems.delta.connection:DeltaS3Connection",
-            stream_source="weft.systems.delta.stream_source:DeltaSource",
-            target="weft.systems.delta.target:DeltaTarget",
-            dead_letter_store="weft.systems.delta.dead_letters:DeltaLetters",
             jars=("delta", "s3"),
-            endpoint="weft.systems.delta.endpoint:DeltaEndpoint",
-            extra="spark",
             describes="Delta tables in a bucket",
         ),
     )
@@ -557,9 +532,8 @@ def _list_schemes() -> str:
 
 def _no_system(what: str, name: str, noun: str, known: typing.Iterable[str]) -> NotFoundError:
     names = sorted(known)
-    close = nearest(name, names)
-    hint = f"Known {noun}: {', '.join(names)}."
-    return NotFoundError(what, hint=f"Did you mean {close!r}? {hint}" if close else hint)
+    hints = (did_you_mean(name, names), f"Known {noun}: {', '.join(names)}.")
+    return NotFoundError(what, hint=" ".join(filter(None, hints)))
 
 
 @cache

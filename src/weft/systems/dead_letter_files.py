@@ -24,14 +24,12 @@ class LetterFiles:
         self.name = f"path {path}"
 
     def put(self, letters: Sequence[StoredLetter]) -> None:
-        """Write letters to a file of their own."""
         # Named by its contents: the same letters again are the same file.
         name = f"letters-{digest(' '.join(each.letter_id for each in letters))}.json"
         with self._explained():
             self._create(name, b"".join(as_json(each.record()).encode() + b"\n" for each in letters))
 
     def records(self) -> Iterator[Mapping[str, Any]]:
-        """Yield the lines of all files."""
         with self._explained():
             for name in self._names():
                 yield from (record for _, record in self._lines(name))

@@ -91,11 +91,9 @@ class FileConnection(Connection):
         )
 
     def is_missing(self) -> bool:
-        """Whether the file is not there: the first load into it makes it."""
         path = self.resolved().path or ""
         return path != MEMORY and not os.path.exists(path)
 
     def refuse_missing(self) -> None:
-        """Raise where there is nothing to be read."""
         if self.is_missing():
             raise self.missing()

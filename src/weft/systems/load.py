@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypedDict, get_args
 from uuid import uuid4
 
-from weft.errors import DeclarationError, nearest
+from weft.errors import DeclarationError, did_you_mean
 from weft.options import Option, column_names
 from weft.systems.expectation import Expectation
 from weft.systems.watermark import Watermark
@@ -146,8 +146,7 @@ class Load:
         known = list(LoadOptions.__annotations__)
         for name in options:
             if name not in known:
-                close = nearest(name, known)
-                hint = f"Did you mean {close!r}?" if close else f"Its options: {', '.join(known)}."
+                hint = did_you_mean(name, known, f"Its options: {', '.join(known)}.")
                 raise DeclarationError(f"A load has no option {name!r}.", hint=hint)
         schema, table = _target(target)
         if commit_key is not None and (not 0 < len(commit_key) <= KEY_LENGTH or commit_key.startswith(UNNAMED)):
@@ -156,9 +155,8 @@ class Load:
             )
         mode = _ALIASES.get(mode, mode)
         if mode not in MODES:
-            close = nearest(mode, MODES)
-            hint = f"Did you mean {close!r}? " if close else ""
-            raise DeclarationError(f"There is no mode {mode!r}.", hint=f"{hint}Modes: {', '.join(MODES)}.")
+            hints = (did_you_mean(mode, MODES), f"Modes: {', '.join(MODES)}.")
+            raise DeclarationError(f"There is no mode {mode!r}.", hint=" ".join(filter(None, hints)))
         for name in ("update_columns", "compare_columns"):
             if options.get(name) is not None:
                 options[name] = _names(name, options[name])
@@ -237,8 +235,7 @@ class Load:
         for option, names in named.items():
             for name in names:
                 if name not in columns:
-                    close = nearest(name, columns)
-                    hint = f"Did you mean {close!r}?" if close else f"Its columns: {', '.join(columns[:30])}."
+                    hint = did_you_mean(name, columns, f"Its columns: {', '.join(columns[:30])}.")
                     raise DeclarationError(f"The source of {self.name} has no column {name!r} ({option}).", hint=hint)
         if self.mode == "scd2":
             for name in SCD2_COLUMNS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from weft.errors import LoadRefusedError, nearest
+from weft.errors import LoadRefusedError, did_you_mean
 from weft.spark_support.sessions import java_class, quoted
 from weft.systems.load import MOST_ASIDE, Load
 
@@ -51,8 +51,7 @@ def fitted(frame: DataFrame, table: StructType, load: Load) -> DataFrame:
             chosen.append(column(field.name))
             continue
         if wanted is None:
-            close = nearest(field.name, types)
-            hint = f"Did you mean {close!r}?" if close else f"Its columns: {', '.join(list(types)[:30])}."
+            hint = did_you_mean(field.name, types, f"Its columns: {', '.join(list(types)[:30])}.")
             raise LoadRefusedError(
                 f"The table {load.name} has no column {field.name!r}, which the source has.", hint=hint
             )

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from weft.types import FieldType
+from weft.errors import DeclarationError
+from weft.types import FieldType, comparable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -102,6 +103,16 @@ class Leased:
 
 
 @dataclass(frozen=True, slots=True)
+class Release:
+    """How a nack gives events back, to be delivered again after `delay` seconds."""
+
+    delay: float = 0
+    reason: str | None = None
+    undelivered: bool = False
+    """The events never reached anybody: this delivery does not count."""
+
+
+@dataclass(frozen=True, slots=True)
 class Refused:
     """Offsets whose ack or nack was refused, and why, in words. `late`: a longer lease would have helped."""
 
@@ -135,6 +146,9 @@ class Group:
 
 class Log(Protocol):
     """One stream in one database."""
+
+    schema: str
+    name: str
 
     def fields(self, *, fresh: bool = False) -> dict[str, FieldType]:
         """The columns that hold users' fields. `fresh` asks the database again: another process may have added some."""
@@ -188,24 +202,17 @@ class Log(Protocol):
         """Lease up to `limit` events to a member: its own unacknowledged ones first, then those whose lease ran out,
         then new ones."""
 
-    def ack(self, consumer: str, rowids: Sequence[int], *, token: str | None, member: str | None) -> int | Refused:
-        """Acknowledge offsets, all or none, if the lease that covers them is still the caller's; how many were not
-        acknowledged before."""
-
-    def nack(
+    def settle(
         self,
         consumer: str,
         rowids: Sequence[int],
         *,
-        token: str | None,
-        member: str | None,
-        delay: float,
-        reason: str | None,
-        undelivered: bool = False,
+        token: str | None = None,
+        member: str | None = None,
+        release: Release | None = None,
     ) -> int | Refused:
-        """Give offsets back, to be delivered again after `delay` seconds; how many.
-
-        `undelivered`: nobody saw them, so that this delivery does not count."""
+        """Acknowledge offsets, or with `release` give them back: all or none, if the lease that covers them is still
+        the caller's. Return how many were not settled before."""
 
     def reset(self, consumer: str, position: int) -> None:
         """Forget every lease of a consumer and let it go on after `position`."""
@@ -222,6 +229,30 @@ class Log(Protocol):
 
     def nth_last(self, n: int) -> int | None:
         """The offset of the `n`-th event from the end, or `None` where there are fewer."""
+
+
+def declare(log: Log, fields: dict[str, FieldType]) -> None:
+    """Give a stream the declared fields that it lacks; raise where it stores one in another way."""
+    present = log.fields(fresh=True)
+    spelled = {comparable(name): name for name in present}
+    for name in fields:
+        stored_as = spelled.get(comparable(name), name)
+        if stored_as != name:
+            raise DeclarationError(
+                f"Field {name!r} of stream {log.schema}.{log.name} is stored as {stored_as!r}.",
+                hint="Databases take names that differ in case or accents for one: keep the stored name.",
+            )
+    missing = {name: kind for name, kind in fields.items() if name not in present}
+    if missing:
+        log.add_fields(missing)
+        present = log.fields(fresh=True)
+    for name, kind in fields.items():
+        stored = present[name]
+        if (stored.base, stored.precision, stored.scale) != (kind.base, kind.precision, kind.scale):
+            raise DeclarationError(
+                f"Field {name!r} of stream {log.schema}.{log.name} is declared {kind}, but stored as {stored}.",
+                hint="Stored data is never converted: keep the stored type, or give the field another name.",
+            )
 
 
 class Store(Protocol):

@@ -49,11 +49,9 @@ class JsonCodec:
     is_parsed: ClassVar[bool] = True
 
     def decoder(self, known: Mapping[str, pa.DataType]) -> JsonDecoder:
-        """Return a decoder for one task."""
         return JsonDecoder(known)
 
     def encoded(self, columns: Sequence[str]) -> Column:
-        """Return a JSON object of each row."""
         from pyspark.sql import functions as F
 
         return F.to_json(F.struct(*(F.col(quoted(name)).alias(name) for name in columns)), _WRITTEN)
@@ -68,7 +66,6 @@ class JsonDecoder:
         self.hopes = True
 
     def parse(self, values: pa.Array) -> Parsed:
-        """The rows of messages, none of which is null."""
         columns = self._at_once(values) if self.hopes else None
         if columns is not None:
             return Parsed(columns, range(len(values)), {})

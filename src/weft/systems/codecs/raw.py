@@ -19,11 +19,9 @@ class RawCodec:
     is_parsed: ClassVar[bool] = False
 
     def decoder(self, known: Mapping[str, pa.DataType]) -> Decoder:
-        """Return a decoder that puts values into one column."""
         return _RawDecoder()
 
     def encoded(self, columns: Sequence[str]) -> Column:
-        """Return the only column."""
         from pyspark.sql import functions as F
 
         return F.col("value")
@@ -31,5 +29,4 @@ class RawCodec:
 
 class _RawDecoder:
     def parse(self, values: pa.Array) -> Parsed:
-        """Return the values as the column `value`."""
         return Parsed({"value": values}, range(len(values)), {})

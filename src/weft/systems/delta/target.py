@@ -21,30 +21,24 @@ class DeltaTarget(SparkTarget):
     keeps_columns = True
 
     def write(self, frame: DataFrame, load: Load, spark: SparkSession, put_aside: PutAside | None = None) -> Counts:
-        """Append, replace or merge the rows in one commit."""
         return sink.write(frame, self.connection, load, spark=spark, put_aside=put_aside)
 
     def copy(self, rows: ArrowRows, load: Load, spark: SparkSession) -> Counts | None:
-        """Write Parquet files of Arrow rows, and commit them."""
         return copy.copy(rows, self.connection, load, spark=spark)
 
     def has(self, load: Load, spark: SparkSession) -> bool:
-        """Return whether the table's log has the load."""
         return sink.has(self.connection, load, spark=spark)
 
     def columns(self, load: Load, spark: SparkSession) -> list[str] | None:
-        """Return the columns of the table's newest version."""
         try:
             return list(source.read(spark, self.connection, load.table, load.schema).columns)
         except NotFoundError:
             return None
 
     def read(self, path: str, spark: SparkSession) -> DataFrame:
-        """Return the rows of the table's newest version."""
         return source.read(spark, self.connection, path)
 
     def stored(self, load: Load, spark: SparkSession) -> DataFrame | None:
-        """Return the rows of the table; raise if it was made for something else."""
         table = DeltaTable(spark, self.connection, load.schema, load.table)
         columns = table.schema()
         if columns is None:
@@ -53,7 +47,6 @@ class DeltaTarget(SparkTarget):
         return table.read()
 
     def changes(self, frame: DataFrame, stored: DataFrame | None, load: Load) -> Counts:
-        """Compute the changes of a merge or scd2 load, and count them."""
         from pyspark.sql import functions as F
 
         is_scd2 = load.mode == "scd2"

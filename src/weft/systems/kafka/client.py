@@ -1,12 +1,13 @@
-"""Clients of confluent-kafka for a connection: metadata, offsets, groups, and what their errors mean."""
+"""Clients of confluent-kafka for a connection: metadata, offsets, groups, single messages, and their errors."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import uuid4
 
 from weft import settings
 from weft.errors import ConnectionFailedError, WeftError, unknown
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 SECONDS = 10.0
 """How long brokers may take to answer."""
 _STEP = 0.5
+_MESSAGES, _MESSAGES_STEP = 1000, 0.1
 _Found = TypeVar("_Found")
 
 
@@ -109,12 +111,9 @@ def metadata(connection: KafkaConnection) -> Any:
     return Admin(connection.resolved()).metadata()
 
 
-def send(
-    connection: KafkaConnection,
-    topic: str,
-    records: Iterable[tuple[bytes | None, bytes | None, Mapping[str, bytes]]],
-) -> int:
-    """Store messages (key, value, headers), and wait until every replica has them; how many there were."""
+def send(connection: KafkaConnection, topic: str, records: Iterable[tuple[bytes | None, bytes | None]]) -> int:
+    """Store messages (key, value), and return their number once every replica in sync has them."""
+    admin(connection).partitions(topic)  # raises for a topic that does not exist
     library = require("confluent_kafka", connection.kind)
     failures: list[Any] = []
     heard: list[str] = []
@@ -134,11 +133,11 @@ def send(
         }
     )
     count = 0
-    for key, value, headers in records:
+    for key, value in records:
         count += 1
         while True:
             try:
-                producer.produce(topic, value, key, headers=list(headers.items()), on_delivery=delivered)
+                producer.produce(topic, value, key, on_delivery=delivered)
                 break
             except BufferError:  # as much waits for the brokers as may
                 producer.poll(_STEP)
@@ -154,3 +153,47 @@ def send(
             hint="The others are stored. Sent again, they are there twice.",
         )
     return count
+
+
+def messages(connection: KafkaConnection, topic: str) -> Iterator[tuple[bytes | None, bytes | None]]:
+    """Yield key and value of each message that a topic has when this begins, in the order of each partition."""
+    library = require("confluent_kafka", connection.kind)
+    of = library.TopicPartition
+    numbers = admin(connection).partitions(topic)
+    settings = {
+        **options.for_client(connection),
+        # It joins no group and commits nothing. The name must be one's own all the same.
+        "group.id": f"weft-{uuid4()}",
+        "enable.auto.commit": False,
+        "enable.partition.eof": True,
+    }
+    consumer = library.Consumer(settings)
+    try:
+        ends = {number: consumer.get_watermark_offsets(of(topic, number), SECONDS) for number in numbers}
+        left = {number: high for number, (low, high) in ends.items() if high > low}
+        consumer.assign([of(topic, number, ends[number][0]) for number in left])
+        heard = time.monotonic()
+        while left:
+            # It waits for so many messages, or for so long: not for as long as brokers may take.
+            found = consumer.consume(_MESSAGES, _MESSAGES_STEP)
+            if found:
+                heard = time.monotonic()
+            elif time.monotonic() - heard > SECONDS:
+                raise ConnectionFailedError(
+                    f"{connection.label} ({connection.target}) sent nothing of the topic {topic!r} "
+                    f"for {SECONDS:.0f} seconds."
+                )
+            for each in found:
+                error, place = each.error(), each.partition()
+                if error is not None and error.code() != library.KafkaError._PARTITION_EOF:
+                    raise library.KafkaException(error)
+                # Offsets have gaps, and the last ones may hold no message: the end of a partition is told by itself.
+                if error is not None or each.offset() + 1 >= left.get(place, 0):
+                    is_over = left.pop(place, None) is None
+                    if error is not None or is_over:
+                        continue
+                yield each.key(), each.value()
+    except library.KafkaException as error:
+        raise admin(connection).failed(error) from None
+    finally:
+        consumer.close()

@@ -8,9 +8,11 @@ from dataclasses import field as option
 from typing import Any, ClassVar
 
 from weft import settings
-from weft.errors import DeclarationError, nearest
+from weft.errors import DeclarationError, did_you_mean
 from weft.systems.base import Connection, measured
 from weft.systems.codec import CODECS
+from weft.systems.endpoint import Endpoint
+from weft.systems.kafka.options import PARTITION_OFFSETS
 
 PORT = 9092
 FORMATS = tuple(CODECS)
@@ -73,8 +75,7 @@ class KafkaConnection(Connection):
                 f"{self.label} has the {name} {value!r}, which this version cannot read.",
                 hint=f"It can read {' and '.join(known)}.",
             )
-        close = nearest(value, known) or nearest(value.upper(), known)
-        hint = f"Did you mean {close!r}?" if close else f"Known: {', '.join(known)}."
+        hint = did_you_mean(value, known) or did_you_mean(value.upper(), known, f"Known: {', '.join(known)}.")
         raise DeclarationError(f"{self.label} has the {name} {value!r}, which there is not.", hint=hint)
 
     def _check_sign_in(self) -> None:
@@ -129,11 +130,9 @@ class KafkaConnection(Connection):
 
     @property
     def target(self) -> str:
-        """The bootstrap servers."""
         return self.bootstrap_servers
 
     def check(self) -> dict[str, Any]:
-        """Ask the cluster which brokers there are."""
         from weft.systems.kafka import client
 
         report: dict[str, Any] = {}
@@ -146,3 +145,12 @@ class KafkaConnection(Connection):
             "topics": sum(not name.startswith("__") for name in found.topics),
             **report,
         }
+
+
+class KafkaEndpoint(Endpoint):
+    """A topic. A source may start at an offset of each partition: `0:120,1:95`."""
+
+    is_source = True
+    start_forms: ClassVar = {**Endpoint.start_forms, PARTITION_OFFSETS: "offsets of partitions, which Kafka has"}
+    places = ("stream",)
+    dead_letters = ("topic",)

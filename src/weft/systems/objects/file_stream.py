@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import DataType
 
-    from weft.systems.objects.connection import ObjectStoreLocalConnection, ObjectStoreS3Connection
+    from weft.systems.objects.connection import FilesConnection
 
 _log = logging.getLogger("weft.engine")
 UNFINISHED = (".tmp", ".part", ".partial", ".inprogress", ".crdownload", ".filepart")
@@ -41,12 +41,7 @@ Dated = Callable[[bool], "DataFrame"]
 """Makes the DataFrame of files: with the time at which each was changed, or with nulls in its place."""
 
 
-def follow(
-    spark: SparkSession,
-    connection: ObjectStoreLocalConnection | ObjectStoreS3Connection,
-    prefix: str,
-    max_files: int,
-) -> DataFrame:
+def follow(spark: SparkSession, connection: FilesConnection, prefix: str, max_files: int) -> DataFrame:
     """A streaming DataFrame of the files under a prefix, each once, whatever its name: path and time of change.
 
     Only which files there are: what is in them is read later, by `read_files`, under whatever schema they have then.
@@ -70,21 +65,21 @@ def follow(
         raise
 
 
-def check_folder(connection: ObjectStoreLocalConnection, prefix: str) -> None:
+def check_folder(connection: FilesConnection, prefix: str) -> None:
     """Refuse a folder that is not there; one that a glob names may come later."""
     root = _root(connection, prefix)
     if not GLOB.search(root) and not os.path.exists(root):
         raise _missing(connection, prefix)
 
 
-def _missing(connection: ObjectStoreLocalConnection | ObjectStoreS3Connection, prefix: str) -> NotFoundError:
+def _missing(connection: FilesConnection, prefix: str) -> NotFoundError:
     return NotFoundError(
         f"There is nothing at {_root(connection, prefix)}.",
         hint="Make the folder or put the first file there, or correct the source's query.",
     )
 
 
-def _root(connection: ObjectStoreLocalConnection | ObjectStoreS3Connection, prefix: str) -> str:
+def _root(connection: FilesConnection, prefix: str) -> str:
     return f"{connection.root}/{prefix.strip('/')}"
 
 
@@ -100,7 +95,7 @@ class _Kind:
 
 def read_files(
     spark: SparkSession,
-    connection: ObjectStoreLocalConnection | ObjectStoreS3Connection,
+    connection: FilesConnection,
     prefix: str,
     changed: Mapping[str, datetime],
     time_column: str,
@@ -174,10 +169,7 @@ def _read(
 
 
 def _alike(
-    spark: Any,
-    connection: ObjectStoreLocalConnection | ObjectStoreS3Connection,
-    root: str,
-    paths: Mapping[str, datetime],
+    spark: Any, connection: FilesConnection, root: str, paths: Mapping[str, datetime]
 ) -> dict[_Kind, dict[str, Head | None]]:
     """The files that can be read as one, and what those of CSV begin with."""
     given, found = connection.options, dict[_Kind, list[str]]()

@@ -31,7 +31,6 @@ class FolderConnection(Connection):
 
     @property
     def target(self) -> str:
-        """The path as it was written."""
         return self.path
 
     def resolved(self) -> Self:

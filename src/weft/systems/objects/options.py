@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
-from weft.errors import DeclarationError, nearest
+from weft.errors import DeclarationError, did_you_mean
 from weft.systems.base import Settings
 from weft.systems.objects.formats import FORMATS
 
@@ -38,13 +38,11 @@ class FileOptions:
         known = [each.name for each in fields(cls)]
         for name in given:
             if name not in known:
-                close = nearest(name, known)
-                hint = f"Did you mean {close!r}?" if close else f"Its options: {', '.join(known)}."
+                hint = did_you_mean(name, known, f"Its options: {', '.join(known)}.")
                 raise DeclarationError(f"Files have no option {name!r}.", hint=hint)
         if format is not None and format not in FORMATS:
-            close = nearest(str(format), FORMATS)
-            hint = f"Did you mean {close!r}? " if close else ""
-            raise DeclarationError(f"There is no file format {format!r}.", hint=f"{hint}Formats: {', '.join(FORMATS)}.")
+            hints = (did_you_mean(format, FORMATS), f"Formats: {', '.join(FORMATS)}.")
+            raise DeclarationError(f"There is no file format {format!r}.", hint=" ".join(filter(None, hints)))
         chosen = format or "parquet"
         checked: dict[str, Any] = {}
         for name, value in given.items():
@@ -182,7 +180,7 @@ def _flag(name: str, value: object) -> bool:
 
 
 def _count(name: str, value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    if type(value) is not int or value < 1:
         raise DeclarationError(f"{name} must be a whole number of at least 1, not {value!r}.")
     return value
 
@@ -195,9 +193,8 @@ def _text(name: str, value: object) -> str:
 
 def _compression(name: str, value: object) -> str:
     if value not in COMPRESSIONS:
-        close = nearest(str(value), COMPRESSIONS)
-        hint = f"Did you mean {close!r}? " if close else ""
-        raise DeclarationError(f"{name} cannot be {value!r}.", hint=f"{hint}It is one of: {', '.join(COMPRESSIONS)}.")
+        hints = (did_you_mean(value, COMPRESSIONS), f"It is one of: {', '.join(COMPRESSIONS)}.")
+        raise DeclarationError(f"{name} cannot be {value!r}.", hint=" ".join(filter(None, hints)))
     return str(value)
 
 
@@ -217,8 +214,7 @@ def _table(checks: Mapping[str, Callable[[str, object], Any]]) -> Callable[[str,
         checked = Settings()
         for key, each in value.items():
             if key not in checks:
-                close = nearest(str(key), checks)
-                hint = f"Did you mean {close!r}?" if close else f"Its options: {', '.join(checks)}."
+                hint = did_you_mean(key, checks, f"Its options: {', '.join(checks)}.")
                 raise DeclarationError(f"{name} has no option {key!r}.", hint=hint)
             if each is not None:
                 checked[key] = checks[key](f"{name}[{key!r}]", each)

@@ -63,7 +63,6 @@ class S3Connection(Connection):
 
     @property
     def target(self) -> str:
-        """The bucket and the folder in it."""
         at = f" at {self.endpoint}" if self.endpoint else ""
         return f"s3://{'/'.join(part for part in (self.bucket, self.prefix.strip('/')) if part)}{at}"
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-    from weft.systems.objects.connection import ObjectStoreLocalConnection, ObjectStoreS3Connection
+    from weft.systems.objects.connection import FilesConnection
 
 MODES = ("append", "truncate")
 
@@ -42,26 +42,14 @@ def refuse(load: Load) -> None:
         )
 
 
-def write(
-    frame: DataFrame,
-    connection: ObjectStoreLocalConnection | ObjectStoreS3Connection,
-    load: Load,
-    *,
-    spark: SparkSession | None = None,
-) -> Counts:
+def write(frame: DataFrame, connection: FilesConnection, load: Load, *, spark: SparkSession | None = None) -> Counts:
     """Load a DataFrame into the files of a table. Called again with the same load, it changes nothing."""
     refuse(load)
     load.check_source(frame.columns)
     return _Write(frame, connection, load, spark or frame.sparkSession).run()
 
 
-def copy(
-    rows: ArrowRows,
-    connection: ObjectStoreLocalConnection | ObjectStoreS3Connection,
-    load: Load,
-    *,
-    spark: SparkSession,
-) -> Counts | None:
+def copy(rows: ArrowRows, connection: FilesConnection, load: Load, *, spark: SparkSession) -> Counts | None:
     """The same of rows that are Arrow, in files that are not Spark's work. `None` where only `write` can do it."""
     refuse(load)
     load.check_source(rows.schema.names)
@@ -70,7 +58,7 @@ def copy(
     return _Copy(rows, connection, load, spark).run()
 
 
-def has(connection: ObjectStoreLocalConnection | ObjectStoreS3Connection, load: Load, *, spark: SparkSession) -> bool:
+def has(connection: FilesConnection, load: Load, *, spark: SparkSession) -> bool:
     """Whether the files of a table are of a load already."""
     return _Load(connection, load, spark).begin() is None
 

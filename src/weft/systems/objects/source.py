@@ -20,10 +20,10 @@ from weft.systems.objects.reading import read_alike
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from weft.systems.objects.connection import ObjectStoreLocalConnection, ObjectStoreS3Connection
+    from weft.systems.objects.connection import FilesConnection
 
 
-def read(spark: SparkSession, connection: ObjectStoreLocalConnection | ObjectStoreS3Connection, path: str) -> DataFrame:
+def read(spark: SparkSession, connection: FilesConnection, path: str) -> DataFrame:
     """The rows of a table, or of the files at a path or glob of the connection.
 
     A table that loads made is read as its log says: whole loads, with the types that they had.
@@ -45,12 +45,7 @@ def read_table(spark: SparkSession, path: str) -> DataFrame | None:
     return None if state is None else _table(spark, path, state)
 
 
-def table_columns(
-    spark: SparkSession,
-    connection: ObjectStoreLocalConnection | ObjectStoreS3Connection,
-    schema: str | None,
-    table: str,
-) -> list[str] | None:
+def table_columns(spark: SparkSession, connection: FilesConnection, schema: str | None, table: str) -> list[str] | None:
     """The columns of a table that loads made; `None` where there is none."""
     connection.configure(spark)
     path = table_path(connection.root, schema, table)

@@ -141,13 +141,33 @@ def _of_sentinels(keywords: dict[str, Any]) -> dict[str, Any]:
     return {**kept, "socket_timeout": keywords["socket_connect_timeout"]}
 
 
+def ask_any_node(client: Any, *words: str) -> Any:
+    """Return the reply to a command; of one node where there are several, as they run the same."""
+    node = {"target_nodes": client.get_random_primary_node()} if isinstance(client, redis.RedisCluster) else {}
+    return client.execute_command(*words, **node)
+
+
 def info(client: Client, section: str) -> dict[str, Any]:
-    """A section of INFO; of one node where there are several, as they run the same."""
-    if isinstance(client, redis.RedisCluster):
-        reply = client.execute_command("INFO", section, target_nodes=client.get_random_primary_node())
-    else:
-        reply = client.execute_command("INFO", section)
-    return dict(reply)
+    """Return a section of INFO."""
+    return dict(ask_any_node(client, "INFO", section))
+
+
+def durability_warning(opened: Client) -> str | None:
+    """Return a warning about a server that would lose acknowledged events; `None` where it keeps them."""
+    warnings = []
+    if str(info(opened, "persistence").get("aof_enabled")) != "1":
+        warnings.append(
+            "This Redis server has no append-only file: events that it acknowledged are gone when it stops. "
+            "Set appendonly yes, and appendfsync always where not even the last second may be lost."
+        )
+    memory = info(opened, "memory")
+    policy = str(memory.get("maxmemory_policy"))
+    if int(memory.get("maxmemory", 0)) > 0 and policy.startswith("allkeys-"):  # the others spare keys without an end
+        warnings.append(
+            f"This Redis server removes keys when its memory is full ({policy}), whole streams among them. "
+            "Set maxmemory-policy noeviction."
+        )
+    return " ".join(warnings) or None
 
 
 def persistently(connection: RedisConnection, work: Callable[[Client], T]) -> T:

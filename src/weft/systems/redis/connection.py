@@ -10,6 +10,8 @@ from urllib.parse import unquote, urlsplit
 from weft import settings
 from weft.errors import DeclarationError, SettingsError
 from weft.systems.base import Connection, measured, require, url_parameters
+from weft.systems.endpoint import StoreEndpoint
+from weft.systems.redis.ids import to_offset
 
 
 def _flag(text: str) -> bool:
@@ -128,7 +130,7 @@ class RedisConnection(Connection):
     def check(self) -> dict[str, Any]:
         """Connect, ask for the server's version, and say when it keeps nothing on disk."""
         require("redis", self.kind)
-        from weft.systems.redis import client, durability
+        from weft.systems.redis import client
 
         report: dict[str, Any] = {}
         options = self.resolved().options()
@@ -138,7 +140,7 @@ class RedisConnection(Connection):
                 with measured(report):
                     opened.ping()
                 about = client.info(opened, "server")
-                warning = durability.warning(opened)
+                warning = client.durability_warning(opened)
             finally:
                 opened.close()
         except client.ERRORS as error:
@@ -154,3 +156,14 @@ class RedisConnection(Connection):
     def _malformed(self, what: str, hint: str | None) -> SettingsError:
         secrets = settings.url_secrets(self.url or "")
         return SettingsError(f"The URL of {self.label} {settings.redact(what, secrets)}.", hint=hint)
+
+
+class RedisEndpoint(StoreEndpoint):
+    """A stream. A source may start at the id of an entry, which is kept as its offset."""
+
+    start_forms: ClassVar = {**StoreEndpoint.start_forms, r"\d+-\d+": "an id of Redis"}
+
+    def parse_start(self, start: str, connection: Connection, query: str) -> str:
+        """Return an offset, `earliest` or `latest`."""
+        start = super().parse_start(start, connection, query)
+        return str(to_offset(start, query)) if "-" in start else start

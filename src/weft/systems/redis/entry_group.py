@@ -10,9 +10,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from redis import exceptions
+from redis.asyncio import Redis, RedisCluster
 
 from weft.errors import SettingsError
 from weft.systems.entries import Membership, Part, StreamEntry
@@ -42,7 +43,6 @@ class RedisGroupReader(RedisReader):
 
     @property
     def skipped(self) -> int:
-        """How many pending entries were passed over because they are deleted."""
         return sum(member.skipped for member in self._members.values())
 
     async def begin(self, stream: Key, identifier: Any) -> None:
@@ -197,3 +197,18 @@ def _by_stream(entries: Sequence[StreamEntry]) -> dict[Any, list[Any]]:
     for entry in entries:
         ids[entry.stream].append(entry.identifier)
     return ids
+
+
+class RedisEntries:
+    """Streams of Redis by their keys, whoever made them."""
+
+    noun: ClassVar[str] = "a key of Redis"
+    clients: ClassVar[str] = 'weft.Redis("localhost"), weft.RedisCluster("localhost", 7000)'
+
+    @staticmethod
+    def takes(client: object) -> bool:
+        return isinstance(client, Redis | RedisCluster)
+
+    @staticmethod
+    def open(client: Any, membership: Membership | None) -> RedisReader:
+        return RedisReader(client) if membership is None else RedisGroupReader(client, membership)

@@ -37,7 +37,6 @@ class RedisReader:
         self._look_at: dict[Part, float] = {}
 
     def name(self, stream: Any) -> Key:
-        """The stream's key."""
         name = getattr(stream, "name", stream)
         return name if isinstance(name, bytes) else str(name).encode()
 

@@ -61,18 +61,15 @@ class _RedisFeed(PageFeed):
 
     @property
     def name(self) -> str:
-        """The stream's key as a text."""
         return text_of(self.stream)
 
     @property
     def page_size(self) -> int:
-        """How many entries make a page of a reasonable size."""
         fitting = max(1, min(_LARGEST_PAGE, int(_PAGE_BYTES / self._bytes_a_row)))
         # A power of two, so that it seldom changes: the page that was asked for ahead must be as large as this one.
         return 1 << (fitting.bit_length() - 1)
 
     def close(self) -> None:
-        """Close the connections to the stream and to its quarantine."""
         try:
             self.wire.close()
         finally:
@@ -106,7 +103,6 @@ class _RedisFeed(PageFeed):
         return page
 
     def reject(self, rejected: Sequence[Rejected]) -> None:
-        """Put entries into the quarantine."""
         if self._quarantine is None:
             self._quarantine = Quarantine(self.wire, self.stream)
         self._quarantine.put(rejected)
@@ -141,7 +137,6 @@ class RangeFeed(_RedisFeed):
             self._start = f"({self._reached}"
 
     def fetch(self, limit: int, wait_seconds: float | None, more: bool = True) -> EntryPage | None:
-        """Return the next page. `more` says that the one after it will be wanted too."""
         self.begin()
         if self._reached == f"{LARGEST}-{LARGEST}":
             self.finished = True
@@ -160,7 +155,6 @@ class RangeFeed(_RedisFeed):
         return page
 
     def reject(self, rejected: Sequence[Rejected]) -> None:
-        """Put entries into the quarantine."""
         self._expected = None  # the connection is needed for something else, so its reply is let go
         super().reject(rejected)
 
@@ -298,12 +292,10 @@ class GroupFeed(_RedisFeed):
         self._acknowledge([each.id for each in rejected])
 
     def confirm(self) -> None:
-        """Acknowledge what was fetched."""
         ids, self._unconfirmed = self._unconfirmed, []
         self._acknowledge(ids)
 
     def settle(self) -> None:
-        """Wait until Redis has every acknowledgement."""
         self.wire.settle()
 
     def give_back(self) -> None:
@@ -361,12 +353,10 @@ class ManyFeed(PageFeed):
 
     @property
     def name(self) -> str:
-        """The stream whose turn it is."""
         return self._feeds[0].name
 
     @property
     def page_size(self) -> int:
-        """How many entries make a page of a reasonable size."""
         return self._feeds[0].page_size if self._feeds else _FIRST_PAGE
 
     def fetch(self, limit: int, wait_seconds: float | None, more: bool = True) -> Page | None:
@@ -382,11 +372,9 @@ class ManyFeed(PageFeed):
         return None
 
     def reject(self, rejected: Sequence[Rejected]) -> None:
-        """Put entries into the quarantine of their stream."""
         self._feeds[0].reject(rejected)
 
     def close(self) -> None:
-        """Close the connections."""
         self.wire.close()
         for feed in self._feeds:
             feed.close_quarantine()

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weft.errors import SettingsError, unknown
-from weft.systems.log import META_TYPES, Group, Leased, Member, Page, Refused, Span
+from weft.systems.log import META_TYPES, Group, Leased, Member, Page, Refused, Release, Span
 from weft.systems.pages import FieldNames
 from weft.systems.redis import ids, values
 from weft.systems.redis.group_member import GIVEN_BACK
@@ -166,7 +166,6 @@ class RedisLog:
         return state.length if state.added is None else state.added
 
     def floor(self) -> int:
-        """The last offset that retention removed."""
         return self._state().floor
 
     def removed_after(self, offset: int) -> int:
@@ -190,7 +189,6 @@ class RedisLog:
         return first - 1, removed - before
 
     def count(self) -> int:
-        """How many events are stored."""
         return self._state().length
 
     def nth_last(self, n: int) -> int | None:
@@ -245,7 +243,6 @@ class RedisLog:
         return count, reached
 
     def first_since(self, moment: datetime) -> int:
-        """The first offset at or after a moment; one past the head if there is none."""
         milliseconds = math.ceil((moment - _EPOCH) / timedelta(milliseconds=1))
         found = self._range(max(ids.first_of(milliseconds), 1), None, 1)
         return self._offset(found[0][0]) if found else self.head() + 1
@@ -255,7 +252,6 @@ class RedisLog:
         return self.store.entries(self.keys.stream, ids.to_id(first), upto, "COUNT", limit)
 
     def read(self, after: int, upto: int, limit: int) -> Page:
-        """Up to `limit` events of a range, in order."""
         entries: list[values.Entry] = []
         first = max(after + 1, 1)
         while first <= upto and len(entries) < limit:
@@ -278,7 +274,6 @@ class RedisLog:
         return values.page_of(entries, fields, self.keys.stream)
 
     def read_arrow(self, after: int, upto: int, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """A range as Arrow record batches, a page of entries each."""
         types = {**self.fields(fresh=True), **META_TYPES}
         for name in columns or ():
             if name not in types:
@@ -337,7 +332,6 @@ class RedisLog:
     def lease(
         self, consumer: str, member: str, limit: int, seconds: float, *, max_deliveries: int | None = None
     ) -> Leased:
-        """Lease events to a member of a consumer."""
         if member == GIVEN_BACK:
             raise SettingsError(f"A member cannot be {GIVEN_BACK!r}: what was given back is in that name.")
         token = secrets.token_hex(8)
@@ -354,58 +348,36 @@ class RedisLog:
             for first, last, events, deliveries, reason in found
         ]
 
-    def ack(self, consumer: str, rowids: Sequence[int], *, token: str | None, member: str | None) -> int | Refused:
-        """Acknowledge offsets, all or none."""
-        return self._settle(consumer, rowids, token, member, "ack", 0, None, undelivered=False)
-
-    def nack(
+    def settle(
         self,
         consumer: str,
         rowids: Sequence[int],
         *,
-        token: str | None,
-        member: str | None,
-        delay: float,
-        reason: str | None,
-        undelivered: bool = False,
-    ) -> int | Refused:
-        """Give offsets back, all or none."""
-        action = "nack"
-        if isinstance(rowids, range):
-            # A leased span that turned out empty: most offsets inside it are nobody's.
-            action, rowids = "empty", [rowids[0], rowids[-1]]
-        return self._settle(consumer, rowids, token, member, action, delay, reason, undelivered=undelivered)
-
-    def _settle(
-        self,
-        consumer: str,
-        rowids: Sequence[int],
-        token: str | None,
-        member: str | None,
-        action: str,
-        delay: float,
-        reason: str | None,
-        *,
-        undelivered: bool,
+        token: str | None = None,
+        member: str | None = None,
+        release: Release | None = None,
     ) -> int | Refused:
         if not rowids:
             return 0
-        wanted = rowids if action == "empty" else sorted(set(rowids))
-        found = self.store.script(
+        action, wanted = "ack" if release is None else "nack", sorted(set(rowids))
+        if release is not None and isinstance(rowids, range):
+            # A leased span that turned out empty: most offsets inside it are nobody's.
+            action, wanted = "empty", [rowids[0], rowids[-1]]
+        how = release or Release()
+        reply = self.store.script(
             "settle",
             self._keys_of(consumer),
-            *(consumer, token or "", member or "", action, int(delay * 1e6)),
-            *(int(reason is not None), reason or "", int(undelivered), *map(ids.to_id, wanted)),
+            *(consumer, token or "", member or "", action, int(how.delay * 1e6)),
+            *(int(how.reason is not None), how.reason or "", int(how.undelivered), *map(ids.to_id, wanted)),
         )
-        if isinstance(found, int):
-            return found
-        why, detail, refused = found[0].decode(), found[1].decode(), [self._offset(each) for each in found[2]]
+        if isinstance(reply, int):
+            return reply
+        why, detail, refused = reply[0].decode(), reply[1].decode(), [self._offset(each) for each in reply[2]]
         if why == "late":
             return Refused(refused, f"their lease ran out {float(detail):.1f} seconds ago", late=True)
-        return Refused(refused or list(wanted), _WHY[why].format(detail), late=why in ("other", "returned", "gone"))
+        return Refused(refused or wanted, _WHY[why].format(detail), late=why in ("other", "returned", "gone"))
 
     def reset(self, consumer: str, position: int) -> None:
-        """Let a consumer go on after a position."""
         self.store.script("reset", self._keys_of(consumer), consumer, ids.to_id(position))
 
     def groups(self) -> list[Group]:
@@ -444,7 +416,6 @@ class RedisLog:
     # -------------------------------------------------------------------------------------------------------- retention
 
     def trim(self, upto: int) -> int:
-        """Remove the events up to an offset; consumers that had not seen them are told how many they lost."""
         removed = 0
         upto = min(upto, self.head())
         while True:
@@ -455,7 +426,6 @@ class RedisLog:
                 return removed
 
     def trim_keys(self, before: float) -> None:
-        """Forget idempotency keys seen before a moment."""
         self.store.command("ZREMRANGEBYSCORE", self.keys.seen, "-inf", f"({int(before * 1e6)}")
 
 

@@ -32,7 +32,7 @@ class Quarantine:
     def put(self, rejected: Sequence[Rejected]) -> None:
         """Store entries, under their own ids where nothing newer is there."""
         for each in rejected:
-            entries = _run(self._source, "XRANGE", self._stream, each.id, each.id)
+            entries = self._source.query("XRANGE", self._stream, each.id, each.id)
             if entries:  # else it was deleted meanwhile
                 self._add(each.id, [*entries[0][1], ERROR_FIELD, each.why, SOURCE_FIELD, each.id])
 
@@ -54,8 +54,7 @@ class Quarantine:
     def _holds(self, source: str) -> bool:
         """Whether an entry is there, under whatever id: what was added since the last look is read."""
         while True:
-            words = (self._wire.key, self._read_up_to, "+", "COUNT", _ENTRIES_A_PAGE)
-            entries = _run(self._wire, "XRANGE", *words)
+            entries = self._wire.query("XRANGE", self._wire.key, self._read_up_to, "+", "COUNT", _ENTRIES_A_PAGE)
             for identifier, fields in entries:
                 self._held.add(text_of(fields[-1]))
                 self._read_up_to = f"({text_of(identifier)}"
@@ -65,11 +64,3 @@ class Quarantine:
     def close(self) -> None:
         """Let go of the connection."""
         self._wire.close()
-
-
-def _run(wire: Wire, *words: Word) -> list[list[list[bytes]]]:
-    try:
-        entries: list[list[list[bytes]]] = wire.run(*words)
-    except ReplyError as error:
-        raise wire.explained(error) from None
-    return entries

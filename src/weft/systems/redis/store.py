@@ -14,9 +14,8 @@ import msgspec
 import redis
 
 from weft.errors import ConnectionFailedError, DeclarationError, SchemaError, WeftError
-from weft.systems.declare import declare
-from weft.systems.log import EXTRA, Appended, Batch
-from weft.systems.redis import client, durability, ids, scripts, values
+from weft.systems.log import EXTRA, Appended, Batch, declare
+from weft.systems.redis import client, ids, scripts, values
 from weft.systems.redis.connection import RedisConnection
 from weft.systems.redis.log import RedisLog
 from weft.types import FieldType
@@ -64,7 +63,7 @@ class RedisStore:
             with self._lock:
                 if self._client is None:
                     opened = self._open_client()
-                    warning = durability.warning(opened)
+                    warning = client.durability_warning(opened)
                     if warning is not None:
                         _log.warning("%s: %s", self.connection.label, warning)
                     self._client = opened
@@ -126,10 +125,10 @@ class RedisStore:
                 self._logs[schema, name] = log
             if not log.declared.items() >= fields.items():
                 declare(log, fields)
+                log.declared.update(fields)
             return log
 
     def names(self) -> list[tuple[str, str]]:
-        """(schema, name) of every stream stored here."""
         found = sorted(full.decode() for full in self.command("SMEMBERS", ids.CATALOGUE))
         return [(full.partition(".")[0], full.partition(".")[2]) for full in found]
 
@@ -232,28 +231,17 @@ class RedisStore:
                 watcher.close()
 
     def unwatch(self) -> None:
-        """Close the connection that `changed` waits on."""
         with self._watching:
             self._drop_watcher()
 
     def now(self) -> float:
-        """The server's clock."""
-        if isinstance(self._connected(), redis.RedisCluster):
-            seconds, micros = self._of_any_node("TIME")
-        else:
-            seconds, micros = self.command("TIME")
+        try:
+            seconds, micros = client.ask_any_node(self._connected(), "TIME")
+        except client.CLUSTER_ERRORS as error:
+            raise self._explain(error) from None
         return int(seconds) + int(micros) / 1e6
 
-    def _of_any_node(self, *words: Any) -> Any:
-        opened = self._connected()
-        assert isinstance(opened, redis.RedisCluster)
-        try:
-            return opened.execute_command(*words, target_nodes=opened.get_random_primary_node())
-        except client.ERRORS as error:
-            raise self._explain(error) from None
-
     def close(self) -> None:
-        """Close every connection."""
         self._closed = True
         self.unwatch()
         opened, self._client = self._client, None

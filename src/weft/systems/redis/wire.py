@@ -79,6 +79,13 @@ class Wire:
         """The reply to a command as Python values; an error is raised as `ReplyError`."""
         return parse(self.ask(*words))
 
+    def query(self, *words: Word) -> Any:
+        """Return the reply to a command as Python values; raise an error of the server as one of ours."""
+        try:
+            return self.run(*words)
+        except ReplyError as error:
+            raise self.explained(error) from None
+
     def send(self, *words: Word) -> None:
         """Send a command whose reply `receive` gives. What the server refused of what was posted is raised before."""
         self._leave_to_parent()

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from weft.errors import unknown
-from weft.systems.log import META_TYPES, PUBLISHED_AT, ROWID, Group, Leased, Page, Refused
+from weft.systems.log import META_TYPES, PUBLISHED_AT, ROWID, Group, Leased, Page, Refused, Release
 from weft.systems.sql import leases
 from weft.types import FieldType
 
@@ -170,25 +170,17 @@ class SqlLog:
         with self.store.session("keep") as session:
             return leases.lease(session, self, consumer, member, limit, seconds, max_deliveries)
 
-    def ack(self, consumer: str, rowids: Sequence[int], *, token: str | None, member: str | None) -> int | Refused:
-        """Acknowledge offsets, all or none."""
-        with self.store.session("keep") as session:
-            return leases.settle(session, self, consumer, rowids, token, member, None)
-
-    def nack(
+    def settle(
         self,
         consumer: str,
         rowids: Sequence[int],
         *,
-        token: str | None,
-        member: str | None,
-        delay: float,
-        reason: str | None,
-        undelivered: bool = False,
+        token: str | None = None,
+        member: str | None = None,
+        release: Release | None = None,
     ) -> int | Refused:
-        """Give offsets back, all or none."""
+        """Acknowledge offsets or give them back, all or none."""
         with self.store.session("keep") as session:
-            release = leases.Release(delay, reason, undelivered)
             return leases.settle(session, self, consumer, rowids, token, member, release)
 
     def reset(self, consumer: str, position: int) -> None:

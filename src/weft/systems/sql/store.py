@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from weft.errors import DeclarationError
 from weft.systems.base import Connection
-from weft.systems.declare import declare
-from weft.systems.log import EXTRA, META_TYPES, PUBLISH_ID, PUBLISHED_AT, ROWID, Appended, Batch
+from weft.systems.log import EXTRA, META_TYPES, PUBLISH_ID, PUBLISHED_AT, ROWID, Appended, Batch, declare
 from weft.systems.sql.driver import Role, Session, SqlDriver, readable
 from weft.systems.sql.log import SqlLog
 from weft.types import FieldType
@@ -124,6 +123,7 @@ class SqlStore(SqlDriver):
                 self._logs[schema, name] = log
             if not log.declared.items() >= fields.items():
                 declare(log, fields)
+                log.declared.update(fields)
             return log
 
     def _open(self, schema: str, name: str, fields: dict[str, FieldType]) -> SqlLog:
