@@ -115,26 +115,21 @@ def nearest(name: str, candidates: Iterable[str]) -> str | None:
     """The candidate that looks most like `name`, if any comes close."""
     known = list(candidates)
     alike = [each for each in known if each.lower() == name.lower()]
-    found = alike or get_close_matches(name, known, n=1, cutoff=0.6)
-    return found[0] if found else None
+    return next(iter(alike or get_close_matches(name, known, n=1, cutoff=0.6)), None)
 
 
-def did_you_mean(name: object, candidates: Iterable[str], otherwise: str | None = None) -> str | None:
-    """Return the hint that names the candidate nearest to `name`; `otherwise` where none comes close."""
-    close = nearest(str(name), candidates)
-    return f"Did you mean {close!r}?" if close else otherwise
+def did_you_mean(name: str, candidates: Iterable[str], otherwise: str | None = None) -> str | None:
+    """Return a hint with the candidate that looks most like `name`; `otherwise` where none comes close."""
+    close = nearest(name, candidates)
+    return otherwise if close is None else f"Did you mean {close!r}?"
 
 
 def unknown(kind: str, name: str, candidates: Iterable[str], *, otherwise: str | None = None) -> NotFoundError:
     """A `NotFoundError` for `name` that names the nearest candidate, or lists the few there are."""
     names = sorted(candidates)
-    close = nearest(name, names)
-    if close is not None:
-        hint = f"Did you mean {close!r}?"
-    elif names:
-        hint = f"Known: {', '.join(names[:20])}{' …' if len(names) > 20 else ''}."
+    if names:
+        hint = did_you_mean(name, names, f"Known: {', '.join(names[:20])}{' …' if len(names) > 20 else ''}.")
+        hint = f"{hint} {otherwise}" if otherwise else hint
     else:
         hint = otherwise or f"No {kind} is declared."
-    if otherwise and names:
-        hint = f"{hint} {otherwise}"
     return NotFoundError(f"There is no {kind} named {name!r}.", hint=hint)

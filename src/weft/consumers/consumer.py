@@ -16,7 +16,7 @@ from typing import Any, Self
 from weft.errors import LeaseLostError, SettingsError, WeftError, did_you_mean
 from weft.project import current
 from weft.systems.base import Connection, System, system_for, systems
-from weft.systems.entries import GroupReader, Membership, Part, Reader, StreamEntry
+from weft.systems.entries import EntryReader, GroupReader, Membership, Part, StreamEntry
 
 _log = logging.getLogger("weft.consumers")
 # With the one that is asked for, as many as a request to a database may have.
@@ -54,7 +54,7 @@ class Consumer:
         self._buffer_size = buffer_size
         self._timeout = timeout
         self._identifiers = self._check_parameters(stream_parameters)
-        self._reader: Reader | None = None
+        self._reader: EntryReader | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._beginning = asyncio.Lock()
         self._begun: set[Any] = set()
@@ -153,7 +153,7 @@ class Consumer:
             await reader.close()
 
     def _open(self) -> Any:
-        """Open a `Reader`, or with a membership a `GroupReader`."""
+        """Open an `EntryReader`, or with a membership a `GroupReader`."""
         system = self._system_of_entries()
         if system is not None:
             return system.load("entries").open(self.client, self._membership)

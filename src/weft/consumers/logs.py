@@ -12,11 +12,12 @@ from typing import Any
 
 from weft.errors import EventsLostError, NotFoundError, SettingsError
 from weft.streams import Stream, ack, consume, groups, nack
-from weft.streams.events import Event, read_after
+from weft.streams.consuming import return_undelivered
+from weft.streams.events import read_after
 from weft.streams.runtime import Opened, find, open_beside
 from weft.systems.base import Connection
 from weft.systems.entries import Membership, Part, StreamEntry
-from weft.systems.log import ROWID, Refused, Release
+from weft.systems.log import ROWID
 
 _LOOK_SECONDS = 1.0
 _LEASE_MILLISECONDS = 60_000
@@ -164,25 +165,11 @@ class LogGroupReader(LogReader):
         done = 0
         for stream, events in _by_stream(entries).items():
             if undelivered:
-                done += await self._return(await self._opened(stream), events)
+                ready = await self._opened(stream)
+                done += await ready.hub.in_thread(return_undelivered, ready, self._group, events)
             else:
                 done += await nack(self._streams[stream], self._group, events, connection=self._connection)
         return done
-
-    async def _return(self, ready: Opened, events: list[Event]) -> int:
-        by_token: dict[str, list[int]] = defaultdict(list)
-        for event in events:
-            by_token[event.lease.token].append(event[ROWID])
-
-        def give_back() -> int:
-            done = 0
-            for token, rowids in by_token.items():
-                outcome = ready.log.settle(self._group, rowids, token=token, release=Release(undelivered=True))
-                # Refused where their lease ran out: then they are on their way to others already.
-                done += 0 if isinstance(outcome, Refused) else outcome
-            return done
-
-        return await ready.hub.in_thread(give_back)
 
 
 def entry_of(stream: str, event: dict[str, Any]) -> StreamEntry:

@@ -17,7 +17,7 @@ def check_to(to: str) -> None:
     """Refuse a kind of frame that there is none of."""
     if to not in get_args(To):
         kinds = ", ".join(map(repr, get_args(To)))
-        raise SettingsError(f"to is {kinds}; {to!r} is none of them.", hint=did_you_mean(to, get_args(To)))
+        raise SettingsError(f"to is {kinds}; {to!r} is none of them.", hint=did_you_mean(str(to), get_args(To)))
 
 
 def frame_of(table: pa.Table, to: str, layout: Layout) -> Any:

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from weft.dataframes.types import arrow_types
 from weft.errors import DeclarationError, SchemaError, SettingsError, did_you_mean
-from weft.systems.pages import FieldNames, Page, Rejected, name_columns
+from weft.systems.pages import FeedPage, FieldNames, Rejected, name_columns
 
 OnError = Literal["null", "raise", "quarantine"]
 _log = logging.getLogger("weft.dataframes")
@@ -43,7 +43,7 @@ class Layout:
         if self.on_error not in get_args(OnError):
             raise SettingsError(
                 f"on_error is {', '.join(map(repr, get_args(OnError)))}; {self.on_error!r} is none of them.",
-                hint=did_you_mean(self.on_error, get_args(OnError)),
+                hint=did_you_mean(str(self.on_error), get_args(OnError)),
             )
         names = (self.stream_column, self.id_column, self.timestamp_column, self.sequence_column, self.delivery_column)
         own = [name for name in names if name is not None]
@@ -96,7 +96,7 @@ class Layout:
     def _has(self, name: str | None) -> TypeGuard[str]:
         return name is not None and (self.columns is None or name in self.columns)
 
-    def convert(self, page: Page, stream: str) -> tuple[pa.RecordBatch, list[Rejected]]:
+    def convert(self, page: FeedPage, stream: str) -> tuple[pa.RecordBatch, list[Rejected]]:
         """The columns of a page, and the entries that are in no row because they do not fit."""
         faults: list[tuple[int, str, str]] = []
         arrays: dict[str, pa.Array] = {}
@@ -123,7 +123,7 @@ class Layout:
         return self._judge(batch, page, stream, faults)
 
     def _judge(
-        self, batch: pa.RecordBatch, page: Page, stream: str, faults: list[tuple[int, str, str]]
+        self, batch: pa.RecordBatch, page: FeedPage, stream: str, faults: list[tuple[int, str, str]]
     ) -> tuple[pa.RecordBatch, list[Rejected]]:
         row, name, why = min(faults)
         first = f"the entry {page.ids[row]} of {stream!r}: {name!r} {why}"

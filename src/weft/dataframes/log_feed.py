@@ -18,7 +18,7 @@ from weft.streams.runtime import Opened, open_stream
 from weft.systems.base import Connection
 from weft.systems.entries import Membership
 from weft.systems.log import EXTRA, META_TYPES, PUBLISHED_AT, ROWID
-from weft.systems.pages import Page, PageFeed, name_columns
+from weft.systems.pages import FeedPage, PageFeed, name_columns
 from weft.types import FieldType, to_json
 
 _EVENTS_A_PAGE = 50_000
@@ -26,7 +26,7 @@ _EVENTS_A_LEASE = 100_000
 _LEASE_SECONDS = 60.0
 
 
-class EventPage(Page):
+class EventPage(FeedPage):
     """A page of events of a log."""
 
     def __init__(self, rowids: pa.Array, published: pa.Array, fields: dict[str, pa.Array]) -> None:
@@ -53,7 +53,7 @@ class _LogFeed(PageFeed):
     def name(self) -> str:
         return self.opened.stream.name
 
-    def _page(self, batch: pa.RecordBatch) -> Page:
+    def _page(self, batch: pa.RecordBatch) -> FeedPage:
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         rowids, published, extra = (columns.pop(name, None) for name in (ROWID, PUBLISHED_AT, EXTRA))
         fields = {name: array for name, array in columns.items() if name not in META_TYPES}
@@ -99,7 +99,7 @@ class LogRangeFeed(_LogFeed):
         if self._after is None:
             self._after = self.opened.log.head()
 
-    def fetch(self, limit: int, wait_seconds: float | None, more: bool = True) -> Page | None:
+    def fetch(self, limit: int, wait_seconds: float | None, more: bool = True) -> FeedPage | None:
         self.begin()
         watch = self.opened.hub.watch
         version = watch.version
@@ -180,7 +180,7 @@ class LogGroupFeed(_LogFeed):
         self._lease = _LEASE_SECONDS if idle is None else max(idle / 1000, 0.001)
         self._unconfirmed: list[dict[str, Any]] = []
 
-    def fetch(self, limit: int, wait_seconds: float | None, more: bool = True) -> Page | None:
+    def fetch(self, limit: int, wait_seconds: float | None, more: bool = True) -> FeedPage | None:
         events = self._consume(limit, _LEASE_SECONDS if wait_seconds is None else wait_seconds)
         while not events and wait_seconds is None:
             events = self._consume(limit, _LEASE_SECONDS)

@@ -44,7 +44,7 @@ class Claim:
 
 def is_live(owner: str | None, expires_at: datetime | None, now: datetime) -> bool:
     """Whether a lease is not over, nor its process gone."""
-    return owner is not None and expires_at is not None and expires_at > now and not process.is_gone(owner)
+    return owner is not None and expires_at is not None and expires_at > now and not process.has_ended(owner)
 
 
 def slot_id(pipeline: str, slot: datetime, *more: str) -> str:
@@ -164,7 +164,7 @@ def _begin(session: Session, book: LogTables, run: Run) -> None:
 def _interrupt(session: Session, book: LogTables, claim: Claim, last: Attempt) -> Attempt:
     """Record that the owner is gone, and let go of its claim."""
     assert claim.owner is not None
-    ended = "has ended" if process.is_gone(claim.owner) else "was silent for longer than its lease"
+    ended = "has ended" if process.has_ended(claim.owner) else "was silent for longer than its lease"
     error = f"The process {last.pid} on {last.host} {ended}."
     book.update(
         session,

@@ -12,6 +12,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence, Set
 from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import groupby
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -33,51 +34,27 @@ _WEIGHED_EVENTS = 16
 _WEIGHED_DEPTH = 4
 
 
+@dataclass(slots=True, eq=False)
 class Ticket:
     """One publish that waits for its commit. Either its events are still to be encoded, or its batches are ready."""
 
-    __slots__ = (
-        "appended",
-        "batches",
-        "encode",
-        "error",
-        "events",
-        "future",
-        "key",
-        "keys",
-        "lock",
-        "loop",
-        "publish_id",
-        "ready",
-        "weight",
-    )
-
-    future: asyncio.Future[None]
-    lock: threading.Lock
-
-    def __init__(
-        self,
-        ready: Opened,
-        publish_id: str,
-        events: list[dict[str, Any]],
-        encode: Callable[[Ticket], list[Batch]],
-        key: str | None = None,
-    ) -> None:
-        self.ready = ready
-        self.publish_id = publish_id
-        self.events = events
-        self.encode = encode
-        self.key = key
-        """Names the publish; under the same one again its events are duplicates."""
-        self.keys: Set[str] | None = None
-        """Those of the events, where somebody has looked."""
-        self.batches: list[Batch] | None = None
-        self.appended: Appended | None = None
-        """What became of the events that went to the stream itself, not to its quarantine."""
-        self.error: BaseException | None = None
-        self.weight = 0
-        """About how many bytes the events have."""
-        self.loop: asyncio.AbstractEventLoop | None = None
+    ready: Opened
+    publish_id: str
+    events: list[dict[str, Any]]
+    encode: Callable[[Ticket], list[Batch]]
+    key: str | None = None
+    """Names the publish; under the same one again its events are duplicates."""
+    keys: Set[str] | None = None
+    """Those of the events, where somebody has looked."""
+    batches: list[Batch] | None = None
+    appended: Appended | None = None
+    """What became of the events that went to the stream itself, not to its quarantine."""
+    error: BaseException | None = None
+    weight: int = 0
+    """About how many bytes the events have."""
+    loop: asyncio.AbstractEventLoop | None = None
+    future: asyncio.Future[None] = field(init=False)
+    lock: threading.Lock = field(init=False)
 
     def settle(self) -> None:
         """Wake who waits. In its loop's thread for asyncio, in any for the others."""

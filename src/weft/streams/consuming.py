@@ -10,7 +10,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -114,16 +114,20 @@ async def consume_now(
 
 
 def _give_back(ready: Opened, consumer: str, done: Future[list[dict[str, Any]]]) -> None:
-    if not done.cancelled() and done.exception() is None and done.result():
-        events = done.result()
-        lease: Lease = events[0].lease  # type: ignore[attr-defined]
-        _return_unseen(ready, consumer, [event[ROWID] for event in events], lease.token)
+    if not done.cancelled() and done.exception() is None:
+        with suppress(WeftError):  # else they come back when the lease ends
+            return_undelivered(ready, consumer, done.result())
 
 
-def _return_unseen(ready: Opened, consumer: str, rowids: Sequence[int], token: str) -> None:
-    """Return events that nobody received, as if they had not been delivered."""
-    with suppress(WeftError):  # else they come back when the lease ends
-        ready.log.settle(consumer, rowids, token=token, release=Release(undelivered=True))
+def return_undelivered(ready: Opened, consumer: str, events: Consumed) -> int:
+    """Return events that nobody received, as if they had not been delivered; how many."""
+    returned = 0
+    for lease, rowids in _by_lease(ready, events).items():
+        token = None if lease is None else lease.token
+        outcome = ready.log.settle(consumer, rowids, token=token, release=Release(undelivered=True))
+        # Refused where their lease ran out: then they are on their way to others already.
+        returned += 0 if isinstance(outcome, Refused) else outcome
+    return returned
 
 
 def _checked(consumer: str, batch_size: int, member: str | None, lease: float, wait: float) -> str:
@@ -181,12 +185,12 @@ def _take(
                 hint="Consume again to go on with what is left. Keep events for longer, or consume faster.",
             )
         if leased.exhausted:
-            _bury(ready, consumer, member, leased)
+            _move_to_dead_letters(ready, consumer, member, leased)
         if leased.spans:
             lease = Lease(stream.name, consumer, leased.token)  # one for all spans: their ack is one transaction
             events = _read_all(ready, consumer, leased.spans, lease, has_room)
             if events:
-                retention.look_soon(ready)
+                retention.enforce_soon(ready)
                 return events
         elif not leased.exhausted:
             return []
@@ -203,22 +207,24 @@ def _read_all(
         for event in in_rounds(ready.log, span.first - 1, span.last, span.events, lambda page: to_events(page, lease)):
             if not has_room(event):
                 left = [replace(span, first=event[ROWID]), *spans[at + 1 :]]
-                _return_unseen(ready, consumer, [rowid for each in left for rowid in _rowids(ready, each)], lease.token)
+                rowids = [rowid for each in left for rowid in _rowids(ready, each)]
+                with suppress(WeftError):  # else they come back when the lease ends
+                    ready.log.settle(consumer, rowids, token=lease.token, release=Release(undelivered=True))
                 return events
             events.append(event)
         if len(events) == before:
-            _give_up(ready, consumer, span, lease)
+            _release_empty_span(ready, consumer, span, lease)
     return events
 
 
 def _read(ready: Opened, consumer: str, span: Span, lease: Lease) -> list[dict[str, Any]]:
     events = to_events(ready.log.read(span.first - 1, span.last, span.events), lease)
     if not events:
-        _give_up(ready, consumer, span, lease)
+        _release_empty_span(ready, consumer, span, lease)
     return events
 
 
-def _give_up(ready: Opened, consumer: str, span: Span, lease: Lease) -> None:
+def _release_empty_span(ready: Opened, consumer: str, span: Span, lease: Lease) -> None:
     """A leased span that is empty would be leased again for ever: somebody deleted its rows by hand, or retention did
     after the lease."""
     ready.log.settle(consumer, range(span.first, span.last + 1), token=lease.token, release=Release())
@@ -229,7 +235,7 @@ def _rowids(ready: Opened, span: Span) -> Iterator[int]:
         yield from batch.column(0).to_pylist()
 
 
-def _bury(ready: Opened, consumer: str, member: str, leased: Leased) -> None:
+def _move_to_dead_letters(ready: Opened, consumer: str, member: str, leased: Leased) -> None:
     """Move events that were delivered too often to the dead letters: stored there first, then acknowledged here.
 
     A crash in between repeats the first step, which the key of each record makes harmless.
@@ -268,8 +274,8 @@ def _body(event: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
     Whatever was published must find a grave, or its consumer would stop there for ever.
     """
-    given = {key: value for key, value in event.items() if not key.startswith(RESERVED_PREFIX)}
-    body = json.loads(json.dumps(given, default=to_json))
+    fields = {key: value for key, value in event.items() if not key.startswith(RESERVED_PREFIX)}
+    body = json.loads(json.dumps(fields, default=to_json))
     if _fits(body):
         return body, []
     left_out = [key for key, value in body.items() if not _fits({key: value})]
@@ -350,7 +356,7 @@ def _by_lease(ready: Opened, events: Consumed) -> dict[Lease | None, list[int]]:
             f"Consumed events are needed for {ready.stream.name!r}, not {type(events).__name__}.",
             hint="Pass the events that consume returned.",
         )
-    found: dict[Lease | None, dict[int, None]] = {}
+    by_lease: dict[Lease | None, dict[int, None]] = {}
     for index, event in enumerate(events):
         rowid = event.get(ROWID) if isinstance(event, Mapping) else None
         if type(rowid) is not int or not 0 < rowid < 2**63:
@@ -361,8 +367,8 @@ def _by_lease(ready: Opened, events: Consumed) -> dict[Lease | None, list[int]]:
                 value=rowid,
                 hint="Pass the events that consume returned.",
             )
-        found.setdefault(event.lease if isinstance(event, Event) else None, {})[rowid] = None
-    return {lease: list(rowids) for lease, rowids in found.items()}
+        by_lease.setdefault(event.lease if isinstance(event, Event) else None, {})[rowid] = None
+    return {lease: list(rowids) for lease, rowids in by_lease.items()}
 
 
 def _settle(ready: Opened, consumer: str, events: Consumed, member: str | None, release: Release | None) -> int:

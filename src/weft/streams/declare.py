@@ -302,14 +302,14 @@ def can_be_column(name: str) -> bool:
     )
 
 
-def _fields(given: object, where: str) -> dict[str, FieldType]:
-    if given is None:
+def _fields(declared: object, where: str) -> dict[str, FieldType]:
+    if declared is None:
         return {}
-    if not isinstance(given, Mapping):
-        raise DeclarationError(f"{where}: fields must be a dict of names to types, not {type(given).__name__}.")
+    if not isinstance(declared, Mapping):
+        raise DeclarationError(f"{where}: fields must be a dict of names to types, not {type(declared).__name__}.")
     fields: dict[str, FieldType] = {}
     seen: dict[str, str] = {}
-    for name, kind in given.items():
+    for name, kind in declared.items():
         if not isinstance(name, str) or not can_be_column(name):
             raise DeclarationError(
                 f"{where}: {name!r} cannot be the name of a field: "
@@ -325,15 +325,15 @@ def _fields(given: object, where: str) -> dict[str, FieldType]:
     return fields
 
 
-def _options(given: object, option: str, where: str, known: Mapping[str, type]) -> dict[str, Any]:
-    if given is None:
+def _options(options: object, option: str, where: str, known: Mapping[str, type]) -> dict[str, Any]:
+    if options is None:
         return {}
-    if not isinstance(given, Mapping):
-        raise DeclarationError(f"{where}: {option} must be a dict, not {type(given).__name__}.")
-    for key, value in given.items():
+    if not isinstance(options, Mapping):
+        raise DeclarationError(f"{where}: {option} must be a dict, not {type(options).__name__}.")
+    for key, value in options.items():
         kind = known.get(key)
         if kind is None:
-            hint = did_you_mean(key, known, f"Options: {', '.join(known)}.")
+            hint = did_you_mean(str(key), known, f"Options: {', '.join(known)}.")
             raise DeclarationError(f"{where}: {option} has no option {key!r}.", hint=hint)
         number = kind in (int, float)
         fits = type(value) in ((int, float) if kind is float else (kind,))
@@ -343,7 +343,7 @@ def _options(given: object, option: str, where: str, known: Mapping[str, type]) 
             wanted = {int: "a positive whole number", float: "a positive number", str: "a non-empty string"}[kind]
             wanted += f" of at most {most:,}" if number else ""
             raise DeclarationError(f"{where}: {option}[{key!r}] must be {wanted}.")
-    return dict(given)
+    return dict(options)
 
 
 _AUTH = {"bearer": ("token",), "api_key": ("header", "key"), "hmac": ("secret",)}
@@ -361,7 +361,7 @@ def _auth(given: object, where: str) -> dict[str, Any] | None:
         )
     kind = given["type"]
     if kind not in tuple(_AUTH):
-        hint = did_you_mean(kind, _AUTH)
+        hint = did_you_mean(str(kind), _AUTH)
         raise DeclarationError(f"{where}: auth has a type that is not known; there are {kinds}.", hint=hint)
     options = dict(given)
     secrets = options.get("secret")
@@ -378,10 +378,10 @@ def _auth(given: object, where: str) -> dict[str, Any] | None:
     return {**checked, "secret": tuple(secrets)} if isinstance(secrets, (list, tuple)) else checked
 
 
-def _rate_limit(given: object, where: str) -> dict[str, float] | None:
-    if given is None:
+def _rate_limit(options: object, where: str) -> dict[str, float] | None:
+    if options is None:
         return None
-    checked = _options(given, "rate_limit", where, {"requests_per_second": float, "burst": int})
+    checked = _options(options, "rate_limit", where, {"requests_per_second": float, "burst": int})
     if "requests_per_second" not in checked:
         raise DeclarationError(f"{where}: rate_limit needs requests_per_second.")
     if checked["requests_per_second"] < _SLOWEST:
@@ -389,15 +389,15 @@ def _rate_limit(given: object, where: str) -> dict[str, float] | None:
     return checked
 
 
-def _idempotency(given: object, fields: Mapping[str, FieldType], where: str) -> tuple[tuple[str, ...], float]:
+def _idempotency(declared: object, fields: Mapping[str, FieldType], where: str) -> tuple[tuple[str, ...], float]:
     horizon = _DEFAULT_HORIZON_DAYS
-    if given is None:
+    if declared is None:
         return (), horizon
-    if isinstance(given, Mapping):
-        rest = {key: value for key, value in given.items() if key != "fields"}
+    if isinstance(declared, Mapping):
+        rest = {key: value for key, value in declared.items() if key != "fields"}
         horizon = float(_options(rest, "idempotency_key", where, {"horizon_days": float}).get("horizon_days", horizon))
-        given = given.get("fields")
-    names = (given,) if isinstance(given, str) else given
+        declared = declared.get("fields")
+    names = (declared,) if isinstance(declared, str) else declared
     if not isinstance(names, Sequence) or not names or not all(isinstance(name, str) and name for name in names):
         raise DeclarationError(
             f"{where}: idempotency_key must be a field, a list of fields or {{'fields': […], 'horizon_days': …}}."

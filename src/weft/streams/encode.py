@@ -53,9 +53,9 @@ def as_events(events: object, stream: Stream) -> list[dict[str, Any]]:
             f"publish to {stream.name!r} takes dicts, not a {type(events).__module__.partition('.')[0]} frame.",
             hint="Pass .to_pylist() of an Arrow table, .to_dicts() of polars, .to_dict('records') of pandas.",
         )
-    found: list[dict[str, Any]] = list(events)
-    if set(map(type, found)) - {dict}:
-        for index, event in enumerate(found):
+    listed: list[dict[str, Any]] = list(events)
+    if set(map(type, listed)) - {dict}:
+        for index, event in enumerate(listed):
             if not isinstance(event, Mapping):
                 raise SchemaError(
                     f"Event {index} of the publish to {stream.name!r} is {_shown(event)}, not a dict.",
@@ -63,15 +63,15 @@ def as_events(events: object, stream: Stream) -> list[dict[str, Any]]:
                     value=event,
                     hint=_as_dict(event),
                 )
-            found[index] = dict(event)
-    return found
+            listed[index] = dict(event)
+    return listed
 
 
-def _as_dict(given: object) -> str | None:
+def _as_dict(event: object) -> str | None:
     """How to make an event of what is none."""
-    if is_dataclass(given):
+    if is_dataclass(event):
         return "Pass dataclasses.asdict(event)."
-    return "Pass json.loads(text)." if isinstance(given, (str, bytes)) else None
+    return "Pass json.loads(text)." if isinstance(event, (str, bytes)) else None
 
 
 def keys_of(events: list[dict[str, Any]]) -> Set[str]:
@@ -86,16 +86,16 @@ def encode_quickly(
 ) -> Encoded | None:
     """The short way; `None` where some event needs a closer look. Never touches the database."""
     fields = log.fields()
-    given = _columns(events, keys_of(events) if keys is None else keys)
-    if not given.keys() <= fields.keys():
+    by_name = _columns(events, keys_of(events) if keys is None else keys)
+    if not by_name.keys() <= fields.keys():
         return None
     required = stream.validate_schema
-    if required and not given.keys() <= stream.fields.keys():
+    if required and not by_name.keys() <= stream.fields.keys():
         return None  # a column that is there from an earlier declaration does not make a key valid
     columns, values, nulls = [], [], []
     for name, kind in fields.items():
-        if name in given:
-            checked, has_nulls = check_column(given[name], kind)
+        if name in by_name:
+            checked, has_nulls = check_column(by_name[name], kind)
             if checked is None or (log.forbidden and _has_forbidden(checked, kind, log.forbidden)):
                 return None
             if required and has_nulls and not _optional(stream, name):
@@ -162,15 +162,15 @@ def _check_keys(stream: Stream, index: int, event: dict[str, Any]) -> None:
 
 
 def _new_fields(fields: dict[str, FieldType], events: list[dict[str, Any]]) -> dict[str, FieldType]:
-    taken = {comparable(name) for name in fields}
+    used = {comparable(name) for name in fields}
     new: dict[str, FieldType] = {}
     for key in dict.fromkeys(key for event in events for key in event if key not in fields):
-        if not can_be_column(key) or comparable(key) in taken or len(fields) + len(new) >= MAX_INFERRED_COLUMNS:
+        if not can_be_column(key) or comparable(key) in used or len(fields) + len(new) >= MAX_INFERRED_COLUMNS:
             continue
         kind = infer([event.get(key) for event in events])
         if kind is not None:
             new[key] = kind
-            taken.add(comparable(key))
+            used.add(comparable(key))
     return new
 
 
@@ -300,8 +300,8 @@ def to_batch(
     batch = Batch(log, publishes, encoded.columns, encoded.values, encoded.extra, nulls=encoded.nulls)
     names = stream.key_fields if key_fields is None else key_fields
     if names:
-        given = events if encoded.kept is None else encoded.kept
-        columns = [_key_column(name, encoded, given) for name in names]
+        stored = events if encoded.kept is None else encoded.kept
+        columns = [_key_column(name, encoded, stored) for name in names]
         # An event with a null among its key fields has no key: it is never a duplicate.
         batch.keys = [None if None in values else _key(values) for values in zip(*columns, strict=True)]
     if publish_key is not None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from weft.systems.log import EXTRA, ROWID, Log, Page
+from weft.systems.log import EXTRA, ROWID, Log, LogPage
 
 _FIRST_ROUND, _LAST_ROUND = 16, 512
 
@@ -49,13 +49,13 @@ def _restore(values: dict[str, Any], lease: Lease) -> Event:
     return event
 
 
-def to_dicts(page: Page) -> list[dict[str, Any]]:
+def to_dicts(page: LogPage) -> list[dict[str, Any]]:
     """A page as plain dicts, the extra keys merged in."""
     names, columns, extra = _split(page)
     return _merge([dict(zip(names, values, strict=False)) for values in zip(*columns, strict=False)], extra)
 
 
-def to_events(page: Page, lease: Lease) -> list[dict[str, Any]]:
+def to_events(page: LogPage, lease: Lease) -> list[dict[str, Any]]:
     """A page as events of a lease."""
     names, columns, extra = _split(page)
     events: list[dict[str, Any]] = []
@@ -85,7 +85,7 @@ def in_rounds(
     after: int,
     upto: int,
     limit: int,
-    convert: Callable[[Page], list[dict[str, Any]]] = to_dicts,
+    convert: Callable[[LogPage], list[dict[str, Any]]] = to_dicts,
 ) -> Iterator[dict[str, Any]]:
     """Up to `limit` events of a range, one by one. They are read in rounds that grow: whoever stops, because they are
     large, has not much more of them in memory than it took."""
@@ -99,7 +99,7 @@ def in_rounds(
         after, limit, count = events[-1][ROWID], limit - wanted, min(2 * count, _LAST_ROUND)
 
 
-def _split(page: Page) -> tuple[list[str], list[Any], Any]:
+def _split(page: LogPage) -> tuple[list[str], list[Any], Any]:
     names: list[str] = []
     columns: list[Any] = []
     extra: Any = ()

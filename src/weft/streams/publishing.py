@@ -40,7 +40,7 @@ async def publish_to(ready: Opened, events: Any, idempotency_key: str | None = N
         if not _can_wait(ticket):
             ticket.batches = await ready.hub.in_thread(_encode, ticket)
         await ready.hub.committer.publish_async(ticket)
-        retention.look_soon(ready)
+        retention.enforce_soon(ready)
     return _result(ticket)
 
 
@@ -58,7 +58,7 @@ def publish_sync(
         if not _can_wait(ticket):
             ticket.batches = _encode(ticket)
         ready.hub.committer.publish(ticket)
-        retention.look_soon(ready)
+        retention.enforce_soon(ready)
     return _result(ticket)
 
 
@@ -113,7 +113,7 @@ def _encode(ticket: Ticket) -> list[Batch]:
         place = open_stream(stream.quarantine, ticket.ready.hub.connection)
         # Its keys must be forgotten one day too, and nobody else publishes to it.
         place.keyed = place.keyed or ticket.key is not None
-        retention.look_soon(place)
+        retention.enforce_soon(place)
         records = encode(place.stream, place.log, encoded.quarantined)
         publishes = [(ticket.publish_id, records.count)]
         batches.append(to_batch(place.stream, place.log, publishes, records, [], publish_key=ticket.key))
@@ -132,7 +132,7 @@ def publish_once(stream: Stream, connection: Connection | None, records: list[di
     publishes = [(ticket.publish_id, encoded.count)]
     ticket.batches = [to_batch(lenient, ready.log, publishes, encoded, ticket.events, (key_field,))]
     ready.hub.committer.publish(ticket)
-    retention.look_soon(ready)
+    retention.enforce_soon(ready)
 
 
 def _result(ticket: Ticket) -> dict[str, Any]:

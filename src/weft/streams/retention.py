@@ -18,7 +18,7 @@ _INTERVAL_SECONDS = 5.0
 _trimming = threading.Lock()
 
 
-def look_soon(ready: Opened) -> None:
+def enforce_soon(ready: Opened) -> None:
     """Enforce the stream's retention in the background, if it is time for it."""
     if _due(ready):
         ready.hub.in_background(_enforce_quietly, ready)

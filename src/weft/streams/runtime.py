@@ -106,9 +106,8 @@ def find(stream: str | Stream) -> Stream:
         return stream
     streams = current().streams
     if isinstance(stream, str):
-        found = streams.get(stream)
-        if found is not None:
-            return found
+        if stream in streams:
+            return streams[stream]
         for declared in streams.values():
             for derived in derived_streams(declared):
                 if derived.name == stream:

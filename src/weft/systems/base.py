@@ -73,12 +73,12 @@ class Connection:
         self.validate()
 
     def __repr__(self) -> str:
-        given = [
+        shown = [
             f"{each.name}={self._shown(each)!r}"
             for each in dataclasses.fields(self)
             if getattr(self, each.name) is not None
         ]
-        return f"{type(self).__name__}({', '.join(given)})"
+        return f"{type(self).__name__}({', '.join(shown)})"
 
     @classmethod
     def refuse_unknown(cls, fields: typing.Iterable[str]) -> None:
@@ -110,9 +110,9 @@ class Connection:
         scheme = url_scheme(url)
         if scheme in schemes or (scheme is None and not self._is_resolved and settings.has_references(url)):
             return
-        found = f"begins with {scheme}://" if scheme else "is no URL"
+        problem = f"begins with {scheme}://" if scheme else "is no URL"
         raise DeclarationError(
-            f"The {field_name} of {self.label} {found}; {self.any_such} needs "
+            f"The {field_name} of {self.label} {problem}; {self.any_such} needs "
             f"{' or '.join(f'{each}://' for each in schemes)}."
         )
 
@@ -132,16 +132,16 @@ class Connection:
 
     def secrets(self) -> set[str]:
         """The secret values of this connection once resolved, for `weft.settings.redact`."""
-        resolved, found = self.resolved(), set()
+        resolved, secrets = self.resolved(), set()
         for each in dataclasses.fields(self):
             value = getattr(resolved, each.name)
             if value is None:
                 continue
             if each.metadata.get("url"):
-                found |= settings.url_secrets(value)
+                secrets |= settings.url_secrets(value)
             elif each.metadata.get("secret"):
-                found.add(str(value))
-        return found
+                secrets.add(str(value))
+        return secrets
 
     @property
     def target(self) -> str:
@@ -341,7 +341,7 @@ def url_parameters(
     query: str, known: Mapping[str, Callable[[str], Any]], malformed: Callable[[str, str | None], SettingsError]
 ) -> dict[str, Any]:
     """What follows the `?` of a URL: known names alone, each read by its function."""
-    found: dict[str, Any] = {}
+    parameters: dict[str, Any] = {}
     for pair in filter(None, query.split("&")):
         name, _, text = pair.partition("=")
         if name not in known:
@@ -354,10 +354,10 @@ def url_parameters(
             hint = did_you_mean(name, known, f"Known parameters: {', '.join(known)}.")
             raise malformed(f"has an unknown parameter {name!r}", hint)
         try:
-            found[name] = known[name](unquote_plus(text))
+            parameters[name] = known[name](unquote_plus(text))
         except ValueError:
             raise malformed(f"has an invalid value of {name!r}", None) from None
-    return found
+    return parameters
 
 
 def require(module: str, system: System | str) -> types.ModuleType:
@@ -489,9 +489,9 @@ def system_for(kind: str) -> System:
     """The system of this kind."""
     if kind in _BUILT_IN:
         return _BUILT_IN[kind]
-    found, broken = _third_party()
-    if kind in found:
-        return found[kind]
+    installed, broken = _third_party()
+    if kind in installed:
+        return installed[kind]
     if kind in broken:
         raise SettingsError(broken[kind], hint="Update or remove that package.")
     if kind in LATER_KINDS:
@@ -544,7 +544,7 @@ def _third_party() -> tuple[dict[str, System], dict[str, str]]:
     """
     from importlib.metadata import entry_points
 
-    found: dict[str, System] = {}
+    installed: dict[str, System] = {}
     broken: dict[str, str] = {}
     for point in entry_points(group=ENTRY_POINTS):
         package = point.dist.name if point.dist else "an unnamed package"
@@ -556,11 +556,11 @@ def _third_party() -> tuple[dict[str, System], dict[str, str]]:
         else:
             if not isinstance(system, System):
                 problem = f"is a {type(system).__name__}, not a weft.systems.System"
-            elif system.kind in _BUILT_IN or system.kind in found:
+            elif system.kind in _BUILT_IN or system.kind in installed:
                 problem = f"has the kind {system.kind!r}, which is taken"
             else:
-                found[system.kind] = system
+                installed[system.kind] = system
         if problem is not None:
             broken[point.name] = f"The system {point.name!r} of the package {package} {problem}."
             warnings.warn(broken[point.name], stacklevel=2)
-    return found, broken
+    return installed, broken

@@ -1,8 +1,8 @@
 """The entries protocol: what a system does to have its own streams read entry by entry, those that nobody declared.
 
-`weft.Consumer` and `weft.GroupConsumer` are written once over it. A `System` names its `Entries`. A `Reader` belongs to
-one consumer, and knows where in each stream it is. Declared streams do not need it: on every system they are read
-through their log.
+`weft.Consumer` and `weft.GroupConsumer` are written once over it. A `System` names its `Entries`. An `EntryReader`
+belongs to one consumer, and knows where in each stream it is. Declared streams do not need it: on every system they are
+read through their log.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Membership:
     """What an error says where there is no such group."""
 
 
-class Reader(Protocol):
+class EntryReader(Protocol):
     """Reads streams for a consumer that is alone."""
 
     def name(self, stream: Any) -> Any:
@@ -64,7 +64,7 @@ class Reader(Protocol):
         """Give back what the reader opened itself."""
 
 
-class GroupReader(Reader, Protocol):
+class GroupReader(EntryReader, Protocol):
     """Reads streams for a member of a group."""
 
     held_for: float | None
@@ -97,5 +97,5 @@ class Entries(Protocol):
         """Return whether this is a client of the system, as its driver makes them."""
 
     @staticmethod
-    def open(client: Any, membership: Membership | None) -> Reader:
+    def open(client: Any, membership: Membership | None) -> EntryReader:
         """Open a reader on a client or a connection; with a membership it is a `GroupReader`."""

@@ -87,12 +87,12 @@ class Lease:
                     return
                 continue
             owner = self._owner_of(last)
-            if owner and all(map(process.is_gone, owner)):
+            if owner and all(map(process.has_ended, owner)):
                 self._end(last)
                 continue
             # Not what is in it: S3's client may have kept that, or fail because it changes.
             state = (last, names.get(f"{_file(last)}.beat"))
-            is_living = bool(owner) and process.is_here(owner[0]) and not process.is_gone(owner[0])
+            is_living = bool(owner) and process.is_on_this_machine(owner[0]) and not process.has_ended(owner[0])
             if state != seen:
                 # By our own clock: those of other machines may be wrong.
                 is_living, changed = is_living or seen is not None, _now()
@@ -124,8 +124,8 @@ class Lease:
 
     def _names(self) -> dict[str, int]:
         """What is there, and how long each is."""
-        found = self.folder.files_in(self._home)
-        return {name: size for name, size in found.items() if name[:20].isdecimal()}  # no drafts
+        sizes = self.folder.files_in(self._home)
+        return {name: size for name, size in sizes.items() if name[:20].isdecimal()}  # no drafts
 
     def _create(self, number: int) -> bool:
         path = f"{self._home}/{_file(number)}.claim"

@@ -298,22 +298,19 @@ def refuse_own(schema: str | None, table: str, where: str = "") -> None:
 
 def _target(target: object) -> tuple[str | None, str]:
     if isinstance(target, str):
-        schema, dot, table = target.partition(".")
-        found: tuple[str | None, str] = (schema, table) if dot else (None, target)
-    elif isinstance(target, tuple | list) and len(target) == 2 and isinstance(target[1], str):
-        found = (target[0], target[1])
-        if found[0] is not None and not isinstance(found[0], str):
+        target = target.split(".", 1) if "." in target else (None, target)
+    match target:
+        case (None | str() as schema, str() as table):
+            names = [table] if schema is None else [schema, table]
+        case _:
             raise DeclarationError('A target is ("schema", "table") or "schema.table".')
-    else:
-        raise DeclarationError('A target is ("schema", "table") or "schema.table".')
-    for name in found:
-        if name is not None and (not name or "\0" in name):
-            raise DeclarationError("A target's schema and table must have a name.", hint='("analytics", "orders")')
-    return found
+    if not all(names) or any("\0" in name for name in names):
+        raise DeclarationError("A target's schema and table must have a name.", hint='("analytics", "orders")')
+    return schema, table
 
 
-def _names(option: str, given: object) -> tuple[str, ...]:
-    names = (given,) if isinstance(given, str) else given
+def _names(option: str, columns: object) -> tuple[str, ...]:
+    names = (columns,) if isinstance(columns, str) else columns
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         raise DeclarationError(f"{option} must be a list of column names.", hint=f'For example {option}=["id"].')
     if len(set(names)) != len(names):

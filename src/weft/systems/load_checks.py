@@ -37,7 +37,7 @@ def without_void(frame: DataFrame) -> DataFrame:
     )
 
 
-def fitted(frame: DataFrame, table: StructType, load: Load) -> DataFrame:
+def cast_to_table(frame: DataFrame, table: StructType, load: Load) -> DataFrame:
     """The source's columns with the types of the table's, where no value can change by it; else a refusal. Columns that
     the table lacks are refused too, unless it is to get them."""
     types = {field.name: field.dataType for field in table}
@@ -65,7 +65,7 @@ def fitted(frame: DataFrame, table: StructType, load: Load) -> DataFrame:
     return frame.select(*chosen)
 
 
-def grown(table: StructType, frame: DataFrame) -> StructType:
+def extended_schema(table: StructType, frame: DataFrame) -> StructType:
     """The columns of a table, and then those that a frame has beyond them."""
     from pyspark.sql.types import StructField, StructType
 
@@ -73,7 +73,7 @@ def grown(table: StructType, frame: DataFrame) -> StructType:
     return StructType([*table, *more])
 
 
-def completed(frame: DataFrame, columns: StructType) -> DataFrame:
+def with_all_columns(frame: DataFrame, columns: StructType) -> DataFrame:
     """All of these columns in this order, null where a frame lacks one."""
     from pyspark.sql import functions as F
 
@@ -86,21 +86,21 @@ def completed(frame: DataFrame, columns: StructType) -> DataFrame:
     )
 
 
-def _fits(frame: DataFrame, given: DataType, wanted: DataType) -> bool:
+def _fits(frame: DataFrame, source: DataType, wanted: DataType) -> bool:
     from pyspark.sql.types import DecimalType, IntegralType, NullType, StringType
 
-    if given == wanted or isinstance(given, NullType):
+    if source == wanted or isinstance(source, NullType):
         return True
     if isinstance(wanted, StringType):
         return False
-    if isinstance(given, IntegralType) and isinstance(wanted, IntegralType):
+    if isinstance(source, IntegralType) and isinstance(wanted, IntegralType):
         return True  # a value that is too large fails the load
-    if isinstance(given, DecimalType) and isinstance(wanted, DecimalType):
-        return wanted.scale >= given.scale
+    if isinstance(source, DecimalType) and isinstance(wanted, DecimalType):
+        return wanted.scale >= source.scale
     spark: Any = frame.sparkSession
     to_java = spark._jsparkSession.parseDataType
     cast = java_class(spark, "org.apache.spark.sql.catalyst.expressions.Cast")
-    return bool(cast.canUpCast(to_java(given.json()), to_java(wanted.json())))
+    return bool(cast.canUpCast(to_java(source.json()), to_java(wanted.json())))
 
 
 def refuse_empty(load: Load, rows: int) -> None:
@@ -129,12 +129,12 @@ def checked_keys(
     has_null = reduce(lambda one, other: one | other, (column(key).isNull() for key in load.keys))
     is_timeless = column(event).isNull() if event is not None and event in keys else F.lit(False)
     rows = F.col(_RANK)
-    found = groups.agg(
+    totals = groups.agg(
         *(F.coalesce(F.sum(F.when(condition, rows)), F.lit(0)) for condition in (F.lit(True), has_null, is_timeless)),
         F.count(F.lit(1)),
         F.max(rows),
     )
-    total, nulls, timeless, different, most = found.collect()[0]
+    total, nulls, timeless, different, most = totals.collect()[0]
     if nulls:
         if put_aside is not None and nulls <= MOST_ASIDE:
             put_aside(frame.where(has_null))

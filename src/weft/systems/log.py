@@ -69,7 +69,7 @@ class Appended(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class LogPage:
     """Events as columns of canonical values under `names`; JSON fields are decoded, `_weft_extra` holds dicts or
     `None`."""
 
@@ -180,7 +180,7 @@ class Log(Protocol):
     def count(self) -> int:
         """How many events are stored and visible."""
 
-    def read(self, after: int, upto: int, limit: int) -> Page:
+    def read(self, after: int, upto: int, limit: int) -> LogPage:
         """Up to `limit` events with `after < offset <= upto`, in order."""
 
     def read_arrow(self, after: int, upto: int, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Page:
+class FeedPage:
     """Entries as columns: their ids as strings, the values of each field, null where an entry has none."""
 
     ids: pa.Array
@@ -72,7 +72,7 @@ class PageFeed:
     def begin(self) -> None:
         """Fix where to start, and make what must be there."""
 
-    def fetch(self, limit: int, wait_seconds: float | None, more: bool = True) -> Page | None:
+    def fetch(self, limit: int, wait_seconds: float | None, more: bool = True) -> FeedPage | None:
         """Return the next entries, up to so many; `None` where none came while it waited (`None` waits for as long as
         it takes). `more` says that there will be another fetch."""
         raise NotImplementedError

@@ -14,8 +14,8 @@ def this_process() -> str:
 
 def name_of(pid: int) -> str:
     """The same of another process of this machine."""
-    found = _stat(pid)
-    return f"{socket.gethostname()}:{pid}:{found[1] if found else ''}:{_machine()}"
+    stat = _stat(pid)
+    return f"{socket.gethostname()}:{pid}:{stat[1] if stat else ''}:{_machine()}"
 
 
 def host_of(owner: str) -> tuple[str, int]:
@@ -24,15 +24,15 @@ def host_of(owner: str) -> tuple[str, int]:
     return host, int(pid)
 
 
-def is_here(owner: str) -> bool:
+def is_on_this_machine(owner: str) -> bool:
     """Whether a process is, or was, one of this machine since it started."""
     _, _, began, machine = owner.rsplit(":", 3)
     return bool(began and machine) and machine == _machine()
 
 
-def is_gone(owner: str) -> bool:
+def has_ended(owner: str) -> bool:
     """Whether a process has ended. `False` where this machine cannot know."""
-    if not is_here(owner):
+    if not is_on_this_machine(owner):
         return False
     _, number, began, _ = owner.rsplit(":", 3)
     pid = int(number)
@@ -42,9 +42,9 @@ def is_gone(owner: str) -> bool:
         return True
     except PermissionError:
         pass  # it is there, and another user's
-    found = _stat(pid)
+    stat = _stat(pid)
     # One that ended and whose parent has not asked for it yet is a zombie.
-    return found is not None and (found[0] in "ZX" or found[1] != began)
+    return stat is not None and (stat[0] in "ZX" or stat[1] != began)
 
 
 def _stat(pid: int) -> tuple[str, str] | None:

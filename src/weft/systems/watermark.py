@@ -72,7 +72,7 @@ def text_of(value: Any) -> str:
     return _KINDS[type(value)][1](value)
 
 
-def less(value: Any, lookback: Any) -> Any:
+def subtract_lookback(value: Any, lookback: Any) -> Any:
     """A value some way back: a timedelta before a time, a number before a number."""
     if lookback is None or value is None:
         return value

@@ -65,19 +65,19 @@ def unified_schema(schemas: Iterable[pa.Schema], known: Iterable[str]) -> pa.Sch
             key = each.name.lower()
             kinds.setdefault(key, []).append(each.type)
             names[key] = spellings.get(key) or min(each.name, names.get(key, each.name))
-    return pa.schema([(names[key], _settled(unified(found))) for key, found in kinds.items()])
+    return pa.schema([(names[key], _storable(unified(types))) for key, types in kinds.items()])
 
 
-def _settled(kind: pa.DataType, *, inside: bool = False) -> pa.DataType:
+def _storable(kind: pa.DataType, *, inside: bool = False) -> pa.DataType:
     """Without what no table can hold: objects without keys, and inside of others values of no type."""
     if pa.types.is_null(kind):
         return pa.string() if inside else kind
     if pa.types.is_list(kind):
-        return pa.list_(_settled(kind.value_type, inside=True))
+        return pa.list_(_storable(kind.value_type, inside=True))
     if pa.types.is_struct(kind):
         if not kind.num_fields:
             return pa.string()
-        return pa.struct([(each.name, _settled(each.type, inside=True)) for each in kind])
+        return pa.struct([(each.name, _storable(each.type, inside=True)) for each in kind])
     return kind
 
 

@@ -149,27 +149,27 @@ class JsonDecoder:
         """The values of one message, as their columns hold them; `ValueError` says why there are none."""
         try:
             value.decode()
-            found = _decode(value)
+            row = _decode(value)
         except UnicodeDecodeError as error:
             raise ValueError(f"It is not UTF-8: byte {error.start} cannot be read.") from None
         except msgspec.DecodeError as error:
             raise ValueError(f"It is not JSON: {error}.") from None
         except RecursionError:
             raise ValueError(_TOO_DEEP) from None
-        if type(found) is not dict:
-            raise ValueError(f"It is JSON, but no object: it is {_NAMES[type(found)]}.")
-        if "" in found:
+        if type(row) is not dict:
+            raise ValueError(f"It is JSON, but no object: it is {_NAMES[type(row)]}.")
+        if "" in row:
             raise ValueError("It has a key without a name, which no column can have.")
-        if value.count(b"{") + value.count(b"[") > MAX_DEPTH and _is_deep(found):
+        if value.count(b"{") + value.count(b"[") > MAX_DEPTH and _is_deep(row):
             raise ValueError(_TOO_DEEP)
-        if len({name.lower() for name in found}) < len(found):
-            twice = [name for name, times in Counter(name.lower() for name in found).items() if times > 1]
+        if len({name.lower() for name in row}) < len(row):
+            twice = [name for name, times in Counter(name.lower() for name in row).items() if times > 1]
             raise ValueError(f"It has two keys that are one column: {twice[0]!r} in upper and lower case.")
-        for name, each in found.items() if self.known else ():
+        for name, each in row.items() if self.known else ():
             if (known := self.known.get(name.lower())) is not None:
                 exact = _decode_exactly(value)[name] if pa.types.is_decimal(known) else each
-                found[name] = _fitted(name, exact, known)
-        return found
+                row[name] = _fitted(name, exact, known)
+        return row
 
     def _array(self, key: str, values: list[Any]) -> pa.Array:
         known = self.known.get(key)
@@ -298,10 +298,10 @@ def _fit(value: Any, kind: pa.DataType) -> Any:
     for matches, field_type in _CHECKED:
         if matches(kind):
             declared = field_type(kind)
-            found = check_value(from_json(value, declared), declared)
+            checked = check_value(from_json(value, declared), declared)
             if types.is_timestamp(kind):
-                return found if kind.tz else found.replace(tzinfo=None)
-            return str(found) if isinstance(kind, pa.UuidType) else found
+                return checked if kind.tz else checked.replace(tzinfo=None)
+            return str(checked) if isinstance(kind, pa.UuidType) else checked
     return pa.scalar(value, kind).as_py()
 
 

@@ -27,7 +27,7 @@ from weft.systems.lease import table_lock
 from weft.systems.load import Counts, Load
 from weft.systems.load_checks import refuse_empty
 from weft.systems.objects import parquet
-from weft.systems.objects.parquet import Range, Written
+from weft.systems.objects.parquet import Range, WrittenFile
 from weft.systems.target import ArrowRows
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class _Copy:
 
     # --------------------------------------------------------------------------------------------------- the commit
 
-    def _commit(self, columns: StructType, files: list[Written]) -> bool:
+    def _commit(self, columns: StructType, files: list[WrittenFile]) -> bool:
         """One commit with all files; whether this load was not there yet."""
         load = self.load
         with sessions.active(self.spark):
@@ -169,7 +169,7 @@ class _Copy:
         more = [getattr(companion, f"apply$default${number}")() for number in range(3, count + 1)]
         return companion.apply(mode, self._java("scala.Option").apply(self._seq([])), *more)
 
-    def _count(self, transaction: Any, files: list[Written]) -> None:
+    def _count(self, transaction: Any, files: list[WrittenFile]) -> None:
         """Let the table's history say how much was written."""
         make = self._java("org.apache.spark.sql.execution.metric.SQLMetrics").createMetric
         context = self.spark.sparkContext._jsc.sc()
@@ -182,8 +182,8 @@ class _Copy:
             metric = make(context, name)
             metric.set(number)
             metrics.put(name, metric)
-        found = self._java(_CONVERTERS).asScala(metrics)
-        as_map = getattr(self._companion("scala.collection.immutable.Map"), "from")(found)
+        scala_metrics = self._java(_CONVERTERS).asScala(metrics)
+        as_map = getattr(self._companion("scala.collection.immutable.Map"), "from")(scala_metrics)
         transaction.registerSQLMetrics(self.spark._jsparkSession, as_map)
 
     # -------------------------------------------------------------------------------------------------- Java's, Scala's
@@ -195,17 +195,17 @@ class _Copy:
         return getattr(self._java(f"{name}$"), "MODULE$")
 
     def _seq(self, values: list[Any]) -> Any:
-        found = self._java("java.util.ArrayList")()
+        java_list = self._java("java.util.ArrayList")()
         for value in values:
-            found.add(value)
-        return self._java(_CONVERTERS).asScala(found).toSeq()
+            java_list.add(value)
+        return self._java(_CONVERTERS).asScala(java_list).toSeq()
 
     def _list(self, values: Any) -> list[Any]:
         # By its length: the end of an iterator reaches Python as an exception, which takes long.
         return list(self._java(_CONVERTERS).asJava(values).toArray())
 
 
-def _added(file: Written, now: int) -> dict[str, Any]:
+def _added(file: WrittenFile, now: int) -> dict[str, Any]:
     return {
         "path": file.name,
         "partitionValues": {},
@@ -216,27 +216,27 @@ def _added(file: Written, now: int) -> dict[str, Any]:
     }
 
 
-def statistics(file: Written) -> str:
+def statistics(file: WrittenFile) -> str:
     """What Delta keeps of a file to pass it by: how many rows, and of the first columns the range and the nulls."""
     kept = dict(list(file.ranges.items())[:_COLUMNS_WITH_RANGES])
-    low = {name: _low(found) for name, found in kept.items()}
-    high = {name: _high(found) for name, found in kept.items()}
+    low = {name: _low(values) for name, values in kept.items()}
+    high = {name: _high(values) for name, values in kept.items()}
     return _encoder.encode(
         {
             "numRecords": file.rows,
             "minValues": {name: value for name, value in low.items() if value is not None},
             "maxValues": {name: value for name, value in high.items() if value is not None},
-            "nullCount": {name: found.nulls for name, found in kept.items()},
+            "nullCount": {name: values.nulls for name, values in kept.items()},
         }
     ).decode()
 
 
-def _low(found: Range) -> Any:
-    return found.low[:_TEXT_LENGTH] if isinstance(found.low, str) else _plain(found.low)
+def _low(values: Range) -> Any:
+    return values.low[:_TEXT_LENGTH] if isinstance(values.low, str) else _plain(values.low)
 
 
-def _high(found: Range) -> Any:
-    text = found.high
+def _high(values: Range) -> Any:
+    text = values.high
     if not isinstance(text, str):
         return _plain(text)
     if len(text) <= _TEXT_LENGTH:

@@ -16,7 +16,7 @@ from weft.systems.delta import changes
 from weft.systems.delta.table import DeltaTable, properties, retried, settings
 from weft.systems.lease import table_lock
 from weft.systems.load import Counts, Load
-from weft.systems.load_checks import checked_keys, fitted, grown, refuse_empty, without_void
+from weft.systems.load_checks import cast_to_table, checked_keys, extended_schema, refuse_empty, without_void
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -76,10 +76,10 @@ class _Write:
         columns = self.table.schema()
         if columns is not None:
             self.table.check(load, columns)
-            self.frame = fitted(self.frame, columns, load)
+            self.frame = cast_to_table(self.frame, columns, load)
             if self.table.has(load):
                 return Counts(replayed=True)
-            wanted = grown(columns, self.frame)
+            wanted = extended_schema(columns, self.frame)
             if len(wanted) > len(columns):
                 with self._alone():
                     self.table.add(wanted, load)
@@ -105,9 +105,9 @@ class _Write:
         def put(rows: DataFrame) -> None:
             nonlocal aside
             assert put_aside is not None
-            found = rows.toArrow()
-            put_aside(found)
-            aside = len(found)
+            table = rows.toArrow()
+            put_aside(table)
+            aside = len(table)
 
         if load.keys:
             source, total, kept = checked_keys(source, load, put if put_aside is not None else None)
@@ -133,10 +133,10 @@ class _Write:
         load, table = self.load, self.table
         deleted = 0
         mode = "append" if load.mode == "append" else "overwrite"
-        made = properties(source.schema) if columns is None else {}
+        table_properties = properties(source.schema) if columns is None else {}
 
         def commit() -> None:
-            source.write.format("delta").mode(mode).options(**made).save(table.path)
+            source.write.format("delta").mode(mode).options(**table_properties).save(table.path)
 
         with self._alone():
             if load.mode == "truncate" and columns is not None:
@@ -168,14 +168,14 @@ class _Write:
 
         def commit() -> tuple[list[Any], Observation]:
             stored = table.read()
-            found = (changes.scd2_changes if is_scd2 else changes.merge_changes)(source, stored, load)
+            counted_rows = (changes.scd2_changes if is_scd2 else changes.merge_changes)(source, stored, load)
             observed = Observation()
             counts = [
                 F.count_if(F.col(changes.OP) == op).alias(op)
                 for op in (changes.INSERT, changes.VERSION, changes.UPDATE, changes.DELETE)
             ]
             old = F.count_if(F.col(changes.EXPIRED)) if is_scd2 else F.lit(0)
-            found.observe(observed, *counts, old.alias("old")).createOrReplaceTempView(_VIEW)
+            counted_rows.observe(observed, *counts, old.alias("old")).createOrReplaceTempView(_VIEW)
             return self.spark.sql(statement(table.name, _VIEW, names, load)).collect(), observed
 
         self._mark()
@@ -192,14 +192,14 @@ class _Write:
         if not done:
             # Another attempt of the same load was faster.
             return Counts(replayed=True)
-        found = observed.get
-        inserted, updated = found[changes.INSERT], found[changes.VERSION] + found[changes.UPDATE]
+        counted_rows = observed.get
+        inserted, updated = counted_rows[changes.INSERT], counted_rows[changes.VERSION] + counted_rows[changes.UPDATE]
         counted = table.metrics(self.label) or {}
         return Counts(
             rows_read=total,
             inserted=inserted,
             updated=updated,
             unchanged=kept - inserted - updated,
-            deleted=found[changes.DELETE] + found["old"],
+            deleted=counted_rows[changes.DELETE] + counted_rows["old"],
             bytes=counted.get("numTargetBytesAdded", 0),
         )

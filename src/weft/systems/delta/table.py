@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import random
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -62,8 +64,8 @@ class DeltaTable:
         """Whether this load was committed: the table keeps the last batch of each writer in its own log."""
         snapshot = self._snapshot()
         with active(self.spark):
-            found = snapshot.transactions().get(writer(load))
-        return bool(found.isDefined()) and int(found.get()) >= load.batch_id
+            last_batch = snapshot.transactions().get(writer(load))
+        return bool(last_batch.isDefined()) and int(last_batch.get()) >= load.batch_id
 
     def create(self, columns: StructType, load: Load) -> None:
         """Make the table with these columns where it is missing, and for scd2 with its own."""
@@ -116,8 +118,8 @@ class DeltaTable:
             for line in (folder.read(f"{self.path}/_delta_log/{version:020}.json") or b"").splitlines():
                 info = json.loads(line).get("commitInfo")
                 if info is not None and info.get("userMetadata") == label:
-                    found = info.get("operationMetrics", {})
-                    return {name: int(value) for name, value in found.items() if str(value).isdigit()}
+                    metrics = info.get("operationMetrics", {})
+                    return {name: int(value) for name, value in metrics.items() if str(value).isdigit()}
         return None
 
 
@@ -149,22 +151,17 @@ def settings(load: Load, label: str) -> dict[str, str]:
 
 def retried(action: Callable[[], Result], load: Load) -> Result:
     """Do something again if another load changed the table meanwhile: Delta finds that out when it commits."""
-    import random
-    import time
-
     for attempt in range(ATTEMPTS):
         try:
             return action()
         except Exception as error:
-            if not is_conflict(error) or attempt == ATTEMPTS - 1:
-                if is_conflict(error):
-                    raise BusyError(
-                        f"Other loads kept changing {load.name} while this one tried {ATTEMPTS} times.",
-                        hint="Try again, or let fewer loads write to it at a time.",
-                    ) from None
+            if not is_conflict(error):
                 raise
-            time.sleep(random.uniform(0, min(0.1 * 2**attempt, 3)))
-    raise AssertionError("unreachable")
+        time.sleep(random.uniform(0, min(0.1 * 2**attempt, 3)))
+    raise BusyError(
+        f"Other loads kept changing {load.name} while this one tried {ATTEMPTS} times.",
+        hint="Try again, or let fewer loads write to it at a time.",
+    )
 
 
 def is_conflict(error: BaseException) -> bool:

@@ -91,9 +91,9 @@ class Admin:
     def failed(self, error: BaseException) -> WeftError:
         """An error of the client as one of ours, with the reason that its threads gave beside it."""
         codes = self.library.KafkaError
-        told = self.said.get(codes._AUTHENTICATION) or self.said.get(codes._SSL) or self.said.get(codes._TRANSPORT)
+        reason = self.said.get(codes._AUTHENTICATION) or self.said.get(codes._SSL) or self.said.get(codes._TRANSPORT)
         refused = codes._AUTHENTICATION in self.said
-        return self.connection.unreachable(ConnectionError(told) if told else error, answered=refused)
+        return self.connection.unreachable(ConnectionError(reason) if reason else error, answered=refused)
 
 
 @lru_cache(maxsize=32)
@@ -175,15 +175,15 @@ def messages(connection: KafkaConnection, topic: str) -> Iterator[tuple[bytes | 
         heard = time.monotonic()
         while left:
             # It waits for so many messages, or for so long: not for as long as brokers may take.
-            found = consumer.consume(_MESSAGES, _MESSAGES_STEP)
-            if found:
+            received = consumer.consume(_MESSAGES, _MESSAGES_STEP)
+            if received:
                 heard = time.monotonic()
             elif time.monotonic() - heard > SECONDS:
                 raise ConnectionFailedError(
                     f"{connection.label} ({connection.target}) sent nothing of the topic {topic!r} "
                     f"for {SECONDS:.0f} seconds."
                 )
-            for each in found:
+            for each in received:
                 error, place = each.error(), each.partition()
                 if error is not None and error.code() != library.KafkaError._PARTITION_EOF:
                     raise library.KafkaException(error)

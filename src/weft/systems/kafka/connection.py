@@ -96,7 +96,7 @@ class KafkaConnection(Connection):
     @property
     def servers(self) -> list[str]:
         """Each bootstrap server as host:port."""
-        found = []
+        servers = []
         for each in filter(None, (text.strip() for text in self.bootstrap_servers.split(","))):
             parts = _SERVER.fullmatch(each)
             if parts is None or not 0 < int(parts["port"] or PORT) < 65536:
@@ -104,10 +104,10 @@ class KafkaConnection(Connection):
                     f"The bootstrap_servers of {self.label} have one among them that is no host:port.",
                     hint='bootstrap_servers="broker-1:9092,broker-2:9092"',
                 )
-            found.append(f"{parts['host']}:{parts['port'] or PORT}")
-        if not found:
+            servers.append(f"{parts['host']}:{parts['port'] or PORT}")
+        if not servers:
             raise DeclarationError(f"{self.label} has no bootstrap_servers.", hint='bootstrap_servers="localhost:9092"')
-        return found
+        return servers
 
     @property
     def protocol(self) -> str:
@@ -137,12 +137,12 @@ class KafkaConnection(Connection):
 
         report: dict[str, Any] = {}
         with measured(report):
-            found = client.metadata(self)
-        brokers = len(found.brokers)
+            metadata = client.metadata(self)
+        brokers = len(metadata.brokers)
         return {
             "server": f"Kafka, {brokers} broker{'s' if brokers != 1 else ''}",
-            "cluster": found.cluster_id,
-            "topics": sum(not name.startswith("__") for name in found.topics),
+            "cluster": metadata.cluster_id,
+            "topics": sum(not name.startswith("__") for name in metadata.topics),
             **report,
         }
 

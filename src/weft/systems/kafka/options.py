@@ -23,56 +23,56 @@ _LOGIN = {
 
 def for_client(connection: KafkaConnection) -> dict[str, str | int]:
     """The settings of a client of confluent-kafka."""
-    given = connection.resolved()
-    found: dict[str, str | int] = {
-        "bootstrap.servers": ",".join(given.servers),
-        "security.protocol": given.protocol,
+    resolved = connection.resolved()
+    settings: dict[str, str | int] = {
+        "bootstrap.servers": ",".join(resolved.servers),
+        "security.protocol": resolved.protocol,
         "client.id": "weft",
         # What goes wrong is told by errors: it would print to stderr beside them.
         "log_level": 0,
     }
-    if given.sasl_plain_username is not None:
-        found |= {
-            "sasl.mechanism": given.mechanism,
-            "sasl.username": given.sasl_plain_username,
-            "sasl.password": given.sasl_plain_password or "",
+    if resolved.sasl_plain_username is not None:
+        settings |= {
+            "sasl.mechanism": resolved.mechanism,
+            "sasl.username": resolved.sasl_plain_username,
+            "sasl.password": resolved.sasl_plain_password or "",
         }
     for name, value in (
-        ("ssl.ca.location", given.ssl_ca_location),
-        ("ssl.certificate.location", given.ssl_certificate_location),
-        ("ssl.key.location", given.ssl_key_location),
-        ("ssl.key.password", given.ssl_key_password),
+        ("ssl.ca.location", resolved.ssl_ca_location),
+        ("ssl.certificate.location", resolved.ssl_certificate_location),
+        ("ssl.key.location", resolved.ssl_key_location),
+        ("ssl.key.password", resolved.ssl_key_password),
     ):
         if value:
-            found[name] = value if name == "ssl.key.password" else str(Path(value).expanduser())
-    return found
+            settings[name] = value if name == "ssl.key.password" else str(Path(value).expanduser())
+    return settings
 
 
 def for_spark(connection: KafkaConnection) -> dict[str, str]:
     """The options of Spark's connector that say where the brokers are and who we are."""
-    given = connection.resolved()
-    found = {"bootstrap.servers": ",".join(given.servers), "security.protocol": given.protocol}
-    if given.sasl_plain_username is not None:
-        user, password = _quoted(given.sasl_plain_username), _quoted(given.sasl_plain_password or "")
-        found |= {
-            "sasl.mechanism": given.mechanism,
-            "sasl.jaas.config": f"{_LOGIN[given.mechanism]} required username={user} password={password};",
+    resolved = connection.resolved()
+    settings = {"bootstrap.servers": ",".join(resolved.servers), "security.protocol": resolved.protocol}
+    if resolved.sasl_plain_username is not None:
+        user, password = _quoted(resolved.sasl_plain_username), _quoted(resolved.sasl_plain_password or "")
+        settings |= {
+            "sasl.mechanism": resolved.mechanism,
+            "sasl.jaas.config": f"{_LOGIN[resolved.mechanism]} required username={user} password={password};",
         }
     # The texts of the files, not their names: executors on other machines do not have them.
-    if given.ssl_ca_location:
-        found |= {
+    if resolved.ssl_ca_location:
+        settings |= {
             "ssl.truststore.type": "PEM",
-            "ssl.truststore.certificates": _read(given, given.ssl_ca_location),
+            "ssl.truststore.certificates": _read(resolved, resolved.ssl_ca_location),
         }
-    if given.ssl_certificate_location and given.ssl_key_location:
-        found |= {
+    if resolved.ssl_certificate_location and resolved.ssl_key_location:
+        settings |= {
             "ssl.keystore.type": "PEM",
-            "ssl.keystore.certificate.chain": _read(given, given.ssl_certificate_location),
-            "ssl.keystore.key": _read(given, given.ssl_key_location),
+            "ssl.keystore.certificate.chain": _read(resolved, resolved.ssl_certificate_location),
+            "ssl.keystore.key": _read(resolved, resolved.ssl_key_location),
         }
-        if given.ssl_key_password:
-            found["ssl.key.password"] = given.ssl_key_password
-    return {f"kafka.{name}": value for name, value in found.items()}
+        if resolved.ssl_key_password:
+            settings["ssl.key.password"] = resolved.ssl_key_password
+    return {f"kafka.{name}": value for name, value in settings.items()}
 
 
 def topic_name(topic: str) -> str:
@@ -98,14 +98,14 @@ def partition_offsets(topic: str, text: str, partitions: Collection[int]) -> dic
         raise DeclarationError(
             f"{text!r} is no offset of the topic {topic}.", hint="One number, or partition:offset, as in 0:120,1:95."
         )
-    found = {int(number): int(offset) for number, offset in (each.split(":") for each in text.split(","))}
-    if len(found) <= text.count(","):
+    offsets = {int(number): int(offset) for number, offset in (each.split(":") for each in text.split(","))}
+    if len(offsets) <= text.count(","):
         raise DeclarationError(f"{text!r} names a partition of the topic {topic} twice.")
-    for number in found:
+    for number in offsets:
         if number not in partitions:
             known = ", ".join(map(str, sorted(partitions)))
             raise DeclarationError(f"The topic {topic} has no partition {number}.", hint=f"It has {known}.")
-    return found
+    return offsets
 
 
 def _quoted(text: str) -> str:

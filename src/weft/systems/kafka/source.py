@@ -91,7 +91,7 @@ def stream(
 
 
 @dataclass
-class Rows:
+class ParsedMessages:
     """The rows of one micro-batch and the messages that are none. Unpacks as `good, bad`.
 
     Parsed messages are kept until `release()`, or the end of a `with`: both frames can be used as often as one likes.
@@ -133,7 +133,9 @@ class Rows:
         self.release()
 
 
-def rows(frame: DataFrame, connection: KafkaConnection, schema: Mapping[str, pa.DataType] | None = None) -> Rows:
+def rows(
+    frame: DataFrame, connection: KafkaConnection, schema: Mapping[str, pa.DataType] | None = None
+) -> ParsedMessages:
     """The messages of one micro-batch as rows, and those that are none with the reason.
 
     JSON: the keys of all objects are the columns. A column of `schema` is of its type, and a message with a value that
@@ -148,26 +150,26 @@ def rows(frame: DataFrame, connection: KafkaConnection, schema: Mapping[str, pa.
     codec = codec_of(connection.resolved().payload_format)
     if not codec.is_parsed:
         good = frame.select("key", "value", "topic", "partition", "offset", F.col("timestamp").alias(EVENT_TIME))
-        return Rows(good, spark.createDataFrame([], from_arrow_schema(_BAD)), None, 0, 0)
+        return ParsedMessages(good, spark.createDataFrame([], from_arrow_schema(_BAD)), None, 0, 0)
     known = dict(schema or {})
     wanted = frame.select("value", "partition", "offset", "timestamp")
     chunks = wanted.mapInArrow(partial(_parse, codec, known), from_arrow_schema(_CHUNK)).persist()
     try:
-        found = chunks.select("columns", *_COUNTS).toArrow()
-        schemas = [pa.ipc.read_schema(pa.py_buffer(each)) for each in dict.fromkeys(found["columns"].to_pylist())]
+        parsed = chunks.select("columns", *_COUNTS).toArrow()
+        schemas = [pa.ipc.read_schema(pa.py_buffer(each)) for each in dict.fromkeys(parsed["columns"].to_pylist())]
         columns = unified_schema(schemas, known)
         columns = columns.append(pa.field(EVENT_TIME, UTC_TIME))
-        good_rows, bad_rows, tombstones = (sum(found[name].to_pylist()) for name in _COUNTS)
+        good_rows, bad_rows, tombstones = (sum(parsed[name].to_pylist()) for name in _COUNTS)
         of_columns = from_arrow_schema(columns, prefer_timestamp_ntz=True)
         good = chunks.select("good").mapInArrow(partial(unpack, columns), of_columns)
         bad = chunks.where("bad_rows > 0").select("bad").mapInArrow(partial(unpack, _BAD), from_arrow_schema(_BAD))
-        return Rows(good, bad, good_rows, bad_rows, tombstones, chunks, columns, known, codec)
+        return ParsedMessages(good, bad, good_rows, bad_rows, tombstones, chunks, columns, known, codec)
     except BaseException:
         chunks.unpersist()
         raise
 
 
-def with_offsets(frame: DataFrame, parsed: Rows, column: str) -> DataFrame:
+def with_offsets(frame: DataFrame, parsed: ParsedMessages, column: str) -> DataFrame:
     """Return the rows of a micro-batch again, with `partition:offset` of each in another column: they are read and
     parsed again."""
     from pyspark.sql import functions as F
@@ -238,8 +240,8 @@ def _packed(batch: pa.RecordBatch) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
-    found: bytes = sink.getvalue().to_pybytes()
-    return found
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
 
 
 def commit_offsets(connection: KafkaConnection, topic: str, ends: Mapping[int, int]) -> None:
@@ -273,6 +275,6 @@ def offsets_at(connection: KafkaConnection, topic: str, moment: datetime) -> dic
     since = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH
     # The next whole one: a message of the same millisecond may be older.
     milliseconds = -(-since // timedelta(milliseconds=1))
-    found = admin(connection).offsets(topic, library.OffsetSpec.for_timestamp(milliseconds))
-    ends = latest(connection, topic) if -1 in found.values() else {}
-    return {number: offset if offset >= 0 else ends[number] for number, offset in found.items()}
+    offsets = admin(connection).offsets(topic, library.OffsetSpec.for_timestamp(milliseconds))
+    ends = latest(connection, topic) if -1 in offsets.values() else {}
+    return {number: offset if offset >= 0 else ends[number] for number, offset in offsets.items()}

@@ -19,7 +19,7 @@ from weft.spark_support.folder import COMPRESSED, GLOB, place_of
 from weft.spark_support.sessions import FILE_METADATA
 from weft.systems.objects.formats import is_tab_separated
 from weft.systems.objects.options import FileOptions
-from weft.systems.objects.reading import Partitions, read_alike
+from weft.systems.objects.reading import Partitions, read_format
 from weft.systems.objects.sampling import Head
 
 if TYPE_CHECKING:
@@ -114,15 +114,15 @@ def read_files(
     connection.configure(spark)
     own: Any = sessions.own_session(spark, {})
     parts = []
-    for kind, found in _alike(own, connection, _root(connection, prefix), changed).items():
-        options, paths = connection.options.with_format(kind.format), list(found)
-        for rows in _read(own, paths, options, kind, known, list(found.values()), bad_column):
+    for kind, heads in _group_files(own, connection, _root(connection, prefix), changed).items():
+        options, paths = connection.options.with_format(kind.format), list(heads)
+        for rows in _read(own, paths, options, kind, known, list(heads.values()), bad_column):
             if not rows.columns:
                 continue
-            made = {}
+            added = {}
             if place_column is not None:
                 place = rows.metadataColumn(FILE_METADATA)["file_path"]
-                made[place_column] = F.regexp_replace(place, rf"^.*\Q{connection.root}\E/", "")
+                added[place_column] = F.regexp_replace(place, rf"^.*\Q{connection.root}\E/", "")
             if bad_column is not None:
                 fields = rows.drop(bad_column).schema
                 read = ", ".join(f"{each.name} {each.dataType.simpleString()}" for each in fields)
@@ -131,19 +131,19 @@ def read_files(
                     if kind.format == "json_lines"
                     else f"It is no row of these columns: {read}."
                 )
-                told = F.struct(F.col(bad_column).alias("payload"), F.lit(why).alias("error"))
-                made[bad_column] = F.when(F.col(bad_column).isNotNull(), told)
-            parts.append((rows, made))
+                rejected = F.struct(F.col(bad_column).alias("payload"), F.lit(why).alias("error"))
+                added[bad_column] = F.when(F.col(bad_column).isNotNull(), rejected)
+            parts.append((rows, added))
     if not parts:
         return None
 
     def dated(is_dated: bool) -> DataFrame:
         frames = []
-        for rows, made in parts:
+        for rows, added in parts:
             at = F.lit(None).cast("timestamp")
             if is_dated:
                 at = rows.metadataColumn(FILE_METADATA)["file_modification_time"]
-            frames.append(rows.withColumns({time_column: at, **made}))
+            frames.append(rows.withColumns({time_column: at, **added}))
         return functools.reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames)
 
     return dated
@@ -158,7 +158,7 @@ def _read(
     heads: Sequence[Head | None],
     bad: str | None,
 ) -> list[DataFrame]:
-    read = functools.partial(read_alike, spark, options=options, delimiter=kind.delimiter, partitions=kind.partitions)
+    read = functools.partial(read_format, spark, options=options, delimiter=kind.delimiter, partitions=kind.partitions)
     try:
         return [read(paths, known=known, heads=heads, bad=bad)]
     except Exception as error:
@@ -168,22 +168,22 @@ def _read(
         return [read([path], known=known, bad=bad) for path in paths]
 
 
-def _alike(
+def _group_files(
     spark: Any, connection: FilesConnection, root: str, paths: Mapping[str, datetime]
 ) -> dict[_Kind, dict[str, Head | None]]:
     """The files that can be read as one, and what those of CSV begin with."""
-    given, found = connection.options, dict[_Kind, list[str]]()
+    options, by_kind = connection.options, dict[_Kind, list[str]]()
     for path in paths:
         if path.lower().endswith(UNFINISHED):
             _log.warning("%s is passed by: the end of its name says that it is still written", path)
             continue
-        delimiter = "\t" if is_tab_separated(path) and "delimiter" not in (given.csv_read_options or {}) else None
-        found.setdefault(_Kind(connection.format_of(path), delimiter, _partitions(path, root)), []).append(path)
-    read = given.with_format("csv").read
+        delimiter = "\t" if is_tab_separated(path) and "delimiter" not in (options.csv_read_options or {}) else None
+        by_kind.setdefault(_Kind(connection.format_of(path), delimiter, _partitions(path, root)), []).append(path)
+    read = options.with_format("csv").read
     # A file of CSV has its columns by their places, which its header tells, each file's its own.
     several, held = dict[_Kind, dict[str, Head | None]](), 0
     with ThreadPoolExecutor(_OPENED_AT_ONCE) as pool:
-        for kind, each in found.items():
+        for kind, each in by_kind.items():
             if kind.format != "csv" or not read["has_header"]:
                 several[kind] = dict.fromkeys(each)
                 continue

@@ -56,8 +56,8 @@ class FolderConnection(Connection):
                 raise self.failed(OSError(f"the folder cannot be made in {parent}"), hint="Choose another path.")
             return report | {"latency_ms": None, "note": "the folder is made at first use"}
         try:
-            with measured(report), os.scandir(path) as found:
-                next(found, None)
+            with measured(report), os.scandir(path) as files:
+                next(files, None)
         except OSError as error:
             raise self.failed(error, hint="Is it a folder that you may read?") from None
         return report

@@ -33,7 +33,7 @@ _RETRIES_END = timedelta(days=7)
 
 
 @dataclass(frozen=True)
-class State:
+class TableState:
     """A table after a load."""
 
     version: int = 0
@@ -51,12 +51,12 @@ class State:
 
     def has(self, load: Load) -> bool:
         """Whether a load is in the ledger."""
-        found = self.ledger.get(_writer(load))
-        return found is not None and int(found[0]) >= load.batch_id
+        last_batch = self.ledger.get(_writer(load))
+        return last_batch is not None and int(last_batch[0]) >= load.batch_id
 
 
 @dataclass(frozen=True)
-class Staged:
+class StagedFiles:
     """Files that were written but are not yet a table's."""
 
     folder: str
@@ -76,7 +76,7 @@ class Manifest:
 
     # ---------------------------------------------------------------------------------------------------------- reading
 
-    def state(self) -> State | None:
+    def state(self) -> TableState | None:
         """The table as readers see it, or `None` where no load made one here."""
         return self._state(self._published(self.folder.files_in(self.log)))
 
@@ -85,7 +85,7 @@ class Manifest:
         last = _last(names)
         return last if {_name(last, _PUBLISHED), _name(last, _DONE)} & set(names) else last - 1
 
-    def _state(self, version: int) -> State | None:
+    def _state(self, version: int) -> TableState | None:
         entries: list[dict[str, Any]] = []
         number = version
         while number > 0:
@@ -96,7 +96,7 @@ class Manifest:
             number -= 1
         if not entries:
             return None
-        state = State()
+        state = TableState()
         for entry in reversed(entries):
             state = _from_json(entry) if "state" in entry else _after(state, entry)
         return state
@@ -118,7 +118,9 @@ class Manifest:
         self.folder.create(f"{folder}{_OWNER}", json.dumps(owner).encode())
         return folder
 
-    def commit(self, load: Load, staged: Staged, options: FileOptions, schema: str, before: str | None) -> State | None:
+    def commit(
+        self, load: Load, staged: StagedFiles, options: FileOptions, schema: str, before: str | None
+    ) -> TableState | None:
         """Make staged files a table's; the state before it, or `None` where the load was there already. `before`: the
         columns of the table that they were made for."""
         self.folder.flush(f"{staged.folder}/data/{name}" for name in staged.files)
@@ -152,13 +154,13 @@ class Manifest:
                 self._publish(entry)
                 return state
 
-    def finish(self) -> State:
+    def finish(self) -> TableState:
         """Finish the last load if its process did not, and give the state after it."""
         names = self.folder.files_in(self.log)
         last = _last(names)
         if last and _name(last, _DONE) not in names:
             self._publish(self._entry(last))
-        return self._state(last) or State()
+        return self._state(last) or TableState()
 
     def _publish(self, entry: dict[str, Any]) -> None:
         """Bring the files of an entry to where everybody looks. Any number of processes may do so at once."""
@@ -216,8 +218,8 @@ class Manifest:
         if data is None:
             return True
         owner = json.loads(data)
-        if process.is_here(owner["process"]):
-            return process.is_gone(owner["process"])
+        if process.is_on_this_machine(owner["process"]):
+            return process.has_ended(owner["process"])
         return now - datetime.fromisoformat(owner["at"]) > _FORGOTTEN
 
     @property
@@ -230,12 +232,12 @@ def _writer(load: Load) -> str:
     return json.dumps([load.pipeline, load.checkpoint_id])
 
 
-def _published_name(staged: Staged, name: str, number: int) -> str:
+def _published_name(staged: StagedFiles, name: str, number: int) -> str:
     """A name that no other load gives, and by which files sort in the order of their tasks."""
     return f"part-{staged.folder.rpartition('/')[2]}-{number:05}{name[name.index('.') :]}"
 
 
-def _after(state: State, entry: dict[str, Any]) -> State:
+def _after(state: TableState, entry: dict[str, Any]) -> TableState:
     replaces = entry["mode"] == "truncate"
     ledger = {**state.ledger, entry["writer"]: [entry["batch"], entry["at"]]}
     at = datetime.fromisoformat(entry["at"])
@@ -259,13 +261,13 @@ def _after(state: State, entry: dict[str, Any]) -> State:
     )
 
 
-def _to_json(state: State) -> dict[str, Any]:
+def _to_json(state: TableState) -> dict[str, Any]:
     return {"files": list(state.files), "narrow": state.narrow, "rows": state.rows, "ledger": state.ledger}
 
 
-def _from_json(entry: dict[str, Any]) -> State:
+def _from_json(entry: dict[str, Any]) -> TableState:
     whole = entry["state"]
-    return State(
+    return TableState(
         version=entry["version"],
         format=entry["format"],
         dialect=entry["dialect"],

@@ -33,19 +33,19 @@ class FileOptions:
     json_read_options: Mapping[str, Any] | None = None
 
     @classmethod
-    def declare(cls, format: str | None = None, **given: Any) -> Self:
+    def declare(cls, format: str | None = None, **options: Any) -> Self:
         """Options as a user wrote them, or `DeclarationError` for an option or a value that cannot be."""
         known = [each.name for each in fields(cls)]
-        for name in given:
+        for name in options:
             if name not in known:
                 hint = did_you_mean(name, known, f"Its options: {', '.join(known)}.")
                 raise DeclarationError(f"Files have no option {name!r}.", hint=hint)
         if format is not None and format not in FORMATS:
-            hints = (did_you_mean(format, FORMATS), f"Formats: {', '.join(FORMATS)}.")
+            hints = (did_you_mean(str(format), FORMATS), f"Formats: {', '.join(FORMATS)}.")
             raise DeclarationError(f"There is no file format {format!r}.", hint=" ".join(filter(None, hints)))
         chosen = format or "parquet"
         checked: dict[str, Any] = {}
-        for name, value in given.items():
+        for name, value in options.items():
             if value is None:
                 continue
             owner = format_of_option(name)
@@ -55,10 +55,10 @@ class FileOptions:
                     hint=f'Leave it out, or set format="{owner}".',
                 )
             checked[name] = _CHECKS[name](name, value)
-        made = cls(format=chosen, **checked)
+        declared = cls(format=chosen, **checked)
         if chosen == "csv":
-            made._refuse_ambiguous()
-        return made
+            declared._refuse_ambiguous()
+        return declared
 
     def _refuse_ambiguous(self) -> None:
         """Refuse characters that cannot be told apart in a file."""
@@ -71,9 +71,9 @@ class FileOptions:
         }
         if self.read.get("escape", read["quote"]) != read["quote"]:
             read["escape"] = self.read["escape"]
-        for where, found in (("", written), ("csv_read_options: ", read)):
-            for name, value in found.items():
-                same = next(each for each in found if found[each] == value)
+        for where, characters in (("", written), ("csv_read_options: ", read)):
+            for name, value in characters.items():
+                same = next(each for each in characters if characters[each] == value)
                 if same != name:
                     raise DeclarationError(
                         f"{where}{same} and {name} are both {value!r}.", hint="Give one of them another character."
@@ -193,7 +193,7 @@ def _text(name: str, value: object) -> str:
 
 def _compression(name: str, value: object) -> str:
     if value not in COMPRESSIONS:
-        hints = (did_you_mean(value, COMPRESSIONS), f"It is one of: {', '.join(COMPRESSIONS)}.")
+        hints = (did_you_mean(str(value), COMPRESSIONS), f"It is one of: {', '.join(COMPRESSIONS)}.")
         raise DeclarationError(f"{name} cannot be {value!r}.", hint=" ".join(filter(None, hints)))
     return str(value)
 
@@ -214,7 +214,7 @@ def _table(checks: Mapping[str, Callable[[str, object], Any]]) -> Callable[[str,
         checked = Settings()
         for key, each in value.items():
             if key not in checks:
-                hint = did_you_mean(key, checks, f"Its options: {', '.join(checks)}.")
+                hint = did_you_mean(str(key), checks, f"Its options: {', '.join(checks)}.")
                 raise DeclarationError(f"{name} has no option {key!r}.", hint=hint)
             if each is not None:
                 checked[key] = checks[key](f"{name}[{key!r}]", each)

@@ -47,7 +47,7 @@ class Range:
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenFile:
     """A file."""
 
     name: str
@@ -80,8 +80,8 @@ def can_write(rows: ArrowRows, connection: Connection, spark: Any) -> bool:
         return False
     as_spark = to_arrow_schema(rows.columns, timezone="UTC")
     return not any(
-        is_nested(given.type) or given.type != expected.type
-        for given, expected in zip(rows.schema, as_spark, strict=True)
+        is_nested(field.type) or field.type != expected.type
+        for field, expected in zip(rows.schema, as_spark, strict=True)
     )
 
 
@@ -103,12 +103,12 @@ def target(
     return ParquetFolder(connection.resolved(), folder, schema, metadata, compression)
 
 
-def write_all(rows: ArrowRows, target: ParquetFolder) -> list[Written]:
+def write_all(rows: ArrowRows, target: ParquetFolder) -> list[WrittenFile]:
     """A file of each part that has rows, in the order of the parts."""
     return [each for each in rows.each_part(functools.partial(write, target)) if each is not None]
 
 
-def write(target: ParquetFolder, number: int, batches: Iterable[pa.RecordBatch]) -> Written | None:
+def write(target: ParquetFolder, number: int, batches: Iterable[pa.RecordBatch]) -> WrittenFile | None:
     """One file of the batches of a part; `None` where they hold no row."""
     import pyarrow.parquet as pq
 
@@ -144,7 +144,7 @@ def write(target: ParquetFolder, number: int, batches: Iterable[pa.RecordBatch])
         with suppress(OSError):
             store.delete_file(path)
         raise
-    return Written(name, size, footers[0].num_rows, _ranges(footers[0], target.schema, with_nan))
+    return WrittenFile(name, size, footers[0].num_rows, _ranges(footers[0], target.schema, with_nan))
 
 
 def _opened(target: ParquetFolder) -> tuple[fs.FileSystem, str]:
@@ -184,10 +184,10 @@ def _ranges(footer: Any, schema: pa.Schema, with_nan: set[str]) -> dict[str, Ran
     }
 
 
-def _range(found: list[Any], has_nan: bool) -> Range:
-    nulls = sum(each.null_count for each in found)
-    bounds = [each for each in found if each.has_min_max]
-    if not has_nan and any(not each.has_min_max and each.num_values for each in found):
+def _range(statistics: list[Any], has_nan: bool) -> Range:
+    nulls = sum(each.null_count for each in statistics)
+    bounds = [each for each in statistics if each.has_min_max]
+    if not has_nan and any(not each.has_min_max and each.num_values for each in statistics):
         # A text too long for the footer.
         return Range(nulls)
     try:

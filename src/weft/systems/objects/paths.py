@@ -21,7 +21,7 @@ def table_path(root: str, schema: str | None, table: str) -> str:
 def _safe(part: str) -> str:
     if part in (".", ".."):
         raise DeclarationError(f"{part!r} cannot be part of a table's name.", hint="A table is inside its connection.")
-    encoded = _UNSAFE.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode()), part)
+    encoded = _UNSAFE.sub(lambda match: "".join(f"%{byte:02X}" for byte in match[0].encode()), part)
     # Names that begin so are hidden: readers pass them by. Blanks at an end get lost on the way.
     if encoded[0] in "_. ":
         encoded = f"%{ord(encoded[0]):02X}{encoded[1:]}"

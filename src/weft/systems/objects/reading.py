@@ -36,7 +36,7 @@ class Partitions:
     names: tuple[str, ...]
 
 
-def read_alike(
+def read_format(
     spark: Any,
     paths: list[str],
     options: FileOptions,
@@ -86,7 +86,7 @@ def read_alike(
         schema = inferred
         frame = reader.schema(schema).load(paths)
         if known is not None:
-            schema, void = _settled(spark, schema, known, frame, frame)
+            schema, void = _final_types(spark, schema, known, frame, frame)
             frame = _without_types(reader.schema(_with(schema, bad)).load(paths), void)
     else:
         # Else the columns of one file count for all.
@@ -166,7 +166,7 @@ def _csv(
     schema = _inferred(spark, lines, "csv", {"inferSchema": "true", "escape": '"'}, names)
     void: set[str] = set()
     if known is not None:
-        schema, void = _settled(spark, schema, known, sample, rows)
+        schema, void = _final_types(spark, schema, known, sample, rows)
         if len(void) == len(names) and rows.isEmpty():
             return texts.select()
     if not is_converted:
@@ -174,10 +174,10 @@ def _csv(
     elif bad is None:
         texts = texts.withColumns({field.name: column(field.name).cast(field.dataType) for field in schema})
     else:
-        made = {field.name: column(field.name).try_cast(field.dataType) for field in schema}
-        fails = reduce(or_, (column(name).isNotNull() & each.isNull() for name, each in made.items()))
+        converted = {field.name: column(field.name).try_cast(field.dataType) for field in schema}
+        fails = reduce(or_, (column(name).isNotNull() & each.isNull() for name, each in converted.items()))
         why = F.coalesce(column(bad), F.when(fails, column(_LINE)))
-        texts = texts.withColumns({**made, bad: why}).drop(_LINE)
+        texts = texts.withColumns({**converted, bad: why}).drop(_LINE)
     return _without_types(texts, void)
 
 
@@ -187,7 +187,7 @@ def _without_types(frame: DataFrame, names: Collection[str]) -> DataFrame:
     return frame.withColumns({name: F.lit(None) for name in names}) if names else frame
 
 
-def _settled(
+def _final_types(
     spark: Any, schema: StructType, known: Mapping[str, DataType], sample: DataFrame, rows: DataFrame
 ) -> tuple[StructType, set[str]]:
     """The types under which rows are read that were looked at, and which columns have no value in any row."""
@@ -199,8 +199,8 @@ def _settled(
     new = [name for name in empty if name not in known]
     void = set(new) if rows is sample else _empty(rows, new)
     types = {each.name: known.get(each.name, each.dataType) if each.name in empty else each.dataType for each in schema}
-    found = StructType([StructField(name, type) for name, type in types.items()])
-    return _lasting(spark, found, known), void
+    inferred = StructType([StructField(name, type) for name, type in types.items()])
+    return _keep_known_types(spark, inferred, known), void
 
 
 def _empty(frame: DataFrame, names: Collection[str]) -> set[str]:
@@ -213,7 +213,7 @@ def _empty(frame: DataFrame, names: Collection[str]) -> set[str]:
     return {name for name, count in zip(names, counts, strict=True) if not count}
 
 
-def _lasting(spark: Any, schema: StructType, known: Mapping[str, DataType]) -> StructType:
+def _keep_known_types(spark: Any, schema: StructType, known: Mapping[str, DataType]) -> StructType:
     """The types that columns had before, where these hold all that was found now."""
     from pyspark.sql.types import NumericType, StringType, StructField, StructType
 

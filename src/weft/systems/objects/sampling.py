@@ -49,10 +49,10 @@ def known_schema(
     seen = 0
     # Of each as many as of the others, and of the longest what the short ones lack.
     for number, head in enumerate(sorted(looked_at, key=lambda head: len(head.text))):
-        found = _rows(head, read, max(-(-(most - seen) // (len(looked_at) - number)), 0))
-        if found is None:
+        lines = _rows(head, read, max(-(-(most - seen) // (len(looked_at) - number)), 0))
+        if lines is None:
             return None
-        names, *rows = found
+        names, *rows = lines
         checks = [_check(known.get(name)) for name in names]
         if None in checks or len({name.lower() for name in names}) < len(names):
             return None

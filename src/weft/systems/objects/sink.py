@@ -11,11 +11,19 @@ from weft.errors import DeclarationError, LoadRefusedError
 from weft.spark_support import sessions
 from weft.spark_support.folder import folder_for
 from weft.systems.load import Counts, Load
-from weft.systems.load_checks import checked_keys, column, completed, fitted, grown, refuse_empty, without_void
+from weft.systems.load_checks import (
+    cast_to_table,
+    checked_keys,
+    column,
+    extended_schema,
+    refuse_empty,
+    with_all_columns,
+    without_void,
+)
 from weft.systems.objects import parquet
 from weft.systems.objects.encoding import encoded, refuse_unwritable
 from weft.systems.objects.formats import EXTENSIONS, SPARK_FORMAT
-from weft.systems.objects.manifest import Manifest, Staged, State
+from weft.systems.objects.manifest import Manifest, StagedFiles, TableState
 from weft.systems.objects.paths import table_path
 from weft.systems.target import ArrowRows
 
@@ -74,14 +82,14 @@ class _Load:
         self.manifest = Manifest(folder_for(spark, path), path)
         self._before: str | None = None
 
-    def begin(self) -> State | None:
+    def begin(self) -> TableState | None:
         """The table as it is, tidied; `None` where it has this load."""
         state = self.manifest.finish()
         self.manifest.sweep()
         self._before = state.schema
         return None if state.has(self.load) else state
 
-    def columns_to_keep(self, state: State) -> StructType | None:
+    def columns_to_keep(self, state: TableState) -> StructType | None:
         """The columns of the files that stay; `None` where none do."""
         from pyspark.sql.types import StructType
 
@@ -89,7 +97,7 @@ class _Load:
             return None
         return StructType.fromJson(json.loads(state.schema))
 
-    def commit(self, columns: StructType, stage: Callable[[str], Staged], total: int | None = None) -> Counts:
+    def commit(self, columns: StructType, stage: Callable[[str], StagedFiles], total: int | None = None) -> Counts:
         """Make what `stage` writes into a folder the table's. `total`: the rows of the source, where some are left
         out."""
         load, manifest = self.load, self.manifest
@@ -134,11 +142,11 @@ class _Copy(_Load):
         sessions.reached("begun")
         return self.commit(columns, functools.partial(self._stage, columns))
 
-    def _stage(self, columns: StructType, folder: str) -> Staged:
+    def _stage(self, columns: StructType, folder: str) -> StagedFiles:
         compression = self.options.parquet_compression or "snappy"
         target = parquet.target(self.rows, self.connection, self.spark, f"{folder}/data", columns, compression)
         written = parquet.write_all(self.rows, target)
-        return Staged(folder, {each.name: each.size for each in written}, sum(each.rows for each in written))
+        return StagedFiles(folder, {each.name: each.size for each in written}, sum(each.rows for each in written))
 
 
 class _Write(_Load):
@@ -165,7 +173,7 @@ class _Write(_Load):
         finally:
             source.unpersist()
 
-    def _aligned(self, state: State) -> DataFrame:
+    def _aligned(self, state: TableState) -> DataFrame:
         """All columns of the table in its order, because a CSV file knows them by nothing else; then those that the
         table is to get."""
         table = self.columns_to_keep(state)
@@ -183,10 +191,10 @@ class _Write(_Load):
                     "added.",
                     hint="Add to another table, or replace this one with mode='truncate'.",
                 )
-        frame = fitted(self.frame, table, self.load)
-        return completed(frame, grown(table, frame))
+        frame = cast_to_table(self.frame, table, self.load)
+        return with_all_columns(frame, extended_schema(table, frame))
 
-    def _stage(self, frame: DataFrame, folder: str) -> Staged:
+    def _stage(self, frame: DataFrame, folder: str) -> StagedFiles:
         from pyspark.sql import Observation
         from pyspark.sql import functions as F
 
@@ -198,10 +206,10 @@ class _Write(_Load):
         # In a bucket a rename is a copy: version 2 makes one less of them.
         committer = {} if self.manifest.is_local else {"mapreduce.fileoutputcommitter.algorithm.version": "2"}
         writer.mode("append").options(**options.spark_writer(), **committer).save(f"{folder}/data")
-        found = observed.get
-        if options.format == "csv" and found["lost"] and not options.csv_null_value:
+        counts = observed.get
+        if options.format == "csv" and counts["lost"] and not options.csv_null_value:
             raise LoadRefusedError(
-                f"{found['lost']:,} rows of {self.load.name} are nothing but a null: in CSV an empty line, which "
+                f"{counts['lost']:,} rows of {self.load.name} are nothing but a null: in CSV an empty line, which "
                 "readers pass by.",
                 hint='Set csv_null_value, for example to "\\\\N".',
             )
@@ -210,4 +218,4 @@ class _Write(_Load):
             for name, size in sorted(self.manifest.folder.files_in(f"{folder}/data").items())
             if name[0] not in "_." and name.endswith(EXTENSIONS[options.format])
         }
-        return Staged(folder, files if found["rows"] else {}, found["rows"])
+        return StagedFiles(folder, files if counts["rows"] else {}, counts["rows"])

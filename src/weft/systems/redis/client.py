@@ -205,7 +205,8 @@ def answered(error: BaseException) -> bool:
 
 def explain(connection: Connection, error: BaseException) -> WeftError:
     """An error of redis-py as one of ours, without secrets."""
-    said = " ".join(settings.redact(group_member.said_by(error), connection.secrets()).split()) or type(error).__name__
+    message = settings.redact(group_member.server_message(error), connection.secrets())
+    said = " ".join(message.split()) or type(error).__name__
     if said == NO_SUCH_NODE:
         said = "TRYAGAIN the slot moves to a node that had none"
     what = f"Redis ({connection.target}): {said}"

@@ -93,12 +93,12 @@ class RedisConnection(Connection):
 
     def options(self) -> dict[str, Any]:
         """The fields that are given, those of the URL among them."""
-        given = {
+        options = {
             each.name: getattr(self, each.name)
             for each in fields(self)
             if each.name not in ("url", "name") and getattr(self, each.name) is not None
         }
-        return given if self.url is None else {**self._parts_of(self.url), **given}
+        return options if self.url is None else {**self._parts_of(self.url), **options}
 
     def _parts_of(self, url: str) -> dict[str, Any]:
         try:
@@ -116,8 +116,8 @@ class RedisConnection(Connection):
             )
         if parts.fragment:
             raise self._malformed("has a # after the host", "Encode # as %23.")
-        given = {"host": host, "port": port, "username": username or None, "password": password or None}
-        options = {name: value for name, value in given.items() if value is not None}
+        parts_of_url = {"host": host, "port": port, "username": username or None, "password": password or None}
+        options = {name: value for name, value in parts_of_url.items() if value is not None}
         options |= {"database": int(path)} if path else {}
         options |= {"tls": True} if parts.scheme.lower() == "rediss" else {}
         return options | url_parameters(parts.query, _PARAMETERS, self._malformed)

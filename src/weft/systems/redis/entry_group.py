@@ -109,7 +109,7 @@ class RedisGroupReader(RedisReader):
             if not any(self._redelivered[stream] for stream in part):
                 break
             for stream in part:
-                await self._bury_the_dead(stream)
+                await self._move_dead_letters(stream)
             for stream in part:
                 name = self._as_given(stream)
                 entries += [
@@ -142,10 +142,10 @@ class RedisGroupReader(RedisReader):
 
     # ----------------------------------------------------------------------------------------------------- dead letters
 
-    async def _bury_the_dead(self, stream: Key) -> None:
+    async def _move_dead_letters(self, stream: Key) -> None:
         most, redelivered = self._member.max_deliveries, self._redelivered[stream]
         for entry in [each for each in redelivered if most is not None and each.deliveries > most]:
-            await self._run(self._members[stream].bury(entry, self._dead_letter_of(stream)))
+            await self._run(self._members[stream].move_to_dead_letters(entry, self._dead_letter_of(stream)))
             redelivered.remove(entry)
 
     def _dead_letter_of(self, stream: Key) -> Key:

@@ -15,7 +15,7 @@ from weft.systems.base import Connection
 from weft.systems.entries import Part, StreamEntry
 from weft.systems.redis import group_member
 from weft.systems.redis.client import AWAY, AsyncClient, open_async_client, refuses
-from weft.systems.redis.group_member import BEGINNING, LOOK_SECONDS, VANISHED, is_id, order_of, said_by, text_of
+from weft.systems.redis.group_member import BEGINNING, LOOK_SECONDS, VANISHED, is_id, order_of, server_message, text_of
 
 T = TypeVar("T")
 Key = bytes
@@ -160,7 +160,7 @@ class RedisReader:
                 if str(error).startswith(VANISHED):
                     raise
                 names = ", ".join(repr(text_of(stream)) for stream in streams)
-                what = f"Redis refuses what is asked about {names}: {said_by(error)}"
+                what = f"Redis refuses what is asked about {names}: {server_message(error)}"
                 if isinstance(error, exceptions.NoPermissionError) or "user executing the script" in what:
                     raise ConnectionFailedError(what, hint="Check what the user may do (ACL).") from error
                 if isinstance(error, exceptions.MovedError):

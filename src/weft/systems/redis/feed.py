@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from weft.errors import SettingsError, WeftError
 from weft.systems.entries import Membership
-from weft.systems.pages import FieldNames, Page, PageFeed, Rejected
+from weft.systems.pages import FeedPage, FieldNames, PageFeed, Rejected
 from weft.systems.redis import scripts
 from weft.systems.redis.group_member import (
     BEGINNING,
@@ -241,7 +241,7 @@ class GroupFeed(_RedisFeed):
         except ReplyError as error:
             raise self.wire.explained(error) from None
 
-    def fetch(self, limit: int, wait_seconds: float | None, more: bool = True) -> Page | None:
+    def fetch(self, limit: int, wait_seconds: float | None, more: bool = True) -> FeedPage | None:
         """Return the next entries: those that were given back or that idle members left, then new ones."""
         while True:
             again = self._with_group(lambda: self._delivered_again(limit))
@@ -280,7 +280,7 @@ class GroupFeed(_RedisFeed):
         words = (*member, "COUNT", limit, *block, "STREAMS", self.stream, ">")
         return self.wire.ask("XREADGROUP", *words, wait_seconds=wait_seconds)
 
-    def _remember(self, page: Page) -> Page:
+    def _remember(self, page: FeedPage) -> FeedPage:
         self._fetched = page.ids
         if self._confirms:
             self._unconfirmed += page.ids.to_pylist()  # the rejected ones too, which harms nobody
@@ -359,7 +359,7 @@ class ManyFeed(PageFeed):
     def page_size(self) -> int:
         return self._feeds[0].page_size if self._feeds else _FIRST_PAGE
 
-    def fetch(self, limit: int, wait_seconds: float | None, more: bool = True) -> Page | None:
+    def fetch(self, limit: int, wait_seconds: float | None, more: bool = True) -> FeedPage | None:
         """Return the next page of the stream whose turn it is, or of the next one that has some."""
         while self._feeds:
             feed = self._feeds[0]

@@ -157,7 +157,7 @@ class Member:
             returned += yield self._script("member_give_back", self.consumer, int(undelivered), *some)
         return returned
 
-    def bury(self, entry: Redelivered, place: str | bytes) -> Steps[None]:
+    def move_to_dead_letters(self, entry: Redelivered, place: str | bytes) -> Steps[None]:
         """Move an entry to the dead letters."""
         words = (self.group, self.consumer, entry.id, entry.deliveries - 1)
         yield Script("member_bury", (self.stream, place), words)
@@ -183,6 +183,6 @@ def text_of(word: Any) -> str:
     return word.decode(errors="backslashreplace") if isinstance(word, bytes) else str(word)
 
 
-def said_by(error: BaseException) -> str:
+def server_message(error: BaseException) -> str:
     """What a server said, without the place in a script where it did."""
     return _OF_SCRIPT.sub("", str(error))

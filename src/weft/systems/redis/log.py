@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weft.errors import SettingsError, unknown
-from weft.systems.log import META_TYPES, Group, Leased, Member, Page, Refused, Release, Span
+from weft.systems.log import META_TYPES, Group, Leased, LogPage, Member, Refused, Release, Span
 from weft.systems.pages import FieldNames
 from weft.systems.redis import ids, values
 from weft.systems.redis.group_member import GIVEN_BACK
@@ -92,21 +92,21 @@ class RedisLog:
     def fields(self, *, fresh: bool = False) -> dict[str, FieldType]:
         """The fields, in the order in which they were added."""
         if fresh or self._fields is None:
-            known, found = {**(self._fields or {}), **self.declared}, self._stored_fields()
-            if not found.keys() >= known.keys():
+            known, stored = {**(self._fields or {}), **self.declared}, self._stored_fields()
+            if not stored.keys() >= known.keys():
                 # Fields are never removed: the server was flushed, or went back to an earlier state. Without their
                 # types the next event would give them others.
                 self.enlist()
-                found = self._add(known)
-            self._fields = found
+                stored = self._add(known)
+            self._fields = stored
         return self._fields
 
     def _stored_fields(self) -> dict[str, FieldType]:
-        found = []
+        stored = []
         for name, text in self.store.command("HGETALL", self.keys.fields).items():
             number, _, kind = text.decode().partition(" ")
-            found.append((int(number), name.decode(), FieldType.parse(kind)))
-        return {name: kind for _, name, kind in sorted(found, key=lambda each: each[0])}
+            stored.append((int(number), name.decode(), FieldType.parse(kind)))
+        return {name: kind for _, name, kind in sorted(stored, key=lambda each: each[0])}
 
     def add_fields(self, fields: dict[str, FieldType]) -> None:
         """Add fields; one that is there already, in whatever spelling, stays as it is."""
@@ -115,8 +115,8 @@ class RedisLog:
     def _add(self, fields: dict[str, FieldType]) -> dict[str, FieldType]:
         while True:
             present = self._stored_fields()
-            taken = set(map(comparable, present))
-            missing = {name: kind for name, kind in fields.items() if comparable(name) not in taken}
+            used = set(map(comparable, present))
+            missing = {name: kind for name, kind in fields.items() if comparable(name) not in used}
             if not missing:
                 return present
             words = [word for name, kind in missing.items() for word in (name, str(kind))]
@@ -210,11 +210,11 @@ class RedisLog:
         total, reached = 0, None
         while total < most:
             wanted = min(_WALK_STEP, most - total)
-            count, found = self.store.script("walk", [self.keys.stream], command, first, last, int(wanted))
-            total, reached = total + count, found or reached
+            count, last_id = self.store.script("walk", [self.keys.stream], command, first, last, int(wanted))
+            total, reached = total + count, last_id or reached
             if count < wanted:
                 break
-            first = f"({found.decode()}"
+            first = f"({last_id.decode()}"
         return total, reached
 
     def bound(self, after: int, upto: int, most: int) -> int:
@@ -244,29 +244,29 @@ class RedisLog:
 
     def first_since(self, moment: datetime) -> int:
         milliseconds = math.ceil((moment - _EPOCH) / timedelta(milliseconds=1))
-        found = self._range(max(ids.first_of(milliseconds), 1), None, 1)
-        return self._offset(found[0][0]) if found else self.head() + 1
+        entries = self._range(max(ids.first_of(milliseconds), 1), None, 1)
+        return self._offset(entries[0][0]) if entries else self.head() + 1
 
     def _range(self, first: int, last: int | None, limit: int) -> list[values.Entry]:
         upto = "+" if last is None else ids.to_id(last)
         return self.store.entries(self.keys.stream, ids.to_id(first), upto, "COUNT", limit)
 
-    def read(self, after: int, upto: int, limit: int) -> Page:
+    def read(self, after: int, upto: int, limit: int) -> LogPage:
         entries: list[values.Entry] = []
         first = max(after + 1, 1)
         while first <= upto and len(entries) < limit:
             count = min(limit - len(entries), _PAGE)
-            found = self._range(first, upto, count)
-            entries += found
-            if len(found) < count:
+            page = self._range(first, upto, count)
+            entries += page
+            if len(page) < count:
                 break
-            first = self._offset(found[-1][0]) + 1
+            first = self._offset(page[-1][0]) + 1
         before = self._added.up_to(after)
         if entries and before is not None:
             self._added.note(self._offset(entries[-1][0]), before + len(entries))
         return self._page(entries)
 
-    def _page(self, entries: list[values.Entry]) -> Page:
+    def _page(self, entries: list[values.Entry]) -> LogPage:
         fields = self.fields()
         names = {name for entry in entries for name in entry[1][::2]}
         if not {name.decode(errors="backslashreplace") for name in names} <= fields.keys() | META_TYPES.keys():
@@ -317,9 +317,9 @@ class RedisLog:
         import pyarrow as pa
 
         page = self._page(entries)
-        found = dict(zip(page.names, page.columns, strict=True))
+        columns = dict(zip(page.names, page.columns, strict=True))
         arrays = [
-            pa.array(_texts(found[name], kind), kind.arrow) if name in found else pa.nulls(len(entries), kind.arrow)
+            pa.array(_texts(columns[name], kind), kind.arrow) if name in columns else pa.nulls(len(entries), kind.arrow)
             for name, kind in wanted.items()
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
@@ -342,10 +342,10 @@ class RedisLog:
         )
         return Leased(token, self._spans(spans), self._spans(exhausted), int(lost), int(epoch))
 
-    def _spans(self, found: list[Any]) -> list[Span]:
+    def _spans(self, rows: list[Any]) -> list[Span]:
         return [
             Span(self._offset(first), self._offset(last), int(events), int(deliveries), reason and reason.decode())
-            for first, last, events, deliveries, reason in found
+            for first, last, events, deliveries, reason in rows
         ]
 
     def settle(
@@ -383,9 +383,9 @@ class RedisLog:
     def groups(self) -> list[Group]:
         """Every consumer group of this stream, also those that others made."""
         prefix = f"{self.keys.meta}:"
-        last, added, found = self.store.script("groups", [self.keys.stream, self.keys.meta], prefix)
+        last, added, rows = self.store.script("groups", [self.keys.stream, self.keys.meta], prefix)
         groups = []
-        for name, position, pending, lost, lag, leases in found:
+        for name, position, pending, lost, lag, leases in rows:
             if lag is None:
                 lag, _ = self._walk("XRANGE", f"({position.decode()}", last.decode())
                 note = f"{added - lag} {position.decode()}"
@@ -400,9 +400,9 @@ class RedisLog:
         members: dict[bytes, Member] = {}
         first, count = "-", _WALK_STEP
         while count == _WALK_STEP:
-            count, last, found = self.store.script("holders", [self.keys.stream], consumer, first)
+            count, last, holders = self.store.script("holders", [self.keys.stream], consumer, first)
             first = last and f"({last.decode()}"
-            for name, pending, since, deliveries in found:
+            for name, pending, since, deliveries in holders:
                 member = members.get(name)
                 if member is None:
                     expires = max(int(since), int(ends.get(name, 0)))

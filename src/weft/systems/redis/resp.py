@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from weft.systems.pages import Page, name_columns
+from weft.systems.pages import FeedPage, name_columns
 
 Bytes = npt.NDArray[np.uint8]
 Numbers = npt.NDArray[np.signedinteger[Any]]
@@ -29,7 +29,7 @@ _TAIL_BYTES = 65_536
 _LAST_ENTRY = re.compile(rb".*\r\n\*2\r\n\$\d+\r\n(\d+-\d+)\r\n\*", re.DOTALL)
 
 
-class EntryPage(Page):
+class EntryPage(FeedPage):
     """A page whose ids say when its entries were added: `milliseconds-sequence`."""
 
     def times(self) -> tuple[pa.Array, pa.Array]:
@@ -101,8 +101,8 @@ def _head(reply: Bytes) -> bytes:
 def guess_last_id(reply: Bytes) -> str | None:
     """What seems to be the id of the last entry, to ask for the next page before this one is taken apart. A value may
     look like an entry, so it is to be compared with the real one."""
-    found = _LAST_ENTRY.search(reply[-_TAIL_BYTES:].tobytes())
-    return None if found is None else found[1].decode()
+    match = _LAST_ENTRY.search(reply[-_TAIL_BYTES:].tobytes())
+    return None if match is None else match[1].decode()
 
 
 def _by_lines(reply: Bytes, reserved: Container[str], wanted: Container[str] | None) -> EntryPage | None:
@@ -162,8 +162,8 @@ def _all_at(body: Bytes, places: Numbers, text: bytes) -> bool:
         return True
     if windows <= places[-1]:
         return False
-    found = np.ndarray((windows,), f"V{len(text)}", body, strides=(1,))[places]
-    return found.tobytes() == text * len(places)
+    slices = np.ndarray((windows,), f"V{len(text)}", body, strides=(1,))[places]
+    return slices.tobytes() == text * len(places)
 
 
 def _digits(body: Bytes, begin: Numbers, end: Numbers) -> npt.NDArray[np.uint64]:

@@ -84,9 +84,9 @@ class RedisStore:
             nodes = opened.get_primaries() if isinstance(opened, redis.RedisCluster) else []
             for each in [opened, *(opened.get_redis_connection(node) for node in nodes)]:
                 each.set_response_callback("XRANGE", _as_it_came)
-            found = self.command("XRANGE", *words)
-            if not found or not isinstance(found[0][1], dict):  # not of a node that is new
-                return list(found)
+            reply = self.command("XRANGE", *words)
+            if not reply or not isinstance(reply[0][1], dict):  # not of a node that is new
+                return list(reply)
 
     def script(self, name: str, keys: list[str], *arguments: Any) -> Any:
         """Run one of the scripts."""
@@ -129,8 +129,8 @@ class RedisStore:
             return log
 
     def names(self) -> list[tuple[str, str]]:
-        found = sorted(full.decode() for full in self.command("SMEMBERS", ids.CATALOGUE))
-        return [(full.partition(".")[0], full.partition(".")[2]) for full in found]
+        full_names = sorted(full.decode() for full in self.command("SMEMBERS", ids.CATALOGUE))
+        return [(full.partition(".")[0], full.partition(".")[2]) for full in full_names]
 
     # ----------------------------------------------------------------------------------------------------------- append
 
@@ -141,7 +141,7 @@ class RedisStore:
         for _, group in groupby(order, key=lambda i: self._slot(batches[i])):
             members = list(group)
             try:
-                found = self._append([batches[i] for i in members])
+                appended = self._append([batches[i] for i in members])
             except WeftError as error:
                 if by_index:
                     # As if the connection had failed: nobody may try all of it again as though nothing were stored.
@@ -149,7 +149,7 @@ class RedisStore:
                         error.what, hint="A part of these events is stored: their streams are on several nodes."
                     ) from None
                 raise
-            by_index.update(zip(members, found, strict=True))
+            by_index.update(zip(members, appended, strict=True))
         return [by_index[i] for i in range(len(batches))]
 
     def _slot(self, batch: Batch) -> int:
@@ -174,14 +174,14 @@ class RedisStore:
         results = []
         for batch, (_, _, reply) in zip(batches, replies, strict=True):
             log, stream = _log_of(batch), _log_of(batch).keys.stream
-            found = [
+            outcomes = [
                 Appended(
-                    first and ids.to_offset(first, stream), last and ids.to_offset(last, stream), stored, given - stored
+                    first and ids.to_offset(first, stream), last and ids.to_offset(last, stream), stored, count - stored
                 )
-                for (first, last, stored), (_, given) in zip(reply, batch.publishes, strict=True)
+                for (first, last, stored), (_, count) in zip(reply, batch.publishes, strict=True)
             ]
-            log.highest = max(log.highest, *(appended.last or 0 for appended in found))
-            results.append(found)
+            log.highest = max(log.highest, *(each.last or 0 for each in outcomes))
+            results.append(outcomes)
         return results
 
     def appended(self) -> None:
@@ -209,13 +209,13 @@ class RedisStore:
 
     def _last_ids(self, opened: client.Client, streams: list[str]) -> dict[str, bytes]:
         together = [[stream] for stream in streams] if isinstance(opened, redis.RedisCluster) else [streams]
-        found: dict[str, bytes] = {}
+        known: dict[str, bytes] = {}
         for names in filter(None, together):
             keys = [key for name in names for key in (name, ids.Keys(name).meta)]
             # A key that is no stream any more has no last id: who uses it is told.
             last_ids = zip(names, scripts.run(opened, "last_ids", keys), strict=True)
-            found |= {name: last for name, last in last_ids if last is not None}
-        return found
+            known |= {name: last for name, last in last_ids if last is not None}
+        return known
 
     def _wait(self, opened: client.Client, state: dict[str, bytes], seconds: float) -> None:
         if isinstance(opened, redis.RedisCluster) or not state:

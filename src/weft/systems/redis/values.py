@@ -17,7 +17,7 @@ from uuid import UUID
 
 import msgspec
 
-from weft.systems.log import EXTRA, PUBLISH_ID, PUBLISHED_AT, RESERVED_PREFIX, ROWID, Page
+from weft.systems.log import EXTRA, PUBLISH_ID, PUBLISHED_AT, RESERVED_PREFIX, ROWID, LogPage
 from weft.systems.pages import name_columns
 from weft.systems.redis import ids
 from weft.types import FieldType, check_value
@@ -101,7 +101,7 @@ def read_foreign(raw: bytes, kind: FieldType) -> Any:
     return check_value(value, kind)
 
 
-def page_of(entries: Sequence[Entry], fields: dict[str, FieldType], stream: str) -> Page:
+def page_of(entries: Sequence[Entry], fields: dict[str, FieldType], stream: str) -> LogPage:
     """Entries as columns: the fields, then what Weft adds."""
     offsets = [ids.to_offset(entry[0], stream) for entry in entries]
     published: dict[int, datetime] = {}
@@ -116,7 +116,7 @@ def page_of(entries: Sequence[Entry], fields: dict[str, FieldType], stream: str)
         is_own = PUBLISH_ID.encode() in names
         for name, column in zip(_columns(names), values, strict=True):
             _place(name, column, rows, is_own, fields, columns)
-    return Page(
+    return LogPage(
         (*fields, ROWID, PUBLISHED_AT, PUBLISH_ID, EXTRA),
         [
             *(columns[name] for name in fields),
@@ -157,14 +157,14 @@ def _place(
         return
     if is_own and kind is not None:
         try:
-            found = list(map(_FROM_TEXT[kind.base], values))
+            decoded = list(map(_FROM_TEXT[kind.base], values))
         except _NOT_OURS:
             pass  # somebody else's entry after all
         else:
             if len(rows) == len(columns[name]):
-                columns[name] = found
+                columns[name] = decoded
             else:
-                for row, value in zip(rows, found, strict=True):
+                for row, value in zip(rows, decoded, strict=True):
                     columns[name][row] = value
             return
     for row, raw in zip(rows, values, strict=True):
@@ -177,10 +177,10 @@ def _place(
 
 
 def _extra(raw: bytes) -> dict[str, Any]:
-    found = json.loads(raw)
-    if not isinstance(found, dict) or any(name.startswith(RESERVED_PREFIX) for name in found):
+    extra = json.loads(raw)
+    if not isinstance(extra, dict) or any(name.startswith(RESERVED_PREFIX) for name in extra):
         raise ValueError("Weft did not write it")
-    return found
+    return extra
 
 
 def _keep(extra: list[Any], row: int, name: str, raw: bytes) -> None:

@@ -23,7 +23,7 @@ from weft.errors import WeftError
 from weft.systems.redis import group_member
 from weft.systems.redis.client import ANSWER_SECONDS, CONNECT_SECONDS, ERRORS, answered, explain, open_client, refuses
 from weft.systems.redis.connection import RedisConnection
-from weft.systems.redis.group_member import BEGINNING, said_by, text_of
+from weft.systems.redis.group_member import BEGINNING, server_message, text_of
 from weft.systems.redis.resp import Bytes, encode, parse
 
 Key = str | bytes
@@ -183,7 +183,7 @@ class Wire:
         if not self.connected and not isinstance(error, (ReplyError, exceptions.ResponseError)):
             return self.connection.unreachable(error, answered=answered(error))
         if isinstance(error, ReplyError):
-            said = said_by(error)
+            said = server_message(error)
             in_script = "user executing the script can't" in said
             kind = _KINDS.get("NOPERM" if in_script else said.partition(" ")[0], exceptions.ResponseError)
             error = kind(f"{said} (about {text_of(self.key)!r})")

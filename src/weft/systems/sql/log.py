@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from weft.errors import unknown
-from weft.systems.log import META_TYPES, PUBLISHED_AT, ROWID, Group, Leased, Page, Refused, Release
+from weft.systems.log import META_TYPES, PUBLISHED_AT, ROWID, Group, Leased, LogPage, Refused, Release
 from weft.systems.sql import leases
 from weft.types import FieldType
 
@@ -118,7 +118,7 @@ class SqlLog:
         )
         return head + 1 if found is None else int(found)
 
-    def read(self, after: int, upto: int, limit: int) -> Page:
+    def read(self, after: int, upto: int, limit: int) -> LogPage:
         """Up to `limit` events of a range, in order."""
         with self.store.session("read") as session:
             cursor = session.run(
@@ -128,7 +128,7 @@ class SqlLog:
             )
             names = tuple(column[0] for column in cursor.description)
             rows = cursor.fetchall()
-        return Page(names, self._decode(names, rows))
+        return LogPage(names, self._decode(names, rows))
 
     def _decode(self, names: tuple[str, ...], rows: list[tuple[Any, ...]]) -> list[Sequence[Any]]:
         types = self._types
