@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from weft.errors import LoadRefusedError, did_you_mean
+from weft.spark_support.lazy import F, T
 from weft.spark_support.sessions import java_class, quoted
 from weft.systems.load import MOST_ASIDE, Load
 
@@ -18,19 +20,15 @@ _RANK = "_weft_rank"
 
 def column(name: str) -> Any:
     """A column by its name, whatever characters that has."""
-    from pyspark.sql import functions as F
-
     return F.col(quoted(name))
 
 
 def without_void(frame: DataFrame) -> DataFrame:
     """Columns of nothing but nulls as texts: no file holds a column without a type."""
-    from pyspark.sql.types import NullType, StringType
-
     return frame.select(
         *(
-            column(field.name).cast(StringType()).alias(field.name)
-            if isinstance(field.dataType, NullType)
+            column(field.name).cast(T.StringType()).alias(field.name)
+            if isinstance(field.dataType, T.NullType)
             else column(field.name)
             for field in frame.schema
         )
@@ -67,16 +65,12 @@ def cast_to_table(frame: DataFrame, table: StructType, load: Load) -> DataFrame:
 
 def extended_schema(table: StructType, frame: DataFrame) -> StructType:
     """The columns of a table, and then those that a frame has beyond them."""
-    from pyspark.sql.types import StructField, StructType
-
-    more = [StructField(field.name, field.dataType) for field in frame.schema if field.name not in table.names]
-    return StructType([*table, *more])
+    more = [T.StructField(field.name, field.dataType) for field in frame.schema if field.name not in table.names]
+    return T.StructType([*table, *more])
 
 
 def with_all_columns(frame: DataFrame, columns: StructType) -> DataFrame:
     """All of these columns in this order, null where a frame lacks one."""
-    from pyspark.sql import functions as F
-
     present = set(frame.columns)
     return frame.select(
         *(
@@ -87,15 +81,13 @@ def with_all_columns(frame: DataFrame, columns: StructType) -> DataFrame:
 
 
 def _fits(frame: DataFrame, source: DataType, wanted: DataType) -> bool:
-    from pyspark.sql.types import DecimalType, IntegralType, NullType, StringType
-
-    if source == wanted or isinstance(source, NullType):
+    if source == wanted or isinstance(source, T.NullType):
         return True
-    if isinstance(wanted, StringType):
+    if isinstance(wanted, T.StringType):
         return False
-    if isinstance(source, IntegralType) and isinstance(wanted, IntegralType):
+    if isinstance(source, T.IntegralType) and isinstance(wanted, T.IntegralType):
         return True  # a value that is too large fails the load
-    if isinstance(source, DecimalType) and isinstance(wanted, DecimalType):
+    if isinstance(source, T.DecimalType) and isinstance(wanted, T.DecimalType):
         return wanted.scale >= source.scale
     spark: Any = frame.sparkSession
     to_java = spark._jsparkSession.parseDataType
@@ -118,10 +110,6 @@ def checked_keys(
     """One row a key, then how many rows there were and how many are left; refused where that is not clear.
 
     `put_aside` is given rows without a key, where they are not refused."""
-    from functools import reduce
-
-    from pyspark.sql import functions as F
-
     event = load.event_timestamp_column
     # Several events of one key are its history. Two at one instant would be a contradiction.
     keys = [*load.keys, *([event] if event is not None and not load.deduplicate_by else [])]
@@ -172,10 +160,8 @@ def _shared(load: Load, keys: Sequence[str], rows: Sequence[Any]) -> str:
 def _greatest(frame: DataFrame, load: Load) -> DataFrame:
     """Of rows with one key, the greatest by `deduplicate_by`; ties go by all columns, so that a re-run agrees."""
     from pyspark.sql import Window
-    from pyspark.sql import functions as F
-    from pyspark.sql.types import AtomicType
 
-    sortable = {field.name for field in frame.schema if isinstance(field.dataType, AtomicType)}
+    sortable = {field.name for field in frame.schema if isinstance(field.dataType, T.AtomicType)}
     rest = [name for name in frame.columns if name not in (*load.keys, *load.deduplicate_by) and name in sortable]
     order = [column(name).desc_nulls_last() for name in (*load.deduplicate_by, *rest)]
     window = Window.partitionBy(*map(column, load.keys)).orderBy(*order)

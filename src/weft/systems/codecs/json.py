@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as arrow_json
 
+from weft.spark_support.lazy import F
 from weft.spark_support.sessions import quoted
 from weft.systems.codec import Parsed
 from weft.systems.codecs.columns import WHOLE, is_deeper, json_of, leaves, text_of, without_times
@@ -52,8 +53,6 @@ class JsonCodec:
         return JsonDecoder(known)
 
     def encoded(self, columns: Sequence[str]) -> Column:
-        from pyspark.sql import functions as F
-
         return F.to_json(F.struct(*(F.col(quoted(name)).alias(name) for name in columns)), _WRITTEN)
 
 

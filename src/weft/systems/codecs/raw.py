@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 
+from weft.spark_support.lazy import F
 from weft.systems.codec import Decoder, Parsed
 
 if TYPE_CHECKING:
@@ -22,8 +23,6 @@ class RawCodec:
         return _RawDecoder()
 
     def encoded(self, columns: Sequence[str]) -> Column:
-        from pyspark.sql import functions as F
-
         return F.col("value")
 
 

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
+from weft.spark_support.lazy import F, T
 from weft.spark_support.sessions import quoted
 from weft.systems.load import IS_CURRENT, ROW_HASH, VALID_FROM, VALID_TO, Load
 from weft.systems.load_checks import column
@@ -34,8 +35,6 @@ def key_name(number: int) -> str:
 
 def row_hash(frame: DataFrame, names: list[str]) -> Column:
     """A hash of values, in which null, empty and shifted values differ."""
-    from pyspark.sql import functions as F
-
     types = {field.name: field.dataType for field in frame.schema}
     parts = []
     for name in names:
@@ -46,14 +45,11 @@ def row_hash(frame: DataFrame, names: list[str]) -> Column:
 
 
 def _text(value: Column, kind: DataType) -> Column:
-    from pyspark.sql import functions as F
-    from pyspark.sql.types import ArrayType, BinaryType, DoubleType, FloatType, MapType, StructType
-
-    if isinstance(kind, BinaryType):
+    if isinstance(kind, T.BinaryType):
         return F.hex(value)
-    if isinstance(kind, FloatType | DoubleType):
+    if isinstance(kind, T.FloatType | T.DoubleType):
         return (value + F.lit(0.0)).cast("string")  # -0.0 equals 0.0
-    if isinstance(kind, ArrayType | MapType | StructType):
+    if isinstance(kind, T.ArrayType | T.MapType | T.StructType):
         precise = {"timestampFormat": TIMESTAMP, "timestampNTZFormat": TIMESTAMP_NTZ, "ignoreNullFields": "false"}
         return F.to_json(value, precise)
     return value.cast("string")
@@ -64,8 +60,6 @@ def _keys(load: Load) -> list[Column]:
 
 
 def _same_key(left: str, right: str, load: Load) -> Column:
-    from pyspark.sql import functions as F
-
     pairs = (
         F.col(f"{left}.{key_name(number)}").eqNullSafe(F.col(f"{right}.{key_name(number)}"))
         for number in range(len(load.keys))
@@ -79,8 +73,6 @@ def _listed(load: Load) -> list[str]:
 
 def merge_changes(source: DataFrame, table: DataFrame, load: Load) -> DataFrame:
     """New rows and rows that differ; with `handle_deletes`, also the keys that are gone."""
-    from pyspark.sql import functions as F
-
     names = source.columns
     compared = load.compared(names)
     incoming = source.select(
@@ -103,8 +95,6 @@ def merge_changes(source: DataFrame, table: DataFrame, load: Load) -> DataFrame:
 
 def scd2_changes(source: DataFrame, table: DataFrame, load: Load) -> DataFrame:
     """Versions to close and versions to add."""
-    from pyspark.sql import functions as F
-
     names = source.columns
     compared = load.compared(names)
     began: Any = F.lit(load.moment)
@@ -140,8 +130,6 @@ def scd2_changes(source: DataFrame, table: DataFrame, load: Load) -> DataFrame:
 
 
 def _change(op: Column, ts: Column, until: Column, to: Column, load: Load) -> list[Column]:
-    from pyspark.sql import functions as F
-
     return [
         *(F.col(name) for name in _listed(load)),
         op.alias(OP),
@@ -155,8 +143,6 @@ def _change(op: Column, ts: Column, until: Column, to: Column, load: Load) -> li
 
 def _by_load(incoming: DataFrame, current: DataFrame, load: Load) -> DataFrame:
     """A version begins with this load, where a row is new or differs from the current one."""
-    from pyspark.sql import functions as F
-
     stored = current.withColumn(_HIT, F.lit(True)).alias("t")
     joined = incoming.alias("s").join(stored, _same_key("s", "t", load), "left")
     changed = joined.where(F.col(_HIT).isNull() | (F.col(_BEFORE) != F.col(HASH)))
@@ -176,7 +162,6 @@ def _by_event(incoming: DataFrame, stored: DataFrame, current: DataFrame, load: 
     """Put events into the history of their keys: each begins a version where it changes something, ends the one before
     it, and is ended by the one after it, whatever order they come in."""
     from pyspark.sql import Window
-    from pyspark.sql import functions as F
 
     keys = _listed(load)
     # A key whose rows all say what the current version says, and not of an earlier time, is left alone.
@@ -234,8 +219,6 @@ def _by_event(incoming: DataFrame, stored: DataFrame, current: DataFrame, load: 
 
 def _closing(incoming: DataFrame, current: DataFrame, changes: DataFrame, load: Load) -> DataFrame | None:
     """The current versions that end because their key is gone or because they are too old."""
-    from pyspark.sql import functions as F
-
     row_type = incoming.schema[ROW].dataType
     ended_versions: list[DataFrame] = []
 

@@ -21,6 +21,7 @@ import msgspec
 from weft.errors import BusyError
 from weft.spark_support import sessions
 from weft.spark_support.folder import folder_for
+from weft.spark_support.lazy import T
 from weft.systems.base import Connection
 from weft.systems.delta.table import DeltaTable, properties, retried, writer
 from weft.systems.lease import table_lock
@@ -107,13 +108,11 @@ class _Copy:
         return int(transaction.txnVersion(writer(self.load))) >= self.load.batch_id
 
     def _new_table(self) -> dict[str, Any]:
-        from pyspark.sql.types import StructField, StructType
-
-        fields = [StructField(field.name, field.dataType) for field in self.rows.columns]
+        fields = [T.StructField(field.name, field.dataType) for field in self.rows.columns]
         return {
             "id": str(uuid4()),
             "format": {"provider": "parquet", "options": {}},
-            "schemaString": StructType(fields).json(),
+            "schemaString": T.StructType(fields).json(),
             "partitionColumns": [],
             "configuration": {},
             "createdTime": int(time.time() * 1000),
@@ -121,15 +120,13 @@ class _Copy:
 
     def _columns(self, transaction: Any) -> StructType | None:
         """The columns of the table, if it is plain and they are those of the rows."""
-        from pyspark.sql.types import StructType
-
         metadata, protocol = transaction.metadata(), transaction.protocol()
         if not metadata.configuration().isEmpty() or not metadata.partitionColumns().isEmpty():
             return None
         features = set(self._list(protocol.readerAndWriterFeatureNames()))
         if features - _PLAIN_FEATURES or (not features and protocol.minWriterVersion() > 2):
             return None
-        columns = StructType.fromJson(json.loads(metadata.schemaString()))
+        columns = T.StructType.fromJson(json.loads(metadata.schemaString()))
         if any(field.metadata or not field.nullable for field in columns):
             return None
         return columns if parquet.has_columns(self.rows, columns) else None

@@ -11,6 +11,7 @@ from uuid import uuid4
 from weft.errors import LoadRefusedError
 from weft.spark_support import sessions
 from weft.spark_support.folder import folder_for
+from weft.spark_support.lazy import F
 from weft.systems.base import Connection
 from weft.systems.delta import changes
 from weft.systems.delta.table import DeltaTable, properties, retried, settings
@@ -160,7 +161,6 @@ class _Write:
 
     def _merged(self, source: DataFrame, total: int, kept: int) -> Counts:
         from pyspark.sql import Observation
-        from pyspark.sql import functions as F
 
         load, table, names = self.load, self.table, source.columns
         is_scd2 = load.mode == "scd2"

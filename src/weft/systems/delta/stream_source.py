@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from weft.errors import DeclarationError, NotFoundError
+from weft.spark_support.lazy import F
 from weft.spark_support.location import Location
 from weft.systems.delta import source as delta
 from weft.systems.objects.listing import client, list_files, path_of
@@ -31,8 +32,6 @@ class DeltaSource(StreamSource):
         self._folder = f"{path_of(table_path(connection.root, None, settings.name))}/_delta_log"
 
     def follow(self, spark: SparkSession, start: str) -> DataFrame:
-        from pyspark.sql import functions as F
-
         rows = delta.follow(spark, self.connection, self.name, self.settings.max_files or MAX_FILES, start)
         # Its rows do not say when they came. The moment of the batch is in Spark's log, the same in every try of it.
         return rows.select("*", F.current_timestamp().alias(EVENT_TIME))

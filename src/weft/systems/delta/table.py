@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from weft.errors import BusyError, LoadRefusedError
 from weft.spark_support.folder import folder_for
+from weft.spark_support.lazy import T
 from weft.spark_support.sessions import active, java_class, quoted
 from weft.systems.base import Connection
 from weft.systems.load import IS_CURRENT, ROW_HASH, SCD2_COLUMNS, VALID_FROM, VALID_TO, Load
@@ -69,13 +70,11 @@ class DeltaTable:
 
     def create(self, columns: StructType, load: Load) -> None:
         """Make the table with these columns where it is missing, and for scd2 with its own."""
-        from pyspark.sql.types import BooleanType, StringType, StructType, TimestampType
-
-        wanted = StructType(list(columns.fields))
+        wanted = T.StructType(list(columns.fields))
         if load.mode == "scd2":
             for name in (VALID_FROM, VALID_TO):
-                wanted = wanted.add(name, TimestampType())
-            wanted = wanted.add(IS_CURRENT, BooleanType()).add(ROW_HASH, StringType())
+                wanted = wanted.add(name, T.TimestampType())
+            wanted = wanted.add(IS_CURRENT, T.BooleanType()).add(ROW_HASH, T.StringType())
         empty = self.spark.createDataFrame([], wanted)
 
         def write() -> None:
@@ -86,12 +85,11 @@ class DeltaTable:
 
     def add(self, columns: StructType, load: Load) -> None:
         """Give the table those of these columns that it lacks, in a commit of its own: nulls for the rows it has."""
-        from pyspark.sql.types import StructType
 
         def alter() -> None:
             stored = self.schema()
             assert stored is not None
-            missing = StructType([field for field in columns if field.name not in stored.names])
+            missing = T.StructType([field for field in columns if field.name not in stored.names])
             if missing.fields:
                 ddl = self.spark._jsparkSession.parseDataType(missing.json()).toDDL()
                 self.spark.sql(f"ALTER TABLE {self.name} ADD COLUMNS ({ddl})")

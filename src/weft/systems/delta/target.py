@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weft.errors import NotFoundError
+from weft.spark_support.lazy import F
 from weft.systems.delta import changes, copy, sink, source
 from weft.systems.delta.table import DeltaTable
 from weft.systems.load import IS_CURRENT, MODES, VALID_FROM, VALID_TO, Counts, Load
@@ -47,8 +48,6 @@ class DeltaTarget(SparkTarget):
         return table.read()
 
     def changes(self, frame: DataFrame, stored: DataFrame | None, load: Load) -> Counts:
-        from pyspark.sql import functions as F
-
         is_scd2 = load.mode == "scd2"
         if stored is None:
             own = {VALID_FROM: "timestamp", VALID_TO: "timestamp", IS_CURRENT: "boolean"} if is_scd2 else {}

@@ -29,6 +29,7 @@ import pyarrow.compute as pc
 
 from weft.columns import UTC_TIME
 from weft.errors import WeftError
+from weft.spark_support.lazy import F
 from weft.systems.base import require
 from weft.systems.codec import Codec, codec_of
 from weft.systems.codecs.columns import converted, unified_schema
@@ -143,7 +144,6 @@ def rows(
     `pa.json_()` asks for JSON as text. A column of nulls alone is of type void. `_event_ts` is the time of the message,
     also where it has such a key. Bad messages: payload, error, partition, offset.
     """
-    from pyspark.sql import functions as F
     from pyspark.sql.pandas.types import from_arrow_schema
 
     spark = frame.sparkSession
@@ -172,7 +172,6 @@ def rows(
 def with_offsets(frame: DataFrame, parsed: ParsedMessages, column: str) -> DataFrame:
     """Return the rows of a micro-batch again, with `partition:offset` of each in another column: they are read and
     parsed again."""
-    from pyspark.sql import functions as F
     from pyspark.sql.pandas.types import from_arrow_schema
 
     if parsed.columns is None or parsed.codec is None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from weft.errors import DeclarationError, did_you_mean
+from weft.spark_support.lazy import F
 from weft.spark_support.sessions import quoted
 from weft.systems.codecs.json import JsonCodec
 from weft.systems.kafka import client, options
@@ -43,8 +44,6 @@ class TopicTarget(SparkTarget):
 def write(frame: DataFrame, connection: KafkaConnection, topic: str, *, keys: Sequence[str] = (), batch_id: str) -> int:
     """Each row as a JSON object; how many there were. The key of a message is the text of its key column, or a JSON
     object of several: rows of one key stay in order, in one partition."""
-    from pyspark.sql import functions as F
-
     for name in keys:
         if name not in frame.columns:
             raise DeclarationError(
@@ -70,8 +69,6 @@ def write(frame: DataFrame, connection: KafkaConnection, topic: str, *, keys: Se
 
 
 def _key(keys: Sequence[str]) -> Column:
-    from pyspark.sql import functions as F
-
     if not keys:
         return F.lit(None).cast("string")
     if len(keys) == 1:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from weft.errors import NotFoundError
 from weft.spark_support import sessions
 from weft.spark_support.folder import COMPRESSED, GLOB, place_of
+from weft.spark_support.lazy import F
 from weft.spark_support.sessions import FILE_METADATA
 from weft.systems.objects.formats import is_tab_separated
 from weft.systems.objects.options import FileOptions
@@ -109,8 +110,6 @@ def read_files(
     changed, a `place_column` the file itself, a `bad_column` of a row that cannot be read its text and why; without it
     such a row is an error.
     """
-    from pyspark.sql import functions as F
-
     connection.configure(spark)
     own: Any = sessions.own_session(spark, {})
     parts = []

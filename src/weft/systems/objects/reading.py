@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from weft.errors import StorageError
+from weft.spark_support.lazy import F, T
 from weft.spark_support.sessions import java_class
 from weft.systems.load_checks import column
 from weft.systems.objects.formats import SPARK_FORMAT
@@ -51,9 +52,6 @@ def read_format(
     Where files are followed, `known` are the types that their columns had before: what was a text remains one, and a
     column that has had nothing but nulls has no type yet. `heads` is what files of one header begin with.
     """
-    from pyspark.sql import functions as F
-    from pyspark.sql.types import StructType
-
     reader = spark.read.format(SPARK_FORMAT[options.format]).options(**options.spark_reader())
     if delimiter is not None:
         reader = reader.option("sep", delimiter)
@@ -80,7 +78,7 @@ def read_format(
         if BAD in inferred.names:
             if bad is None:
                 raise StorageError(f"Lines of {_shown(paths)} are no JSON objects.")
-            inferred = StructType([each for each in inferred if each.name != BAD])
+            inferred = T.StructType([each for each in inferred if each.name != BAD])
             if not inferred.names:
                 return _lines_alone(spark, paths, bad)
         schema = inferred
@@ -96,15 +94,11 @@ def read_format(
 
 
 def _with(schema: StructType, bad: str | None) -> StructType:
-    from pyspark.sql.types import StringType, StructField, StructType
-
-    return schema if bad is None else StructType([*schema, StructField(bad, StringType())])
+    return schema if bad is None else T.StructType([*schema, T.StructField(bad, T.StringType())])
 
 
 def _lines_alone(spark: Any, paths: list[str], bad: str) -> DataFrame:
     """Lines none of which is a row: Spark reads no file for their text alone."""
-    from pyspark.sql import functions as F
-
     lines: DataFrame = spark.read.text(paths)
     return lines.where(F.trim("value") != "").withColumnRenamed("value", bad)
 
@@ -127,9 +121,6 @@ def _csv(
     Where Spark's reader cannot do what is asked (nulls by a pattern, rows that are cut off), all is read as texts and
     converted here: a value that does not fit is an error either way, or its row is a bad one.
     """
-    from pyspark.sql import functions as F
-    from pyspark.sql.types import StringType, StructField, StructType
-
     # A file with another header is an error: it would be read by the places of its columns, whatever they are called.
     reader = reader.option("enforceSchema", False)
     texts: DataFrame = reader.option("inferSchema", False).load(paths)
@@ -138,7 +129,7 @@ def _csv(
     is_converted = pattern is not None or is_cut
     if is_converted and (is_cut or bad is not None):
         wanted = [*names, _MORE] if is_cut else names
-        schema = _with(StructType([StructField(name, StringType()) for name in wanted]), bad)
+        schema = _with(T.StructType([T.StructField(name, T.StringType()) for name in wanted]), bad)
         lenient = reader.option("mode", "PERMISSIVE").option("enforceSchema", True) if is_cut else reader
         texts = lenient.schema(schema).load(paths)
     if is_cut and bad is None:
@@ -182,8 +173,6 @@ def _csv(
 
 
 def _without_types(frame: DataFrame, names: Collection[str]) -> DataFrame:
-    from pyspark.sql import functions as F
-
     return frame.withColumns({name: F.lit(None) for name in names}) if names else frame
 
 
@@ -191,22 +180,18 @@ def _final_types(
     spark: Any, schema: StructType, known: Mapping[str, DataType], sample: DataFrame, rows: DataFrame
 ) -> tuple[StructType, set[str]]:
     """The types under which rows are read that were looked at, and which columns have no value in any row."""
-    from pyspark.sql.types import StringType, StructField, StructType
-
     # What is taken for a text may be nothing but nulls.
-    doubtful = [each.name for each in schema if isinstance(each.dataType, StringType)]
-    empty = _empty(sample, [name for name in doubtful if known.get(name) != StringType()])
+    doubtful = [each.name for each in schema if isinstance(each.dataType, T.StringType)]
+    empty = _empty(sample, [name for name in doubtful if known.get(name) != T.StringType()])
     new = [name for name in empty if name not in known]
     void = set(new) if rows is sample else _empty(rows, new)
     types = {each.name: known.get(each.name, each.dataType) if each.name in empty else each.dataType for each in schema}
-    inferred = StructType([StructField(name, type) for name, type in types.items()])
+    inferred = T.StructType([T.StructField(name, type) for name, type in types.items()])
     return _keep_known_types(spark, inferred, known), void
 
 
 def _empty(frame: DataFrame, names: Collection[str]) -> set[str]:
     """Which of these columns have nothing but nulls."""
-    from pyspark.sql import functions as F
-
     if not names:
         return set()
     counts = frame.agg(*(F.count(column(name)) for name in names)).collect()[0]
@@ -215,8 +200,6 @@ def _empty(frame: DataFrame, names: Collection[str]) -> set[str]:
 
 def _keep_known_types(spark: Any, schema: StructType, known: Mapping[str, DataType]) -> StructType:
     """The types that columns had before, where these hold all that was found now."""
-    from pyspark.sql.types import NumericType, StringType, StructField, StructType
-
     cast = java_class(spark, "org.apache.spark.sql.catalyst.expressions.Cast")
     to_java = spark._jsparkSession.parseDataType
 
@@ -224,30 +207,28 @@ def _keep_known_types(spark: Any, schema: StructType, known: Mapping[str, DataTy
         before = known.get(name)
         if before is None or before == now:
             return now
-        if isinstance(before, StringType):
+        if isinstance(before, T.StringType):
             return before
-        are_numbers = isinstance(before, NumericType) and isinstance(now, NumericType)
+        are_numbers = isinstance(before, T.NumericType) and isinstance(now, T.NumericType)
         is_wider = are_numbers and cast.canUpCast(to_java(now.json()), to_java(before.json()))
         return before if is_wider else now
 
-    return StructType([StructField(each.name, chosen(each.name, each.dataType)) for each in schema])
+    return T.StructType([T.StructField(each.name, chosen(each.name, each.dataType)) for each in schema])
 
 
 def _inferred(
     spark: Any, lines: DataFrame, format: str, options: dict[str, str], names: list[str] | None = None
 ) -> StructType:
     """The schema that Spark's own reader infers of these lines."""
-    from pyspark.sql.types import StringType, StructField, StructType
-
     reader = spark._jsparkSession.read()
     for name, value in options.items():
         reader = reader.option(name, value)
     texts = getattr(lines._jdf, "as")(java_class(spark, "org.apache.spark.sql.Encoders").STRING())
     read = reader.csv(texts) if format == "csv" else reader.json(texts)
-    inferred = StructType.fromJson(json.loads(read.schema().json()))
+    inferred = T.StructType.fromJson(json.loads(read.schema().json()))
     if names is None:
         return inferred
     types = [field.dataType for field in inferred]
     # A file without rows tells no types.
-    types += [StringType()] * (len(names) - len(types))
-    return StructType([StructField(name, type) for name, type in zip(names, types, strict=True)])
+    types += [T.StringType()] * (len(names) - len(types))
+    return T.StructType([T.StructField(name, type) for name, type in zip(names, types, strict=True)])

@@ -11,6 +11,8 @@ from datetime import date, datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from weft.spark_support.lazy import T
+
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
@@ -40,8 +42,6 @@ def known_schema(
     `heads`: what the files begin with, as far as somebody looked; `read`: how they are read; `most`: so many rows must
     be seen, or all. `None` where it cannot be told from so little, and what reads the files must find out.
     """
-    from pyspark.sql.types import StructField, StructType
-
     looked_at = [head for head in heads if head is not None]
     if not looked_at or not read.keys() <= _DIALECT:
         return None
@@ -64,7 +64,7 @@ def known_schema(
         seen += len(rows)
     if seen < most and not all(head is not None and head.is_whole for head in heads):
         return None
-    return StructType([StructField(name, known[name]) for name in names])
+    return T.StructType([T.StructField(name, known[name]) for name in names])
 
 
 def _rows(head: Head, read: Mapping[str, Any], most: int) -> list[list[str]] | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from weft.errors import DeclarationError, LoadRefusedError
 from weft.spark_support import sessions
 from weft.spark_support.folder import folder_for
+from weft.spark_support.lazy import F, T
 from weft.systems.load import Counts, Load
 from weft.systems.load_checks import (
     cast_to_table,
@@ -91,11 +92,9 @@ class _Load:
 
     def columns_to_keep(self, state: TableState) -> StructType | None:
         """The columns of the files that stay; `None` where none do."""
-        from pyspark.sql.types import StructType
-
         if state.schema is None or self.load.mode == "truncate" or not state.files:
             return None
-        return StructType.fromJson(json.loads(state.schema))
+        return T.StructType.fromJson(json.loads(state.schema))
 
     def commit(self, columns: StructType, stage: Callable[[str], StagedFiles], total: int | None = None) -> Counts:
         """Make what `stage` writes into a folder the table's. `total`: the rows of the source, where some are left
@@ -196,7 +195,6 @@ class _Write(_Load):
 
     def _stage(self, frame: DataFrame, folder: str) -> StagedFiles:
         from pyspark.sql import Observation
-        from pyspark.sql import functions as F
 
         options = self.options
         observed = Observation()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from weft.errors import NotFoundError
 from weft.spark_support import sessions
 from weft.spark_support.folder import GLOB, folder_for
+from weft.spark_support.lazy import T
 from weft.systems.load_checks import with_all_columns
 from weft.systems.objects.encoding import EMPTY, decoded, file_schema
 from weft.systems.objects.formats import SPARK_FORMAT, format_from_path, is_tab_separated
@@ -86,9 +87,7 @@ def _format_inside(spark: SparkSession, path: str) -> str | None:
 
 def _table(spark: Any, path: str, state: TableState) -> DataFrame:
     """The files of a state, under the schema that it has, as our writer wrote them."""
-    from pyspark.sql.types import StructType
-
-    schema = StructType.fromJson(json.loads(state.schema or "{}"))
+    schema = T.StructType.fromJson(json.loads(state.schema or "{}"))
     if not state.files:
         empty: DataFrame = spark.createDataFrame([], schema)
         return empty
@@ -101,7 +100,7 @@ def _table(spark: Any, path: str, state: TableState) -> DataFrame:
     if state.format == "csv":
         options |= {"emptyValue": EMPTY, "enforceSchema": True}
 
-    def part(columns: StructType, names: tuple[str, ...]) -> DataFrame:
+    def part(columns: T.StructType, names: tuple[str, ...]) -> DataFrame:
         reader = spark.read.format(SPARK_FORMAT[state.format]).schema(file_schema(columns, state.format))
         rows: DataFrame = reader.options(**options).load([f"{path}/{name}" for name in names])
         return decoded(rows, columns, state.format)
@@ -111,7 +110,7 @@ def _table(spark: Any, path: str, state: TableState) -> DataFrame:
     # A file of CSV has its columns by their places alone: none that came later.
     parts, first = [], 0
     for files, columns in (*state.narrow, (len(state.files), len(schema))):
-        rows = part(StructType(schema.fields[:columns]), state.files[first:files])
+        rows = part(T.StructType(schema.fields[:columns]), state.files[first:files])
         parts.append(with_all_columns(rows, schema))
         first = files
     return functools.reduce(lambda one, other: one.union(other), parts)
