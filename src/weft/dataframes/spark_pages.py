@@ -95,7 +95,7 @@ def scan_pages(scan: PageScan) -> Any:
         def __init__(self, first: str, last: str) -> None:
             self.first, self.last = first, last
 
-    class RangeReader(DataSourceReader):
+    class Rows(DataSourceReader):
         def __init__(self) -> None:
             self.comparisons: list[Comparison] = []
 
@@ -115,7 +115,7 @@ def scan_pages(scan: PageScan) -> Any:
             # Of no partitions Spark makes one, which is none of ours.
             return scan.read(partition.first, partition.last) if isinstance(partition, Part) else iter(())
 
-    class StreamDataSource(DataSource):
+    class Source(DataSource):
         """Defined here, so that it travels by value: as an option, a plan would show the connection's secrets."""
 
         @classmethod
@@ -127,10 +127,10 @@ def scan_pages(scan: PageScan) -> Any:
 
         def reader(self, schema: Any) -> DataSourceReader:
             settle()
-            return RangeReader()
+            return Rows()
 
     name = f"weft_stream_{next(_numbers)}"
     spark = session.spark()
     parts = spark.sparkContext.defaultParallelism
-    spark.dataSource.register(StreamDataSource)
+    spark.dataSource.register(Source)
     return spark.read.format(name).load()

@@ -49,13 +49,6 @@ def write(
     return _Write(frame, connection, load, spark or frame.sparkSession, put_aside).run()
 
 
-def has(connection: Connection, load: Load, *, spark: SparkSession) -> bool:
-    """Whether a table has a load already."""
-    connection.configure(spark)
-    table = DeltaTable(spark, connection, load.schema, load.table)
-    return table.version() >= 0 and table.has(load)
-
-
 class _Write:
     def __init__(
         self,

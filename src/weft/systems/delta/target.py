@@ -28,7 +28,9 @@ class DeltaTarget(SparkTarget):
         return copy.copy(rows, self.connection, load, spark=spark)
 
     def has(self, load: Load, spark: SparkSession) -> bool:
-        return sink.has(self.connection, load, spark=spark)
+        self.connection.configure(spark)
+        table = DeltaTable(spark, self.connection, load.schema, load.table)
+        return table.version() >= 0 and table.has(load)
 
     def columns(self, load: Load, spark: SparkSession) -> list[str] | None:
         try:

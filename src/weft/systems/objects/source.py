@@ -46,14 +46,6 @@ def read_table(spark: SparkSession, path: str) -> DataFrame | None:
     return None if state is None else _table(spark, path, state)
 
 
-def table_columns(spark: SparkSession, connection: FilesConnection, schema: str | None, table: str) -> list[str] | None:
-    """The columns of a table that loads made; `None` where there is none."""
-    connection.configure(spark)
-    path = table_path(connection.root, schema, table)
-    state = Manifest(folder_for(spark, path), path).state()
-    return None if state is None else [field["name"] for field in json.loads(state.schema or "{}").get("fields", ())]
-
-
 def read_path(
     spark: SparkSession, path: str, options: FileOptions | None = None, *, is_format_given: bool = False
 ) -> DataFrame:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
+from weft.spark_support.folder import folder_for
 from weft.systems.load import Counts, Load
 from weft.systems.objects import sink, source
+from weft.systems.objects.manifest import Manifest
 from weft.systems.objects.paths import table_path
 from weft.systems.target import ArrowRows, PutAside, SparkTarget
 
@@ -32,7 +35,10 @@ class FileTarget(SparkTarget):
         return sink.has(self.connection, load, spark=spark)
 
     def columns(self, load: Load, spark: SparkSession) -> list[str] | None:
-        return source.table_columns(spark, self.connection, load.schema, load.table)
+        self.connection.configure(spark)
+        path = table_path(self.connection.root, load.schema, load.table)
+        state = Manifest(folder_for(spark, path), path).state()
+        return None if state is None else [each["name"] for each in json.loads(state.schema or "{}").get("fields", ())]
 
     def read(self, path: str, spark: SparkSession) -> DataFrame:
         return source.read(spark, self.connection, path)
