@@ -151,7 +151,8 @@ def open_stream(stream: str | Stream, connection: str | Connection | None = None
     while ready is None:
         declarations, declared = project.declarations, find(stream)
         hub = open_hub(project.connection(connection if connection is not None else declared.connection))
-        log = hub.store.open(declared.schema, declared.name, _plain(declared))
+        fields = {name: replace(kind, nullable=False) for name, kind in declared.fields.items()}
+        log = hub.store.open(declared.schema, declared.name, fields)
         with _opening:
             held = _held_by(project)
             if held.declarations != project.declarations:
@@ -199,10 +200,6 @@ def for_asyncio(blocking: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]
     call.__name__ = call.__qualname__ = blocking.__name__.removesuffix("_sync")
     call.__doc__ = f"`{blocking.__name__}` for asyncio."
     return call
-
-
-def _plain(declared: Stream) -> dict[str, Any]:
-    return {name: replace(kind, nullable=False) for name, kind in declared.fields.items()}
 
 
 def open_hub(connection: Connection) -> Hub:

@@ -502,32 +502,24 @@ def system_for(kind: str) -> System:
 def system_for_url(url: str) -> System:
     """The system whose URLs begin as `url` does."""
     scheme = url_scheme(url)
+    for system in systems().values():
+        if scheme in system.schemes:
+            return system
+    schemes = [each for system in systems().values() for each in system.schemes]
     if scheme is None:
-        # Not quoted: what was given in the place of a URL may be a secret.
+        # Not quoted: what was passed in the place of a URL may be a secret.
+        listed = ", ".join(f"{each}://" for each in schemes)
         raise SettingsError(
             "A connection's URL must begin with a scheme such as postgres://.",
-            hint=f"Known schemes: {_list_schemes()}. A file is sqlite:///relative/path or sqlite:////absolute/path.",
+            hint=f"Known schemes: {listed}. A file is sqlite:///relative/path or sqlite:////absolute/path.",
         )
-    for known in (_BUILT_IN, systems()):
-        for system in known.values():
-            if scheme in system.schemes:
-                return system
-    raise _no_system(
-        f"No kind of connection has URLs that begin with {scheme}://.",
-        scheme,
-        "schemes",
-        [each for system in systems().values() for each in system.schemes],
-    )
+    raise _no_system(f"No kind of connection has URLs that begin with {scheme}://.", scheme, "schemes", schemes)
 
 
 def url_scheme(url: str) -> str | None:
     """The scheme that `url` begins with, in lower case."""
     match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", url)
     return match[1].lower() if match else None
-
-
-def _list_schemes() -> str:
-    return ", ".join(f"{each}://" for system in systems().values() for each in system.schemes)
 
 
 def _no_system(what: str, name: str, noun: str, known: typing.Iterable[str]) -> NotFoundError:

@@ -82,7 +82,8 @@ class _Copy:
             return None
         sessions.reached("staged")
         with table_lock(folder_for(self.spark, self.table.path), self.table.path, load.name):
-            deleted = self._stored() if load.mode == "truncate" else 0
+            has_rows = load.mode == "truncate" and self.table.schema() is not None
+            deleted = self.table.read().count() if has_rows else 0
             is_new = retried(lambda: self._commit(columns, files), load)
         sessions.reached("committed")
         if not is_new:
@@ -91,9 +92,6 @@ class _Copy:
         return Counts(rows_read=total, inserted=total, deleted=deleted, bytes=sum(each.size for each in files))
 
     # ---------------------------------------------------------------------------------------------------- the table
-
-    def _stored(self) -> int:
-        return self.table.read().count() if self.table.schema() is not None else 0
 
     def _transaction(self) -> Any:
         """A transaction of Delta's, in which a table that is not there yet has the columns of the rows."""

@@ -32,10 +32,8 @@ class Admin:
         self.admin = require("confluent_kafka.admin", connection.kind)
         self.connection = connection
         self.said: dict[int, str] = {}
-        self.client = self.admin.AdminClient({**options.for_client(connection), "error_cb": self._hear})
-
-    def _hear(self, error: Any) -> None:
-        self.said[error.code()] = error.str()
+        noted = {"error_cb": lambda error: self.said.update({error.code(): error.str()})}
+        self.client = self.admin.AdminClient({**options.for_client(connection), **noted})
 
     def metadata(self) -> Any:
         """The brokers and topics of the cluster."""

@@ -147,7 +147,8 @@ class Manifest:
                 "removes": list(state.files) if load.mode == "truncate" else [],
             }
             if entry["version"] % _WHOLE_EVERY == 0:
-                entry["state"] = _to_json(_after(state, entry))
+                whole = _after(state, entry)
+                entry["state"] = {name: getattr(whole, name) for name in ("files", "narrow", "rows", "ledger")}
             # What can be read of it now is what will always be: an entry is never changed.
             if self.folder.create(f"{self.log}/{_name(entry['version'], _ENTRY)}", json.dumps(entry).encode()):
                 reached("recorded")
@@ -259,10 +260,6 @@ def _after(state: TableState, entry: dict[str, Any]) -> TableState:
             if '"once:' not in writer or at - datetime.fromisoformat(value[1]) < _RETRIES_END
         },
     )
-
-
-def _to_json(state: TableState) -> dict[str, Any]:
-    return {"files": list(state.files), "narrow": state.narrow, "rows": state.rows, "ledger": state.ledger}
 
 
 def _from_json(entry: dict[str, Any]) -> TableState:

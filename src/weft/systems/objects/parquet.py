@@ -136,7 +136,7 @@ def write(target: ParquetFolder, number: int, batches: Iterable[pa.RecordBatch])
                 group: pa.Table | None = first
                 while group is not None:
                     writer.write_table(group, row_group_size=group.num_rows)
-                    with_nan |= {each.name for each in group.schema if _any_nan(group[each.name])}
+                    with_nan |= {name for name in group.column_names if any(map(has_nan, group[name].chunks))}
                     group = next(groups, None)
                 writer.add_key_value_metadata(target.metadata)
             size = stream.tell()
@@ -169,10 +169,6 @@ def _groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa
             waiting, size = [], 0
     if waiting:
         yield pa.Table.from_batches(waiting)
-
-
-def _any_nan(column: pa.ChunkedArray) -> bool:
-    return any(has_nan(chunk) for chunk in column.chunks)
 
 
 def _ranges(footer: Any, schema: pa.Schema, with_nan: set[str]) -> dict[str, Range]:

@@ -111,7 +111,7 @@ class RedisGroupReader(RedisReader):
             for stream in part:
                 await self._move_dead_letters(stream)
             for stream in part:
-                name = self._as_given(stream)
+                name = self.client.get_encoder().decode(stream)  # as in the replies to this client
                 entries += [
                     entry_of(name, each.id, each.fields, each.deliveries) for each in self._redelivered.pop(stream)
                 ]
@@ -135,10 +135,6 @@ class RedisGroupReader(RedisReader):
             return await self.client.evalsha(digest, *words)
         except exceptions.NoScriptError:
             return await self.client.eval(text, *words)
-
-    def _as_given(self, stream: Key) -> Any:
-        """The name as replies of this client have it."""
-        return self.client.get_encoder().decode(stream)
 
     # ----------------------------------------------------------------------------------------------------- dead letters
 

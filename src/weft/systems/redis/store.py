@@ -83,7 +83,7 @@ class RedisStore:
             opened: Any = self._connected()
             nodes = opened.get_primaries() if isinstance(opened, redis.RedisCluster) else []
             for each in [opened, *(opened.get_redis_connection(node) for node in nodes)]:
-                each.set_response_callback("XRANGE", _as_it_came)
+                each.set_response_callback("XRANGE", lambda reply, **_: reply)
             reply = self.command("XRANGE", *words)
             if not reply or not isinstance(reply[0][1], dict):  # not of a node that is new
                 return list(reply)
@@ -248,10 +248,6 @@ class RedisStore:
         if opened is not None:
             with suppress(*client.ERRORS):
                 client.shut(opened)
-
-
-def _as_it_came(reply: Any, **_: Any) -> Any:
-    return reply
 
 
 def _log_of(batch: Batch) -> RedisLog:
