@@ -151,7 +151,7 @@ def _offset(name: str, value: str, *, before: bool) -> int | None:
     if match is None:
         listed = ", ".join(repr(word) for word in words)
         raise SettingsError(
-            f"{name} is {value!r}, which is no id of an event: a number, as in `_id`.",
+            f"{name} is {value!r}, which is not the id of an event: that is a number, as in `_id`.",
             hint=f"Such as '17', or {listed}.",
         )
     number, excluded = int(match[2]), bool(match[1])

@@ -32,7 +32,7 @@ def _arrow_type(name: str, kind: Any) -> pa.DataType:
         arrow = _from_polars(kind) or _from_spark(kind)
         if arrow is None:
             raise DeclarationError(
-                f"The type of field {name!r} is {kind!r}, which is no type of a column.",
+                f"The type of field {name!r} is {kind!r}, which is not the type of a column.",
                 hint="Name it ('int64'), or give a polars, pyarrow or Spark type.",
             )
     try:

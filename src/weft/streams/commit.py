@@ -195,7 +195,7 @@ class Committer:
                 self._committed()
             except BaseException as error:
                 # The events are stored. Readers look for themselves, if somewhat later.
-                _log.warning("telling readers of new events failed: %s", error)
+                _log.warning("waking the readers of new events failed: %s", error)
 
 
 def _from_outside(error: BaseException) -> bool:

@@ -110,7 +110,7 @@ class Connection:
         scheme = url_scheme(url)
         if scheme in schemes or (scheme is None and not self._is_resolved and settings.has_references(url)):
             return
-        problem = f"begins with {scheme}://" if scheme else "is no URL"
+        problem = f"begins with {scheme}://" if scheme else "is not a URL"
         raise DeclarationError(
             f"The {field_name} of {self.label} {problem}; {self.any_such} needs "
             f"{' or '.join(f'{each}://' for each in schemes)}."

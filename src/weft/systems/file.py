@@ -84,7 +84,7 @@ class FileConnection(Connection):
         hint = f"The folder {folder} is not there either."
         with suppress(OSError):
             close = nearest(name, (each.name for each in os.scandir(folder) if each.is_file()))
-            hint = f"Did you mean {close!r}, which is beside it?" if close else "Check the path."
+            hint = f"Did you mean {close!r}, which is in the same folder?" if close else "Check the path."
         return ConnectionFailedError(
             f"Cannot read {self.label}: there is no file {os.path.join(folder, name)}.",
             hint=f"{hint} The first load into it would make it.",

@@ -54,8 +54,8 @@ def test_options_are_the_connections_own() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ObjectStoreS3Connection("a/b"), "no bucket's name"),
-        (lambda: ObjectStoreS3Connection("s3://lake"), "no bucket's name"),
+        (lambda: ObjectStoreS3Connection("a/b"), "not the name of a bucket"),
+        (lambda: ObjectStoreS3Connection("s3://lake"), "not the name of a bucket"),
         (lambda: DeltaS3Connection("lake", endpoint="localhost:9000"), "http://host:port"),
         (lambda: DeltaS3Connection("lake", endpoint="http://me:hunter2@localhost:9000"), "fields of their own"),
         (lambda: DeltaS3Connection("lake", access_key_id="me"), "both access_key_id and secret_access_key"),

@@ -156,7 +156,7 @@ class JsonDecoder:
         except RecursionError:
             raise ValueError(_TOO_DEEP) from None
         if type(row) is not dict:
-            raise ValueError(f"It is JSON, but no object: it is {_NAMES[type(row)]}.")
+            raise ValueError(f"It is JSON, but not an object: it is {_NAMES[type(row)]}.")
         if "" in row:
             raise ValueError("It has a key without a name, which no column can have.")
         if value.count(b"{") + value.count(b"[") > MAX_DEPTH and _is_deep(row):

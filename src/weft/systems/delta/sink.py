@@ -43,7 +43,7 @@ def write(
     load.check_source(frame.columns)
     if load.on_bad_rows == "quarantine":
         raise LoadRefusedError(
-            f"on_bad_rows='quarantine' is not there for Delta tables ({load.name}).",
+            f"on_bad_rows='quarantine' is not supported for Delta tables ({load.name}).",
             hint="Delta takes every row whose types fit; filter in the source.",
         )
     return _Write(frame, connection, load, spark or frame.sparkSession, put_aside).run()

@@ -68,7 +68,7 @@ class DeltaSource(StreamSource):
 
     def rewind_to_offset(self, position: Any | None, offset: str, source_log: Location) -> Rewind:
         if not offset.isdecimal():
-            raise DeclarationError(f"{offset!r} is no version of {self.name}: one number is.")
+            raise DeclarationError(f"{offset!r} is not a version of {self.name}: a version is one number.")
         return self._from(position, int(offset))
 
     def rewind_to_time(self, position: Any | None, moment: datetime, source_log: Location) -> Rewind:
@@ -87,7 +87,7 @@ class DeltaSource(StreamSource):
         if position["isStartingVersion"]:
             raise DeclarationError(
                 f"{self.name} is still being read for the first time, as the whole that it was then.",
-                hint="To begin anew: weft checkpoints reset.",
+                hint="To begin again: weft checkpoints reset.",
             )
         if version > _before(position):
             raise self.after_position(f"version {_before(position):,}", f"{version:,}")

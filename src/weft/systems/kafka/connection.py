@@ -76,7 +76,7 @@ class KafkaConnection(Connection):
                 hint=f"It can read {' and '.join(known)}.",
             )
         hint = did_you_mean(value, known) or did_you_mean(value.upper(), known, f"Known: {', '.join(known)}.")
-        raise DeclarationError(f"{self.label} has the {name} {value!r}, which there is not.", hint=hint)
+        raise DeclarationError(f"{self.label} has the {name} {value!r}, which does not exist.", hint=hint)
 
     def _check_sign_in(self) -> None:
         if (self.sasl_plain_username is None) != (self.sasl_plain_password is None):
@@ -101,7 +101,7 @@ class KafkaConnection(Connection):
             parts = _SERVER.fullmatch(each)
             if parts is None or not 0 < int(parts["port"] or PORT) < 65536:
                 raise DeclarationError(
-                    f"The bootstrap_servers of {self.label} have one among them that is no host:port.",
+                    f"The bootstrap_servers of {self.label} have an entry that is not host:port.",
                     hint='bootstrap_servers="broker-1:9092,broker-2:9092"',
                 )
             servers.append(f"{parts['host']}:{parts['port'] or PORT}")

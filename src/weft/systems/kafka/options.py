@@ -96,7 +96,8 @@ def partition_offsets(topic: str, text: str, partitions: Collection[int]) -> dic
         return dict.fromkeys(partitions, int(text))
     if not re.fullmatch(PARTITION_OFFSETS, text):
         raise DeclarationError(
-            f"{text!r} is no offset of the topic {topic}.", hint="One number, or partition:offset, as in 0:120,1:95."
+            f"{text!r} is not an offset of the topic {topic}.",
+            hint="One number, or partition:offset, as in 0:120,1:95.",
         )
     offsets = {int(number): int(offset) for number, offset in (each.split(":") for each in text.split(","))}
     if len(offsets) <= text.count(","):
@@ -117,5 +118,5 @@ def _read(connection: KafkaConnection, path: str) -> str:
     try:
         return Path(path).expanduser().read_text(encoding="ascii")
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no PEM file"
+        why = error.strerror if isinstance(error, OSError) else "it is not a PEM file"
         raise SettingsError(f"{path} of {connection.label} cannot be read: {why}.") from None

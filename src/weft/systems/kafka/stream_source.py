@@ -81,7 +81,7 @@ class KafkaSource(StreamSource):
         except NotFoundError:
             raise NotFoundError(
                 f"The topic {self.name!r} of {self.connection.label} is gone, and {pipeline} reads it.",
-                hint=f"Make it again, and have {pipeline} begin anew with it: weft checkpoints reset {pipeline}. "
+                hint=f"Make it again, and have {pipeline} begin again with it: weft checkpoints reset {pipeline}. "
                 "Or name another topic.",
             ) from None
         except WeftError:

@@ -47,7 +47,7 @@ def write(frame: DataFrame, connection: KafkaConnection, topic: str, *, keys: Se
     for name in keys:
         if name not in frame.columns:
             raise DeclarationError(
-                f"The key {name!r} of messages for {topic!r} is no column of the rows.",
+                f"The key {name!r} of messages for {topic!r} is not a column of the rows.",
                 hint=did_you_mean(name, frame.columns, f"They have {', '.join(frame.columns)}."),
             )
     client.admin(connection).partitions(topic)  # one that is missing is told here, by its name

@@ -126,9 +126,9 @@ def read_files(
                 fields = rows.drop(bad_column).schema
                 read = ", ".join(f"{each.name} {each.dataType.simpleString()}" for each in fields)
                 why = (
-                    "It is no JSON object."
+                    "It is not a JSON object."
                     if kind.format == "json_lines"
-                    else f"It is no row of these columns: {read}."
+                    else f"It cannot be parsed as a row of these columns: {read}."
                 )
                 rejected = F.struct(F.col(bad_column).alias("payload"), F.lit(why).alias("error"))
                 added[bad_column] = F.when(F.col(bad_column).isNotNull(), rejected)

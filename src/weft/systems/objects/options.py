@@ -203,7 +203,7 @@ def _pattern(name: str, value: object) -> str:
     try:
         re.compile(text)
     except re.error as error:
-        raise DeclarationError(f"{name} is no regular expression: {error}.") from None
+        raise DeclarationError(f"{name} is not a regular expression: {error}.") from None
     return text
 
 

@@ -77,7 +77,7 @@ def read_format(
         )
         if BAD in inferred.names:
             if bad is None:
-                raise StorageError(f"Lines of {_shown(paths)} are no JSON objects.")
+                raise StorageError(f"Lines of {_shown(paths)} are not JSON objects.")
             inferred = T.StructType([each for each in inferred if each.name != BAD])
             if not inferred.names:
                 return _lines_alone(spark, paths, bad)

@@ -43,7 +43,7 @@ class S3Connection(Connection):
         super().validate()
         if "${" not in self.bucket and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{2,254}", self.bucket):
             raise DeclarationError(
-                f"The bucket of {self.label} is no bucket's name.",
+                f"The bucket of {self.label} is not the name of a bucket.",
                 hint='Its name alone, of at least three letters: bucket = "my-lake". The folder in it is prefix.',
             )
         if self.endpoint is not None and "${" not in self.endpoint:

@@ -46,7 +46,7 @@ def refuse(load: Load) -> None:
         )
     if load.on_bad_rows == "quarantine":
         raise DeclarationError(
-            f"on_bad_rows='quarantine' is not there for files ({load.name}).",
+            f"on_bad_rows='quarantine' is not supported for files ({load.name}).",
             hint="Files take every row whose types fit; filter in the source.",
         )
 

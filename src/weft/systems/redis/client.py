@@ -85,7 +85,7 @@ def sentinels(connection: RedisConnection) -> list[tuple[str, int]]:
         host, _, port = each.rpartition(":") if ":" in each else (each, "", str(SENTINEL_PORT))
         if not host or not port.isdigit():
             raise DeclarationError(
-                f"The sentinels of {connection.label} have {each!r} among them, which is no host:port.",
+                f"The sentinels of {connection.label} have the entry {each!r}, which is not host:port.",
                 hint='sentinels="a:26379,b:26379"',
             )
         hosts.append((host, int(port)))

@@ -69,7 +69,7 @@ class RedisConnection(Connection):
             for name in ("host", "port", "username", "password", "database", "tls"):
                 if getattr(self, name) is not None:
                     raise DeclarationError(
-                        f"RedisConnection: {name} is part of the URL, and was given beside it too.",
+                        f"RedisConnection: {name} is part of the URL, and is a field too.",
                         hint="Give a URL, or fields: not both. TLS is rediss:// in a URL.",
                     )
         if self._is_resolved or not settings.has_references(self.url or ""):

@@ -170,7 +170,7 @@ class RedisReader:
             except UnicodeDecodeError as error:
                 names = ", ".join(repr(text_of(stream)) for stream in streams)
                 raise WeftError(
-                    f"An entry of {names} is no text: {error}.", hint="Use a client without decode_responses=True."
+                    f"An entry of {names} is not text: {error}.", hint="Use a client without decode_responses=True."
                 ) from error
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)

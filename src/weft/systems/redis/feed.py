@@ -47,7 +47,8 @@ def check_range(start: str, end: str) -> None:
         if not isinstance(value, str) or not (value in words or is_id(value.removeprefix("("))):
             listed = ", ".join(repr(word) for word in words)
             raise SettingsError(
-                f"{name} is {value!r}, which is no id of an entry.", hint=f"Such as '1704067200000-0', or {listed}."
+                f"{name} is {value!r}, which is not the id of an entry.",
+                hint=f"Such as '1704067200000-0', or {listed}.",
             )
 
 
@@ -165,7 +166,7 @@ class RangeFeed(_RedisFeed):
         self._look_at = time.monotonic() + LOOK_SECONDS
         if order_of(self.wire.last_id(self.stream)) < order_of(self._reached):
             _log.warning(
-                "the stream %r began anew: it ends before %s, and is read from its start", self.name, self._reached
+                "the stream %r began again: it ends before %s, and is read from its start", self.name, self._reached
             )
             self._start, self._reached = "-", None
 
