@@ -103,11 +103,11 @@ class Consumer:
         await self.aclose()
 
     async def get_entry(self) -> tuple[Any, StreamEntry] | tuple[None, None]:
-        """The next `(stream, entry)`, or `(None, None)` where there is none in time."""
+        """Return the next `(stream, entry)`, or `(None, None)` where there is none in time."""
         return self._hand_out() if await self._ready() else (None, None)
 
     async def get_batch(self, size: int | None = None) -> list[tuple[Any, StreamEntry]]:
-        """What is fetched already, else what one request gives, `size` at most; empty where there is nothing in
+        """Return the entries that are fetched already, else those of one request, `size` at most; none if none came in
         time."""
         if size is not None:
             _check_number("size", size, 1)
@@ -132,8 +132,8 @@ class Consumer:
         return True
 
     async def aclose(self) -> None:
-        """Stop. What was fetched and not handed out is forgotten, or goes back to the group as if it had not been
-        delivered. Entering again begins anew."""
+        """Stop. Entries that were fetched and not handed out are dropped, or returned to the group as undelivered.
+        Entering again starts over."""
         self._closed += 1
         async with self._beginning:
             await self._leave()
@@ -207,7 +207,7 @@ class Consumer:
             self._begun.update(new)
 
     async def _ready(self) -> bool:
-        """Whether there is something to hand out, after waiting for it where that is asked for."""
+        """Return whether there is something to hand out, after waiting for it where that is asked for."""
         return bool(self._buffer) or await self._fill()
 
     async def _fill(self) -> bool:
@@ -348,7 +348,7 @@ class GroupConsumer(Consumer):
                 await self.aclose()
 
     def _settled(self, entries: Any) -> list[StreamEntry]:
-        """The entries, of which nothing is left to acknowledge by itself: one that was given back is another's."""
+        """Return the entries, and remove them from those that `auto_acknowledge` is to acknowledge."""
         listed = _entries(entries)
         if self._handed_out:
             settled = {(_text(entry.stream), entry.identifier) for entry in listed}
@@ -431,8 +431,7 @@ def xconsumer(
     consumer: Any = None,
     **options: Any,
 ) -> Consumer | GroupConsumer:
-    """A consumer of these streams; with `group` and `consumer` a member of that group. `options` are those of
-    `Consumer` and `GroupConsumer`."""
+    """Return a `Consumer` of these streams, or with `group` and `consumer` a `GroupConsumer`. `options` are theirs."""
     # Some name the client again, as where the classes are made directly.
     named = [each for each in names if each is not client]
     if streams is not None:

@@ -1,5 +1,4 @@
-"""Streams in databases, read entry by entry: an entry's identifier is its offset, its values are the event as `consume`
-gives it."""
+"""Streams in databases, read entry by entry: the identifier of an entry is its offset, its values are the event."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ class LogReader:
         return declared
 
     def parts(self, streams: Sequence[Any]) -> list[Part]:
-        """Each by itself: a log is one stream."""
+        """Return each by itself: a log is one stream."""
         return [(stream,) for stream in streams]
 
     async def begin(self, stream: str, identifier: Any) -> None:
@@ -53,7 +52,7 @@ class LogReader:
             self._positions[stream] = check_offset(identifier)
 
     async def read(self, part: Part, count: int, wait: float) -> list[StreamEntry]:
-        """A page of the log, once there is one."""
+        """Return a page of the log, once there is one."""
         (stream,) = part
         ready, ends = await self._opened(stream), monotonic() + wait / 1000
         while True:
@@ -173,14 +172,14 @@ class LogGroupReader(LogReader):
 
 
 def entry_of(stream: str, event: dict[str, Any]) -> StreamEntry:
-    """An event as an entry."""
+    """Return an event as an entry."""
     entry = StreamEntry(event[ROWID], event)
     entry.stream = stream
     return entry
 
 
 def check_offset(identifier: Any) -> int:
-    """An offset, as a number or as its digits."""
+    """Return an offset, as a number or as its digits."""
     try:
         offset = int(identifier)
     except (TypeError, ValueError):

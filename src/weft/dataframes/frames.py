@@ -21,7 +21,7 @@ def check_to(to: str) -> None:
 
 
 def frame_of(table: pa.Table, to: str, layout: Layout) -> Any:
-    """The table as a frame. Columns that the schema gives a polars type have exactly that one in polars."""
+    """Return the table as a frame. Columns that the schema gives a polars type have exactly that one in polars."""
     if to == "arrow":
         return table
     if to == "pandas":
@@ -37,7 +37,7 @@ def frame_of(table: pa.Table, to: str, layout: Layout) -> Any:
 
 
 def polars() -> Any:
-    """The package, which only those need who ask for its frames."""
+    """Return the package, which only those need who ask for its frames."""
     try:
         import polars
     except ImportError as error:

@@ -63,7 +63,7 @@ class StreamBatches:
             raise
 
     def stopped(self) -> bool:
-        """Whether it was told to stop."""
+        """Return whether it was told to stop."""
         return self._stop.is_set()
 
     def ask_to_stop(self) -> None:
@@ -87,7 +87,7 @@ class StreamBatches:
         return frame
 
     def take(self) -> pa.Table | None:
-        """The next rows, none of them where it is to yield on idle; `None` at the end."""
+        """Return the next rows, none of them where it is to yield on idle; `None` at the end."""
         if self.stopped() or self._left == 0:
             return None
         if not self._began:
@@ -118,7 +118,7 @@ class StreamBatches:
         return None
 
     def hand_over(self, table: pa.Table) -> Any:
-        """The rows as a frame, acknowledged where they are to be."""
+        """Return the rows as a frame, acknowledged where they are to be."""
         self._in_hand = False
         frame = frame_of(table, self._options.to, self._layout)
         # Not before there is a frame: what cannot be made into one must be delivered again.
@@ -127,8 +127,8 @@ class StreamBatches:
         return frame
 
     def close(self) -> None:
-        """Stop, give back what was fetched and not handed over, and let go of the connection. What Redis refused to
-        acknowledge is raised."""
+        """Stop, give back entries that were not handed over, and disconnect. Raise if Redis refused an
+        acknowledgement."""
         self.ask_to_stop()
         if not self._closed:
             self._closed = True
@@ -204,8 +204,8 @@ class AsyncStreamBatches:
             return frame
 
     async def aclose(self) -> None:
-        """Stop, give back what was fetched and not handed over, and let go of the connection. What Redis refused to
-        acknowledge is raised."""
+        """Stop, give back entries that were not handed over, and disconnect. Raise if Redis refused an
+        acknowledgement."""
         await self._close(self._batches.close)
 
     async def _close(self, close: Callable[[], None]) -> None:
@@ -258,8 +258,7 @@ class _Stop:
 
 
 class _Caught:
-    """The iterations that each signal stops: all of them. The handler that was there before comes back when the last
-    one ends."""
+    """The iterations that each signal stops. When the last one ends, the handler from before is restored."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, set[_Stop]] = {}
@@ -321,7 +320,8 @@ def iter_stream(
     yield_on_idle: bool = False,
     **options: Unpack[ReadOptions],
 ) -> StreamBatches:
-    """The entries of a stream as frames of up to `batch_size` rows, then those that come, until it is told to stop.
+    """Return the entries of a stream as frames of up to `batch_size` rows, then those that come, until it is told to
+    stop.
 
     It stops when `stop` says so (a function, an event, a signal or several), when the `with` block that it was used in
     is left, when `count` rows were read, or at `end_id`. After `block_ms` without entries it goes on waiting, or with

@@ -97,7 +97,7 @@ class Layout:
         return name is not None and (self.columns is None or name in self.columns)
 
     def convert(self, page: FeedPage, stream: str) -> tuple[pa.RecordBatch, list[Rejected]]:
-        """The columns of a page, and the entries that are in no row because they do not fit."""
+        """Return the columns of a page, and the entries that are in no row because they do not fit."""
         faults: list[tuple[int, str, str]] = []
         arrays: dict[str, pa.Array] = {}
         if self._has(self.stream_column):
@@ -176,7 +176,7 @@ def _parse(values: pa.Array, kind: pa.DataType, name: str, faults: list[tuple[in
 def _cast(
     values: pa.Array, kind: pa.DataType, name: str, faults: list[tuple[int, str, str]], first: int = 0
 ) -> pa.Array:
-    """The values in another type. One that does not fit is null, and a fault."""
+    """Return the values in another type. One that does not fit is null, and a fault."""
     try:
         return _cast_all(values, kind)
     except pa.ArrowInvalid:
@@ -204,8 +204,7 @@ def _shown(value: object) -> str:
 
 
 def join(batches: list[pa.RecordBatch], layout: Layout) -> pa.Table:
-    """One table of all batches. Without a schema it has every field of any of them, and a field that is not all texts
-    is binary."""
+    """Return one table of all batches. Without a schema it has every field of any batch, as text or else as binary."""
     if layout.arrow_schema is not None:
         return pa.Table.from_batches(batches, layout.arrow_schema)
     schema = pa.schema(list(types_of((batch.schema for batch in batches), layout).items()))
@@ -215,7 +214,7 @@ def join(batches: list[pa.RecordBatch], layout: Layout) -> pa.Table:
 
 
 def types_of(schemas: Iterable[pa.Schema], layout: Layout) -> dict[str, pa.DataType]:
-    """All columns of any of these, each in a type that holds them all."""
+    """Return all columns of any of these, each in a type that holds them all."""
     kinds: dict[str, pa.DataType] = {each.name: each.type for each in layout.own_schema}
     for schema in schemas:
         for each in schema:

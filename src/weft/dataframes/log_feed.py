@@ -71,7 +71,7 @@ def _either(values: pa.Array, texts: pa.Array) -> pa.Array:
 
 
 def _of_extra(extra: pa.Array | None, wanted: Container[str] | None) -> dict[str, pa.Array]:
-    """The fields that have no column of their own, as texts."""
+    """Return the fields that have no column of their own, as texts."""
     columns: dict[str, list[str | None]] = {}
     if extra is not None and extra.null_count < len(extra):
         for row, text in enumerate(extra.to_pylist()):
@@ -139,7 +139,7 @@ class LogRangeFeed(_LogFeed):
 
 
 def offsets(start: str, end: str) -> tuple[int | None, int | None]:
-    """The offset after which to read, `None` for the end of what is there, and the last one, `None` for an open end."""
+    """Return the offset after which to read (`None` is the head) and the last offset (`None` is an open end)."""
     return _offset("start_id", start, before=True), _offset("end_id", end, before=False)
 
 
@@ -159,8 +159,8 @@ def _offset(name: str, value: str, *, before: bool) -> int | None:
 
 
 class LogGroupFeed(_LogFeed):
-    """The events that a member of a group is given: its own that it has not acknowledged, then those that others let go
-    of, then new ones."""
+    """The events that a member of a group is given: its own unacknowledged ones, those that others released, then new
+    ones."""
 
     page_size = _EVENTS_A_LEASE
     # To ask again before an ack would bring the same events again.

@@ -25,7 +25,7 @@ def read_stream(
     block_ms: int | None = None,
     **options: Unpack[ReadOptions],
 ) -> Any:
-    """The entries of a stream as a frame: those between two ids, or with a group those that a consumer is given.
+    """Return the entries of a stream as a frame: those between two ids, or with a group those that a consumer is given.
 
     `schema` names the columns and their types: the frame has exactly these, whatever the entries have. Without one it
     has every field of any entry, as texts, or as bytes where one is no UTF-8. `on_error` says what becomes of a value

@@ -18,7 +18,7 @@ from weft.systems.pages import name_columns
 
 
 def scan_log(connection: Connection, stream: str | Stream, layout: Layout, start: str, end: str) -> Any:
-    """A DataFrame of what a declared stream holds now."""
+    """Return a DataFrame of what a declared stream holds now."""
     from pyspark.sql.pandas.types import from_arrow_type
 
     from weft.engine import frames, session

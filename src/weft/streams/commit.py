@@ -199,12 +199,12 @@ class Committer:
 
 
 def _from_outside(error: BaseException) -> bool:
-    """Whether the database is to blame, so that trying each publish alone would only wait for it again."""
+    """Return whether the database is to blame, so that trying each publish alone would only wait for it again."""
     return isinstance(error, (ConnectionFailedError, StorageError)) or not isinstance(error, Exception)
 
 
 def _altered(batches: Sequence[Batch]) -> bool:
-    """Whether somebody altered the tables of these batches since we looked at them; now we know their columns."""
+    """Read the columns of these batches' tables again; return whether somebody altered them."""
     logs = {batch.log: batch.log.fields() for batch in batches}
     try:
         changed = [log for log, known in logs.items() if log.fields(fresh=True) != known]
@@ -214,7 +214,7 @@ def _altered(batches: Sequence[Batch]) -> bool:
 
 
 def _encode(group: Sequence[Ticket]) -> tuple[list[Batch], list[list[Ticket]]]:
-    """The batches of a group, and the tickets behind the publishes of each batch."""
+    """Return the batches of a group, and the tickets behind the publishes of each batch."""
     batches: list[Batch] = []
     owners: list[list[Ticket]] = []
     streams: dict[Log, list[Ticket]] = {}
@@ -289,7 +289,7 @@ def _settle_all(tickets: list[Ticket]) -> None:
 
 
 def _copy(error: BaseException) -> BaseException:
-    """An error for each of several callers: they would otherwise write their tracebacks into one."""
+    """Return an error for each of several callers: they would otherwise write their tracebacks into one."""
     if not isinstance(error, WeftError):
         return error
     twin = type(error).__new__(type(error))

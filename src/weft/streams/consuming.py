@@ -1,5 +1,4 @@
-"""`consume`, `ack`, `nack`, `reset`, `groups`: reliable batches for named consumers, whose members share the work under
-leases."""
+"""`consume`, `ack`, `nack`, `reset`, `groups`: leased batches of events for the members of named consumers."""
 
 from __future__ import annotations
 
@@ -52,7 +51,7 @@ def consume_sync(
     lease: float = 60,
     wait: float = 0,
 ) -> list[dict[str, Any]]:
-    """Up to `batch_size` events that `consumer` has not acknowledged, leased to this member for `lease` seconds.
+    """Return up to `batch_size` events that `consumer` has not acknowledged, leased to this member for `lease` seconds.
 
     First come this member's own unacknowledged events, then those whose lease ran out, then new ones. Workers that
     share a consumer's name share its events. `member` names this worker, so that it gets its events back at once after
@@ -154,7 +153,7 @@ _by_task: WeakKeyDictionary[asyncio.Task[Any], tuple[int, str]] = WeakKeyDiction
 
 
 def default_member() -> str:
-    """A name for this task or thread. Never one that another had: two that share a name would get the same events."""
+    """Return a name that only this task or thread has: two that share a name would get the same events."""
     try:
         task = asyncio.current_task()
     except RuntimeError:
@@ -225,8 +224,7 @@ def _read(ready: Opened, consumer: str, span: Span, lease: Lease) -> list[dict[s
 
 
 def _release_empty_span(ready: Opened, consumer: str, span: Span, lease: Lease) -> None:
-    """A leased span that is empty would be leased again for ever: somebody deleted its rows by hand, or retention did
-    after the lease."""
+    """Release a leased span whose rows were deleted, by hand or by retention: it would be leased again indefinitely."""
     ready.log.settle(consumer, range(span.first, span.last + 1), token=lease.token, release=Release())
 
 
@@ -270,7 +268,8 @@ def _move_to_dead_letters(ready: Opened, consumer: str, member: str, leased: Lea
 
 
 def _body(event: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """An event as the JSON of its dead letter, and the keys that had to be left out: JSON takes more room than columns.
+    """Return an event as the JSON of its dead letter, and the keys that had to be left out: JSON takes more room than
+    columns.
 
     Whatever was published must find a grave, or its consumer would stop there for ever.
     """
@@ -335,8 +334,8 @@ def nack_sync(
     connection: str | Connection | None = None,
     member: str | None = None,
 ) -> int:
-    """Give events back, to be delivered again after `delay` seconds; the `reason` goes with them to the dead letters.
-    Returns how many."""
+    """Give events back, to be delivered again after `delay` seconds, and return how many. Dead letters keep the
+    `reason`."""
     if type(delay) not in (int, float) or not 0 <= delay <= _YEAR_SECONDS:
         raise SettingsError(f"delay must be a number of seconds, not {delay!r}.")
     if reason is not None:
@@ -448,8 +447,8 @@ reset = for_asyncio(reset_sync)
 
 
 def groups_sync(stream: str | Stream, *, connection: str | Connection | None = None) -> list[dict[str, Any]]:
-    """The consumers of a stream: `position` (the last offset delivered), `lag` (events not delivered yet), `pending`
-    (delivered, not acknowledged), `lost` (removed by retention before they were consumed) and `members`."""
+    """Return the consumers of a stream: `position` (the last offset delivered), `lag` (events not delivered yet),
+    `pending` (delivered, not acknowledged), `lost` (removed by retention before they were consumed) and `members`."""
     return [asdict(group) for group in open_stream(stream, connection).log.groups()]
 
 

@@ -71,8 +71,8 @@ class Stream:
 
     @functools.cached_property
     def dead_letters(self) -> Stream:
-        """Where events go that were delivered `max_deliveries` times. The key keeps a retry after a crash from storing
-        one twice."""
+        """The stream of events that were delivered `max_deliveries` times. Its key keeps a retry from storing one
+        twice."""
         return Stream(
             name=self.dead_letter or self.name + DEAD_LETTER_SUFFIX,
             schema=self.schema,
@@ -166,8 +166,8 @@ def _look_like(declared: Stream, function: Callable[..., Any]) -> None:
 
 
 def register(declared: Stream, origin: str) -> None:
-    """Put a stream into the project. The same function may declare it again (a reloaded module, a notebook's cell),
-    another may not."""
+    """Add a stream to the project. The function that declared it may declare it again (a reloaded module, a notebook's
+    cell)."""
     streams = current().streams
     present = streams.get(declared.name)
     known = getattr(present, "origin", None)
@@ -292,7 +292,7 @@ def _check_lengths(name: str, options: Mapping[str, Any], where: str) -> None:
 
 
 def can_be_column(name: str) -> bool:
-    """Whether every database takes this as the name of a column."""
+    """Return whether every database takes this as the name of a column."""
     return (
         bool(_FIELD.fullmatch(name))
         and len(name.encode()) <= 63

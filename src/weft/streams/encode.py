@@ -38,7 +38,7 @@ class Encoded:
 
 
 def as_events(events: object, stream: Stream) -> list[dict[str, Any]]:
-    """One event or many as a list of dicts."""
+    """Return one event or many as a list of dicts."""
     if type(events) is dict:
         return [events]
     if isinstance(events, Mapping):
@@ -68,14 +68,15 @@ def as_events(events: object, stream: Stream) -> list[dict[str, Any]]:
 
 
 def _as_dict(event: object) -> str | None:
-    """How to make an event of what is none."""
+    """Return how to make an event of what is none."""
     if is_dataclass(event):
         return "Pass dataclasses.asdict(event)."
     return "Pass json.loads(text)." if isinstance(event, (str, bytes)) else None
 
 
 def keys_of(events: list[dict[str, Any]]) -> Set[str]:
-    """Every key of these events. Where all have as many, the first one's: `_columns` sees whether they are the same."""
+    """Return every key of these events. If all have equally many, those of the first: `_columns` checks that they are
+    equal."""
     keys = events[0].keys()
     same = len(events) == 1 or sum(map(len, events)) == len(keys) * len(events)
     return keys if same else set().union(*events)
@@ -84,7 +85,7 @@ def keys_of(events: list[dict[str, Any]]) -> Set[str]:
 def encode_quickly(
     stream: Stream, log: Log, events: list[dict[str, Any]], keys: Set[str] | None = None
 ) -> Encoded | None:
-    """The short way; `None` where some event needs a closer look. Never touches the database."""
+    """Return the short way; `None` where some event needs a closer look. Never touches the database."""
     fields = log.fields()
     by_name = _columns(events, keys_of(events) if keys is None else keys)
     if not by_name.keys() <= fields.keys():
@@ -125,7 +126,7 @@ def _has_forbidden(column: list[Any], kind: FieldType, forbidden: str) -> bool:
 
 
 def encode(stream: Stream, log: Log, events: list[dict[str, Any]]) -> Encoded:
-    """The long way: may add columns, and raises `SchemaError` for the first event that cannot be stored."""
+    """Return the long way: may add columns, and raises `SchemaError` for the first event that cannot be stored."""
     for index, event in enumerate(events):
         _check_keys(stream, index, event)
     if not events:
@@ -293,7 +294,7 @@ def to_batch(
     key_fields: tuple[str, ...] | None = None,
     publish_key: str | None = None,
 ) -> Batch:
-    """The batch of what fits, with idempotency keys where the stream (or the caller) names fields for them.
+    """Return the batch of what fits, with idempotency keys where the stream (or the caller) names fields for them.
 
     An event without such a key has one under the `publish_key`: its number in the publish.
     """

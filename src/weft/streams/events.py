@@ -28,7 +28,7 @@ class Event(dict[str, Any]):
     lease: Lease
 
     def copy(self) -> Event:
-        """A copy under the same lease."""
+        """Return a copy under the same lease."""
         return _restore(self, self.lease)
 
     def __or__(self, other: Any) -> Any:
@@ -50,13 +50,13 @@ def _restore(values: dict[str, Any], lease: Lease) -> Event:
 
 
 def to_dicts(page: LogPage) -> list[dict[str, Any]]:
-    """A page as plain dicts, the extra keys merged in."""
+    """Return a page as plain dicts, the extra keys merged in."""
     names, columns, extra = _split(page)
     return _merge([dict(zip(names, values, strict=False)) for values in zip(*columns, strict=False)], extra)
 
 
 def to_events(page: LogPage, lease: Lease) -> list[dict[str, Any]]:
-    """A page as events of a lease."""
+    """Return a page as events of a lease."""
     names, columns, extra = _split(page)
     events: list[dict[str, Any]] = []
     for values in zip(*columns, strict=False):
@@ -67,7 +67,8 @@ def to_events(page: LogPage, lease: Lease) -> list[dict[str, Any]]:
 
 
 def read_after(log: Log, after: int, limit: int) -> tuple[list[dict[str, Any]], int, int]:
-    """The events after an offset; or none, a later offset up to which they were removed, and at most how many."""
+    """Return the events after an offset; or none, the offset up to which they were removed, and at most how many
+    were."""
     head = log.head()
     if head <= after:
         return [], 0, 0
@@ -87,8 +88,8 @@ def in_rounds(
     limit: int,
     convert: Callable[[LogPage], list[dict[str, Any]]] = to_dicts,
 ) -> Iterator[dict[str, Any]]:
-    """Up to `limit` events of a range, one by one. They are read in rounds that grow: whoever stops, because they are
-    large, has not much more of them in memory than it took."""
+    """Yield up to `limit` events of a range, one by one. They are read in rounds that grow: whoever stops, because they
+    are large, has not much more of them in memory than it took."""
     count = _FIRST_ROUND
     while limit > 0:
         wanted = min(count, limit)

@@ -63,8 +63,8 @@ def publish_sync(
 
 
 def _can_wait(ticket: Ticket) -> bool:
-    """Whether a publish can be checked together with others: it has no key of its own, and each of its events' keys is
-    a column."""
+    """Return whether a publish can be checked with others: it has no idempotency key, and all its fields are
+    columns."""
     if ticket.key is not None:
         return False
     ticket.keys = keys_of(ticket.events)
@@ -85,7 +85,7 @@ _spare_ids: list[str] = []
 
 
 def _new_id() -> str:
-    """A random UUID. Made 256 at a time: asking the kernel for each would cost more than the rest of a publish."""
+    """Return a random UUID. Made 256 at a time: one call of the kernel for each would take longer than the publish."""
     try:
         return _spare_ids.pop()
     except IndexError:
@@ -102,7 +102,7 @@ os.register_at_fork(after_in_child=_spare_ids.clear)
 
 
 def _encode(ticket: Ticket) -> list[Batch]:
-    """A publish by itself: its stream's batch, then the quarantine's. They are stored together or not at all."""
+    """Return a publish by itself: its stream's batch, then the quarantine's. They are stored together or not at all."""
     stream, log, events = ticket.ready.stream, ticket.ready.log, ticket.events
     encoded = encode(stream, log, events)
     batches = []

@@ -1,5 +1,4 @@
-"""What a process holds open: one hub a connection, with its store, the threads that commit for everybody, and the watch
-for new events."""
+"""What a process holds open: a hub for each connection, with its store, its committer and its watch for new events."""
 
 from __future__ import annotations
 
@@ -101,7 +100,7 @@ _opening = threading.RLock()
 
 
 def find(stream: str | Stream) -> Stream:
-    """The declared stream of that name; quarantines and dead letters are known by their streams."""
+    """Return the declared stream of that name; quarantines and dead letters are known by their streams."""
     if isinstance(stream, Stream):
         return stream
     streams = current().streams
@@ -125,7 +124,7 @@ def find(stream: str | Stream) -> Stream:
 
 
 def derived_streams(declared: Stream) -> list[Stream]:
-    """The streams that a declared one brings along."""
+    """Return the streams that a declared one brings along."""
     derived = []
     if declared.on_schema_drift == "quarantine":
         derived.append(declared.quarantine)
@@ -135,7 +134,7 @@ def derived_streams(declared: Stream) -> list[Stream]:
 
 
 def opened(stream: str | Stream, connection: str | Connection | None = None) -> Opened | None:
-    """The stream if this process has it open already."""
+    """Return the stream if this process has it open already."""
     project = current()
     held = _held_by(project)
     try:
@@ -145,7 +144,7 @@ def opened(stream: str | Stream, connection: str | Connection | None = None) -> 
 
 
 def open_stream(stream: str | Stream, connection: str | Connection | None = None) -> Opened:
-    """The stream, opened where it is not yet; its table is created at first use."""
+    """Return the stream, opened where it is not yet; its table is created at first use."""
     project = current()
     ready = opened(stream, connection)
     while ready is None:
@@ -164,7 +163,7 @@ def open_stream(stream: str | Stream, connection: str | Connection | None = None
 
 
 def stored_log(stream: Stream, connection: str | Connection | None = None) -> Log | None:
-    """The stream's log, or `None` where nothing was ever published: unlike `open_stream` this creates nothing."""
+    """Return the stream's log, or `None` if nothing was ever published. Unlike `open_stream` this creates nothing."""
     # Databases fold the case of names.
     store = hub_of(stream, connection).store
     if f"{stream.schema}.{stream.name}".lower() not in {".".join(each).lower() for each in store.names()}:
@@ -179,7 +178,7 @@ async def open_beside(stream: str | Stream, connection: str | Connection | None 
 
 
 def hub_of(stream: str | Stream, connection: str | Connection | None = None) -> Hub:
-    """The hub of a stream's connection. The database is not asked for anything."""
+    """Return the hub of a stream's connection. The database is not asked for anything."""
     ready = opened(stream, connection)
     if ready is not None:
         return ready.hub
@@ -187,8 +186,7 @@ def hub_of(stream: str | Stream, connection: str | Connection | None = None) -> 
 
 
 def for_asyncio(blocking: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
-    """Return a function for asyncio that calls a blocking one in a thread of its stream's hub. The stream is the first
-    parameter."""
+    """Return a coroutine function that calls `blocking` in a thread of the hub of its first parameter, the stream."""
 
     @functools.wraps(blocking)
     async def call(*arguments: P.args, **named: P.kwargs) -> T:
@@ -203,7 +201,7 @@ def for_asyncio(blocking: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]
 
 
 def open_hub(connection: Connection) -> Hub:
-    """The hub of a connection, one a process."""
+    """Return the hub of a connection, one a process."""
     project = current()
     with _opening:
         hubs = _held_by(project).hubs

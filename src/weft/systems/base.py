@@ -131,7 +131,7 @@ class Connection:
         return copy
 
     def secrets(self) -> set[str]:
-        """The secret values of this connection once resolved, for `weft.settings.redact`."""
+        """Return the secret values of this connection once resolved, for `weft.settings.redact`."""
         resolved, secrets = self.resolved(), set()
         for each in dataclasses.fields(self):
             value = getattr(resolved, each.name)
@@ -145,7 +145,7 @@ class Connection:
 
     @property
     def target(self) -> str:
-        """What it points at, in one line without secrets."""
+        """The server, file or bucket that it leads to, in one line without secrets."""
         shown = {each.name: (each, self._shown(each)) for each in dataclasses.fields(self) if each.name != "name"}
         for each, text in shown.values():
             if each.metadata.get("url") and text is not None:
@@ -153,11 +153,11 @@ class Connection:
         return " ".join(f"{name}={text}" for name, (_, text) in shown.items() if text is not None)
 
     def is_missing(self) -> bool:
-        """Whether it is a file that is not there yet: the first write makes it."""
+        """Return whether it is a file that does not exist yet: the first write creates it."""
         return False
 
     def refuse_missing(self) -> None:
-        """Raise where it is a file that is to be read and is not there."""
+        """Raise if it is a file to be read that does not exist."""
         return
 
     @property
@@ -166,33 +166,33 @@ class Connection:
         return False
 
     def stream_table(self, stream: Any) -> str:
-        """The quoted name of a stream's table in this database, for SQL."""
+        """Return the quoted name of a stream's table in this database, for SQL."""
         raise DeclarationError(f"On {self.label} a stream is not a table.", hint="Read it with weft.read_stream.")
 
     def reports_missing(self, error: str) -> Literal["table", "database"] | None:
-        """What is missing where a text of an error says so in this system's words: a table, or the whole database."""
+        """Return what an error of this system reports as missing: a table, or the whole database."""
         return None
 
     def check(self) -> dict[str, Any]:
-        """Open the connection, run a trivial query, and say what answered: server, database, latency_ms."""
+        """Open the connection, run a trivial query, and return what answered: server, database, latency_ms."""
         raise NotImplementedError
 
     def configure(self, spark: Any) -> None:
-        """Tell a Spark session how to reach this system, where its connector cannot be told by options."""
+        """Configure a Spark session to reach this system, where options of its connector cannot do it."""
 
     def has_path(self, name: str, path: str) -> bool:
-        """Whether a path is among the files of a source or target here."""
+        """Return whether a path is among the files of a source or target here."""
         return False
 
     def xconsumer(self, *streams: Any, **options: Any) -> Any:
-        """A `weft.Consumer` of streams on this connection, or with `group` and `consumer` a `weft.GroupConsumer`."""
+        """Return a `weft.Consumer` of streams here, or with `group` and `consumer` a `weft.GroupConsumer`."""
         system = system_for(self.kind)
         if system.entries is None:
             system.load_log()  # refuses what holds no streams
         return hooks.open_consumer(self, *streams, **options)
 
     def failed(self, error: BaseException, *, hint: str | None = None) -> ConnectionFailedError:
-        """The error to raise for a driver's `error` in opening this connection, without its secrets.
+        """Return the error to raise for a driver's `error` in opening this connection, without its secrets.
 
         Raise it `from None`: a chained driver error would show its own text.
         """
@@ -200,7 +200,7 @@ class Connection:
         return ConnectionFailedError(f"Cannot open {self.label} ({self.target}): {text}", hint=hint)
 
     def unreachable(self, error: BaseException, *, answered: bool) -> ConnectionFailedError:
-        """The error to raise where a server did not let us in: what to check depends on whether one `answered`."""
+        """Return the error for a connection that cannot be opened. `answered`: a server answered, and refused it."""
         hint = "Check that the server runs and takes connections"
         hint += f": weft connections check {self.name}" if self.name else "."
         return self.failed(error, hint=SIGN_IN_HINT if answered else hint)
@@ -340,7 +340,7 @@ class System:
 def url_parameters(
     query: str, known: Mapping[str, Callable[[str], Any]], malformed: Callable[[str, str | None], SettingsError]
 ) -> dict[str, Any]:
-    """What follows the `?` of a URL: known names alone, each read by its function."""
+    """Return the parameters behind the `?` of a URL, each read by its function. Raise for an unknown name."""
     parameters: dict[str, Any] = {}
     for pair in filter(None, query.split("&")):
         name, _, text = pair.partition("=")
@@ -477,7 +477,7 @@ _BUILT_IN = {
 
 
 def systems() -> dict[str, System]:
-    """Every system by its kind: the built-in ones, then those of installed packages."""
+    """Return every system by its kind: the built-in ones, then those of installed packages."""
     return {**_BUILT_IN, **_third_party()[0]}
 
 
@@ -486,7 +486,7 @@ LATER_KINDS = ("rabbitmq", "pubsub", "kinesis", "schema_registry")
 
 
 def system_for(kind: str) -> System:
-    """The system of this kind."""
+    """Return the system of this kind."""
     if kind in _BUILT_IN:
         return _BUILT_IN[kind]
     installed, broken = _third_party()
@@ -500,7 +500,7 @@ def system_for(kind: str) -> System:
 
 
 def system_for_url(url: str) -> System:
-    """The system whose URLs begin as `url` does."""
+    """Return the system whose URLs begin as `url` does."""
     scheme = url_scheme(url)
     for system in systems().values():
         if scheme in system.schemes:
@@ -517,7 +517,7 @@ def system_for_url(url: str) -> System:
 
 
 def url_scheme(url: str) -> str | None:
-    """The scheme that `url` begins with, in lower case."""
+    """Return the scheme that `url` begins with, in lower case."""
     match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", url)
     return match[1].lower() if match else None
 
@@ -530,10 +530,8 @@ def _no_system(what: str, name: str, noun: str, known: typing.Iterable[str]) -> 
 
 @cache
 def _third_party() -> tuple[dict[str, System], dict[str, str]]:
-    """The systems of installed packages, and by entry point name what is wrong with those that do not load.
-
-    A broken package is a warning here and an error only for who asks for its kind: it never breaks the others.
-    """
+    """Return the systems of installed packages, and by entry point name what is wrong with those that do not load. A
+    broken package is a warning here and an error only for who asks for its kind: it never breaks the others."""
     from importlib.metadata import entry_points
 
     installed: dict[str, System] = {}

@@ -19,8 +19,8 @@ from weft.types import FieldType, to_json
 
 Stage = Literal["read", "transform", "store", "replay", "gone"]
 STAGES = ("read", "transform", "store")
-"""Where a row can fail. The other two are notes among the letters: a replay that was begun, and letters that were
-removed from a store in which nothing can be removed."""
+"""Where a row can fail. The other two stages mark records that are not letters: a replay that began, and letters that
+were removed from a store that only appends."""
 
 
 @dataclass(frozen=True)

@@ -64,8 +64,8 @@ class Endpoint:
         return connection
 
     def nested_option(self, name: str, value: Any, connection: Connection | None, options: Mapping[str, Any]) -> Any:
-        """Return the checked value of an option that a TOML file says in a table of its own, or `None` where it does
-        not apply to what else is said."""
+        """Return the checked value of an option that a TOML file has in a table of its own; `None` where it does not
+        apply."""
         return value
 
 

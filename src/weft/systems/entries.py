@@ -49,16 +49,16 @@ class EntryReader(Protocol):
     """Reads streams for a consumer that is alone."""
 
     def name(self, stream: Any) -> Any:
-        """The stream as this reader knows it: two ways to write one name are one stream."""
+        """Return the stream as this reader knows it: two ways to write one name are one stream."""
 
     def parts(self, streams: Sequence[Any]) -> list[Part]:
-        """The streams, parted into those that one request can read."""
+        """Return the streams, parted into those that one request can read."""
 
     async def begin(self, stream: Any, identifier: Any) -> None:
         """Find out where reading begins: after `identifier`, or with `None` where it usually does."""
 
     async def read(self, part: Part, count: int, wait: float) -> list[StreamEntry]:
-        """Up to `count` entries of each stream. Waits up to `wait` milliseconds for the first, or less."""
+        """Return up to `count` entries of each stream. Waits up to `wait` milliseconds for the first, or less."""
 
     async def close(self) -> None:
         """Give back what the reader opened itself."""

@@ -68,8 +68,8 @@ class FileConnection(Connection):
         return unquote(path)
 
     def not_there_yet(self, report: dict[str, Any]) -> dict[str, Any] | None:
-        """The report of a check for a file that the first use makes; an error where it could not; `None` if it is
-        there."""
+        """Return the report of a check for a file that the first use creates; `None` if it exists. Raise if it cannot
+        be created."""
         path = self.resolved().path or ""
         if path == MEMORY or os.path.exists(path):
             return None
@@ -79,7 +79,7 @@ class FileConnection(Connection):
         return report | {"latency_ms": None, "note": "the file is made at first use"}
 
     def missing(self) -> ConnectionFailedError:
-        """The error to raise where a file is to be read that is not there."""
+        """Return the error to raise where a file is to be read that is not there."""
         folder, name = os.path.split(self.resolved().path or "")
         hint = f"The folder {folder} is not there either."
         with suppress(OSError):

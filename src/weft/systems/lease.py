@@ -60,8 +60,8 @@ class Lease:
         seconds: float | None = None,
         lost: Callable[[], None] = lambda: None,
     ) -> None:
-        """`owner`: the processes that must end before the claim does, this one first. `lost` is called, by another
-        thread, when the claim was found to be no longer ours."""
+        """`owner`: the processes that must end before the claim does, this one first. Another thread calls `lost` when
+        this process no longer holds the claim."""
         self.folder, self._home = folder, home
         self._owner = tuple(owner) or (process.this_process(),)
         self._seconds = LEASE_SECONDS if seconds is None else seconds

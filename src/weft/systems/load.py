@@ -246,18 +246,18 @@ class Load:
                     )
 
     def written(self, source: pa.Schema) -> pa.Schema:
-        """The columns that are written, of a source with these."""
+        """Return the columns that are written, of a source with these."""
         import pyarrow as pa
 
         return source if self.projection is None else pa.schema([each.field for each in self.projection])
 
     def updated(self, columns: list[str]) -> list[str]:
-        """The columns that a merge writes to a row that is there."""
+        """Return the columns that a merge writes to a row that is there."""
         chosen = columns if self.update_columns is None else self.update_columns
         return [name for name in chosen if name not in self.keys]
 
     def compared(self, columns: list[str]) -> list[str]:
-        """The columns that tell a changed row."""
+        """Return the columns that tell a changed row."""
         if self.compare_columns is not None:
             return [name for name in self.compare_columns if name not in self.keys]
         if self.mode == "merge":

@@ -19,7 +19,7 @@ _RANK = "_weft_rank"
 
 
 def column(name: str) -> Any:
-    """A column by its name, whatever characters that has."""
+    """Return a column by its name, whatever characters that has."""
     return F.col(quoted(name))
 
 
@@ -36,8 +36,8 @@ def without_void(frame: DataFrame) -> DataFrame:
 
 
 def cast_to_table(frame: DataFrame, table: StructType, load: Load) -> DataFrame:
-    """The source's columns with the types of the table's, where no value can change by it; else a refusal. Columns that
-    the table lacks are refused too, unless it is to get them."""
+    """Return the source's columns with the types of the table's, where no value can change by it; else a refusal.
+    Columns that the table lacks are refused too, unless it is to get them."""
     types = {field.name: field.dataType for field in table}
     known = {name.lower() for name in types}
     evolves = load.declared is not None and load.declared.on_drift == "evolve"
@@ -64,13 +64,13 @@ def cast_to_table(frame: DataFrame, table: StructType, load: Load) -> DataFrame:
 
 
 def extended_schema(table: StructType, frame: DataFrame) -> StructType:
-    """The columns of a table, and then those that a frame has beyond them."""
+    """Return the columns of a table, and then those that a frame has beyond them."""
     more = [T.StructField(field.name, field.dataType) for field in frame.schema if field.name not in table.names]
     return T.StructType([*table, *more])
 
 
 def with_all_columns(frame: DataFrame, columns: StructType) -> DataFrame:
-    """All of these columns in this order, null where a frame lacks one."""
+    """Return all of these columns in this order, null where a frame lacks one."""
     present = set(frame.columns)
     return frame.select(
         *(
@@ -107,7 +107,7 @@ def refuse_empty(load: Load, rows: int) -> None:
 def checked_keys(
     frame: DataFrame, load: Load, put_aside: Callable[[DataFrame], None] | None = None
 ) -> tuple[DataFrame, int, int]:
-    """One row a key, then how many rows there were and how many are left; refused where that is not clear.
+    """Return one row a key, then how many rows there were and how many are left; refused where that is not clear.
 
     `put_aside` is given rows without a key, where they are not refused."""
     event = load.event_timestamp_column

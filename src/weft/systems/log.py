@@ -70,8 +70,7 @@ class Appended(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LogPage:
-    """Events as columns of canonical values under `names`; JSON fields are decoded, `_weft_extra` holds dicts or
-    `None`."""
+    """Events as columns of canonical values. JSON fields are decoded, `_weft_extra` holds dicts or `None`."""
 
     names: tuple[str, ...]
     columns: list[Sequence[Any]]
@@ -133,8 +132,8 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A consumer's state: `position` is the last offset delivered, `lag` counts what is not delivered yet, `pending`
-    what is not acked."""
+    """A consumer's state: the last offset delivered, and how many events are not delivered (`lag`) or not acked
+    (`pending`)."""
 
     consumer: str
     position: int
@@ -151,7 +150,7 @@ class Log(Protocol):
     name: str
 
     def fields(self, *, fresh: bool = False) -> dict[str, FieldType]:
-        """The columns that hold users' fields. `fresh` asks the database again: another process may have added some."""
+        """Return the columns of users' fields. `fresh` reads them again: another process may have added some."""
 
     def add_fields(self, fields: dict[str, FieldType]) -> None:
         """Add columns. A column that somebody else added meanwhile stays as they made it."""
@@ -162,39 +161,40 @@ class Log(Protocol):
         escaped."""
 
     def head(self) -> int:
-        """The last offset that a reader may see; 0 for an empty stream."""
+        """Return the last offset that a reader may see; 0 for an empty stream."""
 
     def published(self) -> int:
-        """A number that grows by one with each event, or by little more where offsets have gaps: it tells rates."""
+        """Return a number that grows by one with each event, or by little more where offsets have gaps, to compute
+        rates."""
 
     def floor(self) -> int:
-        """The last offset that retention removed; 0 when nothing was."""
+        """Return the last offset that retention removed; 0 when nothing was."""
 
     def removed_after(self, offset: int) -> int:
-        """At most how many events after an offset retention removed."""
+        """Return at most how many events after an offset retention removed."""
 
     def lost_after(self, offset: int, following: int | None) -> tuple[int, int]:
         """What a reader lost that had read up to `offset`, and then found the event `following`, or none: an offset up
         to which events were removed, and at most how many of them. Zeros where nothing is known to be lost."""
 
     def count(self) -> int:
-        """How many events are stored and visible."""
+        """Return how many events are stored and visible."""
 
     def read(self, after: int, upto: int, limit: int) -> LogPage:
-        """Up to `limit` events with `after < offset <= upto`, in order."""
+        """Return up to `limit` events with `after < offset <= upto`, in order."""
 
     def read_arrow(self, after: int, upto: int, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """The same range as Arrow record batches, in order and in bounded memory. JSON fields and `_weft_extra` are
+        """Yield the range as Arrow record batches, in order and in bounded memory. JSON fields and `_weft_extra` are
         texts."""
 
     def bound(self, after: int, upto: int, most: int) -> int:
-        """An offset up to which a range has at most so many events, and at least one if it has any."""
+        """Return an offset up to which a range has at most so many events, and at least one if it has any."""
 
     def extent(self, after: int, upto: int, most: int) -> int:
-        """At most how many events a range has. Where they must be counted one by one, no further than `most`."""
+        """Return at most how many events a range has. Where they must be counted one by one, no further than `most`."""
 
     def first_since(self, moment: datetime) -> int:
-        """The first offset published at or after `moment`; one past the head if there is none."""
+        """Return the first offset published at or after `moment`; one past the head if there is none."""
 
     def lease(
         self, consumer: str, member: str, limit: int, seconds: float, *, max_deliveries: int | None = None
@@ -218,17 +218,17 @@ class Log(Protocol):
         """Forget every lease of a consumer and let it go on after `position`."""
 
     def groups(self) -> list[Group]:
-        """Every consumer of this stream."""
+        """Return every consumer of this stream."""
 
     def trim(self, upto: int) -> int:
-        """Remove the events up to and including an offset; consumers that had not seen them are told. Returns how many
-        were removed."""
+        """Remove the events up to and including an offset, note the loss for each consumer, and return how many were
+        removed."""
 
     def trim_keys(self, before: float) -> None:
         """Forget idempotency keys seen before a moment (seconds of the store's clock)."""
 
     def nth_last(self, n: int) -> int | None:
-        """The offset of the `n`-th event from the end, or `None` where there are fewer."""
+        """Return the offset of the `n`-th event from the end, or `None` where there are fewer."""
 
 
 def declare(log: Log, fields: dict[str, FieldType]) -> None:
@@ -262,7 +262,7 @@ class Store(Protocol):
     thread at a time calls `append` and `appended`."""
 
     def open(self, schema: str, name: str, fields: dict[str, FieldType]) -> Log:
-        """The stream's log, created where it is missing. Existing tables are never changed in a way that loses data."""
+        """Return the stream's log, created where it is missing. No change of an existing table loses data."""
 
     def names(self) -> list[tuple[str, str]]:
         """(schema, name) of every stream stored here, declared or not."""
@@ -278,13 +278,13 @@ class Store(Protocol):
 
     def changed(self, seen: object, timeout: float) -> object:
         """Block until something may have been appended since the state `seen` (`None` at first), or until `timeout`;
-        give the new state."""
+        return the new state."""
 
     def unwatch(self) -> None:
         """Nobody waits for changes any more: give back what `changed` holds."""
 
     def now(self) -> float:
-        """The store's clock, in seconds since 1970."""
+        """Return the store's clock, in seconds since 1970."""
 
     def close(self) -> None:
         """Give back connections and threads. Whatever is called later raises `ConnectionFailedError`."""

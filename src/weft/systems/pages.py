@@ -122,7 +122,7 @@ class Pages(Protocol):
         confirms: bool,
         stopped: Callable[[], bool],
     ) -> PageFeed:
-        """Open what a member of a group is given. `iterates`: it is fetched from again and again, not once. `confirms`:
+        """Open the entries that a member of a group is given. `iterates`: they are fetched repeatedly. `confirms`:
         `confirm` will be called."""
 
     def read_matching(self, pattern: str, names: FieldNames, start: str, end: str) -> PageFeed:
@@ -131,8 +131,8 @@ class Pages(Protocol):
     def partition(
         self, stream: Any, start: str, end: str, count: int, comparisons: Sequence[Comparison]
     ) -> list[tuple[str, str]]:
-        """Return up to `count` ranges of ids, of about the same size, that hold what is there now; where comparisons
-        are never true, entries may be left out."""
+        """Return up to `count` ranges of ids, of about the same size, that hold all entries of now; those for which the
+        comparisons are false may be left out."""
 
     def acknowledge(self, stream: Any, group: str, ids: Sequence[str]) -> int:
         """Acknowledge entries; how many were pending."""

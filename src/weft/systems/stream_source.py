@@ -128,8 +128,8 @@ class StreamSource(ABC):
 
     @abstractmethod
     def lag(self, position: Any | None, source_log: Location | None) -> int | None:
-        """Return how many units come after a position, at most. Before the first batch the position is `None`; so is
-        the answer where nobody can know."""
+        """Return at most how many units come after a position, which is `None` before the first batch; `None` if that
+        is unknown."""
 
     @abstractmethod
     def end(self) -> str:

@@ -60,8 +60,7 @@ class SparkTarget(ABC):
             )
 
     def validate(self, name: str) -> str:
-        """Raise if a streaming pipeline could not write to `name`; return what is worth to be shown. Changes
-        nothing."""
+        """Raise if a streaming pipeline could not write to `name`; return details to show. Changes nothing."""
         return ""
 
     @abstractmethod
@@ -70,8 +69,8 @@ class SparkTarget(ABC):
         one, before the commit."""
 
     def copy(self, rows: ArrowRows, load: Load, spark: SparkSession) -> Counts | None:
-        """Commit rows that are Arrow, without Spark's rows between; `None` where only `write` can, and nothing was
-        written."""
+        """Commit Arrow rows without making them Spark's; return `None`, with nothing written, where only `write`
+        can."""
         return None
 
     def has(self, load: Load, spark: SparkSession) -> bool:

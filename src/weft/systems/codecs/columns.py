@@ -15,7 +15,7 @@ _encode = msgspec.json.Encoder(decimal_format="number").encode
 
 
 def json_of(value: Any) -> str:
-    """A JSON value as its text."""
+    """Return a JSON value as its text."""
     return _encode(value).decode()
 
 
@@ -25,7 +25,7 @@ def text_of(value: Any) -> str | None:
 
 
 def unified(kinds: Iterable[pa.DataType]) -> pa.DataType:
-    """The type that holds all values of these: text, where they have nothing else in common."""
+    """Return the type that holds all values of these: text, where they have nothing else in common."""
     return reduce(_either, kinds, pa.null())
 
 
@@ -55,8 +55,8 @@ def _has(kind: pa.StructType, name: str) -> bool:
 
 
 def unified_schema(schemas: Iterable[pa.Schema], known: Iterable[str]) -> pa.Schema:
-    """The columns of all these, each once: Spark and most databases take `Id` and `id` for the same. The spelling is
-    that of a known column, else the first in the alphabet, so that it is the same whatever comes first."""
+    """Return the columns of all these, each once: Spark and most databases take `Id` and `id` for the same. The
+    spelling is that of a known column, else the first in the alphabet, so that it is the same whatever comes first."""
     spellings = {name.lower(): name for name in known}
     kinds: dict[str, list[pa.DataType]] = {}
     names: dict[str, str] = {}
@@ -112,7 +112,7 @@ def _nulls(array: pa.Array) -> pa.Array | None:
 
 
 def leaves(array: pa.Array) -> Iterator[pa.Array]:
-    """The arrays of plain values in one that may be nested."""
+    """Yield the arrays of plain values in one that may be nested."""
     if pa.types.is_struct(array.type):
         for number in range(array.type.num_fields):
             yield from leaves(array.field(number))
@@ -123,7 +123,7 @@ def leaves(array: pa.Array) -> Iterator[pa.Array]:
 
 
 def is_deeper(kind: pa.DataType, levels: int) -> bool:
-    """Whether there are more levels of lists and objects in a type. It looks no further, so that none is too deep."""
+    """Return whether a type has more levels of lists and objects than this. It looks no deeper."""
     if pa.types.is_list(kind):
         return not levels or is_deeper(kind.value_type, levels - 1)
     if pa.types.is_struct(kind):
@@ -132,7 +132,7 @@ def is_deeper(kind: pa.DataType, levels: int) -> bool:
 
 
 def without_times(kind: pa.DataType) -> pa.DataType:
-    """The type with texts in the place of instants: Arrow takes for one what looks like it."""
+    """Return the type with texts in the place of instants: Arrow takes for one what looks like it."""
     if pa.types.is_timestamp(kind):
         return pa.string()
     if pa.types.is_list(kind):

@@ -98,7 +98,7 @@ class JsonDecoder:
         return None
 
     def _reading(self, field: pa.Field) -> pa.DataType | None:
-        """The type that Arrow is to read a column as; `None` where it cannot."""
+        """Return the type that Arrow is to read a column as; `None` where it cannot."""
         known = self.known.get(field.name.lower())
         if known is None:
             return without_times(field.type)
@@ -145,7 +145,7 @@ class JsonDecoder:
         )
 
     def _row(self, value: bytes) -> dict[str, Any]:
-        """The values of one message, as their columns hold them; `ValueError` says why there are none."""
+        """Return the values of one message, as their columns hold them; `ValueError` says why there are none."""
         try:
             value.decode()
             row = _decode(value)
@@ -176,7 +176,7 @@ class JsonDecoder:
 
 
 def _is_regular(values: pa.Array) -> bool:
-    """Whether no message can run into the next, and Arrow's reader survives them."""
+    """Return whether no message can run into the next, and Arrow's reader survives them."""
     try:
         texts = values.cast(pa.string())  # which looks whether it is UTF-8
     except pa.ArrowInvalid:
@@ -202,8 +202,8 @@ def _read(text: pa.Buffer, seen: Mapping[str, pa.DataType]) -> pa.Table | None:
 
 
 def _is_whole(column: pa.ChunkedArray) -> bool:
-    """Whether an array is as its type says. Arrow's reader forgets nulls in lists that come before it has seen what a
-    list is of, and leaves an array that is shorter than its lists; and it takes decimals of too many digits."""
+    """Return whether an array is as its type says. Arrow's reader forgets nulls in lists that come before it has seen
+    what a list is of, and leaves an array that is shorter than its lists; and it takes decimals of too many digits."""
     if not pa.types.is_nested(column.type) and not pa.types.is_decimal(column.type):
         return True
     try:
@@ -214,8 +214,8 @@ def _is_whole(column: pa.ChunkedArray) -> bool:
 
 
 def _is_exact(column: pa.Array) -> bool:
-    """Whether each number is the one that was sent: Arrow reads an integer beyond 64 bits as the nearest float, and
-    takes NaN for a number."""
+    """Return whether each number is the one that was sent. Arrow reads an integer beyond 64 bits as the nearest float,
+    and takes NaN for a number."""
     for leaf in leaves(column):
         if pa.types.is_floating(leaf.type) and leaf.null_count < len(leaf):
             bounds = pc.min_max(leaf)
@@ -226,7 +226,7 @@ def _is_exact(column: pa.Array) -> bool:
 
 
 def _inferred(values: list[Any]) -> pa.Array:
-    """An array of JSON values, of the one type that they have, else of texts."""
+    """Return an array of JSON values, of the one type that they have, else of texts."""
     kinds = {type(value) for value in values if value is not None}
     try:
         if kinds == {int, float}:
@@ -249,7 +249,7 @@ def _texts(values: list[Any]) -> pa.Array:
 
 
 def _is_plain(kind: pa.DataType) -> bool:
-    """Whether Arrow reads JSON as this type as we do."""
+    """Return whether Arrow reads JSON as this type as we do."""
     types = pa.types
     return bool(
         types.is_string(kind)
@@ -261,12 +261,12 @@ def _is_plain(kind: pa.DataType) -> bool:
 
 
 def storage(kind: pa.DataType) -> pa.DataType:
-    """The type that a column of a known type is of: JSON and UUIDs travel as texts."""
+    """Return the type that a column of a known type is of: JSON and UUIDs travel as texts."""
     return pa.string() if isinstance(kind, pa.BaseExtensionType) else kind
 
 
 def _fitted(name: str, value: Any, kind: pa.DataType) -> Any:
-    """The value as a column of this type holds it; `ValueError` where it cannot."""
+    """Return the value as a column of this type holds it; `ValueError` where it cannot."""
     if value is None:
         return None
     try:

@@ -34,7 +34,7 @@ def key_name(number: int) -> str:
 
 
 def row_hash(frame: DataFrame, names: list[str]) -> Column:
-    """A hash of values, in which null, empty and shifted values differ."""
+    """Return a hash of values, in which null, empty and shifted values differ."""
     types = {field.name: field.dataType for field in frame.schema}
     parts = []
     for name in names:
@@ -142,7 +142,7 @@ def _change(op: Column, ts: Column, until: Column, to: Column, load: Load) -> li
 
 
 def _by_load(incoming: DataFrame, current: DataFrame, load: Load) -> DataFrame:
-    """A version begins with this load, where a row is new or differs from the current one."""
+    """Return a version begins with this load, where a row is new or differs from the current one."""
     stored = current.withColumn(_HIT, F.lit(True)).alias("t")
     joined = incoming.alias("s").join(stored, _same_key("s", "t", load), "left")
     changed = joined.where(F.col(_HIT).isNull() | (F.col(_BEFORE) != F.col(HASH)))
@@ -218,7 +218,7 @@ def _by_event(incoming: DataFrame, stored: DataFrame, current: DataFrame, load: 
 
 
 def _closing(incoming: DataFrame, current: DataFrame, changes: DataFrame, load: Load) -> DataFrame | None:
-    """The current versions that end because their key is gone or because they are too old."""
+    """Return the current versions that end because their key is gone or because they are too old."""
     row_type = incoming.schema[ROW].dataType
     ended_versions: list[DataFrame] = []
 
@@ -252,7 +252,7 @@ def _interval(seconds: float) -> str:
 
 
 def merge_statement(target: str, view: str, names: list[str], load: Load) -> str:
-    """The MERGE that applies changes of a merge."""
+    """Return the MERGE that applies changes of a merge."""
     on = " AND ".join(f"t.{quoted(key)} <=> s.{key_name(number)}" for number, key in enumerate(load.keys))
     updated = load.updated(names)
     clauses = []
@@ -268,7 +268,7 @@ def merge_statement(target: str, view: str, names: list[str], load: Load) -> str
 
 
 def scd2_statement(target: str, view: str, names: list[str], load: Load) -> str:
-    """The MERGE that applies changes of scd2."""
+    """Return the MERGE that applies changes of scd2."""
     same = [f"t.{quoted(key)} <=> s.{key_name(number)}" for number, key in enumerate(load.keys)]
     on = " AND ".join(
         [f"s.{OP} IN ('{CLOSE}', '{DELETE}')", *same, f"t.{VALID_FROM} = s.{TS}", f"t.{VALID_TO} <=> s.{UNTIL}"]

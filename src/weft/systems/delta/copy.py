@@ -94,7 +94,7 @@ class _Copy:
     # ---------------------------------------------------------------------------------------------------- the table
 
     def _transaction(self) -> Any:
-        """A transaction of Delta's, in which a table that is not there yet has the columns of the rows."""
+        """Return a transaction of Delta's, in which a table that is not there yet has the columns of the rows."""
         log = self._java(f"{_DELTA}DeltaLog").forTable(self.spark._jsparkSession, self.table.path)
         transaction = log.startTransaction()
         if transaction.readVersion() < 0:
@@ -102,7 +102,8 @@ class _Copy:
         return transaction
 
     def _has(self, transaction: Any) -> bool:
-        """Whether the table has this load. To ask is to depend on it: a commit fails if another attempt was faster."""
+        """Return whether the table has this load. The transaction then depends on it: it fails if another attempt
+        commits."""
         return int(transaction.txnVersion(writer(self.load))) >= self.load.batch_id
 
     def _new_table(self) -> dict[str, Any]:
@@ -117,7 +118,7 @@ class _Copy:
         }
 
     def _columns(self, transaction: Any) -> StructType | None:
-        """The columns of the table, if it is plain and they are those of the rows."""
+        """Return the columns of the table, if it is plain and they are those of the rows."""
         metadata, protocol = transaction.metadata(), transaction.protocol()
         if not metadata.configuration().isEmpty() or not metadata.partitionColumns().isEmpty():
             return None
@@ -132,7 +133,7 @@ class _Copy:
     # --------------------------------------------------------------------------------------------------- the commit
 
     def _commit(self, columns: StructType, files: list[WrittenFile]) -> bool:
-        """One commit with all files; whether this load was not there yet."""
+        """Return one commit with all files; whether this load was not there yet."""
         load = self.load
         with sessions.active(self.spark):
             transaction = self._transaction()

@@ -15,7 +15,7 @@ _FUTURE_VERSIONS = "spark.databricks.delta.changeDataFeed.timestampOutOfRange.en
 
 
 def read(spark: SparkSession, connection: Connection, table: str, schema: str | None = None) -> DataFrame:
-    """The rows of a table as they are at its newest commit."""
+    """Return the rows of a table as they are at its newest commit."""
     connection.configure(spark)
     delta_table = DeltaTable(spark, connection, schema, table)
     if delta_table.schema() is None:
@@ -30,8 +30,8 @@ def read(spark: SparkSession, connection: Connection, table: str, schema: str | 
 def follow(
     spark: SparkSession, connection: Connection, table: str, max_files: int, start: str = "earliest"
 ) -> DataFrame:
-    """A streaming DataFrame of what is in a table, and then of what is added to it; or of what was added by a version
-    and since, or of what is added from now on ("latest")."""
+    """Return a streaming DataFrame of what is in a table, and then of what is added to it; or of what was added by a
+    version and since, or of what is added from now on ("latest")."""
     delta_table = DeltaTable(spark, connection, None, table)
     read(spark, connection, table)  # refuses one that is not there
     if start == str(delta_table.version() + 1):

@@ -62,7 +62,7 @@ class DeltaTable:
         return int(self._snapshot().version())
 
     def has(self, load: Load) -> bool:
-        """Whether this load was committed: the table keeps the last batch of each writer in its own log."""
+        """Return whether this load was committed: the table keeps the last batch of each writer in its own log."""
         snapshot = self._snapshot()
         with active(self.spark):
             last_batch = snapshot.transactions().get(writer(load))
@@ -135,8 +135,8 @@ def writer(load: Load) -> str:
 
 
 def settings(load: Load, label: str) -> dict[str, str]:
-    """What makes a statement of a session count once, and be found again. Every commit of the session counts for it, so
-    that it may make no other one."""
+    """Return the settings by which a commit of the session counts once for a load, and can be found by its label. They
+    apply to every commit of the session."""
     start = "spark.databricks.delta."
     return {
         f"{start}write.txnAppId": writer(load),
@@ -163,7 +163,7 @@ def retried(action: Callable[[], Result], load: Load) -> Result:
 
 
 def is_conflict(error: BaseException) -> bool:
-    """Whether Delta refused a commit because of another one."""
+    """Return whether Delta refused a commit because of another one."""
     names = [type(error).__name__, str(error)[:400], str(getattr(error, "_errorClass", ""))]
     java = getattr(error, "java_exception", None)
     if java is not None:

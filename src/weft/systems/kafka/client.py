@@ -36,7 +36,7 @@ class Admin:
         self.client = self.admin.AdminClient({**options.for_client(connection), **noted})
 
     def metadata(self) -> Any:
-        """The brokers and topics of the cluster."""
+        """Return the brokers and topics of the cluster."""
         deadline = time.monotonic() + SECONDS
         self.client.poll(0)  # what happened before: brokers that were down may be up again, and slow
         self.said.clear()
@@ -51,7 +51,7 @@ class Admin:
                     raise self.failed(error) from None
 
     def partitions(self, topic: str) -> list[int]:
-        """The numbers of a topic's partitions."""
+        """Return the numbers of a topic's partitions."""
         topics = self.metadata().topics
         if options.topic_name(topic) not in topics:
             raise unknown(
@@ -63,7 +63,7 @@ class Admin:
         return sorted(topics[topic].partitions)
 
     def offsets(self, topic: str, which: Any) -> dict[int, int]:
-        """An offset of each partition: the latest, or the first at a time."""
+        """Return an offset of each partition: the latest, or the first at a time."""
         of = self.library.TopicPartition
         asked = {of(topic, number): which for number in self.partitions(topic)}
         futures = self.client.list_offsets(asked, request_timeout=SECONDS)
@@ -87,7 +87,7 @@ class Admin:
             raise self.failed(error) from None
 
     def failed(self, error: BaseException) -> WeftError:
-        """An error of the client as one of ours, with the reason that its threads gave beside it."""
+        """Return an error of the client as one of ours, with the reason that its threads gave beside it."""
         codes = self.library.KafkaError
         reason = self.said.get(codes._AUTHENTICATION) or self.said.get(codes._SSL) or self.said.get(codes._TRANSPORT)
         refused = codes._AUTHENTICATION in self.said
@@ -100,12 +100,12 @@ def _admin(connection: KafkaConnection) -> Admin:
 
 
 def admin(connection: KafkaConnection) -> Admin:
-    """The process's client of a connection, as its variables are now."""
+    """Return the process's client of a connection, as its variables are now."""
     return _admin(connection.resolved())
 
 
 def metadata(connection: KafkaConnection) -> Any:
-    """The brokers and topics, by a client of its own: it connects anew."""
+    """Return the brokers and topics, by a client of its own: it connects anew."""
     return Admin(connection.resolved()).metadata()
 
 

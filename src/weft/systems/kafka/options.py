@@ -22,7 +22,7 @@ _LOGIN = {
 
 
 def for_client(connection: KafkaConnection) -> dict[str, str | int]:
-    """The settings of a client of confluent-kafka."""
+    """Return the settings of a client of confluent-kafka."""
     resolved = connection.resolved()
     settings: dict[str, str | int] = {
         "bootstrap.servers": ",".join(resolved.servers),
@@ -49,7 +49,7 @@ def for_client(connection: KafkaConnection) -> dict[str, str | int]:
 
 
 def for_spark(connection: KafkaConnection) -> dict[str, str]:
-    """The options of Spark's connector that say where the brokers are and who we are."""
+    """Return the options of Spark's connector that say where the brokers are and who we are."""
     resolved = connection.resolved()
     settings = {"bootstrap.servers": ",".join(resolved.servers), "security.protocol": resolved.protocol}
     if resolved.sasl_plain_username is not None:
@@ -76,7 +76,7 @@ def for_spark(connection: KafkaConnection) -> dict[str, str]:
 
 
 def topic_name(topic: str) -> str:
-    """The topic, if there can be one of this name: Spark would take a comma for the end of a name."""
+    """Return the topic, if there can be one of this name: Spark would take a comma for the end of a name."""
     if not _TOPIC.fullmatch(topic) or topic in (".", ".."):
         raise DeclarationError(
             f"{topic!r} cannot be a topic of Kafka.", hint="Letters, digits, dots, underscores and hyphens, up to 249."
@@ -110,7 +110,7 @@ def partition_offsets(topic: str, text: str, partitions: Collection[int]) -> dic
 
 
 def _quoted(text: str) -> str:
-    """A text in the configuration of Java's sign-in."""
+    """Return a text in the configuration of Java's sign-in."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 

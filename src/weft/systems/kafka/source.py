@@ -68,7 +68,7 @@ def stream(
     start: str = "earliest",
     max_rows: int | None = None,
 ) -> DataFrame:
-    """A streaming DataFrame of a topic: key, value, topic, partition, offset, timestamp, timestampType.
+    """Return a streaming DataFrame of a topic: key, value, topic, partition, offset, timestamp, timestampType.
 
     Messages that the brokers removed before they were read are an error. A new checkpoint begins at `start`
     ("earliest", "latest" or offsets); `max_rows` bounds a micro-batch.
@@ -137,7 +137,7 @@ class ParsedMessages:
 def rows(
     frame: DataFrame, connection: KafkaConnection, schema: Mapping[str, pa.DataType] | None = None
 ) -> ParsedMessages:
-    """The messages of one micro-batch as rows, and those that are none with the reason.
+    """Return the messages of one micro-batch as rows, and those that are none with the reason.
 
     JSON: the keys of all objects are the columns. A column of `schema` is of its type, and a message with a value that
     does not fit it is bad, alone; the types of the others are those of their values, text where they differ.
@@ -170,8 +170,7 @@ def rows(
 
 
 def with_offsets(frame: DataFrame, parsed: ParsedMessages, column: str) -> DataFrame:
-    """Return the rows of a micro-batch again, with `partition:offset` of each in another column: they are read and
-    parsed again."""
+    """Read and parse a micro-batch again, and return its rows with `partition:offset` of each in another column."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     if parsed.columns is None or parsed.codec is None:
@@ -257,13 +256,13 @@ def commit_offsets(connection: KafkaConnection, topic: str, ends: Mapping[int, i
 
 
 def latest(connection: KafkaConnection, topic: str) -> dict[int, int]:
-    """The offset that each partition's next message will have."""
+    """Return the offset that each partition's next message will have."""
     library = require("confluent_kafka.admin", connection.kind)
     return admin(connection).offsets(topic, library.OffsetSpec.latest())
 
 
 def earliest(connection: KafkaConnection, topic: str) -> dict[int, int]:
-    """The offset of the first message that each partition still has."""
+    """Return the offset of the first message that each partition still has."""
     library = require("confluent_kafka.admin", connection.kind)
     return admin(connection).offsets(topic, library.OffsetSpec.earliest())
 

@@ -55,7 +55,7 @@ class FileFields(Connection):
         return f"{path}/".startswith(f"{self.root}/{name.strip('/')}/")  # type: ignore[attr-defined]
 
     def format_of(self, path: str) -> str:
-        """The format of a file here: the one that is declared, else the one of its name."""
+        """Return the format of a file here: the one that is declared, else the one of its name."""
         return self.format or format_from_path(path) or FileOptions.format
 
 

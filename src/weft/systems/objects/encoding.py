@@ -19,7 +19,7 @@ _JSON = {"timestampFormat": TIMESTAMP, "timestampNTZFormat": TIMESTAMP_NTZ}
 
 
 def encoded(frame: DataFrame, format: str) -> DataFrame:
-    """The columns as a file holds them: in CSV nested values are JSON texts and bytes are base64."""
+    """Return the columns as a file holds them: in CSV nested values are JSON texts and bytes are base64."""
     if format != "csv":
         return frame
     chosen = []
@@ -34,7 +34,7 @@ def encoded(frame: DataFrame, format: str) -> DataFrame:
 
 
 def file_schema(schema: StructType, format: str) -> StructType:
-    """The types under which a file is read."""
+    """Return the types under which a file is read."""
     if format != "csv":
         return T.StructType([T.StructField(field.name, field.dataType) for field in schema])
     return T.StructType(

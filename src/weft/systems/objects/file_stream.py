@@ -43,7 +43,7 @@ Dated = Callable[[bool], "DataFrame"]
 
 
 def follow(spark: SparkSession, connection: FilesConnection, prefix: str, max_files: int) -> DataFrame:
-    """A streaming DataFrame of the files under a prefix, each once, whatever its name: path and time of change.
+    """Return a streaming DataFrame of the files under a prefix, each once, whatever its name: path and time of change.
 
     Only which files there are: what is in them is read later, by `read_files`, under whatever schema they have then.
     """
@@ -104,7 +104,7 @@ def read_files(
     place_column: str | None = None,
     bad_column: str | None = None,
 ) -> Dated | None:
-    """The rows of these files; `None` where they have no columns.
+    """Return the rows of these files; `None` where they have no columns.
 
     `known` are the types that columns had in files before. The `time_column` has of each row when its file was last
     changed, a `place_column` the file itself, a `bad_column` of a row that cannot be read its text and why; without it
@@ -170,7 +170,7 @@ def _read(
 def _group_files(
     spark: Any, connection: FilesConnection, root: str, paths: Mapping[str, datetime]
 ) -> dict[_Kind, dict[str, Head | None]]:
-    """The files that can be read as one, and what those of CSV begin with."""
+    """Return the files that can be read as one, and what those of CSV begin with."""
     options, by_kind = connection.options, dict[_Kind, list[str]]()
     for path in paths:
         if path.lower().endswith(UNFINISHED):
@@ -197,7 +197,7 @@ def _group_files(
 
 
 def _partitions(path: str, root: str) -> Partitions | None:
-    """The columns that the folders of a file have in their names, below the prefix that is followed."""
+    """Return the columns that the folders of a file have in their names, below the prefix that is followed."""
     start = path.find(root)
     end = start + len(root)
     if start < 0 or (first := _FOLDER_OF_PARTITION.search(path, end)) is None:
@@ -212,7 +212,7 @@ def _head(spark: Any, size: int, path: str) -> Head:
 
 
 def _header(head: bytes, comment: str | None) -> bytes:
-    """The first line of a file that is no comment."""
+    """Return the first line of a file that is no comment."""
     skipped = comment.encode() if comment else None
     lines = head.splitlines()
     return next((line for line in lines if line and (skipped is None or not line.startswith(skipped))), b"")

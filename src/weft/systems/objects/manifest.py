@@ -50,7 +50,7 @@ class TableState:
     """By writer: its last batch, and when that was."""
 
     def has(self, load: Load) -> bool:
-        """Whether a load is in the ledger."""
+        """Return whether a load is in the ledger."""
         last_batch = self.ledger.get(_writer(load))
         return last_batch is not None and int(last_batch[0]) >= load.batch_id
 
@@ -77,11 +77,11 @@ class Manifest:
     # ---------------------------------------------------------------------------------------------------------- reading
 
     def state(self) -> TableState | None:
-        """The table as readers see it, or `None` where no load made one here."""
+        """Return the table as readers see it, or `None` where no load made one here."""
         return self._state(self._published(self.folder.files_in(self.log)))
 
     def _published(self, names: Any) -> int:
-        """The last entry whose files are in place. Those before it are: each load finishes the one before it."""
+        """Return the last entry whose files are in place. Those before it are: each load finishes the one before it."""
         last = _last(names)
         return last if {_name(last, _PUBLISHED), _name(last, _DONE)} & set(names) else last - 1
 
@@ -111,8 +111,8 @@ class Manifest:
     # ---------------------------------------------------------------------------------------------------------- writing
 
     def begin(self, load: Load) -> str:
-        """A new folder to stage files in. Beside it is said whose it is, before it is there: a folder of nobody is one
-        of the dead."""
+        """Return a new folder to stage files in. A file next to it names its owner, and is written first: a folder
+        without one is dead."""
         folder = f"{self.staging}/{uuid4().hex}"
         owner = {"process": process.this_process(), "at": datetime.now(UTC).isoformat(), "load": _writer(load)}
         self.folder.create(f"{folder}{_OWNER}", json.dumps(owner).encode())
@@ -121,8 +121,8 @@ class Manifest:
     def commit(
         self, load: Load, staged: StagedFiles, options: FileOptions, schema: str, before: str | None
     ) -> TableState | None:
-        """Make staged files a table's; the state before it, or `None` where the load was there already. `before`: the
-        columns of the table that they were made for."""
+        """Commit staged files to the table. Return the state before, or `None` if the table has the load already.
+        `before`: the columns of the table that the files were made for."""
         self.folder.flush(f"{staged.folder}/data/{name}" for name in staged.files)
         while True:
             state = self.finish()
@@ -234,7 +234,7 @@ def _writer(load: Load) -> str:
 
 
 def _published_name(staged: StagedFiles, name: str, number: int) -> str:
-    """A name that no other load gives, and by which files sort in the order of their tasks."""
+    """Return a name that no other load gives, and by which files sort in the order of their tasks."""
     return f"part-{staged.folder.rpartition('/')[2]}-{number:05}{name[name.index('.') :]}"
 
 

@@ -19,8 +19,7 @@ TIMESTAMP_NTZ = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"
 
 @dataclass(frozen=True, kw_only=True)
 class FileOptions:
-    """What a file is written and read with. Where a read option is left out, the write option of its name counts, so
-    that what was written is read back."""
+    """How a file is written and read. A read option that is left out has the value of the write option of its name."""
 
     format: str = "parquet"
     parquet_compression: str | None = None
@@ -104,7 +103,7 @@ class FileOptions:
         return {"has_header": True, "delimiter": ",", "quote": '"', **defaults, **(self.csv_read_options or {})}
 
     def spark_writer(self) -> dict[str, Any]:
-        """The options of Spark's writer."""
+        """Return the options of Spark's writer."""
         if self.format == "parquet":
             return {"compression": self.parquet_compression or "snappy"}
         times = {"timestampFormat": TIMESTAMP, "timestampNTZFormat": TIMESTAMP_NTZ}
@@ -134,7 +133,7 @@ class FileOptions:
         return {name: writer[name] for name in ("sep", "header", "quote", "escape", "nullValue") if name in writer}
 
     def spark_reader(self) -> dict[str, Any]:
-        """The options of Spark's reader, which knows neither `null_regex` nor a limit of inference in rows."""
+        """Return the options of Spark's reader, which knows neither `null_regex` nor a limit of inference in rows."""
         if self.format == "json_lines":
             return {"mode": "FAILFAST"}
         if self.format != "csv":
@@ -165,7 +164,7 @@ def format_of_option(name: str) -> str:
 
 
 def _character(name: str, value: object) -> str:
-    """One ASCII character; also its number, as TOML files of other tools give it."""
+    """Return one ASCII character; also its number, as TOML files of other tools give it."""
     if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 128:
         value = chr(value)
     if not isinstance(value, str) or len(value) != 1 or not value.isascii() or value in "\0\r\n":

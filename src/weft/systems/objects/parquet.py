@@ -68,7 +68,7 @@ class ParquetFolder:
 
 
 def can_write(rows: ArrowRows, connection: Connection, spark: Any) -> bool:
-    """Whether `write` makes the same of these rows as Spark."""
+    """Return whether `write` makes the same of these rows as Spark."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     if isinstance(connection, S3Connection):
@@ -86,7 +86,7 @@ def can_write(rows: ArrowRows, connection: Connection, spark: Any) -> bool:
 
 
 def has_columns(rows: ArrowRows, table: StructType) -> bool:
-    """Whether the rows have the columns of a table, in whatever order, and no others."""
+    """Return whether the rows have the columns of a table, in whatever order, and no others."""
     return {field.name: field.dataType for field in rows.columns} == {field.name: field.dataType for field in table}
 
 
@@ -104,12 +104,12 @@ def target(
 
 
 def write_all(rows: ArrowRows, target: ParquetFolder) -> list[WrittenFile]:
-    """A file of each part that has rows, in the order of the parts."""
+    """Return a file of each part that has rows, in the order of the parts."""
     return [each for each in rows.each_part(functools.partial(write, target)) if each is not None]
 
 
 def write(target: ParquetFolder, number: int, batches: Iterable[pa.RecordBatch]) -> WrittenFile | None:
-    """One file of the batches of a part; `None` where they hold no row."""
+    """Return one file of the batches of a part; `None` where they hold no row."""
     import pyarrow.parquet as pq
 
     groups = _groups(batches, target.schema)
@@ -156,7 +156,7 @@ def _opened(target: ParquetFolder) -> tuple[fs.FileSystem, str]:
 
 
 def _groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
-    """The rows of each row group."""
+    """Yield the rows of each row group."""
     waiting: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:

@@ -11,7 +11,7 @@ _UNSAFE = re.compile(r"[^\w .@+=,~()'-]")
 
 
 def table_path(root: str, schema: str | None, table: str) -> str:
-    """The folder of a table. A slash in a name makes folders; characters that paths cannot have are written as %XX."""
+    """Return the folder of a table. A slash in a name makes folders; characters that paths cannot have become %XX."""
     parts = [part for name in (schema, table) if name for part in name.split("/") if part]
     if not parts:
         raise DeclarationError("A table needs a name.")

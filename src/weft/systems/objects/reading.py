@@ -47,7 +47,7 @@ def read_format(
     heads: Sequence[Head | None] = (),
     bad: str | None = None,
 ) -> DataFrame:
-    """The rows of files of one format. One that cannot be read is an error, or its text is in the column `bad`.
+    """Return the rows of files of one format. One that cannot be read is an error, or its text is in the column `bad`.
 
     Where files are followed, `known` are the types that their columns had before: what was a text remains one, and a
     column that has had nothing but nulls has no type yet. `heads` is what files of one header begin with.
@@ -179,7 +179,7 @@ def _without_types(frame: DataFrame, names: Collection[str]) -> DataFrame:
 def _final_types(
     spark: Any, schema: StructType, known: Mapping[str, DataType], sample: DataFrame, rows: DataFrame
 ) -> tuple[StructType, set[str]]:
-    """The types under which rows are read that were looked at, and which columns have no value in any row."""
+    """Return the types under which rows are read that were looked at, and which columns have no value in any row."""
     # What is taken for a text may be nothing but nulls.
     doubtful = [each.name for each in schema if isinstance(each.dataType, T.StringType)]
     empty = _empty(sample, [name for name in doubtful if known.get(name) != T.StringType()])
@@ -199,7 +199,7 @@ def _empty(frame: DataFrame, names: Collection[str]) -> set[str]:
 
 
 def _keep_known_types(spark: Any, schema: StructType, known: Mapping[str, DataType]) -> StructType:
-    """The types that columns had before, where these hold all that was found now."""
+    """Return the types that columns had before, where these hold all that was found now."""
     cast = java_class(spark, "org.apache.spark.sql.catalyst.expressions.Cast")
     to_java = spark._jsparkSession.parseDataType
 
@@ -219,7 +219,7 @@ def _keep_known_types(spark: Any, schema: StructType, known: Mapping[str, DataTy
 def _inferred(
     spark: Any, lines: DataFrame, format: str, options: dict[str, str], names: list[str] | None = None
 ) -> StructType:
-    """The schema that Spark's own reader infers of these lines."""
+    """Return the schema that Spark's own reader infers of these lines."""
     reader = spark._jsparkSession.read()
     for name, value in options.items():
         reader = reader.option(name, value)

@@ -1,5 +1,5 @@
-"""Whether CSV files go on as those before them: where their first rows fit the types that columns had, nobody need
-infer types anew, which takes Spark several jobs."""
+"""The types of CSV files by their first rows: where these fit the types that columns had in files before, Spark need
+not infer them again, which takes it several jobs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Head(NamedTuple):
 def known_schema(
     heads: Sequence[Head | None], read: Mapping[str, Any], null: str, known: Mapping[str, DataType], most: int
 ) -> StructType | None:
-    """The columns of files of one header, if all are known and the first rows hold nothing else.
+    """Return the columns of files of one header, if all are known and the first rows hold nothing else.
 
     `heads`: what the files begin with, as far as somebody looked; `read`: how they are read; `most`: so many rows must
     be seen, or all. `None` where it cannot be told from so little, and what reads the files must find out.
@@ -68,7 +68,7 @@ def known_schema(
 
 
 def _rows(head: Head, read: Mapping[str, Any], most: int) -> list[list[str]] | None:
-    """The header and the first rows; `None` where there is none, or where Spark may see others."""
+    """Return the header and the first rows; `None` where there is none, or where Spark may see others."""
     quote, escape = read["quote"], read.get("escape", read["quote"])
     try:
         # The last line may be cut off, and the row that it is of.

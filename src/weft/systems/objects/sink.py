@@ -68,7 +68,7 @@ def copy(rows: ArrowRows, connection: FilesConnection, load: Load, *, spark: Spa
 
 
 def has(connection: FilesConnection, load: Load, *, spark: SparkSession) -> bool:
-    """Whether the files of a table are of a load already."""
+    """Return whether the files of a table are of a load already."""
     return _Load(connection, load, spark).begin() is None
 
 
@@ -84,20 +84,20 @@ class _Load:
         self._before: str | None = None
 
     def begin(self) -> TableState | None:
-        """The table as it is, tidied; `None` where it has this load."""
+        """Return the table as it is, tidied; `None` where it has this load."""
         state = self.manifest.finish()
         self.manifest.sweep()
         self._before = state.schema
         return None if state.has(self.load) else state
 
     def columns_to_keep(self, state: TableState) -> StructType | None:
-        """The columns of the files that stay; `None` where none do."""
+        """Return the columns of the files that stay; `None` where none do."""
         if state.schema is None or self.load.mode == "truncate" or not state.files:
             return None
         return T.StructType.fromJson(json.loads(state.schema))
 
     def commit(self, columns: StructType, stage: Callable[[str], StagedFiles], total: int | None = None) -> Counts:
-        """Make what `stage` writes into a folder the table's. `total`: the rows of the source, where some are left
+        """Commit the files that `stage` writes into a folder. `total`: the rows of the source, where some are left
         out."""
         load, manifest = self.load, self.manifest
         folder = manifest.begin(load)
@@ -173,8 +173,8 @@ class _Write(_Load):
             source.unpersist()
 
     def _aligned(self, state: TableState) -> DataFrame:
-        """All columns of the table in its order, because a CSV file knows them by nothing else; then those that the
-        table is to get."""
+        """Return the rows with all columns of the table in its order, on which CSV files depend, and then with its new
+        columns."""
         table = self.columns_to_keep(state)
         if table is None:
             return self.frame

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def read(spark: SparkSession, connection: FilesConnection, path: str) -> DataFrame:
-    """The rows of a table, or of the files at a path or glob of the connection.
+    """Return the rows of a table, or of the files at a path or glob of the connection.
 
     A table that loads made is read as its log says: whole loads, with the types that they had.
     """
@@ -41,7 +41,7 @@ def read(spark: SparkSession, connection: FilesConnection, path: str) -> DataFra
 
 
 def read_table(spark: SparkSession, path: str) -> DataFrame | None:
-    """The rows of a table that loads made in this folder; `None` where there is none."""
+    """Return the rows of a table that loads made in this folder; `None` where there is none."""
     state = Manifest(folder_for(spark, path), path).state()
     return None if state is None else _table(spark, path, state)
 
@@ -49,7 +49,8 @@ def read_table(spark: SparkSession, path: str) -> DataFrame | None:
 def read_path(
     spark: SparkSession, path: str, options: FileOptions | None = None, *, is_format_given: bool = False
 ) -> DataFrame:
-    """The rows of files that anybody may have written: of one, of all in a folder, or of those that a glob names.
+    """Return the rows of files that anybody may have written: of one, of all in a folder, or of those that a glob
+    names.
 
     Without a format, the ends of their names say it.
     """
@@ -78,7 +79,7 @@ def _format_inside(spark: SparkSession, path: str) -> str | None:
 
 
 def _table(spark: Any, path: str, state: TableState) -> DataFrame:
-    """The files of a state, under the schema that it has, as our writer wrote them."""
+    """Return the files of a state, under the schema that it has, as our writer wrote them."""
     schema = T.StructType.fromJson(json.loads(state.schema or "{}"))
     if not state.files:
         empty: DataFrame = spark.createDataFrame([], schema)

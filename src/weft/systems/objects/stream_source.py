@@ -135,7 +135,7 @@ class FileSource(StreamSource):
         return ""
 
     def why_not_replayed(self, offset: str | None) -> str | None:
-        """A header names the columns of a line, and that is in the file."""
+        """Return a header names the columns of a line, and that is in the file."""
         kind = self.connection.format_of(offset or "")
         if kind == "json_lines":
             return None
@@ -209,8 +209,8 @@ class FileSource(StreamSource):
 
 
 def entries(source_log: Location, upto: int, after: int = -1) -> Iterator[dict[str, Any]]:
-    """Yield the files that a source was given, by Spark's log: path, time of change. Each tenth file of the log has
-    what all before it had."""
+    """Yield path and time of change of each file that Spark's log has for a source. Each tenth file of the log repeats
+    all before it."""
     names = {int(stem): each for each in source_log.names() if (stem := each.partition(".")[0]).isdecimal()}
     whole = max((number for number, each in names.items() if "." in each and number <= upto), default=-1)
     wanted = [number for number in sorted(names) if max(whole, after + 1) <= number <= upto]

@@ -20,7 +20,7 @@ _CAST = ("string", "bool", "int32", "int64", "float32", "float64", "decimal", "d
 
 
 def batch_of(page: resp.EntryPage, fields: Mapping[str, FieldType], schema: pa.Schema) -> pa.RecordBatch | None:
-    """The columns of a schema; `None` where that is not for this module."""
+    """Return the columns of a schema; `None` where that is not for this module."""
     by = page.fields.get(PUBLISH_ID)
     if by is None or by.null_count or any(name not in fields for name in page.fields.keys() - {PUBLISH_ID}):
         return None

@@ -23,8 +23,7 @@ _ENTRY_COMMANDS = ("XRANGE", "XREVRANGE", "XREAD", "XREADGROUP", "XCLAIM", "XAUT
 
 
 class StreamPending(NamedTuple):
-    """What the members of a group were given and have not acknowledged: how many, the first and the last, and how many
-    by the name of each member."""
+    """The pending entries of a group: how many, the first, the last, and how many each member has."""
 
     pending: int
     minimum_identifier: Any
@@ -44,7 +43,7 @@ class _Streams:
     def xconsumer(
         self, *names: Any, streams: Iterable[Any] | None = None, group: Any = None, consumer: Any = None, **options: Any
     ) -> Consumer | GroupConsumer:
-        """A `weft.Consumer` of these streams, or with `group` and `consumer` a `weft.GroupConsumer`."""
+        """Return a `weft.Consumer` of these streams, or with `group` and `consumer` a `weft.GroupConsumer`."""
         opened: Consumer | GroupConsumer = hooks.open_consumer(
             self, *names, streams=streams, group=group, consumer=consumer, **options
         )
@@ -104,7 +103,7 @@ def _naming(parse: Any) -> Any:
 
 
 def _named(reply: Any) -> Any:
-    """A reply in which the pairs of an identifier and a dict have names."""
+    """Return a reply in which the pairs of an identifier and a dict have names."""
     if isinstance(reply, tuple) and len(reply) == 2 and isinstance(reply[1], dict):
         return StreamEntry(*reply)
     if isinstance(reply, list):

@@ -93,7 +93,7 @@ def sentinels(connection: RedisConnection) -> list[tuple[str, int]]:
 
 
 def open_client(connection: RedisConnection, **more: Any) -> Client:
-    """A client that blocks: of the server, of the cluster, or of whichever server the Sentinels name. Thread-safe."""
+    """Return a blocking, thread-safe client of the server, of the cluster, or of the server that the Sentinels name."""
     client: Client = _open(connection, redis, redis.sentinel.Sentinel, Retry(NoBackoff(), 0), more)
     return client
 
@@ -171,8 +171,8 @@ def durability_warning(opened: Client) -> str | None:
 
 
 def persistently(connection: RedisConnection, work: Callable[[Client], T]) -> T:
-    """What `work` gives, which is begun anew where the connection is lost, for as long as a restart may take. A server
-    that never answered is not waited for."""
+    """Return the result of `work`. If the connection is lost, run it again, for as long as a restart of the server may
+    take; not if the server never answered."""
     gone_since: float | None = None
     has_answered = False
     while True:
@@ -192,19 +192,19 @@ def persistently(connection: RedisConnection, work: Callable[[Client], T]) -> T:
 
 
 def refuses(error: BaseException) -> bool:
-    """Whether a server did not let us in, which does not pass by itself."""
+    """Return whether a server did not let us in, which does not pass by itself."""
     refused = (exceptions.AuthenticationError, exceptions.AuthorizationError)
     return isinstance(error, refused) or isinstance(error.__cause__, refused)
 
 
 def answered(error: BaseException) -> bool:
-    """Whether a server said this, rather than the way to it; of a cluster's nodes, the last that was asked."""
+    """Return whether a server said this, rather than the way to it; of a cluster's nodes, the last that was asked."""
     said = (exceptions.ResponseError, exceptions.AuthenticationError)
     return isinstance(error, said) or isinstance(error.__cause__, said)
 
 
 def explain(connection: Connection, error: BaseException) -> WeftError:
-    """An error of redis-py as one of ours, without secrets."""
+    """Return an error of redis-py as one of ours, without secrets."""
     message = settings.redact(group_member.server_message(error), connection.secrets())
     said = " ".join(message.split()) or type(error).__name__
     if said == NO_SUCH_NODE:

@@ -62,8 +62,7 @@ class RedisConnection(Connection):
     connect_timeout: float | None = field(default=None, kw_only=True)
 
     def validate(self) -> None:
-        """What contradicts itself is refused when it is declared; a URL is taken apart once nothing is left to
-        substitute."""
+        """Raise for fields that contradict each other. A URL is parsed once it has no `${VAR}` left."""
         super().validate()
         if self.url is not None:
             for name in ("host", "port", "username", "password", "database", "tls"):
@@ -92,7 +91,7 @@ class RedisConnection(Connection):
             raise DeclarationError(f"A tls_key needs a tls_cert ({self.label}).")
 
     def options(self) -> dict[str, Any]:
-        """The fields that are given, those of the URL among them."""
+        """Return the fields that are given, those of the URL among them."""
         options = {
             each.name: getattr(self, each.name)
             for each in fields(self)

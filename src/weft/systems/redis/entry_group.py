@@ -27,8 +27,8 @@ _log = logging.getLogger("weft.consumers")
 
 
 class RedisGroupReader(RedisReader):
-    """Reads with XREADGROUP: first this member's backlog if it is asked for, then what was given back or is idle, then
-    new entries."""
+    """Reads with XREADGROUP: this member's backlog if it is asked for, entries that were given back or are idle, new
+    ones."""
 
     def __init__(self, client: Any, membership: Membership) -> None:
         super().__init__(client)

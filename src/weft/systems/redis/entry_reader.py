@@ -41,7 +41,7 @@ class RedisReader:
         return name if isinstance(name, bytes) else str(name).encode()
 
     def parts(self, streams: Sequence[Any]) -> list[Part]:
-        """All at once, or on a cluster those of each slot: a request has the keys of one slot."""
+        """Return all at once, or on a cluster those of each slot: a request has the keys of one slot."""
         if not isinstance(self.client, RedisCluster):
             return [tuple(streams)]
         by_slot: dict[int, list[Any]] = {}
@@ -58,7 +58,7 @@ class RedisReader:
             self._positions[stream] = check_identifier(identifier)
 
     async def read(self, part: Part, count: int, wait: float) -> list[StreamEntry]:
-        """One request, and another where a stream was found to have begun anew."""
+        """Return one request, and another where a stream was found to have begun anew."""
         entries = await self.patiently(lambda: self._read(part, count, wait), *part)
         if not entries and self.looks(part) and await self.patiently(lambda: self._begun_anew(part), *part):
             entries = await self.patiently(lambda: self._read(part, count, 0), *part)
@@ -85,7 +85,7 @@ class RedisReader:
         return new
 
     async def _begun_anew(self, part: Part) -> bool:
-        """Whether a stream was removed and made again, with identifiers below those of the entries that were read."""
+        """Return whether a stream was removed and created again, with identifiers below those that were read."""
         anew = False
         for stream in part:
             last = await self.last_identifier(stream)
@@ -95,7 +95,7 @@ class RedisReader:
         return anew
 
     def looks(self, part: Part) -> bool:
-        """Whether it is time to look for what nobody announces."""
+        """Return whether it is time to look for what nobody announces."""
         if monotonic() < self._look_at.get(part, 0):
             return False
         self._look_at[part] = monotonic() + LOOK_SECONDS
@@ -106,12 +106,12 @@ class RedisReader:
         self._look_at.clear()
 
     def block(self, wait: float) -> tuple[Any, ...]:
-        """How long the server may wait, in its words: 0 would be for ever."""
+        """Return how long the server may wait, in its words: 0 would be for ever."""
         milliseconds = int(min(wait, self._longest_wait))
         return ("BLOCK", milliseconds) if milliseconds > 0 else ()
 
     async def last_identifier(self, stream: Key) -> str | None:
-        """The identifier that the stream gave out last, also if that entry is deleted; `None` without a stream."""
+        """Return the last identifier of a stream, also if its entry is deleted; `None` if there is no stream."""
         try:
             about = await self.client.xinfo_stream(stream)
         except exceptions.ResponseError as error:
@@ -121,8 +121,8 @@ class RedisReader:
         return text_of(about["last-generated-id"])
 
     async def once(self, key: Key, *command: Any) -> Any:
-        """Send a command that the client must not repeat by itself: the first try may have been carried out, and its
-        reply lost."""
+        """Send a command that the client must not repeat by itself: the server may have run it, and the reply be
+        lost."""
         if isinstance(self.client, RedisCluster):
             await self.client.initialize()
             node: Any = self.client.get_node_from_key(key)  # type: ignore[arg-type]
@@ -184,12 +184,12 @@ def _longest_wait(client: AsyncClient) -> float:
 
 
 def by_stream(reply: Any) -> Iterable[tuple[Any, Any]]:
-    """The streams of a reply and the entries of each, whatever the version of the protocol."""
+    """Return the streams of a reply and the entries of each, whatever the version of the protocol."""
     return (reply.items() if isinstance(reply, dict) else reply) if reply else ()
 
 
 def entry_of(stream: Any, identifier: Any, fields: Any, deliveries: int | None = None) -> StreamEntry:
-    """An entry of a reply. On a cluster the client has made a dict of its fields already."""
+    """Return an entry of a reply. On a cluster the client has made a dict of its fields already."""
     if not isinstance(fields, dict):
         flat = iter(fields)
         fields = dict(zip(flat, flat, strict=True))
@@ -200,7 +200,7 @@ def entry_of(stream: Any, identifier: Any, fields: Any, deliveries: int | None =
 
 
 def check_identifier(identifier: Any) -> str:
-    """An identifier of an entry, checked before a server is asked."""
+    """Return an identifier of an entry, checked before a server is asked."""
     text = str(identifier) if type(identifier) is int else text_of(identifier)
     if not is_id(text):
         raise SettingsError(f"An entry of Redis has an identifier such as '1700000000000-0', not {identifier!r}.")

@@ -88,7 +88,7 @@ class _RedisFeed(PageFeed):
             raise self.wire.explained(error) from None
 
     def _entries(self, reply: Bytes) -> Bytes | None:
-        """The array of entries in a reply to XREAD or XREADGROUP; `None` where there is none."""
+        """Return the array of entries in a reply to XREAD or XREADGROUP; `None` where there is none."""
         begin = len(self._heading)
         if reply[:begin].tobytes() == self._heading:
             return reply[begin:]
@@ -200,7 +200,7 @@ class RangeFeed(_RedisFeed):
 
 
 def _before(start: str) -> str:
-    """The last id before a range's start."""
+    """Return the last id before a range's start."""
     if start.startswith("("):
         return start[1:]
     if start == "-":
@@ -314,7 +314,7 @@ class GroupFeed(_RedisFeed):
             self.wire.post("XACK", self.stream, self._member.group, *ids[begin : begin + ACKS_A_COMMAND])
 
     def _with_group(self, request: Callable[[], T]) -> T:
-        """What is asked of the group, which is made anew where it has vanished: with its stream, by a flush, by a
+        """Return the reply to a request. Create the group again if it is gone: with its stream, by a flush, by a
         restart."""
         while True:
             try:

@@ -24,8 +24,7 @@ LARGEST = 2**64 - 1
 VANISHED = ("NOGROUP", "UNBLOCKED")
 """What a server says of a group that is gone. The second is what a request hears that waits while its stream goes."""
 LOOK_SECONDS = 1.0
-"""Nobody announces entries that were given back or became idle, nor streams that began anew: readers look this
-often."""
+"""How often readers look for entries that were given back or became idle, and for streams that were created again."""
 PATIENCE_SECONDS = 30.0
 """How long a server that was there before may be gone: it is restarted or replaced."""
 # A script that works on more would keep the server from its other clients.
@@ -75,8 +74,8 @@ class Member:
         """How many pending entries were passed over because they are deleted."""
         self._last = BEGINNING
         self._position = BEGINNING
-        """What a request for new entries gives from now on comes after this one, and after whatever is claimed: that
-        was given to somebody before."""
+        """A request for new entries returns those after this id, and after any claimed entry, which was delivered
+        before."""
         self._own_after: str | None = None
         self._own_counts = False
         self._claimed_up_to = BEGINNING
@@ -112,9 +111,9 @@ class Member:
         self._own_after, self._own_counts = after, True
 
     def delivered_again(self, count: int, *, look: bool) -> Steps[list[Redelivered]]:
-        """The next entries that were delivered before: of this member, where it begins with them or a reply was lost;
-        then, if it is to look there, what was given back, and what any member has held for too long. Each of those is
-        gone through once before nothing is given."""
+        """Return the next entries that were delivered before: of this member, where it begins with them or a reply was
+        lost; then, if it is to look there, what was given back, and what any member has held for too long. Each of
+        those is gone through once before nothing is given."""
         while True:
             if self._listed is None:
                 self._listed = yield from self._list(min(count, _MOST_AT_ONCE), look)
@@ -167,7 +166,7 @@ class Member:
 
 
 def is_id(text: str) -> bool:
-    """Whether Redis takes this for the id of an entry."""
+    """Return whether Redis takes this for the id of an entry."""
     match = _ID.fullmatch(text)
     return match is not None and all(int(part or 0) <= LARGEST for part in match.groups())
 

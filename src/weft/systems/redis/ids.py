@@ -17,12 +17,12 @@ CATALOGUE = "weft::streams"
 
 
 def to_id(offset: int) -> str:
-    """The id of an offset."""
+    """Return the id of an offset."""
     return f"{offset >> _BITS}-{offset & (_SEQUENCES - 1)}"
 
 
 def to_offset(entry_id: bytes | str, stream: str) -> int:
-    """The offset of an id; `stream` is named where it has none."""
+    """Return the offset of an id; `stream` is named where it has none."""
     text = entry_id if isinstance(entry_id, str) else entry_id.decode()
     ms, _, seq = text.partition("-")
     milliseconds, sequence = int(ms), int(seq)
@@ -37,7 +37,7 @@ def to_offset(entry_id: bytes | str, stream: str) -> int:
 
 
 def first_of(milliseconds: int) -> int:
-    """The first offset that an entry of this millisecond can have."""
+    """Return the first offset that an entry of this millisecond can have."""
     return milliseconds << _BITS
 
 

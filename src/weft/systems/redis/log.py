@@ -49,8 +49,8 @@ class _State(NamedTuple):
 
 
 class _Added:
-    """How many entries were ever added up to the offsets at which readers of this process are. Where some of those were
-    deleted before they were read, it is less."""
+    """How many entries were ever added up to the offsets of this process's readers; fewer where some were deleted
+    unread."""
 
     def __init__(self) -> None:
         self._known: dict[int, int] = {}
@@ -90,7 +90,7 @@ class RedisLog:
     # ----------------------------------------------------------------------------------------------------------- fields
 
     def fields(self, *, fresh: bool = False) -> dict[str, FieldType]:
-        """The fields, in the order in which they were added."""
+        """Return the fields, in the order in which they were added."""
         if fresh or self._fields is None:
             known, stored = {**(self._fields or {}), **self.declared}, self._stored_fields()
             if not stored.keys() >= known.keys():
@@ -157,11 +157,11 @@ class RedisLog:
         self._is_behind = is_behind
 
     def head(self) -> int:
-        """The last offset; a server runs one command after the other, so that nothing appears below it later."""
+        """Return the last offset; a server runs one command after the other, so that nothing appears below it later."""
         return self._state().head
 
     def published(self) -> int:
-        """How many entries were ever added: offsets are moments here. Redis before 7 does not count them."""
+        """Return how many entries were ever added: offsets are moments here. Redis before 7 does not count them."""
         state = self._state()
         return state.length if state.added is None else state.added
 
@@ -169,7 +169,7 @@ class RedisLog:
         return self._state().floor
 
     def removed_after(self, offset: int) -> int:
-        """At most how many events retention removed after an offset, as far back as it remembers its cuts."""
+        """Return at most how many events retention removed after an offset, as far back as it remembers its cuts."""
         return int(self.store.script("removed", [self.keys.meta, self.keys.trims], ids.to_id(offset)))
 
     def lost_after(self, offset: int, following: int | None) -> tuple[int, int]:
@@ -192,7 +192,7 @@ class RedisLog:
         return self._state().length
 
     def nth_last(self, n: int) -> int | None:
-        """The offset of the n-th event from the end, counted from the nearer end."""
+        """Return the offset of the n-th event from the end, counted from the nearer end."""
         while True:
             length = self.count()
             if n > length:
@@ -206,7 +206,7 @@ class RedisLog:
                 return self._offset(last)
 
     def _walk(self, command: str, first: str, last: str, most: float = math.inf) -> tuple[int, bytes | None]:
-        """How many entries there are from one id to another, and the last of them, in steps that nobody waits for."""
+        """Return how many entries there are between two ids, and the last of them; counted in short steps."""
         total, reached = 0, None
         while total < most:
             wanted = min(_WALK_STEP, most - total)
@@ -232,7 +232,7 @@ class RedisLog:
         return self._count(after, upto, most)[0]
 
     def _count(self, after: int, upto: int, most: int) -> tuple[int, int]:
-        """How many entries a range has, so many at most, and the offset of the last of these."""
+        """Return how many entries a range has, so many at most, and the offset of the last of these."""
         first = min(most, _WALK_STEP)
         count, last = self._walk("XRANGE", ids.to_id(after + 1), ids.to_id(upto), first)
         reached = after if last is None else self._offset(last)
@@ -295,8 +295,8 @@ class RedisLog:
     def _pages(
         self, after: int, upto: int, most: float = math.inf, wanted: Sequence[str] | None = None
     ) -> Iterator[tuple[resp.Bytes, resp.EntryPage]]:
-        """The entries of a range, at most so many, with these fields or all, and the replies that they are from: one
-        is valid until the next."""
+        """Yield the pages of a range, of at most so many entries, each with its reply, which is valid until the next
+        page."""
         from weft.systems.redis.feed import RangeFeed
         from weft.systems.redis.wire import Wire
 
@@ -381,7 +381,7 @@ class RedisLog:
         self.store.script("reset", self._keys_of(consumer), consumer, ids.to_id(position))
 
     def groups(self) -> list[Group]:
-        """Every consumer group of this stream, also those that others made."""
+        """Return every consumer group of this stream, also those that others made."""
         prefix = f"{self.keys.meta}:"
         last, added, rows = self.store.script("groups", [self.keys.stream, self.keys.meta], prefix)
         groups = []

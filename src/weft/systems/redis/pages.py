@@ -85,8 +85,8 @@ def _text_or_bytes(key: bytes) -> Key:
 def partition(
     wire: Wire, stream: Key, start: str, end: str, count: int, comparisons: Sequence[Comparison] = ()
 ) -> list[tuple[str, str]]:
-    """Return up to so many ranges of ids, of about the same time, that hold what is there now. Where the comparisons
-    are never true, entries are left out."""
+    """Return up to so many ranges of ids, of about the same time, that hold all entries for which the comparisons can
+    be true."""
     first = wire.query("XRANGE", stream, start, end, "COUNT", 1)
     last = wire.query("XREVRANGE", stream, end, start, "COUNT", 1)
     if not first or not last:

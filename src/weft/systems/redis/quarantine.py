@@ -15,7 +15,7 @@ _ENTRIES_A_PAGE = 1000
 
 
 def quarantine_of(stream: Key) -> Key:
-    """The key of a stream's quarantine."""
+    """Return the key of a stream's quarantine."""
     return stream + QUARANTINE_SUFFIX if isinstance(stream, str) else stream + QUARANTINE_SUFFIX.encode()
 
 
@@ -52,7 +52,7 @@ class Quarantine:
             place = f"{milliseconds}-{sequence + 1}" if sequence < LARGEST else f"{milliseconds + 1}-0"
 
     def _holds(self, source: str) -> bool:
-        """Whether an entry is there, under whatever id: what was added since the last look is read."""
+        """Return whether an entry is there, under whatever id: what was added since the last look is read."""
         while True:
             entries = self._wire.query("XRANGE", self._wire.key, self._read_up_to, "+", "COUNT", _ENTRIES_A_PAGE)
             for identifier, fields in entries:

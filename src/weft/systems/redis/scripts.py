@@ -17,7 +17,7 @@ _PARTS = {"lease": ("arguments", "find", "take", "lease")}
 
 @cache
 def source(name: str) -> tuple[str, str]:
-    """The text of a script, and the digest by which a server that has it knows it."""
+    """Return the text of a script, and the digest by which a server that has it knows it."""
     parts = [f"{name}/{part}" for part in _PARTS[name]] if name in _PARTS else [name]
     folder = files("weft.systems.redis") / "lua"
     text = "\n".join((folder / f"{part}.lua").read_text(encoding="utf-8") for part in ("common", *parts))

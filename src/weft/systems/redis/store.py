@@ -78,7 +78,7 @@ class RedisStore:
             raise self._explain(error) from None
 
     def entries(self, *words: Any) -> list[values.Entry]:
-        """The answer to XRANGE as it came: redis-py would keep one field of each name."""
+        """Return the answer to XRANGE as it came: redis-py would keep one field of each name."""
         while True:
             opened: Any = self._connected()
             nodes = opened.get_primaries() if isinstance(opened, redis.RedisCluster) else []
@@ -110,7 +110,7 @@ class RedisStore:
     # -------------------------------------------------------------------------------------------------------- catalogue
 
     def open(self, schema: str, name: str, fields: dict[str, FieldType]) -> RedisLog:
-        """The stream's log. A stream that others made becomes one of ours as it is."""
+        """Return the stream's log. A stream that others made becomes one of ours as it is."""
         with self._lock:
             log = self._logs.get((schema, name))
             if log is None:

@@ -52,7 +52,7 @@ def join_numbers(values: list[Any]) -> bytes:
 
 
 def to_texts(values: list[Any], kind: FieldType) -> list[Any]:
-    """A column of canonical values as what entries hold; a null has no field there."""
+    """Return a column of canonical values as what entries hold; a null has no field there."""
     write = _TO_TEXT.get(kind.base)
     return values if write is None else [None if v is None else write(v) for v in values]
 
@@ -81,7 +81,7 @@ _TRUE, _FALSE = ("true", "1", "yes", "t"), ("false", "0", "no", "f")
 
 
 def read_foreign(raw: bytes, kind: FieldType) -> Any:
-    """A text that anybody wrote as a value of a type; `ValueError` where it is none."""
+    """Return a text that anybody wrote as a value of a type; `ValueError` where it is none."""
     if kind.base == "bytes":
         return raw
     text = raw.decode()
@@ -129,7 +129,7 @@ def page_of(entries: Sequence[Entry], fields: dict[str, FieldType], stream: str)
 
 
 def _columns(names: Sequence[bytes]) -> list[str]:
-    """A column for each field; not one for two of the same name."""
+    """Return a column for each field; not one for two of the same name."""
     texts = [name.decode(errors="backslashreplace") for name in names]
     if len(set(texts)) == len(texts):
         return texts

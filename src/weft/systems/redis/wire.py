@@ -71,12 +71,12 @@ class Wire:
         self._process = os.getpid()
 
     def ask(self, *words: Word, wait_seconds: float | None = 0) -> Bytes:
-        """The reply to a command, which the server may take so long to give. It is valid until the next one."""
+        """Return the reply to a command, which the server may take so long to give. It is valid until the next one."""
         self.send(*words)
         return self.receive(wait_seconds)
 
     def run(self, *words: Word) -> Any:
-        """The reply to a command as Python values; an error is raised as `ReplyError`."""
+        """Return the reply to a command as Python values; an error is raised as `ReplyError`."""
         return parse(self.ask(*words))
 
     def query(self, *words: Word) -> Any:
@@ -133,7 +133,7 @@ class Wire:
         return self._process == os.getpid()
 
     def _leave_to_parent(self) -> None:
-        """Let go of what belongs to the process that this one was forked from: a word on its connection would take its
+        """Drop what belongs to the process that this one was forked from: a command on its connection would take its
         replies."""
         if not self.is_own:
             self._process = os.getpid()
@@ -141,7 +141,7 @@ class Wire:
             self._posted = []
 
     def receive(self, wait_seconds: float | None = 0) -> Bytes:
-        """The reply to the command that was sent; `None` is to wait for as long as it takes."""
+        """Return the reply to the command that was sent; `None` is to wait for as long as it takes."""
         assert self._sent is not None
         self._leave_to_parent()
         words, pause, gone_since, redirections = self._sent, _FIRST_PAUSE, None, 0
@@ -179,7 +179,7 @@ class Wire:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def explained(self, error: BaseException) -> WeftError:
-        """The error to raise where Redis, or the way to it, failed."""
+        """Return the error to raise where Redis, or the way to it, failed."""
         if not self.connected and not isinstance(error, (ReplyError, exceptions.ResponseError)):
             return self.connection.unreachable(error, answered=answered(error))
         if isinstance(error, ReplyError):
@@ -190,7 +190,7 @@ class Wire:
         return explain(self.connection, error)
 
     def last_id(self, stream: Key) -> str:
-        """The id that a stream gave out last, also if that entry is deleted."""
+        """Return the id that a stream gave out last, also if that entry is deleted."""
         try:
             about = self.run("XINFO", "STREAM", stream)
         except ReplyError as error:
@@ -242,7 +242,7 @@ class Wire:
             self._socket().sendall(self._asking + encode(*words))
 
     def _socket(self) -> socket.socket:
-        """The one of redis-py's connection, which has no public name for it; this one since version 6."""
+        """Return the one of redis-py's connection, which has no public name for it; this one since version 6."""
         link: socket.socket = self._link._sock
         return link
 
