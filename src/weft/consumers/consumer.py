@@ -1,6 +1,5 @@
-"""`Consumer` and `GroupConsumer`: what is fetched ahead, handed out, acknowledged and given back.
-
-Where it comes from is the reader's matter."""
+"""`Consumer` and `GroupConsumer`: they fetch entries ahead by a reader, hand them out, acknowledge them and give them
+back."""
 
 from __future__ import annotations
 
@@ -62,7 +61,7 @@ class Consumer:
         self._reads: dict[Part, asyncio.Task[tuple[float, list[StreamEntry]]]] = {}
         self._buffer: deque[StreamEntry] = deque()
         self._closed = 0
-        """How many times. Who waits meanwhile is told that there is nothing, and begins nothing anew."""
+        """How many times it was closed. A call that waits meanwhile returns nothing, and opens nothing again."""
 
     def _check_parameters(self, stream_parameters: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         names = [_text(stream) for stream in self.streams]
@@ -103,7 +102,7 @@ class Consumer:
         await self.aclose()
 
     async def get_entry(self) -> tuple[Any, StreamEntry] | tuple[None, None]:
-        """Return the next `(stream, entry)`, or `(None, None)` where there is none in time."""
+        """Return the next `(stream, entry)`, or `(None, None)` if none comes in time."""
         return self._hand_out() if await self._ready() else (None, None)
 
     async def get_batch(self, size: int | None = None) -> list[tuple[Any, StreamEntry]]:
@@ -180,7 +179,8 @@ class Consumer:
         return None if declared else system
 
     async def _begin(self, closed: int | None = None) -> None:
-        """Begin what has not begun, unless the consumer was closed since it had been so many times."""
+        """Begin the streams that have not begun, unless the consumer was closed after its count of closes was
+        `closed`."""
         loop = asyncio.get_running_loop()
         if self._reader is not None and self._loop is not loop:
             raise SettingsError(
@@ -237,7 +237,7 @@ class Consumer:
         return monotonic(), entries
 
     def _collect(self) -> set[Part]:
-        """Put what requests have given into the buffer; the parts that were asked."""
+        """Put the entries of finished requests into the buffer; return the parts that were asked."""
         done = {part for part, read in self._reads.items() if read.done()}
         for part in done:
             fetched_at, entries = self._reads.pop(part).result()

@@ -128,9 +128,9 @@ class LogGroupReader(LogReader):
             ]
 
     async def read(self, part: Part, count: int, wait: float) -> list[StreamEntry]:
-        """What this member held in an earlier life, else what nobody holds.
+        """Return what this member held before a restart, else what no member holds.
 
-        Each request is made under a name of its own: under one name it would be given again what it already holds."""
+        Each request is made under another name: under one name the member would be given again what it holds."""
         (stream,) = part
         backlog = self._backlogs.get(stream)
         if backlog:

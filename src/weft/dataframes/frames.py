@@ -14,14 +14,14 @@ To = Literal["polars", "arrow", "pandas", "spark"]
 
 
 def check_to(to: str) -> None:
-    """Refuse a kind of frame that there is none of."""
+    """Raise for an unknown kind of frame."""
     if to not in get_args(To):
         kinds = ", ".join(map(repr, get_args(To)))
         raise SettingsError(f"to is {kinds}; {to!r} is none of them.", hint=did_you_mean(str(to), get_args(To)))
 
 
 def frame_of(table: pa.Table, to: str, layout: Layout) -> Any:
-    """Return the table as a frame. Columns that the schema gives a polars type have exactly that one in polars."""
+    """Return the table as a frame. A column with a polars type in the schema has exactly that type in polars."""
     if to == "arrow":
         return table
     if to == "pandas":

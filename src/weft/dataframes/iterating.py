@@ -34,7 +34,7 @@ class _Event(Protocol):
 
 
 Stop = Callable[[], bool] | _Event | signal.Signals | Iterable[signal.Signals]
-"""What tells an iteration to stop: a function, an event, or signals."""
+"""How an iteration is stopped: by a function, an event, or signals."""
 
 
 class StreamBatches:
@@ -63,11 +63,11 @@ class StreamBatches:
             raise
 
     def stopped(self) -> bool:
-        """Return whether it was told to stop."""
+        """Return whether the iteration is to stop."""
         return self._stop.is_set()
 
     def ask_to_stop(self) -> None:
-        """Let the call that waits, in whatever thread, be the last one."""
+        """Let the call that waits, in any thread, be the last one."""
         self._stop.requested = True
         self._stop.restore()
 
@@ -137,7 +137,7 @@ class StreamBatches:
             self._feed.close()
 
     def close_after_a_failure(self) -> None:
-        """The same, where another error is to be raised, or nobody is there to hear of one."""
+        """Close it where another error is raised, or nobody can handle one: an error is logged."""
         try:
             self.close()
         except WeftError as error:
@@ -225,7 +225,7 @@ class AsyncStreamBatches:
 
 
 class _Stop:
-    """Whether somebody said to stop. Signals are caught until `restore`."""
+    """Whether the iteration is to stop. Signals are caught until `restore`."""
 
     def __init__(self, stop: Stop | None) -> None:
         self.requested = False

@@ -23,7 +23,7 @@ _SHOWN_CHARACTERS = 60
 
 @dataclass(frozen=True)
 class Layout:
-    """What columns a frame has. A name that is `None` is a column that is left out."""
+    """The columns of a frame. A column whose name is `None` is left out."""
 
     schema: Mapping[str, Any] | None = None
     id_column: str | None = "_id"
@@ -37,7 +37,7 @@ class Layout:
     schema_types: dict[str, Any] = field(init=False, default_factory=dict)
     """The types of the schema as it has them, under the names of the columns."""
     types: dict[str, pa.DataType] | None = field(init=False, default=None)
-    """The same as Arrow's."""
+    """The same types in Arrow."""
 
     def __post_init__(self) -> None:
         if self.on_error not in get_args(OnError):
@@ -78,7 +78,7 @@ class Layout:
 
     @cached_property
     def own_schema(self) -> pa.Schema:
-        """The columns that are no fields."""
+        """The columns that are not fields."""
         return pa.schema([(name, kind) for name, kind in self._own.items() if self._has(name)])
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Declared streams, on whatever system holds them, read page by page. An entry's id is its `_weft_rowid`."""
+"""Declared streams, on any system, read page by page. An entry's id is its `_weft_rowid`."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from weft.errors import SettingsError, did_you_mean
 
 
 class ScanOptions(TypedDict, total=False):
-    """What every function for frames takes, beside the options that only it has."""
+    """The options that all functions for frames share."""
 
     schema: Mapping[str, Any] | None
     start_id: str
@@ -30,7 +30,7 @@ class ScanOptions(TypedDict, total=False):
 
 
 class ReadOptions(ScanOptions, total=False):
-    """What the functions take that can read as a member of a group."""
+    """The options of the functions that can read as a member of a group."""
 
     to: To
     group: str | None

@@ -56,7 +56,7 @@ def read_frame(feed: PageFeed, options: Options, wait_seconds: float | None = 0)
 def batches_of(
     feed: PageFeed, layout: Layout, count: int | None = None, wait_seconds: float | None = 0
 ) -> Iterator[pa.RecordBatch]:
-    """What is there, up to so many rows."""
+    """Yield the rows that the feed has now, up to `count`."""
     left = count
     feed.begin()
     while left is None or left > 0:

@@ -45,10 +45,10 @@ class Ticket:
     key: str | None = None
     """Names the publish; under the same one again its events are duplicates."""
     keys: Set[str] | None = None
-    """Those of the events, where somebody has looked."""
+    """The keys of its events, if they were computed."""
     batches: list[Batch] | None = None
     appended: Appended | None = None
-    """What became of the events that went to the stream itself, not to its quarantine."""
+    """The result for the events that went to the stream itself, not to its quarantine."""
     error: BaseException | None = None
     weight: int = 0
     """About how many bytes the events have."""
@@ -93,7 +93,7 @@ class Committer:
             raise ticket.error
 
     def publish_async(self, ticket: Ticket) -> asyncio.Future[None]:
-        """The same for asyncio: the future is done once it is durable."""
+        """Store a publish; the returned future is done once it is durable."""
         ticket.loop = asyncio.get_running_loop()
         ticket.future = ticket.loop.create_future()
         self._put(ticket)
@@ -112,7 +112,7 @@ class Committer:
             self._refuse_rest()
 
     def close(self) -> None:
-        """Commit what is queued, then end the thread. Whoever comes later gets an error."""
+        """Commit what is queued, then end the thread. A later publish raises an error."""
         with self._lock:
             self._closed = True
             self._queue.put(None)
@@ -127,7 +127,7 @@ class Committer:
         )
 
     def _refuse_rest(self) -> None:
-        """Once this is closed, answer whatever came behind the end."""
+        """Once this is closed, fail every publish that was queued after the end."""
         if not self._closed:
             return
         rest = []

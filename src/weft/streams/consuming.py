@@ -101,7 +101,7 @@ async def consume_now(
     lease: float,
     has_room: HasRoom | None = None,
 ) -> list[dict[str, Any]]:
-    """The same without waiting. The batch ends before the first event that there is no room for."""
+    """Consume without waiting. The batch ends before the first event that there is no room for."""
     member = _checked(consumer, batch_size, member, lease, 0)
     future = ready.hub.submit(_take, ready, consumer, member, batch_size, lease, has_room)
     try:
@@ -119,7 +119,7 @@ def _give_back(ready: Opened, consumer: str, done: Future[list[dict[str, Any]]])
 
 
 def return_undelivered(ready: Opened, consumer: str, events: Consumed) -> int:
-    """Return events that nobody received, as if they had not been delivered; how many."""
+    """Give back events that nobody received, as if they had not been delivered; return how many."""
     returned = 0
     for lease, rowids in _by_lease(ready, events).items():
         token = None if lease is None else lease.token
@@ -268,11 +268,10 @@ def _move_to_dead_letters(ready: Opened, consumer: str, member: str, leased: Lea
 
 
 def _body(event: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return an event as the JSON of its dead letter, and the keys that had to be left out: JSON takes more room than
+    """Return an event as the JSON of its dead letter, and the keys that were left out: JSON takes more room than
     columns.
 
-    Whatever was published must find a grave, or its consumer would stop there for ever.
-    """
+    Every event must fit a dead letter, or its consumer would stop there indefinitely."""
     fields = {key: value for key, value in event.items() if not key.startswith(RESERVED_PREFIX)}
     body = json.loads(json.dumps(fields, default=to_json))
     if _fits(body):

@@ -60,7 +60,7 @@ class Stream:
 
     @functools.cached_property
     def quarantine(self) -> Stream:
-        """Where events go that do not fit, when `on_schema_drift` is `quarantine`."""
+        """The stream of events that do not fit, when `on_schema_drift` is `quarantine`."""
         return Stream(
             name=self.name + QUARANTINE_SUFFIX,
             schema=self.schema,

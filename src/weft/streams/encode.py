@@ -34,7 +34,7 @@ class Encoded:
     quarantined: list[dict[str, Any]] = field(default_factory=list)
     kept: list[dict[str, Any]] | None = None
     nulls: tuple[bool, ...] | None = None
-    """By column, whether it has nulls; `None` where nobody has looked."""
+    """By column, whether it has nulls; `None` if that is unknown."""
 
 
 def as_events(events: object, stream: Stream) -> list[dict[str, Any]]:
@@ -68,7 +68,7 @@ def as_events(events: object, stream: Stream) -> list[dict[str, Any]]:
 
 
 def _as_dict(event: object) -> str | None:
-    """Return how to make an event of what is none."""
+    """Return a hint how to make a dict of an event that is none."""
     if is_dataclass(event):
         return "Pass dataclasses.asdict(event)."
     return "Pass json.loads(text)." if isinstance(event, (str, bytes)) else None
@@ -324,5 +324,5 @@ def _key_column(name: str, encoded: Encoded, events: list[dict[str, Any]]) -> li
 
 
 def _key(values: tuple[object, ...]) -> bytes:
-    """20 bytes that stand for the values, whatever their length."""
+    """Return a digest of the values in 20 bytes."""
     return hashlib.blake2b(repr(values).encode("utf-8", "surrogatepass"), digest_size=20).digest()

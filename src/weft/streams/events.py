@@ -13,7 +13,7 @@ _FIRST_ROUND, _LAST_ROUND = 16, 512
 
 @dataclass(eq=False, slots=True)
 class Lease:
-    """One delivery: to whom, the token that fences its ack, and what of it was acknowledged."""
+    """One delivery: its consumer, the token that fences its ack, and the offsets that were acknowledged."""
 
     stream: str
     consumer: str
@@ -22,7 +22,7 @@ class Lease:
 
 
 class Event(dict[str, Any]):
-    """A consumed event: a plain dict that also remembers its lease, so that `ack` can tell whether it is still held."""
+    """A consumed event: a dict that also has its lease, so that `ack` can check whether it is still held."""
 
     __slots__ = ("lease",)
     lease: Lease
@@ -88,8 +88,8 @@ def in_rounds(
     limit: int,
     convert: Callable[[LogPage], list[dict[str, Any]]] = to_dicts,
 ) -> Iterator[dict[str, Any]]:
-    """Yield up to `limit` events of a range, one by one. They are read in rounds that grow: whoever stops, because they
-    are large, has not much more of them in memory than it took."""
+    """Yield up to `limit` events of a range. They are read in rounds that grow, so that a caller that stops early,
+    because they are large, has few more in memory than it took."""
     count = _FIRST_ROUND
     while limit > 0:
         wanted = min(count, limit)

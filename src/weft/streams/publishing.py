@@ -34,7 +34,7 @@ async def publish(
 
 
 async def publish_to(ready: Opened, events: Any, idempotency_key: str | None = None) -> dict[str, Any]:
-    """The same to a stream that is open."""
+    """Publish to a stream that is open."""
     ticket = _ticket(ready, events, idempotency_key)
     if ticket.events:
         if not _can_wait(ticket):
@@ -121,10 +121,9 @@ def _encode(ticket: Ticket) -> list[Batch]:
 
 
 def publish_once(stream: Stream, connection: Connection | None, records: list[dict[str, Any]], key_field: str) -> None:
-    """Store records under a key of their own, so that doing it again after a crash stores nothing twice.
+    """Store records by their own key, so that a retry after a crash stores nothing twice.
 
-    Whatever rules the stream has: a record that were refused would be tried again for ever.
-    """
+    The rules of the stream do not apply: a record that it refused would be tried again indefinitely."""
     ready = open_stream(stream, connection)
     ticket = _ticket(ready, records)
     lenient = replace(ready.stream, validate_schema=False, on_schema_drift="evolve")

@@ -1,4 +1,5 @@
-"""Retention: events past a stream's age or number are removed, and consumers that had not seen them are told."""
+"""Retention: events past a stream's age or number are removed; consumers that had not seen them get
+`EventsLostError`."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Hub:
     def __init__(self, connection: Connection, clock: Callable[[], float]) -> None:
         self.connection = connection
         self.real_time = clock is time.time
-        """Not so in a test that moves its own clock."""
+        """False in a test that moves its own clock."""
         self.store: Store = system_for(connection.kind).load_log()(connection, clock)
         self.watch = Watch(self.store)
         self.committer = Committer(self.store, self._committed, connection.label)
@@ -48,7 +48,7 @@ class Hub:
         return self._threads.submit(function, *arguments)
 
     async def in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Run a blocking call of the log protocol beside the event loop."""
+        """Run a blocking call of the log protocol in a thread, without blocking the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
     def _committed(self) -> None:
@@ -90,7 +90,7 @@ class _Held:
 
     hubs: dict[Connection, Hub] = field(default_factory=dict)
     streams: dict[Any, Opened] = field(default_factory=dict)
-    """By what the caller named them and their connection, as of so many declarations."""
+    """By the stream and connection that the caller named; valid while `declarations` is the project's."""
     declarations: int = 0
 
 

@@ -68,7 +68,7 @@ class GroupReader(EntryReader, Protocol):
     """Reads streams for a member of a group."""
 
     held_for: float | None
-    """After so many milliseconds others may take what this member was given; `None` if they do not."""
+    """After how many milliseconds others may claim this member's entries; `None` if they do not."""
     recovered: int
     """How many times a group that was gone was created again."""
 
@@ -77,11 +77,10 @@ class GroupReader(EntryReader, Protocol):
         """How many pending entries were passed over because they are deleted."""
 
     async def ack(self, entries: Sequence[StreamEntry]) -> int:
-        """Acknowledge entries; how many were not before."""
+        """Acknowledge entries, and return how many were not acknowledged before."""
 
     async def give_back(self, entries: Sequence[StreamEntry], *, undelivered: bool) -> int:
-        """Let any member have the entries at once; how many. `undelivered`: nobody saw them, so that this delivery
-        does not count."""
+        """Release entries to any member, and return how many. `undelivered`: this delivery does not count."""
 
 
 class Entries(Protocol):

@@ -26,15 +26,15 @@ from weft.systems import process
 
 _log = logging.getLogger("weft.engine")
 BEAT_SECONDS = 5.0
-"""So often a holder says that it lives."""
+"""How often a holder renews its claim."""
 LEASE_SECONDS = 60.0
-"""A holder that was silent for so long, by the clock of whoever waits, is dead."""
+"""A holder that renewed nothing for so long, by the clock of the process that waits, is dead."""
 WAIT_SECONDS = 3600.0
 _LOOK_SECONDS = 0.2
 
 
 class HeldError(Exception):
-    """Somebody who lives has it."""
+    """A living process holds it."""
 
     def __init__(self, owner: Sequence[str]) -> None:
         """`owner`: its processes, as `weft.systems.process` names them."""
@@ -73,7 +73,8 @@ class Lease:
         self._beating = threading.Thread(target=self._beat, name="weft-lease", daemon=True)
 
     def take(self, *, patience: float = 0.0) -> None:
-        """Claim it, from whoever is dead. `HeldError` where its holder lives, and has had it for so many seconds."""
+        """Claim it, also from a dead holder. Raise `HeldError` if a living one still has it after `patience`
+        seconds."""
         began = changed = _now()
         seen: tuple[int, int | None] | None = None
         while True:
@@ -119,11 +120,12 @@ class Lease:
 
     @property
     def is_lost(self) -> bool:
-        """Whether somebody else may have it by now. Sooner than anybody takes it: a beat that failed counts as none."""
+        """Whether another process may hold it by now. It is true before another one can claim it: a beat that failed
+        does not count."""
         return self._is_lost or _now() - self._renewed > self._seconds - min(BEAT_SECONDS, self._seconds / 4)
 
     def _names(self) -> dict[str, int]:
-        """What is there, and how long each is."""
+        """Return the files of the claims with their sizes."""
         sizes = self.folder.files_in(self._home)
         return {name: size for name, size in sizes.items() if name[:20].isdecimal()}  # no drafts
 

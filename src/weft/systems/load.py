@@ -22,18 +22,18 @@ AnyMode = Mode | Literal["scd1"]
 _ALIASES = {"scd1": "merge"}
 
 UNNAMED = "once:"
-"""What the name of a load begins with that nobody named."""
+"""The prefix of the names of loads without a commit key."""
 MOST_ASIDE = 100_000
-"""So many rows are put aside: they pass through this process. A load of which more rows are bad is better looked at."""
+"""How many rows a load may reject: they pass through this process. A load with more of them should be looked at."""
 KEY_LENGTH = 200
-"""What every database takes as a part of a key."""
+"""The length of a text that every database takes as a part of a key."""
 
 LOADED_AT, BATCH_ID = "_loaded_at", "_batch_id"
 LOAD_COLUMNS = (LOADED_AT, BATCH_ID)
-"""When a row was last written and by which run: what they say is no change of the row."""
+"""When a row was last written and by which run: a difference in these columns is not a change of the row."""
 VALID_FROM, VALID_TO, IS_CURRENT, ROW_HASH = "valid_from", "valid_to", "is_current", "row_hash"
 SCD2_COLUMNS = (VALID_FROM, VALID_TO, IS_CURRENT, ROW_HASH)
-"""What an scd2 table has beside the source's columns: timestamp, timestamp or null, boolean, text."""
+"""The columns that scd2 adds to those of the source: timestamp, timestamp or null, boolean, text."""
 
 
 Columns = str | Sequence[str]
@@ -41,7 +41,7 @@ Columns = str | Sequence[str]
 
 
 class MergeOptions(TypedDict, total=False):
-    """What a merge into a table takes beside its keys, of rows or of batches."""
+    """The options of a merge into a table, of rows or of batches."""
 
     update_columns: Annotated[
         Columns | None,
@@ -58,7 +58,7 @@ class MergeOptions(TypedDict, total=False):
 
 
 class TableOptions(MergeOptions, total=False):
-    """What any load into a table takes beside its mode and keys."""
+    """The options of any load into a table."""
 
     event_timestamp_column: str | None
     handle_deletes: Literal["hard", "soft"] | None
@@ -68,7 +68,7 @@ class TableOptions(MergeOptions, total=False):
 
 
 class LoadOptions(TableOptions, total=False):
-    """What `weft.load` takes beside its own arguments."""
+    """The options of `weft.load`."""
 
     pipeline: str | None
     batch_id: int
@@ -84,19 +84,19 @@ class Projected:
 
 @dataclass(frozen=True)
 class Declared:
-    """What a target table shall be like, where somebody declared it."""
+    """The declaration of a target table."""
 
     schema: pa.Schema | None = None
     """Its columns; what is not in it may be null. `None` for those of the source."""
     primary_key: tuple[str, ...] = ()
     unique: tuple[tuple[str, ...], ...] = ()
     on_drift: str = "error"
-    """What becomes of columns that the stored table lacks: `evolve` adds them."""
+    """How columns are handled that the stored table lacks: `evolve` adds them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """One load into one table: picklable, and the same in every retry, so that a retry can be told from a new load."""
+    """One load into one table: picklable, and equal in every retry, so that a retry is not a new load."""
 
     schema: str | None = None
     table: str
@@ -257,7 +257,7 @@ class Load:
         return [name for name in chosen if name not in self.keys]
 
     def compared(self, columns: list[str]) -> list[str]:
-        """Return the columns that tell a changed row."""
+        """Return the columns in which a changed row differs."""
         if self.compare_columns is not None:
             return [name for name in self.compare_columns if name not in self.keys]
         if self.mode == "merge":
@@ -279,7 +279,7 @@ class Counts:
     replayed: bool = False
     """Whether the ledger had it already, so that nothing was done."""
     warnings: tuple[str, ...] = ()
-    """What the rows were expected to be and were not, where that was to be told only."""
+    """The expectations that the rows did not meet and whose reaction is `warn`."""
 
     def __add__(self, other: Counts) -> Counts:
         both = ((each.name, getattr(self, each.name) + getattr(other, each.name)) for each in fields(self))

@@ -19,7 +19,7 @@ _RANK = "_weft_rank"
 
 
 def column(name: str) -> Any:
-    """Return a column by its name, whatever characters that has."""
+    """Return a column by its name, which may have any characters."""
     return F.col(quoted(name))
 
 
@@ -107,9 +107,10 @@ def refuse_empty(load: Load, rows: int) -> None:
 def checked_keys(
     frame: DataFrame, load: Load, put_aside: Callable[[DataFrame], None] | None = None
 ) -> tuple[DataFrame, int, int]:
-    """Return one row a key, then how many rows there were and how many are left; refused where that is not clear.
+    """Return one row for each key, how many rows there were, and how many are left. Raise if rows have no key or share
+    one.
 
-    `put_aside` is given rows without a key, where they are not refused."""
+    Rows without a key go to `put_aside`, if there is one."""
     event = load.event_timestamp_column
     # Several events of one key are its history. Two at one instant would be a contradiction.
     keys = [*load.keys, *([event] if event is not None and not load.deduplicate_by else [])]
@@ -158,7 +159,7 @@ def _shared(load: Load, keys: Sequence[str], rows: Sequence[Any]) -> str:
 
 
 def _greatest(frame: DataFrame, load: Load) -> DataFrame:
-    """Of rows with one key, the greatest by `deduplicate_by`; ties go by all columns, so that a re-run agrees."""
+    """Return the row of each key that is greatest by `deduplicate_by`, then by all columns, so that a re-run agrees."""
     from pyspark.sql import Window
 
     sortable = {field.name for field in frame.schema if isinstance(field.dataType, T.AtomicType)}

@@ -46,12 +46,12 @@ class Batch:
     columns: tuple[str, ...]
     values: list[list[Any]]
     extra: list[str | None] | None = None
-    """What no column holds, as JSON texts."""
+    """The values that no column holds, as JSON texts."""
     keys: list[bytes | None] | None = None
     """Idempotency keys, one an event; an event whose key was seen within `key_horizon` seconds is not stored again."""
     key_horizon: float = 0.0
     nulls: tuple[bool, ...] | None = None
-    """By column, whether it has nulls; `None` where nobody has looked."""
+    """By column, whether it has nulls; `None` if that is unknown."""
 
     @property
     def count(self) -> int:
@@ -60,7 +60,7 @@ class Batch:
 
 
 class Appended(NamedTuple):
-    """What became of a publish: its first and last offset, and how many events were stored or were duplicates."""
+    """The result of a publish: its first and last offset, and how many events were stored or were duplicates."""
 
     first: int | None
     last: int | None
@@ -96,7 +96,8 @@ class Leased:
     spans: list[Span]
     exhausted: list[Span]
     lost: int
-    """Events that retention removed since this consumer was last told. Non-zero only when nothing is leased."""
+    """Events that retention removed and that were not reported to this consumer yet. Non-zero only when nothing is
+    leased."""
     epoch: int
     """Counts the resets of this consumer: the same offset in another epoch is another delivery."""
 
@@ -153,7 +154,7 @@ class Log(Protocol):
         """Return the columns of users' fields. `fresh` reads them again: another process may have added some."""
 
     def add_fields(self, fields: dict[str, FieldType]) -> None:
-        """Add columns. A column that somebody else added meanwhile stays as they made it."""
+        """Add columns. A column that another process added meanwhile stays as it is."""
 
     @property
     def forbidden(self) -> str:
@@ -174,8 +175,8 @@ class Log(Protocol):
         """Return at most how many events after an offset retention removed."""
 
     def lost_after(self, offset: int, following: int | None) -> tuple[int, int]:
-        """What a reader lost that had read up to `offset`, and then found the event `following`, or none: an offset up
-        to which events were removed, and at most how many of them. Zeros where nothing is known to be lost."""
+        """Return the offset up to which events were removed, and at most how many, for a reader that had read up to
+        `offset` and then read the event `following`, or none. Zeros if no loss is known."""
 
     def count(self) -> int:
         """Return how many events are stored and visible."""
@@ -188,7 +189,7 @@ class Log(Protocol):
         texts."""
 
     def bound(self, after: int, upto: int, most: int) -> int:
-        """Return an offset up to which a range has at most so many events, and at least one if it has any."""
+        """Return an offset up to which a range has at most `most` events, and at least one if it has any."""
 
     def extent(self, after: int, upto: int, most: int) -> int:
         """Return at most how many events a range has. Where they must be counted one by one, no further than `most`."""
@@ -268,10 +269,10 @@ class Store(Protocol):
         """(schema, name) of every stream stored here, declared or not."""
 
     def append(self, batches: Sequence[Batch]) -> list[list[Appended]]:
-        """Store batches of any streams in one transaction, and tell what became of each publish of each batch.
+        """Store batches of any streams in one transaction, and return the result of each publish of each batch.
 
-        When this returns they are durable, when it raises none is stored. Only if the connection broke during the
-        commit nobody can know."""
+        When this returns they are durable, when it raises none is stored. If the connection breaks during the commit,
+        that is unknown."""
 
     def appended(self) -> None:
         """Called after a commit of this process: wake the readers of others where the system has a way to."""
@@ -281,10 +282,10 @@ class Store(Protocol):
         return the new state."""
 
     def unwatch(self) -> None:
-        """Nobody waits for changes any more: give back what `changed` holds."""
+        """Release what `changed` holds: no reader waits for changes any more."""
 
     def now(self) -> float:
         """Return the store's clock, in seconds since 1970."""
 
     def close(self) -> None:
-        """Give back connections and threads. Whatever is called later raises `ConnectionFailedError`."""
+        """Close connections and threads. Later calls raise `ConnectionFailedError`."""

@@ -73,8 +73,8 @@ class PageFeed:
         """Fix where to start, and make what must be there."""
 
     def fetch(self, limit: int, wait_seconds: float | None, more: bool = True) -> FeedPage | None:
-        """Return the next entries, up to so many; `None` where none came while it waited (`None` waits for as long as
-        it takes). `more` says that there will be another fetch."""
+        """Return the next entries, up to `limit`; `None` if none came in time (`None` waits indefinitely). `more`:
+        there will be another fetch."""
         raise NotImplementedError
 
     def reject(self, rejected: Sequence[Rejected]) -> None:
@@ -88,7 +88,7 @@ class PageFeed:
         """Wait until what was confirmed is stored."""
 
     def give_back(self) -> None:
-        """Let other members have what was fetched last: nobody saw it."""
+        """Release the entries that were fetched last to other members, as undelivered."""
 
     def close(self) -> None:
         """Close the feed's connection."""
@@ -135,7 +135,7 @@ class Pages(Protocol):
         comparisons are false may be left out."""
 
     def acknowledge(self, stream: Any, group: str, ids: Sequence[str]) -> int:
-        """Acknowledge entries; how many were pending."""
+        """Acknowledge entries, and return how many were pending."""
 
 
 def name_columns(names: Sequence[bytes], reserved: Container[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Which process holds a claim, and whether it is gone for certain."""
+"""The names of processes that hold claims, and whether they have certainly ended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def this_process() -> str:
 
 
 def name_of(pid: int) -> str:
-    """The same of another process of this machine."""
+    """Return the name of another process of this machine."""
     stat = _stat(pid)
     return f"{socket.gethostname()}:{pid}:{stat[1] if stat else ''}:{_machine()}"
 

@@ -32,7 +32,7 @@ class ArrowRows(Protocol):
 
     @property
     def columns(self) -> StructType:
-        """The same as Spark would read them."""
+        """The columns as Spark would read them."""
 
     def each_part(self, work: Callable[[int, Iterable[pa.RecordBatch]], Any]) -> list[Any]:
         """Return what `work` returns for each part's number and batches. A part may be tried again."""
@@ -88,7 +88,7 @@ class SparkTarget(ABC):
     # ---------------------------------------------------------------------------------------------------------- preview
 
     def stored(self, load: Load, spark: SparkSession) -> DataFrame | None:
-        """Return the rows of the load's table now; `None` where there is none. Raises what would refuse the load."""
+        """Return the rows of the load's table now; `None` if there is none. Raise if the load would be refused."""
         return None
 
     def changes(self, frame: DataFrame, stored: DataFrame | None, load: Load) -> Counts:

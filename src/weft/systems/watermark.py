@@ -21,7 +21,7 @@ _KINDS: dict[type, tuple[str, Callable[[Any], str], Callable[[str], Any]]] = {
 
 
 UNKNOWN = -1
-"""Of a target that cannot keep the number."""
+"""The number of a target that cannot keep it."""
 
 
 @dataclass(frozen=True)

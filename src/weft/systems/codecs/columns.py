@@ -20,7 +20,7 @@ def json_of(value: Any) -> str:
 
 
 def text_of(value: Any) -> str | None:
-    """What a column of texts holds of a JSON value: a string as it is, anything else as JSON."""
+    """Return a JSON value as a column of texts holds it: a string as it is, anything else as JSON."""
     return value if value is None or isinstance(value, str) else json_of(value)
 
 
@@ -82,7 +82,7 @@ def _storable(kind: pa.DataType, *, inside: bool = False) -> pa.DataType:
 
 
 def converted(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """The same values as another type, one that holds them."""
+    """Return the values as another type, which holds them all."""
     types = pa.types
     if array.type.equals(kind):
         return array

@@ -145,7 +145,8 @@ class JsonDecoder:
         )
 
     def _row(self, value: bytes) -> dict[str, Any]:
-        """Return the values of one message, as their columns hold them; `ValueError` says why there are none."""
+        """Return the values of one message, as their columns hold them. Raise `ValueError` with the reason if it cannot
+        be parsed."""
         try:
             value.decode()
             row = _decode(value)

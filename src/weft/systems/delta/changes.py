@@ -29,7 +29,7 @@ _NEVER = datetime(9999, 12, 31, 23, 59, 59, 999_999, UTC)
 
 
 def key_name(number: int) -> str:
-    """Under which name a change carries the value of a key."""
+    """Return the name of the column that holds the value of a key in a change."""
     return f"_weft_key_{number}"
 
 

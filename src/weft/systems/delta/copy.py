@@ -154,7 +154,7 @@ class _Copy:
         return self._java(f"{_DELTA}actions.Action").fromJson(json.dumps({kind: values}))
 
     def _operation(self) -> Any:
-        """What the table's history calls this commit."""
+        """Return the operation of this commit in the table's history."""
         mode = self._java("org.apache.spark.sql.SaveMode").valueOf(
             "Append" if self.load.mode == "append" else "Overwrite"
         )
@@ -213,7 +213,7 @@ def _added(file: WrittenFile, now: int) -> dict[str, Any]:
 
 
 def statistics(file: WrittenFile) -> str:
-    """What Delta keeps of a file to pass it by: how many rows, and of the first columns the range and the nulls."""
+    """Return Delta's statistics of a file, by which readers skip it: rows, and range and nulls of the first columns."""
     kept = dict(list(file.ranges.items())[:_COLUMNS_WITH_RANGES])
     low = {name: _low(values) for name, values in kept.items()}
     high = {name: _high(values) for name, values in kept.items()}

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("weft.engine")
 ATTEMPTS = 20
 _LOOKED_AT = 100
-"""So many commits of others may come between a commit of ours and the look at its counts."""
+"""How many commits of others may come between a commit of ours and the look at its counts."""
 # What Delta takes in a column's name only with a mapping of names, which not every other reader knows.
 _MAPPED = set(" ,;{}()\n\t=")
 _CONFLICTS = ("Concurrent", "DELTA_CONCURRENT", "ProtocolChanged", "MetadataChanged", "DELTA_METADATA_CHANGED")
@@ -54,11 +54,11 @@ class DeltaTable:
             return log.update(*(getattr(log, f"update$default${number}")() for number in (1, 2, 3)))
 
     def schema(self) -> StructType | None:
-        """Its columns, or `None` where there is no table."""
+        """Return its columns, or `None` if there is no table."""
         return self.read().schema if self.version() >= 0 else None
 
     def version(self) -> int:
-        """Its newest; -1 where there is no table."""
+        """Return its newest version; -1 if there is no table."""
         return int(self._snapshot().version())
 
     def has(self, load: Load) -> bool:
@@ -108,7 +108,7 @@ class DeltaTable:
                     )
 
     def metrics(self, label: str) -> dict[str, int] | None:
-        """What Delta counted in the commit with this label, or `None` where there is no such commit."""
+        """Return Delta's metrics of the commit with this label, or `None` if there is no such commit."""
         folder = folder_for(self.spark, self.path)
         newest = self.version()
         for version in range(newest, max(newest - _LOOKED_AT, -1), -1):
@@ -122,14 +122,14 @@ class DeltaTable:
 
 
 def properties(columns: StructType) -> dict[str, str]:
-    """What a new table needs for its columns' names."""
+    """Return the properties that a new table needs for the names of its columns."""
     if not any(_MAPPED & set(name) for name in columns.names):
         return {}
     return {"delta.columnMapping.mode": "name", "delta.minReaderVersion": "2", "delta.minWriterVersion": "5"}
 
 
 def writer(load: Load) -> str:
-    """Under which name a table keeps that a load was done; its batches are counted."""
+    """Return the application id of a load in a table's log, which keeps the last batch of each."""
     names = f"{len(load.pipeline)}:{load.pipeline}{load.checkpoint_id}"
     return f"weft:{hashlib.sha256(names.encode()).hexdigest()[:40]}"
 
@@ -148,7 +148,7 @@ def settings(load: Load, label: str) -> dict[str, str]:
 
 
 def retried(action: Callable[[], Result], load: Load) -> Result:
-    """Do something again if another load changed the table meanwhile: Delta finds that out when it commits."""
+    """Run an action again if its commit conflicts with that of another load."""
     for attempt in range(ATTEMPTS):
         try:
             return action()

@@ -79,7 +79,7 @@ class Admin:
                     raise self.failed(self.library.KafkaException(place.error))
 
     def result(self, future: Future[_Found]) -> _Found:
-        """What a broker answers."""
+        """Return the answer of a broker."""
         try:
             return future.result(2 * SECONDS)
         except (self.library.KafkaException, TimeoutError) as error:
@@ -87,7 +87,7 @@ class Admin:
             raise self.failed(error) from None
 
     def failed(self, error: BaseException) -> WeftError:
-        """Return an error of the client as one of ours, with the reason that its threads gave beside it."""
+        """Return an error of the client as one of ours, with the reason that its threads reported."""
         codes = self.library.KafkaError
         reason = self.said.get(codes._AUTHENTICATION) or self.said.get(codes._SSL) or self.said.get(codes._TRANSPORT)
         refused = codes._AUTHENTICATION in self.said
@@ -105,7 +105,7 @@ def admin(connection: KafkaConnection) -> Admin:
 
 
 def metadata(connection: KafkaConnection) -> Any:
-    """Return the brokers and topics, by a client of its own: it connects anew."""
+    """Return the brokers and topics, by a new client: it connects again."""
     return Admin(connection.resolved()).metadata()
 
 

@@ -47,7 +47,7 @@ class KafkaConnection(Connection):
     schema_registry_url: str | None = option(default=None, kw_only=True)
 
     def validate(self) -> None:
-        """What contradicts itself, or is not there yet, is refused when it is declared."""
+        """Raise for fields that contradict each other, or that this version cannot use."""
         super().validate()
         self._one_of("payload_format", FORMATS, _LATER_FORMATS)
         self._one_of("sasl_mechanism", MECHANISMS)
@@ -111,7 +111,7 @@ class KafkaConnection(Connection):
 
     @property
     def protocol(self) -> str:
-        """How brokers are spoken to. With a password never in the clear, unless somebody asked for it."""
+        """The security protocol. With a password it is encrypted, unless the connection says otherwise."""
         if self.security_protocol is not None:
             return self.security_protocol
         if self.sasl_plain_username is not None:
@@ -120,7 +120,7 @@ class KafkaConnection(Connection):
 
     @property
     def mechanism(self) -> str:
-        """How a user proves who they are."""
+        """The SASL mechanism."""
         return self.sasl_mechanism or "PLAIN"
 
     @property

@@ -1,4 +1,4 @@
-"""What a connection is to the two clients that there are: librdkafka's and, inside Spark, Java's."""
+"""The settings of a connection for both clients: librdkafka's and, inside Spark, Java's."""
 
 from __future__ import annotations
 

@@ -101,10 +101,10 @@ class ParsedMessages:
     good: DataFrame
     bad: DataFrame
     good_rows: int | None
-    """`None` for raw bytes: nobody has counted them."""
+    """`None` for raw bytes, which are not counted."""
     bad_rows: int
     tombstones: int
-    """Messages without a value, which are no rows."""
+    """How many messages have no value: they are not rows."""
     kept: DataFrame | None = None
     columns: pa.Schema | None = None
     known: Mapping[str, pa.DataType] = field(default_factory=dict)
@@ -190,7 +190,7 @@ def _parse(
     batches: Iterable[pa.RecordBatch],
     offset_column: str | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """In a task: messages to chunks; with partition:offset of each in a column, where one is named."""
+    """In a task: parse messages into chunks, with partition:offset of each in a column, if one is named."""
     decoder = codec.decoder(known)
     for batch in batches:
         messages = batch.filter(batch["value"].is_valid())
@@ -222,7 +222,7 @@ def _parse(
 
 
 def unpack(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """In a task: chunks to these columns."""
+    """In a task: convert chunks to these columns."""
     for batch in batches:
         for chunk in batch.column(0):
             with pa.ipc.open_stream(chunk.as_buffer()) as reader:
@@ -243,10 +243,9 @@ def _packed(batch: pa.RecordBatch) -> bytes:
 
 
 def commit_offsets(connection: KafkaConnection, topic: str, ends: Mapping[int, int]) -> None:
-    """Tell the consumer group how far we are (the next offset of each partition), for those who watch its lag.
+    """Commit the next offset of each partition to the consumer group, for tools that show its lag.
 
-    Nothing depends on it: where the brokers do not take it, that is a line in the log.
-    """
+    Nothing depends on it: if the brokers refuse it, that is logged."""
     if not ends:
         return
     try:
@@ -268,7 +267,7 @@ def earliest(connection: KafkaConnection, topic: str) -> dict[int, int]:
 
 
 def offsets_at(connection: KafkaConnection, topic: str, moment: datetime) -> dict[int, int]:
-    """Of each partition the offset of the first message at or after a moment; its end where there is none."""
+    """Return the offset of each partition's first message at or after a moment; its end if there is none."""
     library = require("confluent_kafka.admin", connection.kind)
     since = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH
     # The next whole one: a message of the same millisecond may be older.

@@ -123,10 +123,8 @@ class FileEndpoint(Endpoint):
         return replace(connection, **vars(merged_options(connection, options)))
 
     def nested_option(self, name: str, value: Any, connection: Connection | None, options: Mapping[str, Any]) -> Any:
-        """Return what is said of files of one format where the files are of that format.
-
-        It is no mistake where they are of another: it counts once they are not.
-        """
+        """Return the option of one format if the files are of that format; `None` if they are of another, which is not
+        an error."""
         format = format_of_option(name)
         checked = FileOptions.declare(format, **{name: value})
         own = connection.format or FileOptions.format if isinstance(connection, FileFields) else format

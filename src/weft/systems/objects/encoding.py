@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 EMPTY = "\ufdd0"
-"""As what an empty text is read from CSV. Spark takes it for a null there, and this is no character of any text."""
+"""The text as which an empty text is read from CSV, where Spark takes it for a null. No text has this character."""
 _JSON = {"timestampFormat": TIMESTAMP, "timestampNTZFormat": TIMESTAMP_NTZ}
 
 
@@ -43,7 +43,7 @@ def file_schema(schema: StructType, format: str) -> StructType:
 
 
 def decoded(frame: DataFrame, schema: StructType, format: str) -> DataFrame:
-    """What was `encoded`, with its types again."""
+    """Return `encoded` columns with their types again."""
     if format != "csv":
         return frame
     chosen = []

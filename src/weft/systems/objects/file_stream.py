@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("weft.engine")
 UNFINISHED = (".tmp", ".part", ".partial", ".inprogress", ".crdownload", ".filepart")
-"""How the names of files end that somebody still writes, and gives another name then."""
+"""How the names of files end that are still being written, and are renamed then."""
 _FOLDER_OF_PARTITION = re.compile(r"/([^/=]+)=[^/]*(?=/)")
 _OPENED_AT_ONCE = 8
 # How many bytes are read of files to see their headers and first rows: of all together, and of each at least.
@@ -43,10 +43,9 @@ Dated = Callable[[bool], "DataFrame"]
 
 
 def follow(spark: SparkSession, connection: FilesConnection, prefix: str, max_files: int) -> DataFrame:
-    """Return a streaming DataFrame of the files under a prefix, each once, whatever its name: path and time of change.
+    """Return a streaming DataFrame of the files under a prefix, each once: path and time of change.
 
-    Only which files there are: what is in them is read later, by `read_files`, under whatever schema they have then.
-    """
+    Their contents are read later, by `read_files`, with the schema that they have then."""
     connection.configure(spark)
     reader = (
         spark.readStream.format("binaryFile")
@@ -212,7 +211,7 @@ def _head(spark: Any, size: int, path: str) -> Head:
 
 
 def _header(head: bytes, comment: str | None) -> bytes:
-    """Return the first line of a file that is no comment."""
+    """Return the first line of a file that is not a comment."""
     skipped = comment.encode() if comment else None
     lines = head.splitlines()
     return next((line for line in lines if line and (skipped is None or not line.startswith(skipped))), b"")

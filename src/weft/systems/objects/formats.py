@@ -7,7 +7,7 @@ import os
 SPARK_FORMAT = {"parquet": "parquet", "csv": "csv", "json_lines": "json", "orc": "orc"}
 FORMATS = tuple(SPARK_FORMAT)
 EXTENSIONS = {"parquet": ".parquet", "csv": ".csv", "json_lines": ".json", "orc": ".orc"}
-"""What the files that Spark writes end with."""
+"""The extensions of the files that Spark writes."""
 
 _FORMAT_OF = {
     ".parquet": "parquet",

@@ -1,4 +1,4 @@
-"""What every connection to a folder of this machine has."""
+"""Connections to a folder of this machine."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class FolderConnection(Connection):
         return self.resolved().path
 
     def check(self) -> dict[str, Any]:
-        """List the folder. One that is not there yet is no failure when it can be made at first use."""
+        """List the folder. One that does not exist yet is no failure if it can be created at first use."""
         path = Path(self.root)
         report: dict[str, Any] = {"server": "this machine", "database": str(path)}
         if not path.exists():

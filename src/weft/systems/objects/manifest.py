@@ -29,7 +29,7 @@ _OWNER = ".owner"
 _FORGOTTEN = timedelta(days=1)
 """After this long the staging of a load on another machine is taken for a dead one's."""
 _RETRIES_END = timedelta(days=7)
-"""After this long nobody tries a load without a commit key again, so that the ledger may forget it."""
+"""After this long a load without a commit key is not tried again, so that the ledger may forget it."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ class Manifest:
         self.folder.remove([f"{folder}{_OWNER}"])
 
     def sweep(self) -> None:
-        """Remove what dead loads staged, and entries that nobody needs to know the state."""
+        """Remove what dead loads staged, and entries that the state no longer needs."""
         now = datetime.now(UTC)
         owned = {name.removesuffix(_OWNER) for name in self.folder.files_in(self.staging) if name.endswith(_OWNER)}
         staged = owned.union(self.folder.folders_in(self.staging))
@@ -234,7 +234,7 @@ def _writer(load: Load) -> str:
 
 
 def _published_name(staged: StagedFiles, name: str, number: int) -> str:
-    """Return a name that no other load gives, and by which files sort in the order of their tasks."""
+    """Return a name that is unique to the load, and by which files sort in the order of their tasks."""
     return f"part-{staged.folder.rpartition('/')[2]}-{number:05}{name[name.index('.') :]}"
 
 

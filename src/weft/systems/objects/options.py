@@ -60,7 +60,7 @@ class FileOptions:
         return declared
 
     def _refuse_ambiguous(self) -> None:
-        """Refuse characters that cannot be told apart in a file."""
+        """Raise for two options with the same character: a file could not be parsed."""
         writer = self.spark_writer()
         written = {"csv_delimiter": writer["sep"], "csv_quote": writer["quote"]}
         if self.csv_escape is not None and self.csv_escape != writer["quote"]:
@@ -85,7 +85,7 @@ class FileOptions:
             )
 
     def with_format(self, format: str) -> FileOptions:
-        """The same for files of another format: what is an option of this one does not carry over."""
+        """Return the options for files of another format, without those of this one."""
         return self if format == self.format else FileOptions(format=format)
 
     @property
@@ -128,7 +128,7 @@ class FileOptions:
         return {}
 
     def dialect(self) -> dict[str, Any]:
-        """What must be known of files to read them again."""
+        """Return the options that are needed to read the files again."""
         writer = self.spark_writer()
         return {name: writer[name] for name in ("sep", "header", "quote", "escape", "nullValue") if name in writer}
 

@@ -39,7 +39,8 @@ _ROWS_PER_FILE = "spark.sql.files.maxRecordsPerFile"
 
 @dataclass(frozen=True)
 class Range:
-    """What a file holds of a column. `low` and `high` are `None` where there is no value, or where they are unknown."""
+    """The statistics of a column in a file. `low` and `high` are `None` if there is no value, or if they are
+    unknown."""
 
     nulls: int
     low: Any = None
@@ -58,7 +59,7 @@ class WrittenFile:
 
 @dataclass(frozen=True)
 class ParquetFolder:
-    """Where files go, and how they are written. It travels to the tasks."""
+    """The folder of files, and how they are written. It is sent to the tasks."""
 
     connection: Connection
     folder: str
@@ -86,7 +87,7 @@ def can_write(rows: ArrowRows, connection: Connection, spark: Any) -> bool:
 
 
 def has_columns(rows: ArrowRows, table: StructType) -> bool:
-    """Return whether the rows have the columns of a table, in whatever order, and no others."""
+    """Return whether the rows have the columns of a table, in any order, and no others."""
     return {field.name: field.dataType for field in rows.columns} == {field.name: field.dataType for field in table}
 
 
@@ -172,7 +173,7 @@ def _groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa
 
 
 def _ranges(footer: Any, schema: pa.Schema, with_nan: set[str]) -> dict[str, Range]:
-    """What the footer of a file knows of its columns, which are all flat."""
+    """Return the statistics of the columns in the footer of a file; all columns are flat."""
     groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
     return {
         name: _range([group.column(index).statistics for group in groups], name in with_nan)

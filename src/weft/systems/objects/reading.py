@@ -1,4 +1,4 @@
-"""Files of one format that anybody may have written, as a DataFrame with types that their rows tell."""
+"""Files of one format, of any writer, as a DataFrame with types that are inferred from their rows."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
 _INFER = 1000
-"""From so many rows the types of a CSV file are told unless `schema_infer_max_records` says otherwise."""
+"""From how many rows the types of a CSV file are inferred unless `schema_infer_max_records` says otherwise."""
 _MORE, _LINE = "_weft_more", "_weft_line"
 BAD = f"_weft_bad_{uuid4().hex}"
-"""The column of what is no row: no key of anybody's JSON is called so."""
+"""The column of lines that cannot be parsed. No key of JSON has this name."""
 
 
 @dataclass(frozen=True)
@@ -116,11 +116,10 @@ def _csv(
     known: Mapping[str, DataType] | None,
     bad: str | None,
 ) -> DataFrame:
-    """CSV files with types that their first rows tell.
+    """Read CSV files with types that are inferred from their first rows.
 
     Where Spark's reader cannot do what is asked (nulls by a pattern, rows that are cut off), all is read as texts and
-    converted here: a value that does not fit is an error either way, or its row is a bad one.
-    """
+    converted here. A value that does not fit is an error either way, or its row is a bad one."""
     # A file with another header is an error: it would be read by the places of its columns, whatever they are called.
     reader = reader.option("enforceSchema", False)
     texts: DataFrame = reader.option("inferSchema", False).load(paths)
@@ -191,7 +190,7 @@ def _final_types(
 
 
 def _empty(frame: DataFrame, names: Collection[str]) -> set[str]:
-    """Which of these columns have nothing but nulls."""
+    """Return the columns that have nothing but nulls."""
     if not names:
         return set()
     counts = frame.agg(*(F.count(column(name)) for name in names)).collect()[0]

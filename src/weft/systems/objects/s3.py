@@ -1,4 +1,4 @@
-"""What every connection to a bucket has, and how each reader of buckets is told of it."""
+"""Connections to a bucket, and the settings of each client for it."""
 
 from __future__ import annotations
 
@@ -144,6 +144,6 @@ class S3Connection(Connection):
 
     @property
     def root(self) -> str:
-        """Where this connection begins, as Spark names it."""
+        """The URL of the bucket and prefix, as Spark names it."""
         resolved = self.resolved()
         return "s3a://" + "/".join(part for part in (resolved.bucket, resolved.prefix.strip("/")) if part)

@@ -68,7 +68,7 @@ def known_schema(
 
 
 def _rows(head: Head, read: Mapping[str, Any], most: int) -> list[list[str]] | None:
-    """Return the header and the first rows; `None` where there is none, or where Spark may see others."""
+    """Return the header and the first rows; `None` if there is none, or if Spark may read others."""
     quote, escape = read["quote"], read.get("escape", read["quote"])
     try:
         # The last line may be cut off, and the row that it is of.
@@ -88,7 +88,7 @@ def _rows(head: Head, read: Mapping[str, Any], most: int) -> list[list[str]] | N
 
 
 def _check(kind: DataType | None) -> Callable[[str], object] | None:
-    """What says whether Spark infers this type, or one that it holds, of a text, and reads it as one."""
+    """Return a check whether Spark infers this type, or one that it holds, of a text, and can read it."""
     return None if kind is None else _CHECKS.get(kind.simpleString())
 
 

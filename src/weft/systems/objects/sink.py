@@ -1,4 +1,4 @@
-"""Loads into files: staged where nobody looks, then made a table's in one step, once however often it is tried."""
+"""Loads into files: staged where no reader looks, then committed to the table in one step, once also if retried."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def write(frame: DataFrame, connection: FilesConnection, load: Load, *, spark: S
 
 
 def copy(rows: ArrowRows, connection: FilesConnection, load: Load, *, spark: SparkSession) -> Counts | None:
-    """The same of rows that are Arrow, in files that are not Spark's work. `None` where only `write` can do it."""
+    """Load Arrow rows, in files that Spark does not write. Return `None` where only `write` can do it."""
     refuse(load)
     load.check_source(rows.schema.names)
     if connection.options.format != "parquet" or load.keys or not parquet.can_write(rows, connection, spark):
@@ -73,7 +73,7 @@ def has(connection: FilesConnection, load: Load, *, spark: SparkSession) -> bool
 
 
 class _Load:
-    """What all loads into files do, however their rows come."""
+    """The common part of all loads into files."""
 
     def __init__(self, connection: Any, load: Load, spark: Any) -> None:
         connection.configure(spark)
@@ -124,7 +124,7 @@ class _Load:
 
 
 class _Copy(_Load):
-    """Files that whoever has the rows writes."""
+    """A load whose files are written by the tasks that have the Arrow rows."""
 
     def __init__(self, rows: ArrowRows, connection: Any, load: Load, spark: SparkSession) -> None:
         super().__init__(connection, load, spark)
@@ -149,7 +149,7 @@ class _Copy(_Load):
 
 
 class _Write(_Load):
-    """Files that Spark writes."""
+    """A load whose files Spark writes."""
 
     def __init__(self, frame: DataFrame, connection: Any, load: Load, spark: SparkSession) -> None:
         super().__init__(connection, load, sessions.own_session(spark, {}))

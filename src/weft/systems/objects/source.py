@@ -1,4 +1,4 @@
-"""Files as DataFrames: the tables that loads made, as their log says, and whatever else lies in a folder or bucket."""
+"""Files as DataFrames: the tables that loads made, by their log, and any other files of a folder or bucket."""
 
 from __future__ import annotations
 

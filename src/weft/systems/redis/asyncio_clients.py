@@ -32,7 +32,7 @@ class StreamPending(NamedTuple):
 
 
 class _Streams:
-    """What both clients add to redis-py's."""
+    """The methods that both clients add to redis-py's."""
 
     @overload
     def xconsumer(
@@ -57,7 +57,7 @@ class _Streams:
         return int(await super().xack(name, groupname, *ids)) if ids else 0  # type: ignore[misc]
 
     async def xpending(self, name: Any, groupname: Any) -> StreamPending:
-        """What the group's members have not acknowledged."""
+        """Return the pending entries of a group."""
         reply = await super().xpending(name, groupname)  # type: ignore[misc]
         consumers = {each["name"]: each["pending"] for each in reply["consumers"]}
         return StreamPending(reply["pending"], reply["min"], reply["max"], consumers)
@@ -79,7 +79,7 @@ class Redis(_Streams, aio.Redis):  # type: ignore[misc]
 
 
 class RedisCluster(_Streams, aio.RedisCluster):  # type: ignore[misc]
-    """The same for a cluster: `weft.RedisCluster("localhost", 7000)` names any of its nodes."""
+    """A client of a cluster: `weft.RedisCluster("localhost", 7000)` names any of its nodes."""
 
     def __init__(self, host: str | None = None, port: int = 6379, **options: Any) -> None:
         super().__init__(host=host, port=port, **options)

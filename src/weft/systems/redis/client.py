@@ -32,7 +32,7 @@ AsyncClient = redis.asyncio.Redis | redis.asyncio.RedisCluster
 PORT, SENTINEL_PORT = 6379, 26379
 CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 60.0
-"""A server that does not answer for so long is taken for gone. No command blocks for nearly as long."""
+"""A server that does not answer for this long is taken for gone. No command blocks for nearly as long."""
 
 # Also what redis-py raises beside its own base class.
 ERRORS = (exceptions.RedisError, exceptions.RedisClusterException, OSError)
@@ -54,7 +54,7 @@ NO_SUCH_NODE = "'NoneType' object has no attribute 'redis_connection'"
 
 
 def arguments(connection: RedisConnection) -> dict[str, Any]:
-    """What redis-py's clients of this connection are made with, beside where the server is."""
+    """Return the keywords of redis-py's clients for this connection, without the place of the server."""
     options = connection.resolved().options()
     keywords: dict[str, Any] = {
         "username": options.get("username"),
@@ -79,7 +79,7 @@ def arguments(connection: RedisConnection) -> dict[str, Any]:
 
 
 def sentinels(connection: RedisConnection) -> list[tuple[str, int]]:
-    """Where the Sentinels are."""
+    """Return host and port of each Sentinel."""
     hosts = []
     for each in filter(None, connection.resolved().options()["sentinels"].replace(" ", "").split(",")):
         host, _, port = each.rpartition(":") if ":" in each else (each, "", str(SENTINEL_PORT))
@@ -99,7 +99,7 @@ def open_client(connection: RedisConnection, **more: Any) -> Client:
 
 
 def open_async_client(connection: RedisConnection, **more: Any) -> AsyncClient:
-    """The same for asyncio."""
+    """Return a client for asyncio."""
     never = redis.asyncio.retry.Retry(NoBackoff(), 0)
     client: AsyncClient = _open(connection, redis.asyncio, redis.asyncio.sentinel.Sentinel, never, more)
     return client

@@ -91,7 +91,7 @@ class RedisConnection(Connection):
             raise DeclarationError(f"A tls_key needs a tls_cert ({self.label}).")
 
     def options(self) -> dict[str, Any]:
-        """Return the fields that are given, those of the URL among them."""
+        """Return the fields that are set, with those of the URL."""
         options = {
             each.name: getattr(self, each.name)
             for each in fields(self)
@@ -122,7 +122,7 @@ class RedisConnection(Connection):
         return options | url_parameters(parts.query, _PARAMETERS, self._malformed)
 
     def secrets(self) -> set[str]:
-        """Also as the URL has the password: a driver's message quotes it decoded."""
+        """Return the password also as it is decoded: a driver's message may quote it."""
         password = self.resolved().options().get("password")
         return super().secrets() | ({password} if password else set())
 

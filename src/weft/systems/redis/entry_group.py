@@ -59,7 +59,7 @@ class RedisGroupReader(RedisReader):
     # ------------------------------------------------------------------------------------------------------------ read
 
     async def read(self, part: Part, count: int, wait: float) -> list[StreamEntry]:
-        """What there is, in the order that the class names. Nothing means that there is nothing of either kind."""
+        """Return entries in the order that the class names; none if there are none of any kind."""
         while True:
             try:
                 return await self.patiently(lambda: self._read(part, count, wait), *part)
@@ -196,7 +196,7 @@ def _by_stream(entries: Sequence[StreamEntry]) -> dict[Any, list[Any]]:
 
 
 class RedisEntries:
-    """Streams of Redis by their keys, whoever made them."""
+    """Streams of Redis by their keys, of any writer."""
 
     noun: ClassVar[str] = "a key of Redis"
     clients: ClassVar[str] = 'weft.Redis("localhost"), weft.RedisCluster("localhost", 7000)'

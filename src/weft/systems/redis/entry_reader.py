@@ -1,4 +1,4 @@
-"""Streams of Redis, read by a consumer that is alone; and what groups need too: requests that nobody repeats unseen."""
+"""Streams of Redis, read by a consumer without a group; and requests that the client must not repeat by itself."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class RedisReader:
             self._positions[stream] = check_identifier(identifier)
 
     async def read(self, part: Part, count: int, wait: float) -> list[StreamEntry]:
-        """Return one request, and another where a stream was found to have begun anew."""
+        """Make one request, and another if a stream was created again."""
         entries = await self.patiently(lambda: self._read(part, count, wait), *part)
         if not entries and self.looks(part) and await self.patiently(lambda: self._begun_anew(part), *part):
             entries = await self.patiently(lambda: self._read(part, count, 0), *part)
@@ -95,7 +95,7 @@ class RedisReader:
         return anew
 
     def looks(self, part: Part) -> bool:
-        """Return whether it is time to look for what nobody announces."""
+        """Return whether it is time to look for entries that are not announced."""
         if monotonic() < self._look_at.get(part, 0):
             return False
         self._look_at[part] = monotonic() + LOOK_SECONDS
@@ -106,7 +106,7 @@ class RedisReader:
         self._look_at.clear()
 
     def block(self, wait: float) -> tuple[Any, ...]:
-        """Return how long the server may wait, in its words: 0 would be for ever."""
+        """Return the words for how long the server may wait. To it, 0 is indefinitely."""
         milliseconds = int(min(wait, self._longest_wait))
         return ("BLOCK", milliseconds) if milliseconds > 0 else ()
 
@@ -184,7 +184,7 @@ def _longest_wait(client: AsyncClient) -> float:
 
 
 def by_stream(reply: Any) -> Iterable[tuple[Any, Any]]:
-    """Return the streams of a reply and the entries of each, whatever the version of the protocol."""
+    """Return the streams of a reply and the entries of each, for any version of the protocol."""
     return (reply.items() if isinstance(reply, dict) else reply) if reply else ()
 
 

@@ -42,7 +42,7 @@ _NOTHING = (b"*-1\r\n", b"$-1\r\n", b"_\r\n")
 
 
 def check_range(start: str, end: str) -> None:
-    """Refuse what is no id, before Redis is asked."""
+    """Raise for a text that is not an id, before Redis is asked."""
     for name, value, words in (("start_id", start, ("-", "+", "$")), ("end_id", end, ("-", "+"))):
         if not isinstance(value, str) or not (value in words or is_id(value.removeprefix("("))):
             listed = ", ".join(repr(word) for word in words)
@@ -129,7 +129,7 @@ class RangeFeed(_RedisFeed):
         """The last id that the stream is known to have had."""
         self._look_at = 0.0
         self.reply: Bytes
-        """What the last page was made of. It is valid until the next fetch."""
+        """The reply of the last page. It is valid until the next fetch."""
 
     def begin(self) -> None:
         """Fix where `$` is: after what is there now."""
@@ -160,7 +160,7 @@ class RangeFeed(_RedisFeed):
         super().reject(rejected)
 
     def _look_for_a_new_beginning(self) -> None:
-        """Whether the stream was removed and made again, with ids below those that were read: nobody announces it."""
+        """Begin at the start if the stream was removed and created again, with ids below those that were read."""
         if self._reached is None or time.monotonic() < self._look_at:
             return
         self._look_at = time.monotonic() + LOOK_SECONDS

@@ -42,7 +42,7 @@ def first_of(milliseconds: int) -> int:
 
 
 def milliseconds_of(offset: int) -> int:
-    """When an entry was added."""
+    """Return the milliseconds at which an entry was added."""
     return offset >> _BITS
 
 

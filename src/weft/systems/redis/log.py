@@ -38,8 +38,8 @@ _REMEMBERED = 10_000
 
 
 class _State(NamedTuple):
-    """What a stream is like: its last offset, the last that retention removed, how many entries it has, how many were
-    ever added to it, if that is known, and its first entry's id."""
+    """The state of a stream: its last offset, the last that retention removed, how many entries it has, how many were
+    ever added, if that is known, and the id of the first."""
 
     head: int
     floor: int
@@ -64,7 +64,8 @@ class _Added:
                 del self._known[next(iter(self._known))]
 
     def up_to(self, offset: int) -> int | None:
-        """Of an offset that was noted. Readers ask again and again: what nobody asks for is forgotten first."""
+        """Return the count of an offset that was noted. The offset that was not asked for the longest is forgotten
+        first."""
         with self._lock:
             added = self._known.pop(offset, None)
             if added is not None:
@@ -109,7 +110,7 @@ class RedisLog:
         return {name: kind for _, name, kind in sorted(stored, key=lambda each: each[0])}
 
     def add_fields(self, fields: dict[str, FieldType]) -> None:
-        """Add fields; one that is there already, in whatever spelling, stays as it is."""
+        """Add fields; one that exists, in any spelling, stays as it is."""
         self._fields = self._add(fields)
 
     def _add(self, fields: dict[str, FieldType]) -> dict[str, FieldType]:
@@ -173,7 +174,7 @@ class RedisLog:
         return int(self.store.script("removed", [self.keys.meta, self.keys.trims], ids.to_id(offset)))
 
     def lost_after(self, offset: int, following: int | None) -> tuple[int, int]:
-        """What retention removed, or others did whom nobody saw: then more were added since than there are."""
+        """Return the loss by retention, or by other clients that deleted entries: then fewer exist than were added."""
         state = self._state()
         if state.floor > offset:
             return state.floor, self.removed_after(offset)
@@ -218,7 +219,7 @@ class RedisLog:
         return total, reached
 
     def bound(self, after: int, upto: int, most: int) -> int:
-        """Entries are counted: their ids tell moments, not how many there are."""
+        """Count the entries: ids are moments, and do not show how many there are."""
         if self.store.command("XLEN", self.keys.stream) <= most:
             return upto
         count, reached = self._count(after, upto, most)
@@ -396,7 +397,7 @@ class RedisLog:
         return sorted(groups, key=lambda group: group.consumer)
 
     def _members(self, consumer: bytes, ends: dict[bytes, bytes]) -> list[Member]:
-        """Who holds something, until when its last lease is."""
+        """Return the members that hold entries, and when their last lease ends."""
         members: dict[bytes, Member] = {}
         first, count = "-", _WALK_STEP
         while count == _WALK_STEP:
@@ -430,7 +431,7 @@ class RedisLog:
 
 
 def _texts(column: Sequence[Any], kind: FieldType) -> Sequence[Any]:
-    """As Arrow takes a column: JSON and UUIDs as texts."""
+    """Return a column as Arrow takes it: JSON and UUIDs as texts."""
     if kind.base == "json":
         return [None if value is None else dump_json(value) for value in column]
     return [None if value is None else str(value) for value in column] if kind.base == "uuid" else column

@@ -19,7 +19,7 @@ from weft.systems.redis.wire import Key, Wire
 
 
 class RedisPages:
-    """Streams of Redis by their keys, whoever made them."""
+    """Streams of Redis by their keys, of any writer."""
 
     def __init__(self, connection: RedisConnection) -> None:
         require("hiredis", connection.kind)  # which parses replies

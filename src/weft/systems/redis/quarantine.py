@@ -1,4 +1,4 @@
-"""The stream beside a stream of Redis that holds entries which do not fit a schema."""
+"""The quarantine of a stream of Redis: a stream of entries that do not fit a schema."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def quarantine_of(stream: Key) -> Key:
 
 
 class Quarantine:
-    """Where a feed puts what it rejects. An entry that is there is not put there again."""
+    """The stream of the entries that a feed rejects. It gets each of them once."""
 
     def __init__(self, source: Wire, stream: Key) -> None:
         self._source, self._stream = source, stream
@@ -52,7 +52,7 @@ class Quarantine:
             place = f"{milliseconds}-{sequence + 1}" if sequence < LARGEST else f"{milliseconds + 1}-0"
 
     def _holds(self, source: str) -> bool:
-        """Return whether an entry is there, under whatever id: what was added since the last look is read."""
+        """Return whether the quarantine has an entry, under any id. Entries added since the last look are read."""
         while True:
             entries = self._wire.query("XRANGE", self._wire.key, self._read_up_to, "+", "COUNT", _ENTRIES_A_PAGE)
             for identifier, fields in entries:

@@ -99,8 +99,8 @@ def _head(reply: Bytes) -> bytes:
 
 
 def guess_last_id(reply: Bytes) -> str | None:
-    """What seems to be the id of the last entry, to ask for the next page before this one is taken apart. A value may
-    look like an entry, so it is to be compared with the real one."""
+    """Return the probable id of the last entry, to request the next page before this one is parsed. A value may look
+    like an entry, so the caller must compare it with the real id."""
     match = _LAST_ENTRY.search(reply[-_TAIL_BYTES:].tobytes())
     return None if match is None else match[1].decode()
 

@@ -1,4 +1,4 @@
-"""The Lua scripts that run inside the server: each is one step that nobody sees half done."""
+"""The Lua scripts that run inside the server, each as one atomic step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def source(name: str) -> tuple[str, str]:
 
 
 def run(client: Client, name: str, keys: list[str], *arguments: Any) -> Any:
-    """Run a script; the server is given its text once."""
+    """Run a script; its text is sent once."""
     text, digest = source(name)
     try:
         return client.evalsha(digest, len(keys), *keys, *arguments)

@@ -81,7 +81,7 @@ _TRUE, _FALSE = ("true", "1", "yes", "t"), ("false", "0", "no", "f")
 
 
 def read_foreign(raw: bytes, kind: FieldType) -> Any:
-    """Return a text that anybody wrote as a value of a type; `ValueError` where it is none."""
+    """Return a text of any writer as a value of a type; raise `ValueError` if it cannot be parsed."""
     if kind.base == "bytes":
         return raw
     text = raw.decode()

@@ -27,7 +27,7 @@ from weft.systems.redis.group_member import BEGINNING, server_message, text_of
 from weft.systems.redis.resp import Bytes, encode, parse
 
 Key = str | bytes
-"""The name of a stream; bytes where it is no UTF-8."""
+"""The name of a stream; bytes if it is not UTF-8."""
 Word = str | bytes | int
 
 _log = logging.getLogger("weft.dataframes")
@@ -47,7 +47,7 @@ _KINDS = {
 
 
 class ReplyError(Exception):
-    """What the server answered in the place of a reply."""
+    """An error that the server answered."""
 
 
 class Wire:
@@ -71,7 +71,7 @@ class Wire:
         self._process = os.getpid()
 
     def ask(self, *words: Word, wait_seconds: float | None = 0) -> Bytes:
-        """Return the reply to a command, which the server may take so long to give. It is valid until the next one."""
+        """Return the reply to a command for which the server may wait. It is valid until the next one."""
         self.send(*words)
         return self.receive(wait_seconds)
 
@@ -87,7 +87,7 @@ class Wire:
             raise self.explained(error) from None
 
     def send(self, *words: Word) -> None:
-        """Send a command whose reply `receive` gives. What the server refused of what was posted is raised before."""
+        """Send a command whose reply `receive` returns. Raise first if the server refused a posted one."""
         self._leave_to_parent()
         if self._sent is not None:  # nobody asked for the reply
             with suppress(ReplyError):  # an error, where the page to come was guessed from a value
@@ -286,7 +286,7 @@ class Wire:
         return np.frombuffer(self._buffer, np.uint8, held - len(end) - first, first)
 
     def _skip_posted(self, held: int) -> int:
-        """Where the reply begins, after those to what was posted."""
+        """Return where the reply begins, after those to posted commands."""
         begin, again = 0, []
         for words in self._posted:
             begin += 5 if self._asking else 0
