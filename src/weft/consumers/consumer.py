@@ -199,7 +199,7 @@ class Consumer:
             new = [stream for stream in self.streams if stream not in self._begun]
             for stream in new:
                 await self._reader.begin(self._reader.name(stream), self._identifiers.get(_text(stream)))
-            # A part that gains a stream must not be read beside a request for what it was before.
+            # A part that gains a stream must not be read while a request for the part without it runs.
             if new and self._reads:
                 await asyncio.wait(self._reads.values())
                 self._collect()
@@ -214,7 +214,7 @@ class Consumer:
         ends, closed = monotonic() + (self._timeout or 0) / 1000, self._closed
         empty: set[Part] = set()
         while not self._buffer:
-            await self._begin(closed)  # also while somebody adds a stream
+            await self._begin(closed)  # also while another task adds a stream
             if self._closed != closed:
                 return False
             left = max(0.0, ends - monotonic())
@@ -223,8 +223,7 @@ class Consumer:
             for part in self._parts:
                 if part not in self._reads and (left or part not in empty):
                     self._reads[part] = asyncio.create_task(self._read(part, left * 1000))
-            # Not cancelled with whoever waits here: a group's entries would be delivered to nobody. The next call finds
-            # them.
+            # Not cancelled with the task that waits here: a group's entries would be lost to it. The next call has them.
             await asyncio.wait(self._reads.values(), return_when=asyncio.FIRST_COMPLETED)
             if self._closed != closed:
                 return False

@@ -82,7 +82,7 @@ def _scan_with_spark(url: str | Connection, stream: str | bytes | Stream, option
         return scan_log(connection, stream, options.layout, start, end)
     from weft.dataframes.spark_pages import PageScan, scan_pages
 
-    # Workers have not the environment that a reference in it is resolved by.
+    # Workers do not have the environment variables of its references.
     return scan_pages(PageScan(open_pages(connection.resolved(), "A key"), stream, options.layout, start, end))
 
 

@@ -157,7 +157,7 @@ class Committer:
                     weight += ticket.weight
             try:
                 self._commit(group)
-            except BaseException as error:  # a defect of ours, after the commit: better an error than a wait for ever
+            except BaseException as error:  # a defect of ours, after the commit: better an error than an endless wait
                 for ticket in group:
                     ticket.error = ticket.error or _copy(error)
             _wake(group)
@@ -169,7 +169,7 @@ class Committer:
             batches, owners = _encode(group)
             results = self._store.append(batches) if batches else []
         except BaseException as error:
-            # What ends this thread would leave everybody waiting for ever, so everything is somebody's answer.
+            # An error that ended this thread would leave all publishers waiting, so it goes to one of them.
             waiting = [ticket for ticket in group if ticket.error is None]
             if _from_outside(error):
                 for ticket in waiting:
@@ -279,7 +279,7 @@ def _wake(group: list[Ticket]) -> None:
         else:
             by_loop.setdefault(ticket.loop, []).append(ticket)
     for loop, tickets in by_loop.items():
-        with suppress(RuntimeError):  # the loop was closed: nobody waits any more
+        with suppress(RuntimeError):  # the loop was closed: nothing waits any more
             loop.call_soon_threadsafe(_settle_all, tickets)
 
 

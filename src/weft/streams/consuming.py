@@ -32,8 +32,7 @@ from weft.types import FieldType, check_value, to_json
 
 _MAX_BATCH = 100_000
 _YEAR_SECONDS = 365 * 86_400
-# While a call waits for events it also looks this often for leases that ran out and delays that ended: nobody announces
-# those.
+# How often a call that waits for events also looks for leases that ran out and delays that ended.
 _LOOK_SECONDS = 0.5
 
 Consumed = Mapping[str, Any] | Iterable[Mapping[str, Any]]

@@ -112,7 +112,7 @@ def encode_quickly(
 def _columns(events: list[dict[str, Any]], keys: Set[str]) -> dict[str, list[Any]]:
     try:
         return {name: list(map(itemgetter(name), events)) for name in keys}
-    except KeyError:  # who has not all of them may have others
+    except KeyError:  # an event without one of them may have others
         return {name: [event.get(name) for event in events] for name in set().union(*events)}
 
 
@@ -131,7 +131,7 @@ def encode(stream: Stream, log: Log, events: list[dict[str, Any]]) -> Encoded:
         _check_keys(stream, index, event)
     if not events:
         return Encoded((), [], 0)
-    # Somebody else may have added the columns meanwhile. A stream that has none yet takes them from its first events.
+    # Another process may have added columns. A stream without any takes them from its first events.
     fields = log.fields(fresh=True)
     if (stream.on_schema_drift == "evolve" or not fields) and not stream.validate_schema:
         new = _new_fields(fields, events)
@@ -319,7 +319,7 @@ def _key_column(name: str, encoded: Encoded, events: list[dict[str, Any]]) -> li
     values = encoded.values[encoded.columns.index(name)]
     if encoded.extra is None:
         return values
-    # A value that does not fit its column is in `_weft_extra`: it is no null, whatever its neighbours are.
+    # A value that does not fit its column is in `_weft_extra`: it is not a null.
     return [event.get(name) if value is None else value for value, event in zip(values, events, strict=True)]
 
 

@@ -111,7 +111,7 @@ def _encode(ticket: Ticket) -> list[Batch]:
         batches.append(to_batch(stream, log, publishes, encoded, events, publish_key=ticket.key))
     if encoded.quarantined:
         place = open_stream(stream.quarantine, ticket.ready.hub.connection)
-        # Its keys must be forgotten one day too, and nobody else publishes to it.
+        # Its keys must be forgotten one day too, and only this publishes to it.
         place.keyed = place.keyed or ticket.key is not None
         retention.enforce_soon(place)
         records = encode(place.stream, place.log, encoded.quarantined)

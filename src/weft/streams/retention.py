@@ -41,7 +41,7 @@ def _enforce_quietly(ready: Opened) -> None:
     try:
         enforce(ready)
     except Exception as error:
-        # A publish is acknowledged whatever happens here, but nothing that goes wrong is kept quiet.
+        # A failure here does not fail the publish, but it is logged.
         _log.warning("retention of stream %s failed, and is tried again later: %s", ready.stream.name, error)
 
 

@@ -90,7 +90,7 @@ class Watch:
             try:
                 now = self._store.changed(seen, 1.0)
             except Exception as error:
-                # Readers look for themselves and raise what they find; without a watch they would sleep for ever.
+                # Readers look for themselves and raise the error; without a watch they would sleep indefinitely.
                 _log.warning("watching for new events failed, and is tried again: %s", error)
                 now = object()
                 time.sleep(_PAUSE_SECONDS)

@@ -541,7 +541,7 @@ def _third_party() -> tuple[dict[str, System], dict[str, str]]:
         problem = None
         try:
             system = point.load()
-        except Exception as error:  # whatever a stranger's module raises
+        except Exception as error:  # any error of a module that is not ours
             problem = f"does not load: {type(error).__name__}: {error}"
         else:
             if not isinstance(system, System):

@@ -114,7 +114,7 @@ class Lease:
             self._beating.join()
         if self._number:
             self._end(self._number)
-            # What is older than ours. Whoever still believes to hold that finds its claim gone.
+            # Older claims. A process that still believes to hold one finds it gone.
             self.folder.remove(f"{self._home}/{each}" for each in self._names() if int(each[:20]) < self._number)
             self._number = 0
 

@@ -168,7 +168,7 @@ class Load:
             mode=mode,  # type: ignore[arg-type]
             keys=_names("keys", keys or ()),
             pipeline=options.pop("pipeline", None) or full,
-            # A load that nobody named still has a name: a task that Spark tries twice must find what its first try did.
+            # A load without a commit key still has a name: a task that Spark retries must find the first try.
             checkpoint_id=commit_key if commit_key is not None else f"{UNNAMED}{uuid4()}",
             moment=moment or datetime.now(UTC),
             **options,

@@ -185,7 +185,7 @@ def messages(connection: KafkaConnection, topic: str) -> Iterator[tuple[bytes | 
                 error, place = each.error(), each.partition()
                 if error is not None and error.code() != library.KafkaError._PARTITION_EOF:
                     raise library.KafkaException(error)
-                # Offsets have gaps, and the last ones may hold no message: the end of a partition is told by itself.
+                # Offsets have gaps, and the last ones may hold no message: the end of a partition is an event.
                 if error is not None or each.offset() + 1 >= left.get(place, 0):
                     is_over = left.pop(place, None) is None
                     if error is not None or is_over:

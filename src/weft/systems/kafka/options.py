@@ -28,7 +28,7 @@ def for_client(connection: KafkaConnection) -> dict[str, str | int]:
         "bootstrap.servers": ",".join(resolved.servers),
         "security.protocol": resolved.protocol,
         "client.id": "weft",
-        # What goes wrong is told by errors: it would print to stderr beside them.
+        # Errors are raised: it would print to stderr as well.
         "log_level": 0,
     }
     if resolved.sasl_plain_username is not None:

@@ -73,7 +73,7 @@ def stream(
     Messages that the brokers removed before they were read are an error. A new checkpoint begins at `start`
     ("earliest", "latest" or offsets); `max_rows` bounds a micro-batch.
     """
-    partitions = admin(connection).partitions(topic)  # one that is missing is told here, by its name
+    partitions = admin(connection).partitions(topic)  # raises for a topic that does not exist
     if start not in ("earliest", "latest"):
         # Spark wants to know it of all partitions: -2 is the earliest.
         offsets = {**dict.fromkeys(partitions, -2), **options.partition_offsets(topic, start, partitions)}

@@ -50,7 +50,7 @@ def write(frame: DataFrame, connection: KafkaConnection, topic: str, *, keys: Se
                 f"The key {name!r} of messages for {topic!r} is not a column of the rows.",
                 hint=did_you_mean(name, frame.columns, f"They have {', '.join(frame.columns)}."),
             )
-    client.admin(connection).partitions(topic)  # one that is missing is told here, by its name
+    client.admin(connection).partitions(topic)  # raises for a topic that does not exist
     header = F.struct(F.lit(BATCH_HEADER).alias("key"), F.lit(batch_id).cast("binary").alias("value"))
     messages = frame.select(
         _key(keys).alias("key"),

@@ -34,7 +34,7 @@ class FileFields(Connection):
         for name in ("csv_read_options", "json_read_options"):
             value = getattr(self, name)
             if isinstance(value, dict):
-                # A copy that can be hashed: whoever gave it may change it later.
+                # A copy that can be hashed: the caller may change the original later.
                 object.__setattr__(self, name, Settings(value))
         super().__post_init__()
 

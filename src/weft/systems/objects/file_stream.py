@@ -54,7 +54,7 @@ def follow(spark: SparkSession, connection: FilesConnection, prefix: str, max_fi
         .option("maxFilesPerTrigger", max_files)
         # Else files that are a week older than the newest would be passed over without a word.
         .option("maxFileAge", "36500d")
-        # One that is gone by now, because it has another name, would stop the pipeline for ever.
+        # A file that was renamed by now would stop the pipeline indefinitely.
         .option("ignoreMissingFiles", True)
     )
     try:
@@ -178,7 +178,7 @@ def _group_files(
         delimiter = "\t" if is_tab_separated(path) and "delimiter" not in (options.csv_read_options or {}) else None
         by_kind.setdefault(_Kind(connection.format_of(path), delimiter, _partitions(path, root)), []).append(path)
     read = options.with_format("csv").read
-    # A file of CSV has its columns by their places, which its header tells, each file's its own.
+    # The columns of a CSV file are in the order of its own header.
     several, held = dict[_Kind, dict[str, Head | None]](), 0
     with ThreadPoolExecutor(_OPENED_AT_ONCE) as pool:
         for kind, each in by_kind.items():

@@ -22,7 +22,7 @@ from weft.systems import process
 from weft.systems.load import Load
 from weft.systems.objects.options import FileOptions
 
-# An entry with the whole state comes so often, so that nobody has to read them all.
+# How often an entry has the whole state, so that a reader need not read them all.
 _WHOLE_EVERY = 25
 _ENTRY, _PUBLISHED, _DONE = ".json", ".published", ".done"
 _OWNER = ".owner"

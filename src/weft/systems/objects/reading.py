@@ -71,7 +71,7 @@ def read_format(
         return frame
     if options.format == "json_lines":
         lines, most = spark.read.text(paths).select("value"), options.read.get("schema_infer_max_records")
-        # All of them, unless told: a key that is in none of the rows that are looked at would be lost.
+        # All of them, unless limited: a key that is in none of the sampled rows would be lost.
         inferred = _inferred(
             spark, lines if most is None else lines.limit(most), "json", {"columnNameOfCorruptRecord": BAD}
         )
@@ -120,7 +120,7 @@ def _csv(
 
     Where Spark's reader cannot do what is asked (nulls by a pattern, rows that are cut off), all is read as texts and
     converted here. A value that does not fit is an error either way, or its row is a bad one."""
-    # A file with another header is an error: it would be read by the places of its columns, whatever they are called.
+    # A file with another header is an error: its columns would be read by position, not by name.
     reader = reader.option("enforceSchema", False)
     texts: DataFrame = reader.option("inferSchema", False).load(paths)
     names = [name for name in texts.columns if name not in partitions]
@@ -136,7 +136,7 @@ def _csv(
         kept = F.when(column(_MORE).isNull(), column(names[0])).otherwise(too_many)
         texts = texts.withColumn(names[0], kept)
     elif is_converted and bad is not None:
-        # Spark has the text of rows that are longer or shorter than was asked for. That of others is written anew.
+        # Spark keeps the text of rows that are too long or too short. That of others is written again.
         dialect = {"sep": read["delimiter"], "quote": read["quote"], "escape": read.get("escape", read["quote"])}
         dialect |= {"ignoreLeadingWhiteSpace": "false", "ignoreTrailingWhiteSpace": "false"}
         line = F.coalesce(column(bad), F.to_csv(F.struct(*map(column, wanted)), dialect))
@@ -228,6 +228,6 @@ def _inferred(
     if names is None:
         return inferred
     types = [field.dataType for field in inferred]
-    # A file without rows tells no types.
+    # A file without rows has no types.
     types += [T.StringType()] * (len(names) - len(types))
     return T.StructType([T.StructField(name, type) for name, type in zip(names, types, strict=True)])

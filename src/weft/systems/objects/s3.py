@@ -68,7 +68,7 @@ class S3Connection(Connection):
 
     def check(self) -> dict[str, Any]:
         """List what is directly under the prefix."""
-        # Not through Spark: nobody should wait for it to learn that a password is wrong.
+        # Not through Spark: to learn that a password is wrong must not take its start.
         from pyarrow import fs
 
         resolved = self.resolved()

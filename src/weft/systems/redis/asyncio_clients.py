@@ -17,7 +17,7 @@ require("redis.asyncio", "redis")
 from redis import ConnectionError  # noqa: E402
 from redis import asyncio as aio  # noqa: E402
 
-# Each opens the connection anew. More than one is rare.
+# Each opens the connection again. More than one is rare.
 _TRIES = 10
 _ENTRY_COMMANDS = ("XRANGE", "XREVRANGE", "XREAD", "XREADGROUP", "XCLAIM", "XAUTOCLAIM")
 

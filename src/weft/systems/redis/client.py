@@ -34,7 +34,7 @@ CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 60.0
 """A server that does not answer for this long is taken for gone. No command blocks for nearly as long."""
 
-# Also what redis-py raises beside its own base class.
+# Also errors of redis-py that are not of its own base class.
 ERRORS = (exceptions.RedisError, exceptions.RedisClusterException, OSError)
 # Of a client of a cluster also this: it is sent on to a node that has no slots yet, which it does not know.
 CLUSTER_ERRORS = (*ERRORS, AttributeError)

@@ -68,7 +68,7 @@ class RedisReader:
         """Close the client, if it is the reader's own."""
         if not self._owned:
             return
-        # Those that asked Sentinels stay open beside it.
+        # The clients of the Sentinels would stay open.
         watchers = getattr(getattr(self.client, "connection_pool", None), "sentinel_manager", None)
         for each in (self.client, *(watchers.sentinels if watchers else ())):
             await each.aclose()

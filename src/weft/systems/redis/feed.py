@@ -284,7 +284,7 @@ class GroupFeed(_RedisFeed):
     def _remember(self, page: FeedPage) -> FeedPage:
         self._fetched = page.ids
         if self._confirms:
-            self._unconfirmed += page.ids.to_pylist()  # the rejected ones too, which harms nobody
+            self._unconfirmed += page.ids.to_pylist()  # the rejected ones too, which does no harm
         return page
 
     def reject(self, rejected: Sequence[Rejected]) -> None:

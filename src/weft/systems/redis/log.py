@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("weft.streams")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-# Retention tells consumers of so many events a step, so that nobody waits for long behind it.
+# How many events retention removes in one step: others wait until it ends.
 _TRIM_STEP = 1000
 # Entries of one step of a walk, as the scripts have it.
 _WALK_STEP = 10_000
@@ -183,7 +183,7 @@ class RedisLog:
             return 0, 0
         first = state.head + 1 if state.first is None else self._offset(state.first)
         removed = state.added - state.length
-        # What was read and is removed since is not lost: what is lost beside it is told with the next read.
+        # Entries that were read and are removed since are not lost. The next read reports others that are.
         if first <= offset or (following is not None and following < first) or removed <= before:
             return 0, 0
         self._added.note(first - 1, removed)
@@ -362,7 +362,7 @@ class RedisLog:
             return 0
         action, wanted = "ack" if release is None else "nack", sorted(set(rowids))
         if release is not None and isinstance(rowids, range):
-            # A leased span that turned out empty: most offsets inside it are nobody's.
+            # A leased span that turned out empty: most offsets inside it have no entry.
             action, wanted = "empty", [rowids[0], rowids[-1]]
         how = release or Release()
         reply = self.store.script(

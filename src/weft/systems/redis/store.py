@@ -29,7 +29,7 @@ _MOST_BYTES = 500_000_000
 _MOST_FIELDS = 3_500
 # A wait ends this often, because a stream that was opened meanwhile is not waited for yet.
 _WAIT_SECONDS = 0.25
-# On a cluster nobody can wait for streams of several nodes at once: they are looked at this often.
+# On a cluster no request can wait for streams of several nodes: they are polled this often.
 _POLL_SECONDS = 0.02
 
 
@@ -144,7 +144,7 @@ class RedisStore:
                 appended = self._append([batches[i] for i in members])
             except WeftError as error:
                 if by_index:
-                    # As if the connection had failed: nobody may try all of it again as though nothing were stored.
+                    # As if the connection had failed: the caller must not retry as if nothing were stored.
                     raise ConnectionFailedError(
                         error.what, hint="A part of these events is stored: their streams are on several nodes."
                     ) from None
@@ -163,7 +163,7 @@ class RedisStore:
         except WeftError as error:
             if type(error) is not WeftError or _NOTHING_STORED in error.what:
                 raise
-            # It failed at work, and nobody knows how far it came: to try it again could store some of it twice.
+            # It failed in the middle, at an unknown place: a retry could store some events twice.
             raise ConnectionFailedError(error.what, hint="Some of these events may be stored.") from None
         for batch, (is_known, went_back, _) in zip(batches, replies, strict=True):
             _log_of(batch).note_loss(is_behind=bool(went_back))
@@ -212,7 +212,7 @@ class RedisStore:
         known: dict[str, bytes] = {}
         for names in filter(None, together):
             keys = [key for name in names for key in (name, ids.Keys(name).meta)]
-            # A key that is no stream any more has no last id: who uses it is told.
+            # A key that is not a stream any more has no last id: its next use raises.
             last_ids = zip(names, scripts.run(opened, "last_ids", keys), strict=True)
             known |= {name: last for name, last in last_ids if last is not None}
         return known

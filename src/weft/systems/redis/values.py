@@ -73,7 +73,7 @@ _FROM_TEXT: dict[str, Callable[[bytes], Any]] = {
     "uuid": lambda raw: UUID(raw.decode()),
 }
 
-# What a text raises that is of another type, or nested so deeply that nobody should read it.
+# The errors for a text of another type, or one that is nested too deeply.
 _NOT_OURS = (ValueError, KeyError, ArithmeticError, RecursionError)
 _INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
 _FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -159,7 +159,7 @@ def _place(
         try:
             decoded = list(map(_FROM_TEXT[kind.base], values))
         except _NOT_OURS:
-            pass  # somebody else's entry after all
+            pass  # another writer's entry after all
         else:
             if len(rows) == len(columns[name]):
                 columns[name] = decoded

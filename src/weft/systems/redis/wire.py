@@ -34,7 +34,7 @@ _log = logging.getLogger("weft.dataframes")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 _FIRST_BUFFER = 1 << 20
 _REDIRECTIONS = 16
-# What a server says that is starting, that is no longer the one to write to, or whose cluster is changing.
+# How errors begin of a server that is starting, that is no longer the primary, or whose cluster is changing.
 _COME_AGAIN = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY ")
 _ELSEWHERE = ("MOVED", "ASK", *_COME_AGAIN)
 # What it says of an acknowledgement where there is nothing left to acknowledge.
@@ -89,7 +89,7 @@ class Wire:
     def send(self, *words: Word) -> None:
         """Send a command whose reply `receive` returns. Raise first if the server refused a posted one."""
         self._leave_to_parent()
-        if self._sent is not None:  # nobody asked for the reply
+        if self._sent is not None:  # its reply was not read
             with suppress(ReplyError):  # an error, where the page to come was guessed from a value
                 self.receive()
         self._raise_refused()
@@ -293,8 +293,7 @@ class Wire:
             end = self._buffer.index(b"\n", begin, held) + 1
             if self._buffer[begin : begin + 1] == b"-":
                 said = self._buffer[begin + 1 : end].decode(errors="backslashreplace").strip()
-                # This server is not, or no longer, the one to ask: the command that follows is told so too, and brings
-                # these along to the one that is.
+                # Another server has the key: the next command gets the same error, and takes these along to that server.
                 if said.startswith(_ELSEWHERE):
                     again.append(words)
                 elif not said.startswith(_NOTHING_LEFT):
