@@ -223,7 +223,7 @@ class Consumer:
             for part in self._parts:
                 if part not in self._reads and (left or part not in empty):
                     self._reads[part] = asyncio.create_task(self._read(part, left * 1000))
-            # Not cancelled with the task that waits here: a group's entries would be lost to it. The next call has them.
+            # Not cancelled with the task that waits here: a group would lose entries. The next call returns them.
             await asyncio.wait(self._reads.values(), return_when=asyncio.FIRST_COMPLETED)
             if self._closed != closed:
                 return False

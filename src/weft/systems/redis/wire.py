@@ -293,7 +293,7 @@ class Wire:
             end = self._buffer.index(b"\n", begin, held) + 1
             if self._buffer[begin : begin + 1] == b"-":
                 said = self._buffer[begin + 1 : end].decode(errors="backslashreplace").strip()
-                # Another server has the key: the next command gets the same error, and takes these along to that server.
+                # Another server has the key: the next command gets the same error, and takes these along to it.
                 if said.startswith(_ELSEWHERE):
                     again.append(words)
                 elif not said.startswith(_NOTHING_LEFT):
