@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.json as arrow_json
 
 from weft.spark_support.lazy import F
-from weft.spark_support.sessions import quoted
+from weft.spark_support.sessions import TIME_FORMATS, quoted
 from weft.systems.codec import Parsed
 from weft.systems.codecs.columns import WHOLE, is_deeper, json_of, leaves, text_of, without_times
 from weft.types import FieldType, check_value, from_json, round_float32
@@ -28,13 +28,8 @@ from weft.types import FieldType, check_value, from_json, round_float32
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-_WRITTEN = {
-    # Nulls are written: a reader could not distinguish one that is left out from a column that there is not.
-    "ignoreNullFields": "false",
-    # To the microsecond; Spark's own choice ends at the millisecond.
-    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
-    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
-}
+# Nulls are written: a reader could not distinguish one that is left out from a column that does not exist.
+_WRITTEN = {**TIME_FORMATS, "ignoreNullFields": "false"}
 MAX_DEPTH = 32
 """Deeper values are refused: types of Spark and Parquet are walked by recursion. Arrow's reader dies of deep ones."""
 _MOST_BRACKETS = 1000

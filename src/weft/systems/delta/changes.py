@@ -11,10 +11,9 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from weft.spark_support.lazy import F, T
-from weft.spark_support.sessions import quoted
+from weft.spark_support.sessions import TIME_FORMATS, quoted
 from weft.systems.load import IS_CURRENT, ROW_HASH, VALID_FROM, VALID_TO, Load
 from weft.systems.load_checks import column
-from weft.systems.objects.options import TIMESTAMP, TIMESTAMP_NTZ
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -50,8 +49,7 @@ def _text(value: Column, kind: DataType) -> Column:
     if isinstance(kind, T.FloatType | T.DoubleType):
         return (value + F.lit(0.0)).cast("string")  # -0.0 equals 0.0
     if isinstance(kind, T.ArrayType | T.MapType | T.StructType):
-        precise = {"timestampFormat": TIMESTAMP, "timestampNTZFormat": TIMESTAMP_NTZ, "ignoreNullFields": "false"}
-        return F.to_json(value, precise)
+        return F.to_json(value, {**TIME_FORMATS, "ignoreNullFields": "false"})
     return value.cast("string")
 
 

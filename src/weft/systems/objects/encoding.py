@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from weft.errors import LoadRefusedError
 from weft.spark_support.lazy import F, T
+from weft.spark_support.sessions import TIME_FORMATS
 from weft.systems.load_checks import column
-from weft.systems.objects.options import TIMESTAMP, TIMESTAMP_NTZ
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 EMPTY = "\ufdd0"
 """The text as which an empty text is read from CSV, where Spark takes it for a null. No text has this character."""
-_JSON = {"timestampFormat": TIMESTAMP, "timestampNTZFormat": TIMESTAMP_NTZ}
 
 
 def encoded(frame: DataFrame, format: str) -> DataFrame:
@@ -26,7 +25,7 @@ def encoded(frame: DataFrame, format: str) -> DataFrame:
     for field in frame.schema:
         kind, value = _kind(field.dataType), column(field.name)
         if kind == "nested":
-            value = F.to_json(value, {**_JSON, "ignoreNullFields": "false"})
+            value = F.to_json(value, {**TIME_FORMATS, "ignoreNullFields": "false"})
         elif kind == "binary":
             value = F.base64(value)
         chosen.append(value.alias(field.name))
@@ -52,7 +51,7 @@ def decoded(frame: DataFrame, schema: StructType, format: str) -> DataFrame:
         if kind is not None or isinstance(field.dataType, T.StringType):
             value = F.when(value == EMPTY, F.lit("")).otherwise(value)
         if kind == "nested":
-            value = F.from_json(value, field.dataType, {**_JSON, "mode": "FAILFAST"})  # type: ignore[arg-type]
+            value = F.from_json(value, field.dataType, {**TIME_FORMATS, "mode": "FAILFAST"})  # type: ignore[arg-type]
         elif kind == "binary":
             value = F.unbase64(value)
         chosen.append(value.alias(field.name))

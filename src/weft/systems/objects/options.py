@@ -8,13 +8,11 @@ from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from weft.errors import DeclarationError, did_you_mean
+from weft.spark_support.sessions import TIME_FORMATS
 from weft.systems.base import Settings
 from weft.systems.objects.formats import FORMATS
 
 COMPRESSIONS = ("snappy", "gzip", "zstd", "uncompressed")
-# A timestamp keeps its microseconds; Spark's own form of one has none in CSV and JSON.
-TIMESTAMP = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"
-TIMESTAMP_NTZ = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,14 +104,13 @@ class FileOptions:
         """Return the options of Spark's writer."""
         if self.format == "parquet":
             return {"compression": self.parquet_compression or "snappy"}
-        times = {"timestampFormat": TIMESTAMP, "timestampNTZFormat": TIMESTAMP_NTZ}
         if self.format == "json_lines":
             # Every row has every key: a reader that looks at the first rows only must see all columns.
-            return {**times, "ignoreNullFields": False}
+            return {**TIME_FORMATS, "ignoreNullFields": False}
         if self.format == "csv":
             quote = self.csv_quote or '"'
             return {
-                **times,
+                **TIME_FORMATS,
                 "sep": self.csv_delimiter or ",",
                 "header": True if self.csv_header is None else self.csv_header,
                 "quote": quote,

@@ -14,7 +14,7 @@ from weft.systems.load_checks import with_all_columns
 from weft.systems.objects.encoding import EMPTY, decoded, file_schema
 from weft.systems.objects.formats import SPARK_FORMAT, format_from_path, is_tab_separated
 from weft.systems.objects.manifest import Manifest, TableState
-from weft.systems.objects.options import TIMESTAMP, TIMESTAMP_NTZ, FileOptions
+from weft.systems.objects.options import FileOptions
 from weft.systems.objects.paths import table_path
 from weft.systems.objects.reading import read_format
 
@@ -87,8 +87,7 @@ def _table(spark: Any, path: str, state: TableState) -> DataFrame:
     options = {
         **FileOptions(format=state.format).spark_reader(),
         **state.dialect,
-        "timestampFormat": TIMESTAMP,
-        "timestampNTZFormat": TIMESTAMP_NTZ,
+        **sessions.TIME_FORMATS,
     }
     if state.format == "csv":
         options |= {"emptyValue": EMPTY, "enforceSchema": True}

@@ -88,14 +88,12 @@ class TypedFileRows(FrameRows):
     # work, as soon as a query could ask for it.
     time_is_costly = True
 
-    def frame(self, *, timed: bool = True) -> DataFrame:
-        rows: DataFrame = self.data(timed)
-        return rows
+    def frame(self, *, timed: bool = True) -> Any:
+        return self.data(timed)
 
-    def with_offsets(self) -> DataFrame:
+    def with_offsets(self) -> Any:
         """Return the rows with the file of each: the files are read again."""
-        rows: DataFrame = self.files.with_offsets(self.known)
-        return rows
+        return self.files.with_offsets(self.known)
 
 
 @dataclass(frozen=True)
@@ -104,9 +102,8 @@ class SplitFileRows(FrameRows):
 
     held: Any = None
 
-    def frame(self, *, timed: bool = True) -> DataFrame:
-        rows: DataFrame = self.data.drop(OFFSET)
-        return rows
+    def frame(self, *, timed: bool = True) -> Any:
+        return self.data.drop(OFFSET)
 
     def close(self) -> None:
         self.held.unpersist()

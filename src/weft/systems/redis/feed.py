@@ -81,12 +81,6 @@ class _RedisFeed(PageFeed):
         if self._quarantine is not None:
             self._quarantine.close()
 
-    def _ask(self, *words: Word, wait_seconds: float | None = 0) -> Bytes:
-        try:
-            return self.wire.ask(*words, wait_seconds=wait_seconds)
-        except ReplyError as error:
-            raise self.wire.explained(error) from None
-
     def _entries(self, reply: Bytes) -> Bytes | None:
         """Return the array of entries in a reply to XREAD or XREADGROUP; `None` where there is none."""
         begin = len(self._heading)
@@ -112,14 +106,7 @@ class _RedisFeed(PageFeed):
 class RangeFeed(_RedisFeed):
     """The entries between two ids; those that come later too, where the end is open."""
 
-    def __init__(
-        self,
-        wire: Wire,
-        stream: Key,
-        names: FieldNames,
-        start: str = "-",
-        end: str = "+",
-    ) -> None:
+    def __init__(self, wire: Wire, stream: Key, names: FieldNames, start: str, end: str) -> None:
         check_range(start, end)
         super().__init__(wire, stream, names)
         self._start, self._end = start, end
@@ -194,8 +181,11 @@ class RangeFeed(_RedisFeed):
     def _wait(self, limit: int, seconds: float | None) -> EntryPage:
         after = _before(self._start)
         block = 0 if seconds is None else max(1, int(seconds * 1000))
-        reply = self._ask("XREAD", "COUNT", limit, "BLOCK", block, "STREAMS", self.stream, after, wait_seconds=seconds)
-        entries = self._entries(reply)
+        words = ("XREAD", "COUNT", limit, "BLOCK", block, "STREAMS", self.stream, after)
+        try:
+            entries = self._entries(self.wire.ask(*words, wait_seconds=seconds))
+        except ReplyError as error:
+            raise self.wire.explained(error) from None
         return EntryPage(pa.array([], pa.string())) if entries is None else self._page(entries)
 
 
@@ -221,8 +211,8 @@ class GroupFeed(_RedisFeed):
         names: FieldNames,
         membership: Membership,
         *,
-        iterates: bool = False,
-        confirms: bool = False,
+        iterates: bool,
+        confirms: bool,
     ) -> None:
         start = membership.group_start
         check_range(start, "+")
