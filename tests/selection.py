@@ -128,8 +128,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
     """Fail a test that starts Spark without the mark: it would be a second session, in another process."""
+    is_new = _has_spark() and not item.stash[_HAD_SPARK]  # before the last test of a run stops it
     yield
-    if item.get_closest_marker("spark") is None and _has_spark() and not item.stash[_HAD_SPARK]:
+    if is_new and item.get_closest_marker("spark") is None:
         sys.modules["weft.engine.session"].stop()
         pytest.fail("It starts Spark in this process: mark it with pytest.mark.spark.", pytrace=False)
 

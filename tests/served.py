@@ -18,6 +18,8 @@ from typing import Any
 
 import httpx
 
+import warm_python
+
 PATIENCE = 60
 PREFIX = "/api/v1/streams"
 
@@ -30,7 +32,7 @@ class Served:
         self.log_file = folder / "serve.log"
         self.code: int | None = None
         with self.log_file.open("w") as stderr:
-            self.process = subprocess.Popen(
+            self.process = warm_python.Popen(
                 [sys.executable, "-m", "weft", "serve", "--port", "0", "--module", module, *arguments],
                 cwd=folder,
                 env={**os.environ, **env},

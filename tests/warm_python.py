@@ -1,28 +1,43 @@
-"""Python for the processes that Spark starts in tests, forked from one in which everything is imported.
+"""Python processes that start within milliseconds: forks of one process in which everything is imported.
 
-Spark starts a process for each stream that a query follows, and for each kind of work on data sources. Each of them
-imports PySpark, Arrow and Weft: half a second of processor time, more than all the rest of a small query. The path that
-`launcher` gives stands for `python`: what Spark starts by it is a fork of one warm process, with the arguments, the
-environment, the folder and the open files that Spark gave it. Everything else is run by Python itself.
+To import Weft, Arrow and PySpark takes half a second of processor time, more than most processes of the tests take for
+all the rest. There are two ways to a fork:
+
+Popen([sys.executable, "-m", "weft", "init"], …)   as subprocess.Popen: the fork is a child of this process, so that
+run([sys.executable, "-c", "print(1)"], …)         signals reach it and its exit code is its own
+launcher()                                         the path of a program that stands for `python`, for whoever starts
+                                                   Python by itself, as Spark does. It starts a fork and waits for it
+
+A fork has the arguments, the environment, the folder and the files that a new process would have. Tests of what is
+imported, and of what Python itself does with its arguments, start Python.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
+import ctypes
 import functools
+import gc
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
+import time
+import types
 from pathlib import Path
+from typing import Any
 
 _IMPORTED = (
     "numpy",
     "pandas",
+    "polars",
     "pyarrow.compute",
     "pyarrow.parquet",
     "pyspark.sql",
@@ -30,36 +45,113 @@ _IMPORTED = (
     "pyspark.sql.pandas.serializers",
     "pyspark.sql.worker.plan_data_source_read",
     "pyspark.worker_util",
+    "weft.cli",
+    "weft.cli.consume",
+    "weft.cli.inspect",
+    "weft.cli.pipelines",
+    "weft.cli.serve",
+    "weft.cli.streams",
+    "weft.engine.load",
+    "weft.engine.run",
+    "weft.engine.session",
+    "weft.server.serve",
+    "weft.systems.duckdb.tables",
     "weft.systems.mysql.store",
+    "weft.systems.mysql.tables",
     "weft.systems.postgres.store",
+    "weft.systems.postgres.tables",
     "weft.systems.redis.store",
     "weft.systems.sqlite.store",
+    "weft.systems.sqlite.tables",
 )
 # -I and -S: a start without site-packages takes milliseconds.
 _LAUNCHER = """#!{python} -IS
 import os, sys
-if sys.argv[1] != "-m" or not sys.argv[2].startswith("pyspark."):
+if sys.argv[1:2] != ["-m"] or not sys.argv[2].startswith("pyspark."):
     os.execv({python!r}, [{python!r}, *sys.argv[1:]])
 import json, socket
 with socket.socket(socket.AF_UNIX) as warm:
-    warm.connect({socket!r})
-    request = {{"arguments": sys.argv[2:], "environment": dict(os.environ), "folder": os.getcwd()}}
+    warm.connect({address!r})
+    request = {{"arguments": sys.argv[1:], "environment": dict(os.environ),
+        "folder": os.getcwd(), "parent": None,
+        "new_session": False}}
     socket.send_fds(warm, [json.dumps(request).encode() + b"\\n"], [0, 1, 2])
     warm.recv(1)  # nothing, once the fork has ended
 """
+_PR_SET_CHILD_SUBREAPER = 36
+_adopting = threading.Lock()
+
+
+class Popen(subprocess.Popen[Any]):
+    """A process that is a fork of the warm one where its command is `python`, with `-m`, `-c` or a script."""
+
+    def _execute_child(self, args: Any, executable: Any, preexec_fn: Any, *rest: Any) -> None:  # type: ignore[override]
+        # As in Python 3.11 to 3.14.
+        (_, pass_fds, cwd, env, _, _, shell, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, *_) = rest
+        *_, start_new_session, _ = rest
+        is_python = args[0] == sys.executable and (args[1] in ("-m", "-c") or not args[1].startswith("-"))
+        if not is_python or preexec_fn or pass_fds or shell or executable:
+            super()._execute_child(args, executable, preexec_fn, *rest)  # type: ignore[misc]
+            return
+        files = [given if given != -1 else own for given, own in ((p2cread, 0), (c2pwrite, 1), (errwrite, 2))]
+        request = {
+            "arguments": list(map(os.fspath, args[1:])),
+            "environment": dict(os.environ if env is None else env),
+            "folder": os.fspath(cwd or os.getcwd()),
+            "python": launcher(),
+            "parent": os.getpid(),
+            "new_session": start_new_session,
+        }
+        self.pid = _adopt(request, files)
+        self._child_created = True
+        self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # type: ignore[attr-defined]
+
+
+def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[Any]:
+    """As `subprocess.run`, which knows no other class of processes."""
+    check, timeout, given = options.pop("check", False), options.pop("timeout", None), options.pop("input", None)
+    if options.pop("capture_output", False):
+        options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    if given is not None:
+        options["stdin"] = subprocess.PIPE
+    with Popen(command, **options) as process:
+        try:
+            out, err = process.communicate(given, timeout=timeout)
+        except BaseException:
+            process.kill()
+            raise
+    done = subprocess.CompletedProcess(command, process.returncode, out, err)
+    if check:
+        done.check_returncode()
+    return done
+
+
+def _adopt(request: dict[str, Any], files: list[int]) -> int:
+    """Return the pid of a fork that is a child of this process.
+
+    A process between the warm one and the fork ends at once. Linux gives its child to the nearest ancestor that adopts
+    orphans. This process adopts them for that moment alone, because orphans of others would stay as zombies.
+    """
+    with _adopting, socket.socket(socket.AF_UNIX) as warm:
+        warm.connect(_address())
+        libc = ctypes.CDLL(None)
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        try:
+            socket.send_fds(warm, [json.dumps(request).encode() + b"\n"], files)
+            answer = warm.recv(100)
+        finally:
+            libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+    return int(answer)
 
 
 @functools.cache
-def launcher() -> str:
-    """The path of what stands for `python`. The warm process ends with this one."""
+def _warm(owner: int) -> Path:
+    """Start the warm process, which ends with this one; the folder with its socket."""
     folder = tempfile.TemporaryDirectory(prefix="weft-python-")
-    path, address = Path(folder.name, "python"), str(Path(folder.name, "socket"))
-    path.write_text(_LAUNCHER.format(python=sys.executable, socket=address))
-    path.chmod(0o755)
+    address = str(Path(folder.name, "socket"))
     warm = subprocess.Popen([sys.executable, __file__, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert warm.stdin is not None and warm.stdout is not None
     assert warm.stdout.readline() == b"ready\n"
-    owner = os.getpid()
 
     def end() -> None:
         if os.getpid() == owner:  # not a fork of it
@@ -68,56 +160,118 @@ def launcher() -> str:
             folder.cleanup()
 
     atexit.register(end)
+    return Path(folder.name)
+
+
+def _address() -> str:
+    return str(_warm(os.getpid()) / "socket")
+
+
+@functools.cache
+def launcher() -> str:
+    """The path of what stands for `python`."""
+    path = Path(_address()).with_name("python")
+    path.write_text(_LAUNCHER.format(python=sys.executable, address=_address()))
+    path.chmod(0o755)
     return str(path)
 
 
-def serve(address: str) -> None:
-    """Fork for each request, until stdin is closed."""
+def serve(address: str) -> socket.socket | None:
+    """Fork for each request, until stdin is closed. In a fork: the socket of its request."""
     for module in _IMPORTED:
         __import__(module)
+    gc.collect()
+    gc.freeze()  # a collection in a fork would copy all that is imported
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(address)
         listening.listen()
         print("ready", flush=True)
-        import select
-
         while sys.stdin not in select.select([sys.stdin, listening], [], [])[0]:
             asking, _ = listening.accept()
-            with asking:
-                if os.fork() == 0:
-                    listening.close()
-                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                    _become(asking)
+            if os.fork() == 0:
+                return asking
+            asking.close()
+    return None
 
 
-def _become(asking: socket.socket) -> None:
-    """Be the process that was asked for; `asking` stays open until it ends."""
-    code = 1
-    try:
-        data, files, _, _ = socket.recv_fds(asking, 1 << 20, 3)
-        while not data.endswith(b"\n"):
-            data += asking.recv(1 << 20)
-        request = json.loads(data)
-        for number, file in enumerate(files):
-            os.dup2(file, number)
-            os.close(file)
-        os.environ.clear()
-        os.environ.update(request["environment"])
-        os.chdir(request["folder"])
-        sys.path[:0] = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
-        module, *sys.argv[1:] = request["arguments"]
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
-        code = 0
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 1 if end.code else 0
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code & 0xFF)
+def become(asking: socket.socket) -> list[str]:
+    """Be the process that was asked for; its arguments."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    data, files, _, _ = socket.recv_fds(asking, 1 << 20, 3)
+    while not data.endswith(b"\n"):
+        data += asking.recv(1 << 20)
+    request = json.loads(data)
+    if request["parent"] is not None:
+        if os.fork():
+            os._exit(0)
+        while os.getppid() != request["parent"]:
+            time.sleep(0.0002)
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+        os.close(file)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115 - until the process ends
+    sys.stdout = open(1, "w", buffering=1 if os.isatty(1) else -1, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+    if request["new_session"]:
+        os.setsid()
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["folder"])
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:1] = [os.getcwd(), *filter(None, given)]  # the first is the folder of this file
+    if request["parent"] is not None:
+        sys.executable = request["python"]  # for Spark, which starts more of them
+        asking.sendall(str(os.getpid()).encode())
+        asking.close()
+    return request["arguments"]  # type: ignore[no-any-return]
+
+
+def main(arguments: list[str]) -> None:
+    """What Python does with its arguments."""
+    if arguments[0] == "-m":
+        sys.argv[1:] = arguments[2:]
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        return
+    if arguments[0] != "-c":
+        sys.argv = arguments
+        sys.path[0] = os.path.dirname(arguments[0])
+        runpy.run_path(arguments[0], run_name="__main__")
+        return
+    sys.argv = ["-c", *arguments[2:]]
+    module = sys.modules["__main__"] = types.ModuleType("__main__")
+    exec(compile(arguments[1], "<string>", "exec"), module.__dict__)
+
+
+def _end(error: BaseException | None) -> None:
+    """End as Python does, but leave the modules to the system: to take them down takes longer than to import them."""
+    code: Any = 0
+    if isinstance(error, SystemExit):
+        code = error.code or 0
+        if not isinstance(code, int):
+            print(code, file=sys.stderr)
+            code = 1
+    elif error is not None:
+        sys.excepthook(type(error), error, error.__traceback__)
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for file in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            file.flush()
+    if isinstance(error, KeyboardInterrupt):
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(code & 0xFF)
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    _error: BaseException | None = None
+    _asking = serve(sys.argv[1])
+    try:
+        if _asking is not None:
+            main(become(_asking))
+    except BaseException as error:
+        _error = error
+    _end(_error)

@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import warm_python
 import weft
 
 PATIENCE = 60
@@ -82,7 +83,7 @@ class Run:
     """A process that runs some code."""
 
     def __init__(self, code: str, args: tuple[Any, ...]) -> None:
-        self.process = subprocess.Popen(
+        self.process = warm_python.Popen(
             [
                 sys.executable,
                 "-c",

@@ -6,7 +6,6 @@ import fcntl
 import os
 import pty
 import re
-import signal
 import struct
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner
 
+import warm_python
 from commands import Commands
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def run_apart(project: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
 
     def run_weft(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "weft", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
+        return warm_python.run(command, capture_output=True, text=True, check=False)
 
     return run_weft
 
@@ -87,13 +87,10 @@ def start(project: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """`start("streams", "tail", …)` starts the command in a process of its own, which heeds interrupts."""
     started: list[subprocess.Popen[str]] = []
 
-    def heed_interrupts() -> None:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored, where the tests run in a shell's background
-
     def start_weft(*arguments: str, **options: Any) -> subprocess.Popen[str]:
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         command = [sys.executable, "-m", "weft", *arguments]
-        process = subprocess.Popen(command, **{**pipes, **options}, text=True, preexec_fn=heed_interrupts)
+        process = warm_python.Popen(command, **{**pipes, **options}, text=True)
         started.append(process)
         return process
 
@@ -113,7 +110,7 @@ def on_a_terminal(project: Path) -> Callable[..., tuple[int, str]]:
         command = [sys.executable, "-m", "weft", *arguments]
         # It would count for more than what the terminal says.
         environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
-        process = subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower, env=environment)
+        process = warm_python.Popen(command, stdin=follower, stdout=follower, stderr=follower, env=environment)
         os.close(follower)
         os.write(leader, typed.encode())
         shown = b""

@@ -16,6 +16,7 @@ from uuid import uuid4
 
 import pytest
 
+import warm_python
 import weft
 from servers import wait_until
 from weft.engine.streaming.checkpoint import Checkpoint
@@ -236,7 +237,7 @@ held.lock()
 print("locked", flush=True)
 input()
 """
-    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = warm_python.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "locked\n"
     with pytest.raises(weft.BusyError, match=f"runs already, as process {process.pid}"):

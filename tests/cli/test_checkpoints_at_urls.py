@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import warm_python
 import weft
 from servers import wait_until
 from weft.engine import session
@@ -193,7 +193,7 @@ class Beat:
 
     def __enter__(self) -> None:
         code = "import sys, time\nwhile True:\n    open(sys.argv[1], 'a').write('.'); time.sleep(0.1)"
-        self._process = subprocess.Popen([sys.executable, "-c", code, str(self._path)])
+        self._process = warm_python.Popen([sys.executable, "-c", code, str(self._path)])
         wait_until(self._path.exists, "a beat")
 
     def __exit__(self, *_: object) -> None:

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import sqlite3
-import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 
+import warm_python
 from servers import free_port, wait_until
 from weft.systems.process import host_of
 
@@ -64,7 +64,7 @@ def pipes(project: Path) -> None:
 
 def publish(count: int) -> None:
     code = f"import weft, pipes; weft.publish_sync(pipes.numbers, [{{'n': n}} for n in range({count})])"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    warm_python.run([sys.executable, "-c", code], check=True)
 
 
 def copied() -> list[int]:

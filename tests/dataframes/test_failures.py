@@ -16,6 +16,7 @@ import redis
 
 import redis_server
 import servers
+import warm_python
 import weft
 from consumers.protected import behind_tls, wait_for_replica, watched
 from weft.errors import ConnectionFailedError, StorageError
@@ -162,7 +163,7 @@ def test_acknowledgements_without_a_connection(
 def test_a_forked_process_leaves_the_connection_alone(url: str, client: Any) -> None:
     ids = fill(client, range(300))
     program = FORK.format(url=url)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
+    done = warm_python.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.split() == ids
     assert client.xpending("events", "g")["pending"] == 0
 
@@ -354,7 +355,7 @@ os.kill(os.getpid(), 9)
 def test_what_killed_consumers_had_is_claimed(url: str, client: Any, count: Callable[[int], int]) -> None:
     ids = fill(client, range(1000))
     for number in range(count(100)):
-        done = subprocess.run(
+        done = warm_python.run(
             [sys.executable, "-c", KILLED, url, f"worker-{number}"], capture_output=True, text=True, check=False
         )
         assert done.returncode == -9, done.stderr

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import warm_python
 from documents import ROOT, blocks_of
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -45,10 +46,10 @@ def test_the_worker_of_the_guide_goes_on_after_a_failure_and_stops_when_told(pro
 
     def run(call: str) -> str:
         command = [sys.executable, "-c", f"import weft, my_streams; print(weft.{call})"]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+        return warm_python.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
 
     run(f"publish_sync('user_events', {events})")
-    with subprocess.Popen(
+    with warm_python.Popen(
         [sys.executable, "worker.py"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as worker:
         assert worker.stdout is not None and worker.stderr is not None

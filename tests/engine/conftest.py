@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+import warm_python
 from tests.engine.cluster import Cluster
 
 PATIENCE = 240
@@ -33,7 +34,7 @@ def python(spark_cache: str) -> Iterator[Python]:
         # What runs in the background of a script is born deaf to SIGINT.
         ears = "signal.signal(signal.SIGINT, signal.default_int_handler)"
         program = f"import os, signal, sys, time\nimport weft\n{ears}\n" + textwrap.dedent(code)
-        process = subprocess.Popen(
+        process = warm_python.Popen(
             [sys.executable, "-c", program, *arguments],
             env={**os.environ, "WEFT_CACHE": spark_cache, "WEFT_SPARK_MASTER": "local[2]", **environment},
             stdin=subprocess.PIPE,

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+import warm_python
 import weft
 from engine.streaming.conftest import declare, here  # noqa: F401 - fixture
 from faults.streaming_process import AFTER_COMMIT, BEFORE_OFFSETS, MID_SINK, POINTS
@@ -65,7 +66,7 @@ class Runs:
         self.number += 1
         (self.project / "seen").unlink(missing_ok=True)
         path = os.pathsep.join(filter(None, (str(self.project), str(SCRIPT.parent), os.environ.get("PYTHONPATH"))))
-        return subprocess.run(
+        return warm_python.run(
             [sys.executable, str(SCRIPT), json.dumps(job)],
             env={**os.environ, "WEFT_TEST_JOB": json.dumps(job), "PYTHONPATH": path},
             capture_output=True,

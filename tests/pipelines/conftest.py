@@ -19,6 +19,7 @@ import pytest
 
 import servers
 import weft
+from duckdb_file import kept_open
 from weft.engine.run import Loaded, Run
 from weft.pipelines.declare import Pipeline
 from weft.project import Project, use
@@ -75,8 +76,8 @@ def database(
 ) -> Iterator[Database]:
     kind = request.param
     if kind in ("sqlite", "duckdb"):
-        urls = iter([f"{kind}:///{tmp_path / 'tables.db'}"])
-        yield from _database(next(urls), monkeypatch)
+        with kept_open(f"{kind}:///{tmp_path / 'tables.db'}") as url:
+            yield from _database(url, monkeypatch)
         return
     with shared_server(kind).database() as url:
         yield from _database(url, monkeypatch)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -13,6 +12,7 @@ import psycopg
 import pytest
 
 import servers
+import warm_python
 import weft
 from weft.engine.run import Run
 from weft.operate.runlog import open_run_log
@@ -179,7 +179,7 @@ def module(text: str, name: str = "my_pipelines") -> Any:
 
 
 def run_weft(*arguments: str, code: int = 0) -> str:
-    done = subprocess.run([sys.executable, "-m", "weft", *arguments], capture_output=True, text=True, check=False)
+    done = warm_python.run([sys.executable, "-m", "weft", *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == code, done.stderr
     return done.stdout
 

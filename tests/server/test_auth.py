@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+import warm_python
 from servers import wait_until
 from weft.server import access
 
@@ -195,7 +195,7 @@ def test_there_is_no_second_place_to_guess(served: Any) -> None:
         codes.append(guess("tokens__dead_letter", {"Authorization": "Bearer x"}))
     assert guess("tokens", dict(TOKEN)) == 429
     # A key that is good for something else is no cover.
-    made = subprocess.run(
+    made = warm_python.run(
         [sys.executable, "-m", "weft", "apikey", "create", "--scope", "write"],
         cwd=served.folder,
         capture_output=True,

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
+import warm_python
 from servers import wait_until
 from weft.errors import NotFoundError, SettingsError
 from weft.project import Project
@@ -52,7 +52,7 @@ ADMIN: list[tuple[str, str, Any]] = [("POST", "/reset", {"consumer": "c"})]
 
 
 def weft(folder: Path, *arguments: str) -> str:
-    done = subprocess.run(
+    done = warm_python.run(
         [sys.executable, "-m", "weft", "apikey", *arguments], cwd=folder, capture_output=True, text=True, check=True
     )
     return done.stdout.strip()

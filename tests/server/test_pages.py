@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, Request, expect, sync_playwright
 
+import warm_python
 from servers import free_port, wait_until
 
 STREAMS = """
@@ -180,7 +180,7 @@ def test_a_key_is_asked_for_and_a_ticket_opens_the_tail(
     served = server(STREAMS)
     served.publish("clicks", {"n": 1})
     create = [sys.executable, "-m", "weft", "apikey", "create", "--scope", "read"]
-    key = subprocess.run(create, cwd=served.folder, check=True, capture_output=True, text=True).stdout.strip()
+    key = warm_python.run(create, cwd=served.folder, check=True, capture_output=True, text=True).stdout.strip()
     while served.client.get("/api/v1/streams").status_code != 401:
         pass  # until the service has looked for keys again
     page = open_page(served.url, allowed="401")
@@ -245,7 +245,7 @@ def test_a_browser_that_had_no_event_yet_misses_none(
     wait_until(lambda: page.evaluate("window.opened") == 2, "it to subscribe")
     served.stop()
     code = "import weft, served_streams; weft.publish_sync('quiet', [{'n': 2}, {'n': 3}])"
-    subprocess.run([sys.executable, "-c", code], cwd=served.folder, check=True)
+    warm_python.run([sys.executable, "-c", code], cwd=served.folder, check=True)
     server(STREAMS, "--port", port, folder=served.folder)
     wait_until(lambda: page.evaluate("window.got.length") >= 3, "what was published meanwhile")
     assert sorted(page.evaluate("window.got")) == ["2", "3", "?where=n=33"]

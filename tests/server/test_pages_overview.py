@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import warm_python
 from weft.server.cached_probe import CachedProbe
 
 PIPELINES = """
@@ -58,7 +58,7 @@ print(*(name for name in sys.modules if name.startswith(("pyspark", "py4j", "wef
 
 
 def run(code: str, folder: Path) -> str:
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, capture_output=True, text=True)
+    done = warm_python.run([sys.executable, "-c", code], cwd=folder, check=True, capture_output=True, text=True)
     return done.stdout.strip()
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import warm_python
 from served import PREFIX, read_all, start
 from servers import wait_until
 
@@ -184,7 +185,7 @@ def test_refuses_a_public_address_while_a_stream_is_open(project, host):
 
 
 def _weft(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "weft", *arguments], capture_output=True, text=True, timeout=60)
+    return warm_python.run([sys.executable, "-m", "weft", *arguments], capture_output=True, text=True, timeout=60)
 
 
 def test_serves_a_public_address_if_told_to(server):

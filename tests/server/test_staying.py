@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import warm_python
 from served import PREFIX, subscribe
 from servers import PostgresServer, wait_until
 
@@ -30,7 +30,7 @@ ITS_OWN = {"Authorization": "Bearer its own"}
 
 
 def weft(folder: Path, *arguments: str) -> str:
-    done = subprocess.run(
+    done = warm_python.run(
         [sys.executable, "-m", "weft", "apikey", *arguments], cwd=folder, capture_output=True, text=True, check=True
     )
     return done.stdout.strip()
@@ -138,7 +138,7 @@ def test_while_keys_cannot_be_read_nothing_is_sent(server: Callable[..., Any], f
             for _ in range(int((time.monotonic() - began + 2) / pause)):
                 assert next(found) == (":", "keep-alive")
             code = "import weft, served_streams; weft.publish_sync('clicks', {'n': 1})"
-            subprocess.run([sys.executable, "-c", code], cwd=folder, check=True)
+            warm_python.run([sys.executable, "-c", code], cwd=folder, check=True)
             assert [next(found)[0] for _ in range(10)] == [":"] * 10
             keys.start()
             assert next_of(found)[1]["event"]["n"] == 1

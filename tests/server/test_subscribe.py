@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import sqlite3
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import warm_python
 from served import PREFIX, frames, subscribe
 from servers import wait_until
 
@@ -99,7 +99,7 @@ def test_events_of_other_processes(service):
     with service.subscribe("orders") as found:
         next(found)
         code = "import weft, served_streams; weft.publish_sync('orders', {'n': 77})"
-        subprocess.run([sys.executable, "-c", code], cwd=service.folder, check=True)
+        warm_python.run([sys.executable, "-c", code], cwd=service.folder, check=True)
         assert next(found)[1]["event"]["n"] == 77
 
 
@@ -238,7 +238,7 @@ def test_is_told_of_what_retention_removed(service):
     for n in range(10):
         service.publish("trimmed", {"n": n})
     code = "import weft, served_streams; print(weft.trim_sync('trimmed', before=6))"
-    subprocess.run([sys.executable, "-c", code], cwd=service.folder, check=True)
+    warm_python.run([sys.executable, "-c", code], cwd=service.folder, check=True)
     with service.subscribe("trimmed", since=2) as found:
         next(found)
         kind, data = next(found)

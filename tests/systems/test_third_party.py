@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
@@ -16,6 +15,7 @@ import jsonschema
 import pytest
 from click.testing import CliRunner, Result
 
+import warm_python
 import weft
 from servers import wait_until
 from weft.cli import cli
@@ -98,7 +98,7 @@ def test_commands_of_another_process(spool: Any, project: Path) -> None:
 
     def run(*arguments: str) -> str:
         command = [sys.executable, "-m", "weft", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        return warm_python.run(command, capture_output=True, text=True, check=True).stdout
 
     checked = json.loads(run("connections", "check", "shop", "--format", "json"))
     assert (checked["kind"], checked["server"], checked["queues"]) == ("spool", "spool", 1)

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+import warm_python
 import weft
 from conftest import S3
 from weft.engine.load import open_tables
@@ -107,7 +108,7 @@ for name in ("weft.streaming", "weft.commit"):
 def run_killed(program: str, step: str, times: int, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a program with these arguments in a process that is killed (-9) when it has come to a step so often."""
     command = [sys.executable, "-c", _KILLED + program, step, str(times), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    return warm_python.run(command, capture_output=True, text=True, timeout=240, check=False)
 
 
 @pytest.fixture

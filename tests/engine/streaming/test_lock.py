@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import warm_python
 import weft
 from conftest import S3
 from engine.streaming.conftest import declare, rows
@@ -71,7 +72,7 @@ class Machine:
             "database": str(folder / "shared.db"),
             "checkpoint": f"s3://{bucket['bucket']}/checkpoints/copy",
         }
-        self.process = subprocess.Popen(
+        self.process = warm_python.Popen(
             [sys.executable, "-c", PROCESS, json.dumps(told)], stdout=subprocess.PIPE, text=True
         )
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import warm_python
+
 PIPELINES = '''
 import weft
 from weft import ObjectStoreLocalConnection, PostgresConnection, RedisConnection, Target
@@ -41,7 +43,7 @@ def fan_out(): ...
 
 def weft(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "weft", "consume-list", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return warm_python.run(command, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture

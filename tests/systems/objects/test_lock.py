@@ -16,7 +16,7 @@ from weft.spark_support.folder import BucketFolder, Folder, LocalFolder, folder_
 from weft.systems import lease, process
 
 
-@pytest.fixture(params=["folder", "bucket"])
+@pytest.fixture(params=["folder", pytest.param("bucket", marks=pytest.mark.spark)])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Folder, str]:
     if request.param == "folder":
         return LocalFolder(), str(tmp_path / "orders")

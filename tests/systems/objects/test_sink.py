@@ -213,6 +213,9 @@ def test_other_readers(spark: Any) -> None:
         assert scan(f"lake/sales/{format}/*")["id"].sort().to_list() == [1, 2]
 
 
+TABLES = ("a b", "it's", 'q"uo`te', "ünï", "x" * 100, "a*b?[c]{d}", "%41", "_hidden", ".dot", "a:b", "y=1")
+
+
 def test_hostile_names(spark: Any) -> None:
     names = ["select", "a b", 'q"uo`te', "ünï", "x" * 80, "a.b", "k=;{}()"]
     given = spark.createDataFrame([tuple(range(7))], ", ".join(f"`{name.replace('`', '``')}` int" for name in names))
@@ -223,7 +226,8 @@ def test_hostile_names(spark: Any) -> None:
                 sink.write(given, lake, Load.declare(target=(None, "x")))
             given = given.drop('q"uo`te')
             names.remove('q"uo`te')
-        for table in ("a b", "it's", 'q"uo`te', "ünï", "x" * 100, "a*b?[c]{d}", "%41", "_hidden", ".dot", "a:b", "y=1"):
+        # The format decides about names of columns; those of tables are folders, whatever the files are.
+        for table in TABLES if format == FORMATS[0] else ["it's a*b?[c]{d}%41:y=1"]:
             sink.write(given, lake, Load.declare(target=(None, table)))
             assert source.read(spark, lake, table).collect()[0].asDict() == given.collect()[0].asDict()
     with pytest.raises(DeclarationError, match="cannot be part of a table's name"):

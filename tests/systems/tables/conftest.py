@@ -14,6 +14,7 @@ import pytest
 
 import servers
 import weft
+from duckdb_file import kept_open
 from weft.systems.base import system_for, systems
 from weft.systems.sql.tables import SqlTables
 
@@ -28,7 +29,8 @@ def database_url(
     """The URL of an empty database."""
     kind = request.param
     if kind in FILES:
-        yield f"{kind}:///{tmp_path / 'tables.db'}"
+        with kept_open(f"{kind}:///{tmp_path / 'tables.db'}") as url:
+            yield url
         return
     with shared_server(kind).database() as url:
         yield url
