@@ -13,7 +13,7 @@ from weft.errors import EventsLostError, NotFoundError, SettingsError
 from weft.streams import Stream, ack, consume, groups, nack
 from weft.streams.consuming import return_undelivered
 from weft.streams.events import read_after
-from weft.streams.runtime import Opened, find, open_beside
+from weft.streams.runtime import Opened, find, open_stream_async
 from weft.systems.base import Connection
 from weft.systems.entries import Membership, Part, StreamEntry
 from weft.systems.log import ROWID
@@ -78,7 +78,7 @@ class LogReader:
         """The connection is the project's, and stays open."""
 
     async def _opened(self, stream: str) -> Opened:
-        return await open_beside(self._streams[stream], self._connection)
+        return await open_stream_async(self._streams[stream], self._connection)
 
 
 class LogGroupReader(LogReader):

@@ -25,7 +25,7 @@ from weft.streams.declare import Stream
 from weft.streams.events import Event, Lease, in_rounds, to_events
 from weft.streams.publishing import publish_once
 from weft.streams.retention import aware
-from weft.streams.runtime import Opened, for_asyncio, open_beside, open_stream, opened
+from weft.streams.runtime import Opened, for_asyncio, open_stream, open_stream_async, opened
 from weft.systems.base import Connection
 from weft.systems.log import PUBLISHED_AT, RESERVED_PREFIX, ROWID, Leased, Refused, Release, Span
 from weft.types import FieldType, check_value, to_json
@@ -79,7 +79,7 @@ async def consume(
     wait: float = 0,
 ) -> list[dict[str, Any]]:
     """`consume_sync` for asyncio; waiting takes no thread."""
-    ready = await open_beside(stream, connection)
+    ready = await open_stream_async(stream, connection)
     member = _checked(consumer, batch_size, member, lease, wait)
     deadline = time.monotonic() + wait
     while True:

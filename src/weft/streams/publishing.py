@@ -11,7 +11,7 @@ from weft.streams import retention
 from weft.streams.commit import Ticket
 from weft.streams.declare import Stream
 from weft.streams.encode import as_events, encode, keys_of, to_batch
-from weft.streams.runtime import Opened, open_beside, open_stream, opened
+from weft.streams.runtime import Opened, open_stream, open_stream_async, opened
 from weft.systems.base import Connection
 from weft.systems.log import Batch
 
@@ -29,7 +29,7 @@ async def publish(
     `publish_id`, the first and last `_weft_rowid`, and how many events were received, deduplicated and quarantined.
     `idempotency_key` names this publish: the same events under the same key again are duplicates.
     """
-    ready = opened(stream, connection) or await open_beside(stream, connection)
+    ready = opened(stream, connection) or await open_stream_async(stream, connection)
     return await publish_to(ready, events, idempotency_key)
 
 

@@ -171,7 +171,7 @@ def stored_log(stream: Stream, connection: str | Connection | None = None) -> Lo
     return store.open(stream.schema, stream.name, {})
 
 
-async def open_beside(stream: str | Stream, connection: str | Connection | None = None) -> Opened:
+async def open_stream_async(stream: str | Stream, connection: str | Connection | None = None) -> Opened:
     """`open_stream` for asyncio."""
     ready = opened(stream, connection)
     return await hub_of(stream, connection).in_thread(open_stream, stream, connection) if ready is None else ready

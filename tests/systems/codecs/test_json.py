@@ -45,7 +45,7 @@ KNOWN = {"known": pa.int32()}
 
 def parse(values: list[bytes], known: dict[str, pa.DataType] | None = None, *, carefully: bool = False) -> Parsed:
     reader = JsonDecoder(known or {})
-    reader.hopes = not carefully
+    reader.tries_at_once = not carefully
     return reader.parse(pa.array(values, pa.binary()))
 
 

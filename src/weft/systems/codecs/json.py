@@ -57,15 +57,15 @@ class JsonDecoder:
     def __init__(self, known: Mapping[str, pa.DataType]) -> None:
         self.known = {name.lower(): kind for name, kind in known.items()}
         self.seen: dict[str, pa.DataType] = {}
-        self.hopes = True
+        self.tries_at_once = True
 
     def parse(self, values: pa.Array) -> Parsed:
-        columns = self._at_once(values) if self.hopes else None
+        columns = self._at_once(values) if self.tries_at_once else None
         if columns is not None:
             return Parsed(columns, range(len(values)), {})
         parsed = self._one_by_one(values)
         # Where no message was to blame, the next batch would be tried in vain too.
-        self.hopes = bool(parsed.bad)
+        self.tries_at_once = bool(parsed.bad)
         return parsed
 
     # ------------------------------------------------------------------------------------------------------- at once

@@ -31,15 +31,15 @@ class Admin:
         self.library = require("confluent_kafka", connection.kind)
         self.admin = require("confluent_kafka.admin", connection.kind)
         self.connection = connection
-        self.said: dict[int, str] = {}
-        noted = {"error_cb": lambda error: self.said.update({error.code(): error.str()})}
+        self.errors: dict[int, str] = {}
+        noted = {"error_cb": lambda error: self.errors.update({error.code(): error.str()})}
         self.client = self.admin.AdminClient({**options.for_client(connection), **noted})
 
     def metadata(self) -> Any:
         """Return the brokers and topics of the cluster."""
         deadline = time.monotonic() + SECONDS
         self.client.poll(0)  # what happened before: brokers that were down may be up again, and slow
-        self.said.clear()
+        self.errors.clear()
         while True:
             try:
                 return self.client.list_topics(timeout=_STEP)
@@ -47,7 +47,10 @@ class Admin:
                 self.client.poll(0)  # so that it says why
                 codes = self.library.KafkaError
                 # Neither gets better by waiting.
-                if {codes._AUTHENTICATION, codes._ALL_BROKERS_DOWN} & self.said.keys() or time.monotonic() > deadline:
+                if {
+                    codes._AUTHENTICATION,
+                    codes._ALL_BROKERS_DOWN,
+                } & self.errors.keys() or time.monotonic() > deadline:
                     raise self.failed(error) from None
 
     def partitions(self, topic: str) -> list[int]:
@@ -89,8 +92,10 @@ class Admin:
     def failed(self, error: BaseException) -> WeftError:
         """Return an error of the client as one of ours, with the reason that its threads reported."""
         codes = self.library.KafkaError
-        reason = self.said.get(codes._AUTHENTICATION) or self.said.get(codes._SSL) or self.said.get(codes._TRANSPORT)
-        refused = codes._AUTHENTICATION in self.said
+        reason = (
+            self.errors.get(codes._AUTHENTICATION) or self.errors.get(codes._SSL) or self.errors.get(codes._TRANSPORT)
+        )
+        refused = codes._AUTHENTICATION in self.errors
         return self.connection.unreachable(ConnectionError(reason) if reason else error, answered=refused)
 
 

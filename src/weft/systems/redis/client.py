@@ -39,7 +39,7 @@ ERRORS = (exceptions.RedisError, exceptions.RedisClusterException, OSError)
 # Of a client of a cluster also this: it is sent on to a node that has no slots yet, which it does not know.
 CLUSTER_ERRORS = (*ERRORS, AttributeError)
 # What passes by itself: a server is restarted or replaced, or a cluster changes.
-AWAY = (
+TRANSIENT = (
     exceptions.ConnectionError,
     exceptions.TimeoutError,
     exceptions.ReadOnlyError,
@@ -118,7 +118,7 @@ def _open(connection: RedisConnection, package: Any, sentinel: Any, never: objec
     return package.Redis(**server, **keywords)
 
 
-def shut(opened: Client) -> None:
+def shut_down(opened: Client) -> None:
     """End the connections of a client that other threads may use: these find theirs ended, and close it themselves.
 
     redis-py's own `close` would do it for them. The number of a socket that is closed while its thread begins to wait
@@ -170,7 +170,7 @@ def durability_warning(opened: Client) -> str | None:
     return " ".join(warnings) or None
 
 
-def persistently(connection: RedisConnection, work: Callable[[Client], T]) -> T:
+def run_with_retries(connection: RedisConnection, work: Callable[[Client], T]) -> T:
     """Return the result of `work`. If the connection is lost, run it again, for as long as a restart of the server may
     take; not if the server never answered."""
     gone_since: float | None = None
@@ -186,7 +186,7 @@ def persistently(connection: RedisConnection, work: Callable[[Client], T]) -> T:
             gone_since = gone_since or now
             if not has_answered:
                 raise connection.unreachable(error, answered=answered(error)) from None
-            if refuses(error) or not isinstance(error, AWAY) or now - gone_since > group_member.PATIENCE_SECONDS:
+            if refuses(error) or not isinstance(error, TRANSIENT) or now - gone_since > group_member.PATIENCE_SECONDS:
                 raise explain(connection, error) from None
         time.sleep(_PAUSE_SECONDS)
 
@@ -199,22 +199,22 @@ def refuses(error: BaseException) -> bool:
 
 def answered(error: BaseException) -> bool:
     """Return whether a server said this, rather than the way to it; of a cluster's nodes, the last that was asked."""
-    said = (exceptions.ResponseError, exceptions.AuthenticationError)
-    return isinstance(error, said) or isinstance(error.__cause__, said)
+    kinds = (exceptions.ResponseError, exceptions.AuthenticationError)
+    return isinstance(error, kinds) or isinstance(error.__cause__, kinds)
 
 
 def explain(connection: Connection, error: BaseException) -> WeftError:
     """Return an error of redis-py as one of ours, without secrets."""
     message = settings.redact(group_member.server_message(error), connection.secrets())
-    said = " ".join(message.split()) or type(error).__name__
-    if said == NO_SUCH_NODE:
-        said = "TRYAGAIN the slot moves to a node that had none"
-    what = f"Redis ({connection.target}): {said}"
-    if isinstance(error, exceptions.BusyLoadingError) or said.startswith(_BUSY):
+    text = " ".join(message.split()) or type(error).__name__
+    if text == NO_SUCH_NODE:
+        text = "TRYAGAIN the slot moves to a node that had none"
+    what = f"Redis ({connection.target}): {text}"
+    if isinstance(error, exceptions.BusyLoadingError) or text.startswith(_BUSY):
         return BusyError(what, hint="Nothing was stored. The server is busy, or moves this slot; try again.")
     if refuses(error) or isinstance(error, exceptions.NoPermissionError):
         return ConnectionFailedError(what, hint="Check username and password, and what the user may do (ACL).")
-    if isinstance(error, (exceptions.OutOfMemoryError, exceptions.ReadOnlyError)) or said.startswith(_FULL):
+    if isinstance(error, (exceptions.OutOfMemoryError, exceptions.ReadOnlyError)) or text.startswith(_FULL):
         return StorageError(what, hint="Nothing was stored. Free memory or disk, or use a server that can be written.")
     if isinstance(error, exceptions.ResponseError) and not isinstance(error, exceptions.ClusterError):
         return WeftError(what)

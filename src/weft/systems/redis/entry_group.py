@@ -53,7 +53,7 @@ class RedisGroupReader(RedisReader):
             member.begin_with_own(check_identifier(identifier))
         elif self._member.start_from_backlog:
             member.begin_with_own()
-        await self.patiently(lambda: self._run(member.join()), stream)
+        await self.with_retries(lambda: self._run(member.join()), stream)
         self._members[stream] = member
 
     # ------------------------------------------------------------------------------------------------------------ read
@@ -62,9 +62,9 @@ class RedisGroupReader(RedisReader):
         """Return entries in the order that the class names; none if there are none of any kind."""
         while True:
             try:
-                return await self.patiently(lambda: self._read(part, count, wait), *part)
+                return await self.with_retries(lambda: self._read(part, count, wait), *part)
             except exceptions.ResponseError:  # the group is gone
-                await self.patiently(lambda: self._recover(part), *part)
+                await self.with_retries(lambda: self._recover(part), *part)
 
     async def _recover(self, part: Part) -> None:
         """Create the groups again that are gone: by hand, by a flush, or by a restart that kept nothing."""
@@ -170,7 +170,7 @@ class RedisGroupReader(RedisReader):
         done = 0
         for stream, ids in _by_stream(entries).items():
             acknowledge = partial(self.client.xack, stream, self._member.group, *ids)
-            done += await self.patiently(acknowledge, stream)
+            done += await self.with_retries(acknowledge, stream)
         return done
 
     async def give_back(self, entries: Sequence[StreamEntry], *, undelivered: bool) -> int:
@@ -183,7 +183,7 @@ class RedisGroupReader(RedisReader):
                 return await self._run(member.give_back(ids, undelivered=undelivered))
 
             with suppress(exceptions.ResponseError):  # the group is gone: nothing is pending, nor to be given back
-                returned += await self.patiently(return_them, stream)
+                returned += await self.with_retries(return_them, stream)
         self.look_soon()
         return returned
 

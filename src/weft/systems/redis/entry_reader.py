@@ -14,8 +14,16 @@ from weft.errors import ConnectionFailedError, SettingsError, WeftError
 from weft.systems.base import Connection
 from weft.systems.entries import Part, StreamEntry
 from weft.systems.redis import group_member
-from weft.systems.redis.client import AWAY, AsyncClient, open_async_client, refuses
-from weft.systems.redis.group_member import BEGINNING, LOOK_SECONDS, VANISHED, is_id, order_of, server_message, text_of
+from weft.systems.redis.client import TRANSIENT, AsyncClient, open_async_client, refuses
+from weft.systems.redis.group_member import (
+    BEGINNING,
+    GROUP_GONE,
+    LOOK_SECONDS,
+    is_id,
+    order_of,
+    server_message,
+    text_of,
+)
 
 T = TypeVar("T")
 Key = bytes
@@ -52,16 +60,16 @@ class RedisReader:
     async def begin(self, stream: Key, identifier: Any) -> None:
         """After `identifier`, or at the end."""
         if identifier is None or text_of(identifier) == "$":
-            last = await self.patiently(lambda: self.last_identifier(stream), stream)
+            last = await self.with_retries(lambda: self.last_identifier(stream), stream)
             self._positions[stream] = last or BEGINNING
         else:
             self._positions[stream] = check_identifier(identifier)
 
     async def read(self, part: Part, count: int, wait: float) -> list[StreamEntry]:
         """Make one request, and another if a stream was created again."""
-        entries = await self.patiently(lambda: self._read(part, count, wait), *part)
-        if not entries and self.looks(part) and await self.patiently(lambda: self._begun_anew(part), *part):
-            entries = await self.patiently(lambda: self._read(part, count, 0), *part)
+        entries = await self.with_retries(lambda: self._read(part, count, wait), *part)
+        if not entries and self.looks(part) and await self.with_retries(lambda: self._begun_anew(part), *part):
+            entries = await self.with_retries(lambda: self._read(part, count, 0), *part)
         return entries
 
     async def close(self) -> None:
@@ -135,7 +143,7 @@ class RedisReader:
         finally:
             await pool.release(link)
 
-    async def patiently(self, request: Callable[[], Awaitable[T]], *streams: Any) -> T:
+    async def with_retries(self, request: Callable[[], Awaitable[T]], *streams: Any) -> T:
         """Make a request about these streams until the server answers it, for as long as a restart may take. One that
         never answered is not waited for. What is said of a group that is gone is raised as it is."""
         ends, pause = monotonic() + group_member.PATIENCE_SECONDS, _FIRST_PAUSE
@@ -144,20 +152,20 @@ class RedisReader:
                 reply = await request()
                 self._answered = True
                 return reply
-            except AWAY as error:
-                said = str(error) or type(error).__name__
+            except TRANSIENT as error:
+                message = str(error) or type(error).__name__
                 if refuses(error):
                     raise ConnectionFailedError(
-                        f"Redis refuses the consumer: {said}", hint="Check username and password."
+                        f"Redis refuses the consumer: {message}", hint="Check username and password."
                     ) from error
                 if not self._answered or monotonic() > ends:
                     hint = "Nothing is lost. Ask for the next entry again to go on where this stopped."
                     raise ConnectionFailedError(
-                        f"Redis does not answer: {said}",
+                        f"Redis does not answer: {message}",
                         hint=hint if self._answered else "Check host and port, and that the server runs.",
                     ) from error
             except exceptions.ResponseError as error:
-                if str(error).startswith(VANISHED):
+                if str(error).startswith(GROUP_GONE):
                     raise
                 names = ", ".join(repr(text_of(stream)) for stream in streams)
                 what = f"Redis refuses what is asked about {names}: {server_message(error)}"

@@ -17,9 +17,9 @@ from weft.systems.pages import FeedPage, FieldNames, PageFeed, Rejected
 from weft.systems.redis import scripts
 from weft.systems.redis.group_member import (
     BEGINNING,
+    GROUP_GONE,
     LARGEST,
     LOOK_SECONDS,
-    VANISHED,
     Member,
     Redelivered,
     Script,
@@ -310,7 +310,7 @@ class GroupFeed(_RedisFeed):
             try:
                 return request()
             except ReplyError as error:
-                if not str(error).startswith(VANISHED):
+                if not str(error).startswith(GROUP_GONE):
                     raise self.wire.explained(error) from None
             self.begin()
 

@@ -21,7 +21,7 @@ GIVEN_BACK = "weft:given-back"
 """The name under which entries are pending that were given back. No member has it, and every member looks there."""
 BEGINNING = "0-0"
 LARGEST = 2**64 - 1
-VANISHED = ("NOGROUP", "UNBLOCKED")
+GROUP_GONE = ("NOGROUP", "UNBLOCKED")
 """How the errors of a server begin for a group that is gone. A request that waits while its stream is removed gets the
 second."""
 LOOK_SECONDS = 1.0
@@ -53,7 +53,7 @@ class Redelivered(NamedTuple):
     deliveries: int
 
 
-class _Listed(NamedTuple):
+class _Pending(NamedTuple):
     """Pending entries that are to be taken: what `member_take` needs."""
 
     idle: int
@@ -80,7 +80,7 @@ class Member:
         self._own_after: str | None = None
         self._own_counts = False
         self._claimed_up_to = BEGINNING
-        self._listed: _Listed | None = None
+        self._listed: _Pending | None = None
 
     def join(self) -> Steps[bool]:
         """Find the group, or create it if that is allowed; whether it was created."""
@@ -130,24 +130,24 @@ class Member:
                 self._position = max(self._position, text_of(delivered[-1][0]), key=order_of)
                 return [Redelivered(*each) for each in delivered]
 
-    def _list(self, count: int, look: bool) -> Steps[_Listed | None]:
+    def _list(self, count: int, look: bool) -> Steps[_Pending | None]:
         if self._own_after is not None:
             pending = yield self._script("member_pending", f"({self._own_after}", "+", count, self.consumer)
             self._own_after = text_of(pending[-1][0]) if pending else None
             if pending:
-                return _Listed(0, self._own_counts, pending)
+                return _Pending(0, self._own_counts, pending)
         if not look:
             return None
         pending = yield self._script("member_pending", "-", "+", count, GIVEN_BACK)
         if pending:
-            return _Listed(0, True, pending)
+            return _Pending(0, True, pending)
         idle = self._membership.claim_idle
         if idle is None:
             return None
         words = ("IDLE", idle, f"({self._claimed_up_to}", "+", count)
         pending = yield self._script("member_pending", *words)
         self._claimed_up_to = text_of(pending[-1][0]) if pending else BEGINNING
-        return _Listed(idle, True, pending) if pending else None
+        return _Pending(idle, True, pending) if pending else None
 
     def give_back(self, ids: Sequence[Any], *, undelivered: bool) -> Steps[int]:
         """Release the entries that are still this member's to any member, and return how many. `undelivered`: nobody

@@ -10,7 +10,7 @@ from weft.errors import SettingsError
 from weft.systems.base import require
 from weft.systems.entries import Membership
 from weft.systems.pages import Comparison, FieldNames, PageFeed
-from weft.systems.redis.client import persistently
+from weft.systems.redis.client import run_with_retries
 from weft.systems.redis.connection import RedisConnection
 from weft.systems.redis.feed import ACKS_A_COMMAND, GroupFeed, ManyFeed, RangeFeed
 from weft.systems.redis.group_member import LARGEST
@@ -47,7 +47,7 @@ class RedisPages:
 
     def read_matching(self, pattern: str, names: FieldNames, start: str, end: str) -> PageFeed:
         """Open every stream whose key matches a pattern, in the order of the keys; not the quarantine of one."""
-        keys = persistently(
+        keys = run_with_retries(
             self.connection, lambda client: set(client.scan_iter(match=pattern, count=1000, _type="stream"))
         )
         aside = {quarantine_of(key) for key in keys}

@@ -248,7 +248,7 @@ class RedisStore:
         opened, self._client = self._client, None
         if opened is not None:
             with suppress(*client.ERRORS):
-                client.shut(opened)
+                client.shut_down(opened)
 
 
 def _log_of(batch: Batch) -> RedisLog:

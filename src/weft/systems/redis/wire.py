@@ -35,8 +35,8 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 _FIRST_BUFFER = 1 << 20
 _REDIRECTIONS = 16
 # How errors begin of a server that is starting, that is no longer the primary, or whose cluster is changing.
-_COME_AGAIN = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY ")
-_ELSEWHERE = ("MOVED", "ASK", *_COME_AGAIN)
+_TRANSIENT = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY ")
+_REDIRECTED = ("MOVED", "ASK", *_TRANSIENT)
 # What it says of an acknowledgement where there is nothing left to acknowledge.
 _NOTHING_LEFT = ("NOGROUP", "WRONGTYPE")
 _KINDS = {
@@ -154,17 +154,17 @@ class Wire:
                 self._sent = None
                 if reply[:1].tobytes() != b"-":
                     return reply
-                said = str(parse(reply))
-                kind, _, place = said.partition(" ")
+                message = str(parse(reply))
+                kind, _, place = message.partition(" ")
                 if kind in ("MOVED", "ASK") and redirections < _REDIRECTIONS:
                     redirections += 1
                     self._connect(place.rpartition(" ")[2], asking=kind == "ASK")
                     self._sent = words
                     self._write(words)
                     continue
-                if not said.startswith(_COME_AGAIN):
-                    raise ReplyError(said)
-                failure: BaseException = exceptions.ResponseError(said)
+                if not message.startswith(_TRANSIENT):
+                    raise ReplyError(message)
+                failure: BaseException = exceptions.ResponseError(message)
             except ERRORS as error:
                 failure = error
             self._drop()
@@ -183,10 +183,10 @@ class Wire:
         if not self.connected and not isinstance(error, (ReplyError, exceptions.ResponseError)):
             return self.connection.unreachable(error, answered=answered(error))
         if isinstance(error, ReplyError):
-            said = server_message(error)
-            in_script = "user executing the script can't" in said
-            kind = _KINDS.get("NOPERM" if in_script else said.partition(" ")[0], exceptions.ResponseError)
-            error = kind(f"{said} (about {text_of(self.key)!r})")
+            message = server_message(error)
+            in_script = "user executing the script can't" in message
+            kind = _KINDS.get("NOPERM" if in_script else message.partition(" ")[0], exceptions.ResponseError)
+            error = kind(f"{message} (about {text_of(self.key)!r})")
         return explain(self.connection, error)
 
     def last_id(self, stream: Key) -> str:
@@ -292,12 +292,12 @@ class Wire:
             begin += 5 if self._asking else 0
             end = self._buffer.index(b"\n", begin, held) + 1
             if self._buffer[begin : begin + 1] == b"-":
-                said = self._buffer[begin + 1 : end].decode(errors="backslashreplace").strip()
+                message = self._buffer[begin + 1 : end].decode(errors="backslashreplace").strip()
                 # Another server has the key: the next command gets the same error, and takes these along to it.
-                if said.startswith(_ELSEWHERE):
+                if message.startswith(_REDIRECTED):
                     again.append(words)
-                elif not said.startswith(_NOTHING_LEFT):
-                    self._refused = self._refused or said
+                elif not message.startswith(_NOTHING_LEFT):
+                    self._refused = self._refused or message
             begin = end
         self._posted = again
         return begin
