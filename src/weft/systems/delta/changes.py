@@ -69,6 +69,18 @@ def _listed(load: Load) -> list[str]:
     return [key_name(number) for number in range(len(load.keys))]
 
 
+def changed_rows(source: DataFrame, table: DataFrame, load: Load) -> DataFrame:
+    """Return the changes of a merge or scd2 load."""
+    return (scd2_changes if load.mode == "scd2" else merge_changes)(source, table, load)
+
+
+def change_counts(load: Load) -> list[Column]:
+    """Return the aggregates that count the changes of a load by their kind."""
+    expired = F.count_if(F.col(EXPIRED)) if load.mode == "scd2" else F.lit(0)
+    kinds = (INSERT, VERSION, UPDATE, DELETE)
+    return [*(F.count_if(F.col(OP) == kind).alias(kind) for kind in kinds), expired.alias(EXPIRED)]
+
+
 def merge_changes(source: DataFrame, table: DataFrame, load: Load) -> DataFrame:
     """New rows and rows that differ; with `handle_deletes`, also the keys that are gone."""
     names = source.columns

@@ -11,7 +11,6 @@ from uuid import uuid4
 from weft.errors import LoadRefusedError
 from weft.spark_support import sessions
 from weft.spark_support.folder import folder_for
-from weft.spark_support.lazy import F
 from weft.systems.base import Connection
 from weft.systems.delta import changes
 from weft.systems.delta.table import DeltaTable, properties, retried, settings
@@ -156,19 +155,12 @@ class _Write:
         from pyspark.sql import Observation
 
         load, table, names = self.load, self.table, source.columns
-        is_scd2 = load.mode == "scd2"
-        statement = changes.scd2_statement if is_scd2 else changes.merge_statement
+        statement = changes.scd2_statement if load.mode == "scd2" else changes.merge_statement
 
         def commit() -> tuple[list[Any], Observation]:
-            stored = table.read()
-            counted_rows = (changes.scd2_changes if is_scd2 else changes.merge_changes)(source, stored, load)
             observed = Observation()
-            counts = [
-                F.count_if(F.col(changes.OP) == op).alias(op)
-                for op in (changes.INSERT, changes.VERSION, changes.UPDATE, changes.DELETE)
-            ]
-            old = F.count_if(F.col(changes.EXPIRED)) if is_scd2 else F.lit(0)
-            counted_rows.observe(observed, *counts, old.alias("old")).createOrReplaceTempView(_VIEW)
+            changed = changes.changed_rows(source, table.read(), load)
+            changed.observe(observed, *changes.change_counts(load)).createOrReplaceTempView(_VIEW)
             return self.spark.sql(statement(table.name, _VIEW, names, load)).collect(), observed
 
         self._mark()
@@ -193,6 +185,6 @@ class _Write:
             inserted=inserted,
             updated=updated,
             unchanged=kept - inserted - updated,
-            deleted=counted_rows[changes.DELETE] + counted_rows["old"],
+            deleted=counted_rows[changes.DELETE] + counted_rows[changes.EXPIRED],
             bytes=counted.get("numTargetBytesAdded", 0),
         )

@@ -54,9 +54,6 @@ class DeltaTarget(SparkTarget):
         if stored is None:
             own = {VALID_FROM: "timestamp", VALID_TO: "timestamp", IS_CURRENT: "boolean"} if is_scd2 else {}
             stored = frame.limit(0).withColumns({name: F.lit(None).cast(kind) for name, kind in own.items()})
-        changed = (changes.scd2_changes if is_scd2 else changes.merge_changes)(frame, stored, load)
-        expired = F.count_if(F.col(changes.EXPIRED)) if is_scd2 else F.lit(0)
-        ops = (changes.INSERT, changes.VERSION, changes.UPDATE, changes.DELETE)
-        (row,) = changed.agg(*(F.count_if(F.col(changes.OP) == op) for op in ops), expired).collect()
+        (row,) = changes.changed_rows(frame, stored, load).agg(*changes.change_counts(load)).collect()
         inserted, versions, updated, deleted, old = row
         return Counts(inserted=inserted, updated=versions + updated, deleted=deleted + old)
