@@ -267,7 +267,8 @@ class _Caught:
     def check(self, signals: list[signal.Signals]) -> None:
         if threading.current_thread() is not threading.main_thread():
             raise SettingsError(
-                "Only the main thread can be told to stop by a signal.", hint="Give an event: threading.Event()."
+                "Only an iteration in the main thread can be stopped by a signal.",
+                hint="Give an event: threading.Event().",
             )
         for each in signals:
             if each in (signal.SIGKILL, signal.SIGSTOP):

@@ -169,7 +169,7 @@ class LogGroupFeed(_LogFeed):
     def __init__(self, connection: Connection, stream: str | Stream, layout: Layout, membership: Membership) -> None:
         if membership.group_start != "-" or not membership.auto_create:
             raise SettingsError(
-                "start_id and create_group are for groups of Redis: one of a declared stream is there when it is used.",
+                "start_id and create_group are for groups of Redis: one of a declared stream is created at first use.",
                 hint="weft.reset_sync(stream, group, …) moves it.",
             )
         if layout.delivery_column is not None:

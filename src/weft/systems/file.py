@@ -75,8 +75,8 @@ class FileConnection(Connection):
             return None
         folder = next(each for each in Path(path).parents if each.exists())
         if not folder.is_dir() or not os.access(folder, os.W_OK):
-            raise self.failed(OSError(f"the file cannot be made in {folder}"), hint="Choose another path.")
-        return report | {"latency_ms": None, "note": "the file is made at first use"}
+            raise self.failed(OSError(f"the file cannot be created in {folder}"), hint="Choose another path.")
+        return report | {"latency_ms": None, "note": "the file is created at first use"}
 
     def missing(self) -> ConnectionFailedError:
         """Return the error to raise where a file is to be read that is not there."""

@@ -39,7 +39,7 @@ def test_a_path_or_a_url() -> None:
 
 def test_check(project: Path) -> None:
     connection = weft.DuckDBConnection("sales.duckdb")
-    assert connection.check()["note"] == "the file is made at first use"
+    assert connection.check()["note"] == "the file is created at first use"
     assert not (project / "sales.duckdb").exists()
     tables = DuckDBTables(connection)
     with tables.driver.session("publish") as session:

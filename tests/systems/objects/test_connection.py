@@ -105,7 +105,7 @@ def test_declared_in_a_file(project: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("kind", [ObjectStoreLocalConnection, DeltaLocalConnection])
 def test_check_of_a_folder(kind: Any, tmp_path: Path) -> None:
-    assert kind("lake").check()["note"] == "the folder is made at first use"
+    assert kind("lake").check()["note"] == "the folder is created at first use"
     assert not Path("lake").exists()
     Path("lake").mkdir()
     assert kind("lake").check()["latency_ms"] >= 0

@@ -53,8 +53,8 @@ class FolderConnection(Connection):
         if not path.exists():
             parent = next(each for each in path.parents if each.exists())
             if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-                raise self.failed(OSError(f"the folder cannot be made in {parent}"), hint="Choose another path.")
-            return report | {"latency_ms": None, "note": "the folder is made at first use"}
+                raise self.failed(OSError(f"the folder cannot be created in {parent}"), hint="Choose another path.")
+            return report | {"latency_ms": None, "note": "the folder is created at first use"}
         try:
             with measured(report), os.scandir(path) as files:
                 next(files, None)

@@ -334,7 +334,7 @@ class RedisLog:
         self, consumer: str, member: str, limit: int, seconds: float, *, max_deliveries: int | None = None
     ) -> Leased:
         if member == GIVEN_BACK:
-            raise SettingsError(f"A member cannot be {GIVEN_BACK!r}: what was given back is in that name.")
+            raise SettingsError(f"A member cannot be {GIVEN_BACK!r}: that name holds the events that were given back.")
         token = secrets.token_hex(8)
         lost, epoch, spans, exhausted = self.store.script(
             "lease",
