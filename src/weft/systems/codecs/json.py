@@ -247,13 +247,8 @@ def _texts(values: list[Any]) -> pa.Array:
 def _is_plain(kind: pa.DataType) -> bool:
     """Return whether Arrow reads JSON as this type as we do."""
     types = pa.types
-    return bool(
-        types.is_string(kind)
-        or types.is_boolean(kind)
-        or types.is_signed_integer(kind)
-        or types.is_floating(kind)
-        or types.is_decimal128(kind)
-    )
+    plain = (types.is_string, types.is_boolean, types.is_signed_integer, types.is_floating, types.is_decimal128)
+    return any(is_of(kind) for is_of in plain)
 
 
 def storage(kind: pa.DataType) -> pa.DataType:

@@ -247,10 +247,7 @@ def _after(state: TableState, entry: dict[str, Any]) -> TableState:
         narrow = (*narrow, (len(state.files), len(json.loads(state.schema or "{}")["fields"])))
     return replace(
         state,
-        version=entry["version"],
-        format=entry["format"],
-        dialect=entry["dialect"],
-        schema=entry["schema"],
+        **_own_fields(entry),
         files=(*(() if replaces else state.files), *entry["files"].values()),
         narrow=narrow,
         rows=entry["rows"] + (0 if replaces else state.rows),
@@ -262,13 +259,14 @@ def _after(state: TableState, entry: dict[str, Any]) -> TableState:
     )
 
 
+def _own_fields(entry: dict[str, Any]) -> dict[str, Any]:
+    return {name: entry[name] for name in ("version", "format", "dialect", "schema")}
+
+
 def _from_json(entry: dict[str, Any]) -> TableState:
     whole = entry["state"]
     return TableState(
-        version=entry["version"],
-        format=entry["format"],
-        dialect=entry["dialect"],
-        schema=entry["schema"],
+        **_own_fields(entry),
         files=tuple(whole["files"]),
         narrow=tuple((files, columns) for files, columns in whole.get("narrow", ())),
         rows=whole["rows"],
