@@ -254,16 +254,15 @@ class Consumer:
 
 
 class GroupConsumer(Consumer):
-    """A member of a group, which shares the entries of streams: each goes to one member, and is pending until it is
-    acknowledged.
+    """A member of a group, which shares the entries of streams: each entry goes to one member, and is pending until it
+    is acknowledged.
 
-    `auto_create` creates a group that is missing, at `group_start`: `"0"` gives it all that is in the stream, `"$"`
-    what is added from now on, an identifier what comes after it. A group that vanishes meanwhile is created again
-    there. `auto_acknowledge` acknowledges what was handed out once the buffer is empty, or on leaving.
-    `start_from_backlog` begins with what this member was given before and has not acknowledged. `claim_idle` takes over
-    what any member has held for so many milliseconds. What was delivered `max_deliveries` times goes to the stream
-    `dead_letter` instead.
-    """
+    `auto_create` creates a missing group at `group_start`: `"0"` is the first entry of the stream, `"$"` the next one
+    that is added, an identifier the one after it. A group that is removed meanwhile is created again there.
+    `auto_acknowledge` acknowledges entries that were handed out once the buffer is empty, or on leaving.
+    `start_from_backlog` begins with this member's unacknowledged entries. `claim_idle` claims entries that any member
+    has held for so many milliseconds. An entry that was delivered `max_deliveries` times goes to the stream
+    `dead_letter` instead."""
 
     _reader: GroupReader | None
 

@@ -321,14 +321,12 @@ def iter_stream(
     yield_on_idle: bool = False,
     **options: Unpack[ReadOptions],
 ) -> StreamBatches:
-    """Return the entries of a stream as frames of up to `batch_size` rows, then those that come, until it is told to
-    stop.
+    """Return the entries of a stream, and then new ones, as frames of up to `batch_size` rows.
 
-    It stops when `stop` says so (a function, an event, a signal or several), when the `with` block that it was used in
-    is left, when `count` rows were read, or at `end_id`. After `block_ms` without entries it goes on waiting, or with
-    `yield_on_idle` yields a frame without rows. The other parameters are those of `read_stream`; with `auto_ack` a
-    batch is acknowledged when it is handed over. A connection that is lost is opened again, and no entry is missed.
-    """
+    The iteration ends when `stop` says so (a function, an event, a signal or several), at the end of its `with` block,
+    after `count` rows, or at `end_id`. After `block_ms` without entries it goes on waiting, or with `yield_on_idle`
+    yields a frame without rows. The other parameters are those of `read_stream`; with `auto_ack` a batch is
+    acknowledged when it is handed over. A lost connection is opened again, and no entry is missed."""
     refuse_unknown(iter_stream, ReadOptions, options)
     asked = Options(**options)
     return StreamBatches(

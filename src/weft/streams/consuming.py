@@ -50,13 +50,12 @@ def consume_sync(
     lease: float = 60,
     wait: float = 0,
 ) -> list[dict[str, Any]]:
-    """Return up to `batch_size` events that `consumer` has not acknowledged, leased to this member for `lease` seconds.
+    """Return up to `batch_size` unacknowledged events of `consumer`, leased to this member for `lease` seconds.
 
     First come this member's own unacknowledged events, then those whose lease ran out, then new ones. Workers that
     share a consumer's name share its events. `member` names this worker, so that it gets its events back at once after
     a restart; by default every thread or task is a member of its own. With `wait` the call waits so many seconds for
-    the first event. Raises `EventsLostError` once when retention was faster than this consumer.
-    """
+    the first event. Raises `EventsLostError` once if retention removed events before they were consumed."""
     ready = opened(stream, connection) or open_stream(stream, connection)
     member = _checked(consumer, batch_size, member, lease, wait)
     deadline = time.monotonic() + wait
@@ -308,13 +307,10 @@ def ack_sync(
     connection: str | Connection | None = None,
     member: str | None = None,
 ) -> int:
-    """Acknowledge events that were consumed: they are not delivered to this consumer again. Any order, any part of a
-    batch.
+    """Acknowledge consumed events, in any order and any part of a batch: they are not delivered to this consumer again.
 
-    Takes the consumed dicts, or dicts that hold `_weft_rowid` alone. Raises `LeaseLostError` for events whose lease
-    ran out or went to another member. Returns how many were acknowledged now: a repeated ack is no error, and counts
-    nothing.
-    """
+    Takes the consumed dicts, or dicts that have `_weft_rowid` alone. Raises `LeaseLostError` for events whose lease ran
+    out or went to another member. Returns how many were acknowledged now: a repeated ack counts nothing."""
     ready = opened(stream, connection) or open_stream(stream, connection)
     return _settle(ready, consumer, events, member, None)
 

@@ -350,20 +350,20 @@ _AUTH = {"bearer": ("token",), "api_key": ("header", "key"), "hmac": ("secret",)
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
-def _auth(given: object, where: str) -> dict[str, Any] | None:
+def _auth(declared: object, where: str) -> dict[str, Any] | None:
     """No value is shown: it may be the secret itself."""
-    if given is None:
+    if declared is None:
         return None
     kinds = ", ".join(map(repr, _AUTH))
-    if not isinstance(given, Mapping) or "type" not in given:
+    if not isinstance(declared, Mapping) or "type" not in declared:
         raise DeclarationError(
             f"{where}: auth needs a type: {kinds}.", hint='For example auth={"type": "bearer", "token": "${TOKEN}"}.'
         )
-    kind = given["type"]
+    kind = declared["type"]
     if kind not in tuple(_AUTH):
         hint = did_you_mean(str(kind), _AUTH)
         raise DeclarationError(f"{where}: auth has a type that is not known; there are {kinds}.", hint=hint)
-    options = dict(given)
+    options = dict(declared)
     secrets = options.get("secret")
     if kind == "hmac" and isinstance(secrets, (list, tuple)):
         if not secrets or not all(isinstance(secret, str) and secret for secret in secrets):

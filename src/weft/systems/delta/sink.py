@@ -36,9 +36,8 @@ def write(
 ) -> Counts:
     """Load a DataFrame into a Delta table. Called again with the same load, it changes nothing.
 
-    `spark`: a session that has Delta, where the frame's own has not. `put_aside` is given the rows without a key before
-    the commit, and again if that is tried again; without it they are refused.
-    """
+    `spark`: a session with Delta, if the frame's own is without. Rows without a key go to `put_aside` before the
+    commit, and again before each retry; without `put_aside` the load is refused."""
     load.check_source(frame.columns)
     if load.on_bad_rows == "quarantine":
         raise LoadRefusedError(

@@ -1,12 +1,12 @@
-"""Topics as DataFrames of Spark, and the offsets beside them.
+"""Topics as DataFrames of Spark, and their offsets.
 
     frame = source.stream(spark, connection, "events")         # messages, as Spark's connector gives them
     with source.rows(batch, connection, known) as (good, bad):  # of one micro-batch
         …
 
-The messages of a batch are read and parsed once, whatever is asked of them later. A task parses them a few thousand at
-a time into Arrow and keeps each chunk as one value of bytes; what columns there are is known when all are parsed; then
-the chunks are columns of Spark.
+The messages of a batch are read and parsed once, also if the frames are used several times. A task parses a few
+thousand at a time into Arrow and keeps each chunk as one value of bytes. The columns are known when all messages are
+parsed; then the chunks become columns of Spark.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Which files of a folder are a table's: a numbered log of loads beside it, which our readers obey.
+"""The files of a table: a numbered log of loads next to its folder, which our readers follow.
 
-For a table at `lake/orders` the log is `lake/_weft/orders/log/00000000000000000001.json` and so on, one entry a load.
-An entry is made in one step and only if nobody else made it: that is the moment at which the load is decided. Then
-its files, staged under `lake/_weft/orders/staging`, are moved to `lake/orders` (`….published`), what a truncate
-replaces is removed, and the staging goes (`….done`). Whoever comes next finishes that first if the load's own process
-died, so that only the last entry can be unfinished. Readers take the last entry that is published.
-"""
+For a table at `lake/orders` the log is `lake/_weft/orders/log/00000000000000000001.json` and so on, one entry for each
+load. An entry is created in one step and only if it does not exist: this commits the load. Then its files, staged under
+`lake/_weft/orders/staging`, are moved to `lake/orders` (`….published`), files that a truncate replaces are removed, and
+so is the staging (`….done`). The next load finishes these steps first if the process of the last one died, so that only
+the last entry can be unfinished. Readers read the last entry that is published."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from weft.errors import DeclarationError
 from weft.systems.base import Connection, measured
 
 _lock = Lock()
+_ENDPOINT = re.compile(r"https?://[^/@]+/?$")
 _HADOOP_NAMES = (
     "endpoint",
     "connection.ssl.enabled",
@@ -46,13 +47,11 @@ class S3Connection(Connection):
                 f"The bucket of {self.label} is not the name of a bucket.",
                 hint='Its name alone, of at least three letters: bucket = "my-lake". The folder in it is prefix.',
             )
-        if self.endpoint is not None and "${" not in self.endpoint:
-            found = re.match(r"(https?)://([^/@]+)/?$", self.endpoint)
-            if found is None:
-                raise DeclarationError(
-                    f"The endpoint of {self.label} must be http://host:port or https://host.",
-                    hint="Keys have fields of their own: access_key_id and secret_access_key.",
-                )
+        if self.endpoint is not None and "${" not in self.endpoint and not _ENDPOINT.match(self.endpoint):
+            raise DeclarationError(
+                f"The endpoint of {self.label} must be http://host:port or https://host.",
+                hint="Keys have fields of their own: access_key_id and secret_access_key.",
+            )
         if (self.access_key_id is None) != (self.secret_access_key is None):
             raise DeclarationError(
                 f"{self.label} needs both access_key_id and secret_access_key.",

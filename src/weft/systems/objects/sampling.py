@@ -37,11 +37,11 @@ class Head(NamedTuple):
 def known_schema(
     heads: Sequence[Head | None], read: Mapping[str, Any], null: str, known: Mapping[str, DataType], most: int
 ) -> StructType | None:
-    """Return the columns of files of one header, if all are known and the first rows hold nothing else.
+    """Return the columns of files of one header, if all are known and the first rows fit them; `None` if Spark must
+    infer them.
 
-    `heads`: what the files begin with, as far as somebody looked; `read`: how they are read; `most`: so many rows must
-    be seen, or all. `None` where it cannot be told from so little, and what reads the files must find out.
-    """
+    `heads`: the beginnings of the files, as far as they were read; `read`: how the files are read; `most`: how many
+    rows must be seen, or all."""
     looked_at = [head for head in heads if head is not None]
     if not looked_at or not read.keys() <= _DIALECT:
         return None

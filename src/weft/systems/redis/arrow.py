@@ -1,7 +1,6 @@
 """Pages of entries as record batches, without a Python object per value.
 
-Only of entries that Weft wrote, which it can tell from their fields. All others are read by `values`.
-"""
+Only of entries that Weft wrote, which their fields show. All others are read by `values`."""
 
 from __future__ import annotations
 
