@@ -144,10 +144,10 @@ def checked_keys(
         return frame, total, total
     if load.deduplicate_by:
         return _greatest(frame, load), total, different
-    raise LoadRefusedError(_shared(load, keys, groups.where(rows > 1).limit(5).collect()), hint=_WHICH)
-
-
-_WHICH = 'Say which of them counts: deduplicate_by="updated_at" keeps the greatest.'
+    raise LoadRefusedError(
+        _shared(load, keys, groups.where(rows > 1).limit(5).collect()),
+        hint='Say which of them counts: deduplicate_by="updated_at" keeps the greatest.',
+    )
 
 
 def _shared(load: Load, keys: Sequence[str], rows: Sequence[Any]) -> str:
