@@ -46,11 +46,8 @@ class Admin:
             except self.library.KafkaException as error:
                 self.client.poll(0)  # so that it says why
                 codes = self.library.KafkaError
-                # Neither gets better by waiting.
-                if {
-                    codes._AUTHENTICATION,
-                    codes._ALL_BROKERS_DOWN,
-                } & self.errors.keys() or time.monotonic() > deadline:
+                lasting = {codes._AUTHENTICATION, codes._ALL_BROKERS_DOWN}  # neither gets better by waiting
+                if lasting & self.errors.keys() or time.monotonic() > deadline:
                     raise self.failed(error) from None
 
     def partitions(self, topic: str) -> list[int]:
@@ -92,9 +89,8 @@ class Admin:
     def failed(self, error: BaseException) -> WeftError:
         """Return an error of the client as one of ours, with the reason that its threads reported."""
         codes = self.library.KafkaError
-        reason = (
-            self.errors.get(codes._AUTHENTICATION) or self.errors.get(codes._SSL) or self.errors.get(codes._TRANSPORT)
-        )
+        known = (codes._AUTHENTICATION, codes._SSL, codes._TRANSPORT)
+        reason = next((self.errors[code] for code in known if self.errors.get(code)), None)
         refused = codes._AUTHENTICATION in self.errors
         return self.connection.unreachable(ConnectionError(reason) if reason else error, answered=refused)
 
