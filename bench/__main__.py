@@ -70,7 +70,7 @@ def row(result: Result) -> dict[str, object]:
 
 
 def print_table(results: list[Result]) -> None:
-    """A result for people, as Markdown, fit for docs/benchmarks.md."""
+    """Print the results as a Markdown table, in the form of docs/notes/benchmark-runs.md."""
     print(f"{os.cpu_count()} cores, {platform.python_implementation()} {platform.python_version()}")
     print(f"fdatasync of 4 KiB takes the disk {sync_milliseconds(tempfile.gettempdir()):.2f} ms (median of 100)\n")
     print("| | against | bar | ratio | rounds | ours/s | theirs/s | |")

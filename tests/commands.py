@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import warm_python
-
 
 class Place(Protocol):
     """Where a command runs, and what its environment has beyond the test's."""
@@ -41,7 +39,7 @@ class Commands:
 
     def __init__(self) -> None:
         script = Path(__file__).with_name("command_process.py")
-        self.server = warm_python.Popen(
+        self.server = subprocess.Popen(
             [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 

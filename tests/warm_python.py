@@ -19,6 +19,7 @@ import contextlib
 import ctypes
 import functools
 import gc
+import io
 import json
 import os
 import runpy
@@ -211,13 +212,18 @@ def become(asking: socket.socket) -> list[str]:
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
-    sys.stdin = open(0, closefd=False)  # noqa: SIM115 - until the process ends
-    sys.stdout = open(1, "w", buffering=1 if os.isatty(1) else -1, closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
     if request["new_session"]:
         os.setsid()
     os.environ.clear()
     os.environ.update(request["environment"])
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115 - until the process ends
+    is_unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))  # as Spark asks its workers to be
+    sys.stdout = io.TextIOWrapper(
+        open(1, "wb", 0 if is_unbuffered else -1, closefd=False),  # noqa: SIM115
+        line_buffering=os.isatty(1),
+        write_through=is_unbuffered,
+    )
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
     os.chdir(request["folder"])
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:1] = [os.getcwd(), *filter(None, given)]  # the first is the folder of this file

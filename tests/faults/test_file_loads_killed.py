@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,7 +13,6 @@ from typing import Any
 
 import pytest
 
-import warm_python
 import weft
 from engine import oracle
 from weft.systems.load import Load
@@ -91,7 +91,7 @@ def test_killed(spark: Any, case: tuple[str, str, str, str], pytestconfig: pytes
         states.append(in_order(expected))
     job = {"kind": kind, "fields": fields, "rows": SECOND, "load": options(1), "step": step, "way": way}
     cache = {"WEFT_CACHE": str(pytestconfig.rootpath / ".cache" / "weft"), "WEFT_SPARK_MASTER": "local[2]"}
-    done = warm_python.run(
+    done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("file_load_process.py")), json.dumps(job, default=str)],
         env={**os.environ, **cache},
         check=False,

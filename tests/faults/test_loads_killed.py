@@ -14,7 +14,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import warm_python
 from engine import oracle
 from systems.tables.conftest import database_url, tables  # noqa: F401 - fixtures
 from systems.tables.test_modes import in_order, rows_of
@@ -32,7 +31,7 @@ def forks() -> Iterator[Callable[[dict[str, Any]], dict[str, int]]]:
     """Carries out a job in a process of its own, and tells how that ended."""
     script = Path(__file__).with_name("load_process.py")
     command = [sys.executable, str(script)]
-    with warm_python.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdin and server.stdout
 
         def run(job: dict[str, Any]) -> dict[str, int]:

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import pytest
 
-import warm_python
 import weft
 from engine.streaming.conftest import declare, here  # noqa: F401 - fixture
 from faults.streaming_process import AFTER_COMMIT, BEFORE_OFFSETS, MID_SINK, POINTS
@@ -66,7 +65,7 @@ class Runs:
         self.number += 1
         (self.project / "seen").unlink(missing_ok=True)
         path = os.pathsep.join(filter(None, (str(self.project), str(SCRIPT.parent), os.environ.get("PYTHONPATH"))))
-        return warm_python.run(
+        return subprocess.run(
             [sys.executable, str(SCRIPT), json.dumps(job)],
             env={**os.environ, "WEFT_TEST_JOB": json.dumps(job), "PYTHONPATH": path},
             capture_output=True,

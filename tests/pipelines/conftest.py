@@ -76,7 +76,7 @@ def database(
 ) -> Iterator[Database]:
     kind = request.param
     if kind in ("sqlite", "duckdb"):
-        with kept_open(f"{kind}:///{tmp_path / 'tables.db'}") as url:
+        with kept_open(f"{kind}:///{tmp_path / 'tables.db'}", request) as url:
             yield from _database(url, monkeypatch)
         return
     with shared_server(kind).database() as url:

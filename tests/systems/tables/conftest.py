@@ -29,7 +29,7 @@ def database_url(
     """The URL of an empty database."""
     kind = request.param
     if kind in FILES:
-        with kept_open(f"{kind}:///{tmp_path / 'tables.db'}") as url:
+        with kept_open(f"{kind}:///{tmp_path / 'tables.db'}", request) as url:
             yield url
         return
     with shared_server(kind).database() as url:
