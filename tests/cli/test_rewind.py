@@ -136,7 +136,7 @@ def test_a_topic_whose_messages_are_gone(call: Any, state: Any, kafka: Any, topi
         (["--to-offset", "6"], "is at 0:5, and 0:6 comes after that"),
         (["--to-offset", "1:0"], "has no partition 1."),
         (["--to-offset", "0:1,0:2"], "names a partition of the topic"),
-        (["--to-offset", "soon"], "'soon' is no offset of the topic"),
+        (["--to-offset", "soon"], "'soon' is not an offset of the topic"),
         (["--to-time", "2100-01-01"], "that was read is of 2100-01-01 00:00:00 or later"),
     ],
 )

@@ -65,7 +65,7 @@ def test_wrong_password(shared_server) -> None:
 
 def test_check_of_a_sqlite_file_that_is_not_there_makes_none(project: Path) -> None:
     report = SQLiteConnection("deep/down/a.db").check()
-    assert report["note"] == "the file is made at first use"
+    assert report["note"] == "the file is created at first use"
     assert list(project.iterdir()) == []
 
 
@@ -81,7 +81,7 @@ def test_file_that_is_no_database(project: Path) -> None:
 
 def test_file_in_the_place_of_a_folder(project: Path) -> None:
     (project / "x").write_text("")
-    with pytest.raises(ConnectionFailedError, match="cannot be made in"):
+    with pytest.raises(ConnectionFailedError, match="cannot be created in"):
         SQLiteConnection("x/a.db").check()
 
 

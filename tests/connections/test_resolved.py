@@ -38,7 +38,7 @@ def test_missing_variable_names_itself_the_connection_and_the_field() -> None:
 
 def test_value_with_the_wrong_scheme_is_refused_without_showing_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DSN", "me:hunter2@host")
-    with pytest.raises(ValueError, match="is no URL") as caught:
+    with pytest.raises(ValueError, match="is not a URL") as caught:
         PostgresConnection("${DSN}").resolved()
     assert "hunter2" not in str(caught.value)
 

@@ -56,7 +56,7 @@ def test_path_may_be_a_path() -> None:
         (lambda: SQLiteConnection(), "Either path or url"),
         (lambda: SQLiteConnection("a.db", url="sqlite:///a.db"), "Either path or url"),
         (lambda: PostgresConnection("mysql://h"), "begins with mysql://; a postgres connection needs postgres:// or"),
-        (lambda: PostgresConnection("hunter2"), "is no URL"),
+        (lambda: PostgresConnection("hunter2"), "is not a URL"),
         (lambda: PostgresConnection("mysql://${DSN}"), "begins with mysql://"),
     ],
 )

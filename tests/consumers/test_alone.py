@@ -175,7 +175,7 @@ async def test_texts_where_the_client_decodes(single_url: str) -> None:
         identifier = await client.xadd("s", {"n": 1})
         assert await consumer.get_entry() == ("s", (identifier, {"n": "1"}))
         await client.xadd("s", {"n": b"\xff"})
-        with pytest.raises(weft.WeftError, match=r"'s' is no text[\s\S]*decode_responses"):
+        with pytest.raises(weft.WeftError, match=r"'s' is not text[\s\S]*decode_responses"):
             await consumer.get_entry()
 
 

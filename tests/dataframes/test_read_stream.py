@@ -94,10 +94,10 @@ def test_types_of_spark(url: str, add: Add) -> None:
     ("schema", "says"),
     [
         ({"a": "int63"}, "int64"),
-        ({"a": object()}, "no type of a column"),
+        ({"a": object()}, "not the type of a column"),
         ({"a": pl.List(pl.Int64)}, "cannot be read from a text"),
-        ({"a": pl.Int128}, "no type of a column"),
-        ({"a": pl.Object}, "no type of a column"),
+        ({"a": pl.Int128}, "not the type of a column"),
+        ({"a": pl.Object}, "not the type of a column"),
         (["a"], "maps names"),
     ],
 )

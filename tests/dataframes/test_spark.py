@@ -10,7 +10,7 @@ import pytest
 
 import weft
 from weft.errors import SettingsError
-from weft.systems.redis.ranges import partition
+from weft.systems.redis.pages import partition
 from weft.systems.redis.wire import Wire
 
 Add = Callable[..., list[str]]

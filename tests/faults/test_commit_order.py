@@ -98,7 +98,7 @@ class Reader:
             rowids = dict(zip(page.names, page.columns, strict=True))[ROWID]
             assert len(rowids) == span.events
             self.consumed += rowids
-            assert self.log.ack("reader", rowids, token=leased.token, member="one") == len(rowids)
+            assert self.log.settle("reader", rowids, token=leased.token, member="one") == len(rowids)
 
 
 def test_no_event_is_skipped(system: Any, count: Callable[[int], int]) -> None:

@@ -13,7 +13,7 @@ import weft
 from weft.project import Project, use
 from weft.systems import Connection, System, base
 from weft.systems.entries import Membership, Part, StreamEntry
-from weft.systems.pages import FieldNames, Page, PageFeed, Rejected, name_columns
+from weft.systems.pages import FeedPage, FieldNames, PageFeed, Rejected, name_columns
 
 BOOKS: dict[str, list[dict[str, str]]] = {}
 BOOKS_ASIDE: list[Rejected] = []
@@ -79,7 +79,7 @@ class ShelfEntries:
         return ShelfReader()
 
 
-class ShelfPage(Page):
+class ShelfPage(FeedPage):
     def times(self) -> tuple[pa.Array, pa.Array]:
         return self.ids.cast(pa.int64()), pa.array([0] * len(self), pa.int64())
 
@@ -94,7 +94,7 @@ class ShelfFeed(PageFeed):
     def name(self) -> str:
         return self._books[0]
 
-    def fetch(self, limit: int, wait_seconds: float | None, more: bool = True) -> Page | None:
+    def fetch(self, limit: int, wait_seconds: float | None, more: bool = True) -> FeedPage | None:
         while self._books and self._begin >= len(BOOKS[self.name]):
             del self._books[0]
             self._begin = 0

@@ -15,7 +15,7 @@ from weft.systems import process
 def test_this_process_lives() -> None:
     owner = process.this_process()
     assert process.host_of(owner) == (os.uname().nodename, os.getpid())
-    assert not process.is_gone(owner)
+    assert not process.has_ended(owner)
 
 
 def test_a_process_that_ended_is_gone_before_and_after_it_is_reaped() -> None:
@@ -27,21 +27,21 @@ def test_a_process_that_ended_is_gone_before_and_after_it_is_reaped() -> None:
     assert child.stdout is not None
     owner = child.stdout.readline().strip()
     assert process.host_of(owner)[1] == child.pid
-    wait_until(lambda: process.is_gone(owner), "the child to be a zombie")
+    wait_until(lambda: process.has_ended(owner), "the child to be a zombie")
     child.communicate()
-    assert child.returncode == 0 and process.is_gone(owner)
+    assert child.returncode == 0 and process.has_ended(owner)
 
 
 def test_a_number_that_another_process_has_now() -> None:
     host, number, began, machine = process.this_process().rsplit(":", 3)
-    assert process.is_gone(":".join((host, number, str(int(began) - 1), machine)))
+    assert process.has_ended(":".join((host, number, str(int(began) - 1), machine)))
 
 
 @pytest.mark.parametrize("machine", ["another-boot/4026531836", ""])
 def test_of_another_machine_nothing_is_known(machine: str) -> None:
-    assert not process.is_gone(f"{os.uname().nodename}:999999999:1:{machine}")
+    assert not process.has_ended(f"{os.uname().nodename}:999999999:1:{machine}")
 
 
 def test_a_number_that_nobody_has() -> None:
     own_machine = process.this_process().rsplit(":", 1)[1]
-    assert process.is_gone(f"x:{2**22 + 5}:1:{own_machine}")
+    assert process.has_ended(f"x:{2**22 + 5}:1:{own_machine}")

@@ -1,6 +1,5 @@
-"""`Consumer` and `GroupConsumer`: what is fetched ahead, handed out, acknowledged and given back.
-
-Where it comes from is the reader's matter."""
+"""`Consumer` and `GroupConsumer`: they fetch entries ahead by a reader, hand them out, acknowledge them and give them
+back."""
 
 from __future__ import annotations
 
@@ -13,10 +12,10 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from time import monotonic
 from typing import Any, Self
 
-from weft.errors import LeaseLostError, SettingsError, WeftError, nearest
+from weft.errors import LeaseLostError, SettingsError, WeftError, did_you_mean
 from weft.project import current
 from weft.systems.base import Connection, System, system_for, systems
-from weft.systems.entries import GroupReader, Membership, Part, Reader, StreamEntry
+from weft.systems.entries import EntryReader, GroupReader, Membership, Part, StreamEntry
 
 _log = logging.getLogger("weft.consumers")
 # With the one that is asked for, as many as a request to a database may have.
@@ -54,7 +53,7 @@ class Consumer:
         self._buffer_size = buffer_size
         self._timeout = timeout
         self._identifiers = self._check_parameters(stream_parameters)
-        self._reader: Reader | None = None
+        self._reader: EntryReader | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._beginning = asyncio.Lock()
         self._begun: set[Any] = set()
@@ -62,7 +61,7 @@ class Consumer:
         self._reads: dict[Part, asyncio.Task[tuple[float, list[StreamEntry]]]] = {}
         self._buffer: deque[StreamEntry] = deque()
         self._closed = 0
-        """How many times. Who waits meanwhile is told that there is nothing, and begins nothing anew."""
+        """How many times it was closed. A call that waits meanwhile returns nothing, and opens nothing again."""
 
     def _check_parameters(self, stream_parameters: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         names = [_text(stream) for stream in self.streams]
@@ -76,8 +75,7 @@ class Consumer:
             options = [*inspect.signature(GroupConsumer).parameters][:-1]
             if name in options:
                 raise SettingsError(f"{name} is an option of a member of a group.", hint="Give group and consumer too.")
-            close = nearest(name, [*options, *names])
-            hint = f"Did you mean {close!r}?" if close else f"Its streams: {', '.join(names)}."
+            hint = did_you_mean(name, [*options, *names], f"Its streams: {', '.join(names)}.")
             raise SettingsError(f"A consumer has neither an option nor a stream named {name!r}.", hint=hint)
         return {name: parameters["identifier"] for name, parameters in stream_parameters.items()}
 
@@ -104,11 +102,11 @@ class Consumer:
         await self.aclose()
 
     async def get_entry(self) -> tuple[Any, StreamEntry] | tuple[None, None]:
-        """The next `(stream, entry)`, or `(None, None)` where there is none in time."""
+        """Return the next `(stream, entry)`, or `(None, None)` if none comes in time."""
         return self._hand_out() if await self._ready() else (None, None)
 
     async def get_batch(self, size: int | None = None) -> list[tuple[Any, StreamEntry]]:
-        """What is fetched already, else what one request gives, `size` at most; empty where there is nothing in
+        """Return the entries that are fetched already, else those of one request, `size` at most; none if none came in
         time."""
         if size is not None:
             _check_number("size", size, 1)
@@ -133,8 +131,8 @@ class Consumer:
         return True
 
     async def aclose(self) -> None:
-        """Stop. What was fetched and not handed out is forgotten, or goes back to the group as if it had not been
-        delivered. Entering again begins anew."""
+        """Stop. Entries that were fetched and not handed out are dropped, or returned to the group as undelivered.
+        Entering again starts over."""
         self._closed += 1
         async with self._beginning:
             await self._leave()
@@ -154,7 +152,7 @@ class Consumer:
             await reader.close()
 
     def _open(self) -> Any:
-        """Open a `Reader`, or with a membership a `GroupReader`."""
+        """Open an `EntryReader`, or with a membership a `GroupReader`."""
         system = self._system_of_entries()
         if system is not None:
             return system.load("entries").open(self.client, self._membership)
@@ -181,7 +179,8 @@ class Consumer:
         return None if declared else system
 
     async def _begin(self, closed: int | None = None) -> None:
-        """Begin what has not begun, unless the consumer was closed since it had been so many times."""
+        """Begin the streams that have not begun, unless the consumer was closed after its count of closes was
+        `closed`."""
         loop = asyncio.get_running_loop()
         if self._reader is not None and self._loop is not loop:
             raise SettingsError(
@@ -200,7 +199,7 @@ class Consumer:
             new = [stream for stream in self.streams if stream not in self._begun]
             for stream in new:
                 await self._reader.begin(self._reader.name(stream), self._identifiers.get(_text(stream)))
-            # A part that gains a stream must not be read beside a request for what it was before.
+            # A part that gains a stream must not be read while a request for the part without it runs.
             if new and self._reads:
                 await asyncio.wait(self._reads.values())
                 self._collect()
@@ -208,14 +207,14 @@ class Consumer:
             self._begun.update(new)
 
     async def _ready(self) -> bool:
-        """Whether there is something to hand out, after waiting for it where that is asked for."""
+        """Return whether there is something to hand out, after waiting for it where that is asked for."""
         return bool(self._buffer) or await self._fill()
 
     async def _fill(self) -> bool:
         ends, closed = monotonic() + (self._timeout or 0) / 1000, self._closed
         empty: set[Part] = set()
         while not self._buffer:
-            await self._begin(closed)  # also while somebody adds a stream
+            await self._begin(closed)  # also while another task adds a stream
             if self._closed != closed:
                 return False
             left = max(0.0, ends - monotonic())
@@ -224,8 +223,7 @@ class Consumer:
             for part in self._parts:
                 if part not in self._reads and (left or part not in empty):
                     self._reads[part] = asyncio.create_task(self._read(part, left * 1000))
-            # Not cancelled with whoever waits here: a group's entries would be delivered to nobody. The next call finds
-            # them.
+            # Not cancelled with the task that waits here: a group would lose entries. The next call returns them.
             await asyncio.wait(self._reads.values(), return_when=asyncio.FIRST_COMPLETED)
             if self._closed != closed:
                 return False
@@ -238,7 +236,7 @@ class Consumer:
         return monotonic(), entries
 
     def _collect(self) -> set[Part]:
-        """Put what requests have given into the buffer; the parts that were asked."""
+        """Put the entries of finished requests into the buffer; return the parts that were asked."""
         done = {part for part, read in self._reads.items() if read.done()}
         for part in done:
             fetched_at, entries = self._reads.pop(part).result()
@@ -256,16 +254,15 @@ class Consumer:
 
 
 class GroupConsumer(Consumer):
-    """A member of a group, which shares the entries of streams: each goes to one member, and is pending until it is
-    acknowledged.
+    """A member of a group, which shares the entries of streams: each entry goes to one member, and is pending until it
+    is acknowledged.
 
-    `auto_create` creates a group that is missing, at `group_start`: `"0"` gives it all that is in the stream, `"$"`
-    what is added from now on, an identifier what comes after it. A group that vanishes meanwhile is created again
-    there. `auto_acknowledge` acknowledges what was handed out once the buffer is empty, or on leaving.
-    `start_from_backlog` begins with what this member was given before and has not acknowledged. `claim_idle` takes over
-    what any member has held for so many milliseconds. What was delivered `max_deliveries` times goes to the stream
-    `dead_letter` instead.
-    """
+    `auto_create` creates a missing group at `group_start`: `"0"` is the first entry of the stream, `"$"` the next one
+    that is added, an identifier the one after it. A group that is removed meanwhile is created again there.
+    `auto_acknowledge` acknowledges entries that were handed out once the buffer is empty, or on leaving.
+    `start_from_backlog` begins with this member's unacknowledged entries. `claim_idle` claims entries that any member
+    has held for so many milliseconds. An entry that was delivered `max_deliveries` times goes to the stream
+    `dead_letter` instead."""
 
     _reader: GroupReader | None
 
@@ -349,7 +346,7 @@ class GroupConsumer(Consumer):
                 await self.aclose()
 
     def _settled(self, entries: Any) -> list[StreamEntry]:
-        """The entries, of which nothing is left to acknowledge by itself: one that was given back is another's."""
+        """Return the entries, and remove them from those that `auto_acknowledge` is to acknowledge."""
         listed = _entries(entries)
         if self._handed_out:
             settled = {(_text(entry.stream), entry.identifier) for entry in listed}
@@ -432,8 +429,7 @@ def xconsumer(
     consumer: Any = None,
     **options: Any,
 ) -> Consumer | GroupConsumer:
-    """A consumer of these streams; with `group` and `consumer` a member of that group. `options` are those of
-    `Consumer` and `GroupConsumer`."""
+    """Return a `Consumer` of these streams, or with `group` and `consumer` a `GroupConsumer`. `options` are theirs."""
     # Some name the client again, as where the classes are made directly.
     named = [each for each in names if each is not client]
     if streams is not None:

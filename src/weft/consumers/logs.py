@@ -1,5 +1,4 @@
-"""Streams in databases, read entry by entry: an entry's identifier is its offset, its values are the event as `consume`
-gives it."""
+"""Streams in databases, read entry by entry: the identifier of an entry is its offset, its values are the event."""
 
 from __future__ import annotations
 
@@ -12,11 +11,12 @@ from typing import Any
 
 from weft.errors import EventsLostError, NotFoundError, SettingsError
 from weft.streams import Stream, ack, consume, groups, nack
-from weft.streams.events import Event, read_after
-from weft.streams.runtime import Opened, find, open_beside
+from weft.streams.consuming import return_undelivered
+from weft.streams.events import read_after
+from weft.streams.runtime import Opened, find, open_stream_async
 from weft.systems.base import Connection
 from weft.systems.entries import Membership, Part, StreamEntry
-from weft.systems.log import ROWID, Refused
+from weft.systems.log import ROWID
 
 _LOOK_SECONDS = 1.0
 _LEASE_MILLISECONDS = 60_000
@@ -32,7 +32,6 @@ class LogReader:
         self._positions: dict[str, int] = {}
 
     def name(self, stream: Any) -> str:
-        """The stream's name."""
         declared = find(stream.decode() if isinstance(stream, bytes) else stream)
         self._streams.setdefault(declared.name, self._as_read(declared))
         return declared.name
@@ -41,7 +40,7 @@ class LogReader:
         return declared
 
     def parts(self, streams: Sequence[Any]) -> list[Part]:
-        """Each by itself: a log is one stream."""
+        """Return each by itself: a log is one stream."""
         return [(stream,) for stream in streams]
 
     async def begin(self, stream: str, identifier: Any) -> None:
@@ -53,7 +52,7 @@ class LogReader:
             self._positions[stream] = check_offset(identifier)
 
     async def read(self, part: Part, count: int, wait: float) -> list[StreamEntry]:
-        """A page of the log, once there is one."""
+        """Return a page of the log, once there is one."""
         (stream,) = part
         ready, ends = await self._opened(stream), monotonic() + wait / 1000
         while True:
@@ -79,7 +78,7 @@ class LogReader:
         """The connection is the project's, and stays open."""
 
     async def _opened(self, stream: str) -> Opened:
-        return await open_beside(self._streams[stream], self._connection)
+        return await open_stream_async(self._streams[stream], self._connection)
 
 
 class LogGroupReader(LogReader):
@@ -129,9 +128,9 @@ class LogGroupReader(LogReader):
             ]
 
     async def read(self, part: Part, count: int, wait: float) -> list[StreamEntry]:
-        """What this member held in an earlier life, else what nobody holds.
+        """Return what this member held before a restart, else what no member holds.
 
-        Each request is made under a name of its own: under one name it would be given again what it already holds."""
+        Each request is made under another name: under one name the member would be given again what it holds."""
         (stream,) = part
         backlog = self._backlogs.get(stream)
         if backlog:
@@ -162,42 +161,25 @@ class LogGroupReader(LogReader):
         return done
 
     async def give_back(self, entries: Sequence[StreamEntry], *, undelivered: bool) -> int:
-        """Give the events back; without counting this delivery where nobody saw them."""
         done = 0
         for stream, events in _by_stream(entries).items():
             if undelivered:
-                done += await self._return(await self._opened(stream), events)
+                ready = await self._opened(stream)
+                done += await ready.hub.in_thread(return_undelivered, ready, self._group, events)
             else:
                 done += await nack(self._streams[stream], self._group, events, connection=self._connection)
         return done
 
-    async def _return(self, ready: Opened, events: list[Event]) -> int:
-        by_token: dict[str, list[int]] = defaultdict(list)
-        for event in events:
-            by_token[event.lease.token].append(event[ROWID])
-
-        def give_back() -> int:
-            done = 0
-            for token, rowids in by_token.items():
-                outcome = ready.log.nack(
-                    self._group, rowids, token=token, member=None, delay=0, reason=None, undelivered=True
-                )
-                # Refused where their lease ran out: then they are on their way to others already.
-                done += 0 if isinstance(outcome, Refused) else outcome
-            return done
-
-        return await ready.hub.in_thread(give_back)
-
 
 def entry_of(stream: str, event: dict[str, Any]) -> StreamEntry:
-    """An event as an entry."""
+    """Return an event as an entry."""
     entry = StreamEntry(event[ROWID], event)
     entry.stream = stream
     return entry
 
 
 def check_offset(identifier: Any) -> int:
-    """An offset, as a number or as its digits."""
+    """Return an offset, as a number or as its digits."""
     try:
         offset = int(identifier)
     except (TypeError, ValueError):

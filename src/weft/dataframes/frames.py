@@ -8,23 +8,20 @@ import pyarrow as pa
 
 from weft.dataframes.layout import Layout
 from weft.dataframes.types import is_polars_type
-from weft.errors import MissingExtraError, SettingsError, nearest
+from weft.errors import MissingExtraError, SettingsError, did_you_mean
 
 To = Literal["polars", "arrow", "pandas", "spark"]
 
 
 def check_to(to: str) -> None:
-    """Refuse a kind of frame that there is none of."""
+    """Raise for an unknown kind of frame."""
     if to not in get_args(To):
-        close = nearest(str(to), get_args(To))
-        raise SettingsError(
-            f"to is {', '.join(map(repr, get_args(To)))}; {to!r} is none of them.",
-            hint=f"Did you mean {close!r}?" if close else None,
-        )
+        kinds = ", ".join(map(repr, get_args(To)))
+        raise SettingsError(f"to is {kinds}; {to!r} is none of them.", hint=did_you_mean(str(to), get_args(To)))
 
 
 def frame_of(table: pa.Table, to: str, layout: Layout) -> Any:
-    """The table as a frame. Columns that the schema gives a polars type have exactly that one in polars."""
+    """Return the table as a frame. A column with a polars type in the schema has exactly that type in polars."""
     if to == "arrow":
         return table
     if to == "pandas":
@@ -40,7 +37,7 @@ def frame_of(table: pa.Table, to: str, layout: Layout) -> Any:
 
 
 def polars() -> Any:
-    """The package, which only those need who ask for its frames."""
+    """Return the package, which only those need who ask for its frames."""
     try:
         import polars
     except ImportError as error:

@@ -34,7 +34,7 @@ class _Event(Protocol):
 
 
 Stop = Callable[[], bool] | _Event | signal.Signals | Iterable[signal.Signals]
-"""What tells an iteration to stop: a function, an event, or signals."""
+"""How an iteration is stopped: by a function, an event, or signals."""
 
 
 class StreamBatches:
@@ -63,11 +63,11 @@ class StreamBatches:
             raise
 
     def stopped(self) -> bool:
-        """Whether it was told to stop."""
+        """Return whether the iteration is to stop."""
         return self._stop.is_set()
 
     def ask_to_stop(self) -> None:
-        """Let the call that waits, in whatever thread, be the last one."""
+        """Let the call that waits, in any thread, be the last one."""
         self._stop.requested = True
         self._stop.restore()
 
@@ -87,7 +87,7 @@ class StreamBatches:
         return frame
 
     def take(self) -> pa.Table | None:
-        """The next rows, none of them where it is to yield on idle; `None` at the end."""
+        """Return the next rows, none of them where it is to yield on idle; `None` at the end."""
         if self.stopped() or self._left == 0:
             return None
         if not self._began:
@@ -118,7 +118,7 @@ class StreamBatches:
         return None
 
     def hand_over(self, table: pa.Table) -> Any:
-        """The rows as a frame, acknowledged where they are to be."""
+        """Return the rows as a frame, acknowledged where they are to be."""
         self._in_hand = False
         frame = frame_of(table, self._options.to, self._layout)
         # Not before there is a frame: what cannot be made into one must be delivered again.
@@ -127,8 +127,8 @@ class StreamBatches:
         return frame
 
     def close(self) -> None:
-        """Stop, give back what was fetched and not handed over, and let go of the connection. What Redis refused to
-        acknowledge is raised."""
+        """Stop, give back entries that were not handed over, and disconnect. Raise if Redis refused an
+        acknowledgement."""
         self.ask_to_stop()
         if not self._closed:
             self._closed = True
@@ -137,7 +137,7 @@ class StreamBatches:
             self._feed.close()
 
     def close_after_a_failure(self) -> None:
-        """The same, where another error is to be raised, or nobody is there to hear of one."""
+        """Close it where another error is raised, or nobody can handle one: an error is logged."""
         try:
             self.close()
         except WeftError as error:
@@ -204,8 +204,8 @@ class AsyncStreamBatches:
             return frame
 
     async def aclose(self) -> None:
-        """Stop, give back what was fetched and not handed over, and let go of the connection. What Redis refused to
-        acknowledge is raised."""
+        """Stop, give back entries that were not handed over, and disconnect. Raise if Redis refused an
+        acknowledgement."""
         await self._close(self._batches.close)
 
     async def _close(self, close: Callable[[], None]) -> None:
@@ -225,7 +225,7 @@ class AsyncStreamBatches:
 
 
 class _Stop:
-    """Whether somebody said to stop. Signals are caught until `restore`."""
+    """Whether the iteration is to stop. Signals are caught until `restore`."""
 
     def __init__(self, stop: Stop | None) -> None:
         self.requested = False
@@ -258,8 +258,7 @@ class _Stop:
 
 
 class _Caught:
-    """The iterations that each signal stops: all of them. The handler that was there before comes back when the last
-    one ends."""
+    """The iterations that each signal stops. When the last one ends, the handler from before is restored."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, set[_Stop]] = {}
@@ -268,7 +267,8 @@ class _Caught:
     def check(self, signals: list[signal.Signals]) -> None:
         if threading.current_thread() is not threading.main_thread():
             raise SettingsError(
-                "Only the main thread can be told to stop by a signal.", hint="Give an event: threading.Event()."
+                "Only an iteration in the main thread can be stopped by a signal.",
+                hint="Give an event: threading.Event().",
             )
         for each in signals:
             if each in (signal.SIGKILL, signal.SIGSTOP):
@@ -321,13 +321,12 @@ def iter_stream(
     yield_on_idle: bool = False,
     **options: Unpack[ReadOptions],
 ) -> StreamBatches:
-    """The entries of a stream as frames of up to `batch_size` rows, then those that come, until it is told to stop.
+    """Return the entries of a stream, and then new ones, as frames of up to `batch_size` rows.
 
-    It stops when `stop` says so (a function, an event, a signal or several), when the `with` block that it was used in
-    is left, when `count` rows were read, or at `end_id`. After `block_ms` without entries it goes on waiting, or with
-    `yield_on_idle` yields a frame without rows. The other parameters are those of `read_stream`; with `auto_ack` a
-    batch is acknowledged when it is handed over. A connection that is lost is opened again, and no entry is missed.
-    """
+    The iteration ends when `stop` says so (a function, an event, a signal or several), at the end of its `with` block,
+    after `count` rows, or at `end_id`. After `block_ms` without entries it goes on waiting, or with `yield_on_idle`
+    yields a frame without rows. The other parameters are those of `read_stream`; with `auto_ack` a batch is
+    acknowledged when it is handed over. A lost connection is opened again, and no entry is missed."""
     refuse_unknown(iter_stream, ReadOptions, options)
     asked = Options(**options)
     return StreamBatches(

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from weft.dataframes.types import arrow_types
-from weft.errors import DeclarationError, SchemaError, SettingsError, nearest
-from weft.systems.pages import FieldNames, Page, Rejected, name_columns
+from weft.errors import DeclarationError, SchemaError, SettingsError, did_you_mean
+from weft.systems.pages import FeedPage, FieldNames, Rejected, name_columns
 
 OnError = Literal["null", "raise", "quarantine"]
 _log = logging.getLogger("weft.dataframes")
@@ -23,7 +23,7 @@ _SHOWN_CHARACTERS = 60
 
 @dataclass(frozen=True)
 class Layout:
-    """What columns a frame has. A name that is `None` is a column that is left out."""
+    """The columns of a frame. A column whose name is `None` is left out."""
 
     schema: Mapping[str, Any] | None = None
     id_column: str | None = "_id"
@@ -37,14 +37,13 @@ class Layout:
     schema_types: dict[str, Any] = field(init=False, default_factory=dict)
     """The types of the schema as it has them, under the names of the columns."""
     types: dict[str, pa.DataType] | None = field(init=False, default=None)
-    """The same as Arrow's."""
+    """The same types in Arrow."""
 
     def __post_init__(self) -> None:
         if self.on_error not in get_args(OnError):
-            close = nearest(str(self.on_error), get_args(OnError))
             raise SettingsError(
                 f"on_error is {', '.join(map(repr, get_args(OnError)))}; {self.on_error!r} is none of them.",
-                hint=f"Did you mean {close!r}?" if close else None,
+                hint=did_you_mean(str(self.on_error), get_args(OnError)),
             )
         names = (self.stream_column, self.id_column, self.timestamp_column, self.sequence_column, self.delivery_column)
         own = [name for name in names if name is not None]
@@ -79,7 +78,7 @@ class Layout:
 
     @cached_property
     def own_schema(self) -> pa.Schema:
-        """The columns that are no fields."""
+        """The columns that are not fields."""
         return pa.schema([(name, kind) for name, kind in self._own.items() if self._has(name)])
 
     @cached_property
@@ -97,8 +96,8 @@ class Layout:
     def _has(self, name: str | None) -> TypeGuard[str]:
         return name is not None and (self.columns is None or name in self.columns)
 
-    def convert(self, page: Page, stream: str) -> tuple[pa.RecordBatch, list[Rejected]]:
-        """The columns of a page, and the entries that are in no row because they do not fit."""
+    def convert(self, page: FeedPage, stream: str) -> tuple[pa.RecordBatch, list[Rejected]]:
+        """Return the columns of a page, and the entries that are in no row because they do not fit."""
         faults: list[tuple[int, str, str]] = []
         arrays: dict[str, pa.Array] = {}
         if self._has(self.stream_column):
@@ -124,7 +123,7 @@ class Layout:
         return self._judge(batch, page, stream, faults)
 
     def _judge(
-        self, batch: pa.RecordBatch, page: Page, stream: str, faults: list[tuple[int, str, str]]
+        self, batch: pa.RecordBatch, page: FeedPage, stream: str, faults: list[tuple[int, str, str]]
     ) -> tuple[pa.RecordBatch, list[Rejected]]:
         row, name, why = min(faults)
         first = f"the entry {page.ids[row]} of {stream!r}: {name!r} {why}"
@@ -177,7 +176,7 @@ def _parse(values: pa.Array, kind: pa.DataType, name: str, faults: list[tuple[in
 def _cast(
     values: pa.Array, kind: pa.DataType, name: str, faults: list[tuple[int, str, str]], first: int = 0
 ) -> pa.Array:
-    """The values in another type. One that does not fit is null, and a fault."""
+    """Return the values in another type. One that does not fit is null, and a fault."""
     try:
         return _cast_all(values, kind)
     except pa.ArrowInvalid:
@@ -205,8 +204,7 @@ def _shown(value: object) -> str:
 
 
 def join(batches: list[pa.RecordBatch], layout: Layout) -> pa.Table:
-    """One table of all batches. Without a schema it has every field of any of them, and a field that is not all texts
-    is binary."""
+    """Return one table of all batches. Without a schema it has every field of any batch, as text or else as binary."""
     if layout.arrow_schema is not None:
         return pa.Table.from_batches(batches, layout.arrow_schema)
     schema = pa.schema(list(types_of((batch.schema for batch in batches), layout).items()))
@@ -216,7 +214,7 @@ def join(batches: list[pa.RecordBatch], layout: Layout) -> pa.Table:
 
 
 def types_of(schemas: Iterable[pa.Schema], layout: Layout) -> dict[str, pa.DataType]:
-    """All columns of any of these, each in a type that holds them all."""
+    """Return all columns of any of these, each in a type that holds them all."""
     kinds: dict[str, pa.DataType] = {each.name: each.type for each in layout.own_schema}
     for schema in schemas:
         for each in schema:

@@ -1,4 +1,4 @@
-"""Declared streams, on whatever system holds them, read page by page. An entry's id is its `_weft_rowid`."""
+"""Declared streams, on any system, read page by page. An entry's id is its `_weft_rowid`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from weft.streams.runtime import Opened, open_stream
 from weft.systems.base import Connection
 from weft.systems.entries import Membership
 from weft.systems.log import EXTRA, META_TYPES, PUBLISHED_AT, ROWID
-from weft.systems.pages import Page, PageFeed, name_columns
+from weft.systems.pages import FeedPage, PageFeed, name_columns
 from weft.types import FieldType, to_json
 
 _EVENTS_A_PAGE = 50_000
@@ -26,7 +26,7 @@ _EVENTS_A_LEASE = 100_000
 _LEASE_SECONDS = 60.0
 
 
-class EventPage(Page):
+class EventPage(FeedPage):
     """A page of events of a log."""
 
     def __init__(self, rowids: pa.Array, published: pa.Array, fields: dict[str, pa.Array]) -> None:
@@ -51,10 +51,9 @@ class _LogFeed(PageFeed):
 
     @property
     def name(self) -> str:
-        """The stream's name."""
         return self.opened.stream.name
 
-    def _page(self, batch: pa.RecordBatch) -> Page:
+    def _page(self, batch: pa.RecordBatch) -> FeedPage:
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         rowids, published, extra = (columns.pop(name, None) for name in (ROWID, PUBLISHED_AT, EXTRA))
         fields = {name: array for name, array in columns.items() if name not in META_TYPES}
@@ -72,7 +71,7 @@ def _either(values: pa.Array, texts: pa.Array) -> pa.Array:
 
 
 def _of_extra(extra: pa.Array | None, wanted: Container[str] | None) -> dict[str, pa.Array]:
-    """The fields that have no column of their own, as texts."""
+    """Return the fields that have no column of their own, as texts."""
     columns: dict[str, list[str | None]] = {}
     if extra is not None and extra.null_count < len(extra):
         for row, text in enumerate(extra.to_pylist()):
@@ -100,8 +99,7 @@ class LogRangeFeed(_LogFeed):
         if self._after is None:
             self._after = self.opened.log.head()
 
-    def fetch(self, limit: int, wait_seconds: float | None, more: bool = True) -> Page | None:
-        """Return the next events."""
+    def fetch(self, limit: int, wait_seconds: float | None, more: bool = True) -> FeedPage | None:
         self.begin()
         watch = self.opened.hub.watch
         version = watch.version
@@ -141,7 +139,7 @@ class LogRangeFeed(_LogFeed):
 
 
 def offsets(start: str, end: str) -> tuple[int | None, int | None]:
-    """The offset after which to read, `None` for the end of what is there, and the last one, `None` for an open end."""
+    """Return the offset after which to read (`None` is the head) and the last offset (`None` is an open end)."""
     return _offset("start_id", start, before=True), _offset("end_id", end, before=False)
 
 
@@ -153,7 +151,7 @@ def _offset(name: str, value: str, *, before: bool) -> int | None:
     if match is None:
         listed = ", ".join(repr(word) for word in words)
         raise SettingsError(
-            f"{name} is {value!r}, which is no id of an event: a number, as in `_id`.",
+            f"{name} is {value!r}, which is not the id of an event: that is a number, as in `_id`.",
             hint=f"Such as '17', or {listed}.",
         )
     number, excluded = int(match[2]), bool(match[1])
@@ -161,8 +159,8 @@ def _offset(name: str, value: str, *, before: bool) -> int | None:
 
 
 class LogGroupFeed(_LogFeed):
-    """The events that a member of a group is given: its own that it has not acknowledged, then those that others let go
-    of, then new ones."""
+    """The events that a member of a group is given: its own unacknowledged ones, those that others released, then new
+    ones."""
 
     page_size = _EVENTS_A_LEASE
     # To ask again before an ack would bring the same events again.
@@ -171,7 +169,7 @@ class LogGroupFeed(_LogFeed):
     def __init__(self, connection: Connection, stream: str | Stream, layout: Layout, membership: Membership) -> None:
         if membership.group_start != "-" or not membership.auto_create:
             raise SettingsError(
-                "start_id and create_group are for groups of Redis: one of a declared stream is there when it is used.",
+                "start_id and create_group are for groups of Redis: one of a declared stream is created at first use.",
                 hint="weft.reset_sync(stream, group, …) moves it.",
             )
         if layout.delivery_column is not None:
@@ -182,8 +180,7 @@ class LogGroupFeed(_LogFeed):
         self._lease = _LEASE_SECONDS if idle is None else max(idle / 1000, 0.001)
         self._unconfirmed: list[dict[str, Any]] = []
 
-    def fetch(self, limit: int, wait_seconds: float | None, more: bool = True) -> Page | None:
-        """Return the next events."""
+    def fetch(self, limit: int, wait_seconds: float | None, more: bool = True) -> FeedPage | None:
         events = self._consume(limit, _LEASE_SECONDS if wait_seconds is None else wait_seconds)
         while not events and wait_seconds is None:
             events = self._consume(limit, _LEASE_SECONDS)
@@ -207,7 +204,6 @@ class LogGroupFeed(_LogFeed):
         )
 
     def confirm(self) -> None:
-        """Acknowledge what was fetched."""
         events, self._unconfirmed = self._unconfirmed, []
         if events:
             ack_sync(self.opened.stream, self._group, events, connection=self.opened.hub.connection)

@@ -94,8 +94,8 @@ def _membership(options: Options) -> Membership | None:
 
 
 def is_declared(stream: object, connection: Connection) -> TypeGuard[str | Stream]:
-    """Return whether this is a declared stream. Other names are those of the system's own streams, where it has some:
-    these may be bytes."""
+    """Return whether this is a declared stream. Other names, which may be bytes, are those of the system's own
+    streams."""
     has_own = system_for(connection.kind).pages is not None
     if isinstance(stream, bytes) and not has_own:
         raise SettingsError(f"A declared stream has a name, not {stream!r}.")

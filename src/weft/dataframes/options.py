@@ -10,11 +10,11 @@ from typing import Any, TypedDict
 
 from weft.dataframes.frames import To, check_to
 from weft.dataframes.layout import Layout, OnError
-from weft.errors import SettingsError, nearest
+from weft.errors import SettingsError, did_you_mean
 
 
 class ScanOptions(TypedDict, total=False):
-    """What every function for frames takes, beside the options that only it has."""
+    """The options that all functions for frames share."""
 
     schema: Mapping[str, Any] | None
     start_id: str
@@ -30,7 +30,7 @@ class ScanOptions(TypedDict, total=False):
 
 
 class ReadOptions(ScanOptions, total=False):
-    """What the functions take that can read as a member of a group."""
+    """The options of the functions that can read as a member of a group."""
 
     to: To
     group: str | None
@@ -89,9 +89,8 @@ def refuse_unknown(function: Callable[..., Any], typed: type[ScanOptions], optio
     known = [*inspect.signature(function).parameters, *typed.__annotations__]
     for name in options:
         if name not in known:
-            close = nearest(name, known)
-            hint = f" Did you mean {close!r}?" if close else ""
-            raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}.{hint}")
+            hint = did_you_mean(name, known) or ""
+            raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}. {hint}".rstrip())
 
 
 def whole_number(name: str, value: object, least: int = 0) -> int:

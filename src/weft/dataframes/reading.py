@@ -25,17 +25,16 @@ def read_stream(
     block_ms: int | None = None,
     **options: Unpack[ReadOptions],
 ) -> Any:
-    """The entries of a stream as a frame: those between two ids, or with a group those that a consumer is given.
+    """Return the entries of a stream as a frame: those between two ids, or with a group those that a consumer is given.
 
-    `schema` names the columns and their types: the frame has exactly these, whatever the entries have. Without one it
-    has every field of any entry, as texts, or as bytes where one is no UTF-8. `on_error` says what becomes of a value
-    that does not fit: it is null, or an error, or its entry goes to the stream `<stream>__quarantine`.
+    `schema` names the columns and their types: the frame has exactly these. Without it the frame has every field of any
+    entry, as texts, or as bytes if a value is not UTF-8. A value that does not fit is handled by `on_error`: it is
+    null, or an error, or its entry goes to the stream `<stream>__quarantine`.
 
     With `block_ms` the call waits so long for the first entry (0 is indefinitely). With `auto_ack` entries are
-    acknowledged once the frame is made. `claim_idle` takes over entries that a member of the group has had for so many
-    milliseconds without acknowledging them, before new ones; `include_delivery` adds how often each was delivered. A
-    group that is not there is created, so that `start_id` is the first it is given.
-    """
+    acknowledged once the frame is made. `claim_idle` claims entries that a member of the group has held unacknowledged
+    for so many milliseconds, before new ones; `include_delivery` adds how often each was delivered. A missing group is
+    created, and starts with `start_id`."""
     refuse_unknown(read_stream, ReadOptions, options)
     asked, wait_seconds = Options(**options), wait_of(block_ms)
     with closing(open_feed(url, stream, asked)) as feed:
@@ -56,7 +55,7 @@ def read_frame(feed: PageFeed, options: Options, wait_seconds: float | None = 0)
 def batches_of(
     feed: PageFeed, layout: Layout, count: int | None = None, wait_seconds: float | None = 0
 ) -> Iterator[pa.RecordBatch]:
-    """What is there, up to so many rows."""
+    """Yield the rows that the feed has now, up to `count`."""
     left = count
     feed.begin()
     while left is None or left > 0:

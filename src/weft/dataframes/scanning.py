@@ -26,8 +26,8 @@ def scan_stream(
     to: Literal["polars", "spark"] = "polars",
     **options: Unpack[ScanOptions],
 ) -> Any:
-    """A LazyFrame of what `read_stream` reads, read when it is collected: only the columns that the query needs, page
-    by page. Without a schema the first look at its columns reads the whole stream, once.
+    """Return a LazyFrame of what `read_stream` reads, read when it is collected: only the columns that the query needs,
+    page by page. Without a schema the first look at its columns reads the whole stream, once.
 
     With `to="spark"` it is a Spark DataFrame, whose tasks read ranges of ids at the same time; filters of the id and
     the timestamp make less of the stream be read.
@@ -47,8 +47,8 @@ def read_streams(
     to: To = "polars",
     **options: Unpack[ScanOptions],
 ) -> Any:
-    """The entries of every stream of Redis whose key matches a pattern (`events:*`), stream by stream in the order of
-    their keys, which are in `stream_column`. The other parameters are those of `read_stream`."""
+    """Return the entries of every stream of Redis whose key matches a pattern (`events:*`), stream by stream in the
+    order of their keys, which are in `stream_column`. The other parameters are those of `read_stream`."""
     refuse_unknown(read_streams, ScanOptions, options)
     asked = Options(to=to, stream_column=stream_column, **options)
     with closing(_open_many(url, pattern, asked, asked.layout)) as feed:
@@ -63,7 +63,7 @@ def scan_streams(
     to: Literal["polars"] = "polars",
     **options: Unpack[ScanOptions],
 ) -> Any:
-    """A LazyFrame of what `read_streams` reads. The keys are looked for when it is collected."""
+    """Return a LazyFrame of what `read_streams` reads. The keys are looked for when it is collected."""
     refuse_unknown(scan_streams, ScanOptions, options)
     asked = Options(to=to, stream_column=stream_column, **options)
     return _scan(lambda layout: _open_many(url, pattern, asked, layout), asked)
@@ -82,7 +82,7 @@ def _scan_with_spark(url: str | Connection, stream: str | bytes | Stream, option
         return scan_log(connection, stream, options.layout, start, end)
     from weft.dataframes.spark_pages import PageScan, scan_pages
 
-    # Workers have not the environment that a reference in it is resolved by.
+    # Workers do not have the environment variables of its references.
     return scan_pages(PageScan(open_pages(connection.resolved(), "A key"), stream, options.layout, start, end))
 
 

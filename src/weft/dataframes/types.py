@@ -12,7 +12,7 @@ from weft.types import FieldType
 
 
 def arrow_types(schema: Mapping[str, Any]) -> dict[str, pa.DataType]:
-    """The Arrow type of each column."""
+    """Return the Arrow type of each column."""
     if not isinstance(schema, Mapping):
         raise DeclarationError(
             f"A schema maps names of fields to types; this one is a {type(schema).__name__}.",
@@ -32,7 +32,7 @@ def _arrow_type(name: str, kind: Any) -> pa.DataType:
         arrow = _from_polars(kind) or _from_spark(kind)
         if arrow is None:
             raise DeclarationError(
-                f"The type of field {name!r} is {kind!r}, which is no type of a column.",
+                f"The type of field {name!r} is {kind!r}, which is not the type of a column.",
                 hint="Name it ('int64'), or give a polars, pyarrow or Spark type.",
             )
     try:
@@ -46,7 +46,7 @@ def _arrow_type(name: str, kind: Any) -> pa.DataType:
 
 
 def is_polars_type(kind: object) -> bool:
-    """Whether this is a type of polars, an instance or the class itself."""
+    """Return whether this is a type of polars, an instance or the class itself."""
     return (kind if isinstance(kind, type) else type(kind)).__module__.startswith("polars.")
 
 

@@ -26,8 +26,10 @@ class DryRun:
         connection.configure(self.spark)
         self.stored = self.target.stored(load, self.spark)
         if self.stored is not None and (load.mode != "truncate" or self.target.keeps_columns):
-            self.frame = load_checks.fitted(self.frame, self.stored.schema, load)
-            self.stored = load_checks.completed(self.stored, load_checks.grown(self.stored.schema, self.frame))
+            self.frame = load_checks.cast_to_table(self.frame, self.stored.schema, load)
+            self.stored = load_checks.with_all_columns(
+                self.stored, load_checks.extended_schema(self.stored.schema, self.frame)
+            )
 
     @property
     def creates(self) -> str | None:

@@ -21,7 +21,7 @@ from weft.systems.target import ArrowRows, SparkTarget
 
 def target_of(connection: Connection, verb: str = "written") -> SparkTarget:
     """Return the target of loads that a connection leads to; an error where it leads to none."""
-    target_class = system_for(connection.kind).load_target()
+    target_class = system_for(connection.kind).load("target")
     if target_class is None or not target_class.exactly_once:
         able = [each.kind for each in systems().values() if each.takes_loads]
         raise DeclarationError(

@@ -17,7 +17,7 @@ from weft.systems.sql import tokens
 from weft.systems.sql.literals import literal
 from weft.systems.sql.queries import subquery
 from weft.systems.sql.tables import SqlTables
-from weft.systems.watermark import UNKNOWN, Watermark, less, text_of
+from weft.systems.watermark import UNKNOWN, Watermark, subtract_lookback, text_of
 
 _MARK = r"\$watermark\b"
 
@@ -89,7 +89,7 @@ def of_query(
         last = None
     field, dialect = schema.field(column), tables.dialect
     name = tables.ordered(f"q.{tables.quote(column)}", field)
-    lower = None if last is None else less(last.value, lookback)
+    lower = None if last is None else subtract_lookback(last.value, lookback)
     lowest = literal(_least(field, tables), dialect)
     everything = subquery(bind(sql, lowest, dialect))
     since = None if lower is None else literal(lower, dialect)
@@ -122,7 +122,7 @@ def of_query(
             mark = replace(mark, seen=counts.passed, adds_read=True)
         elif count_late:
             # The next run looks back to here: what is below then, and was not now, came too late for it.
-            back = less(upper, lookback)
+            back = subtract_lookback(upper, lookback)
             row = session.row(f"SELECT count(*) FROM {everything} AS q WHERE {name} <= {literal(back, dialect)}")
             assert row is not None
             mark = replace(mark, seen=int(row[0]), counted=text_of(back))

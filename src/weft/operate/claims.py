@@ -43,7 +43,7 @@ class Claim:
 
 def is_live(owner: str | None, expires_at: datetime | None, now: datetime) -> bool:
     """Return whether a lease has time left and its process still runs."""
-    return owner is not None and expires_at is not None and expires_at > now and not process.is_gone(owner)
+    return owner is not None and expires_at is not None and expires_at > now and not process.has_ended(owner)
 
 
 def slot_id(pipeline: str, slot: datetime, *more: str) -> str:
@@ -162,7 +162,7 @@ def _begin(session: Session, book: LogTables, run: ClaimedRun) -> None:
 def _interrupt(session: Session, book: LogTables, claim: Claim, last: Attempt) -> Attempt:
     """Record that the owner is gone, and release its claim."""
     assert claim.owner is not None
-    ended = "has ended" if process.is_gone(claim.owner) else "was silent for longer than its lease"
+    ended = "has ended" if process.has_ended(claim.owner) else "was silent for longer than its lease"
     error = f"The process {last.pid} on {last.host} {ended}."
     book.update(
         session,

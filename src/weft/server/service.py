@@ -26,7 +26,7 @@ from weft.server.limits import Limits
 from weft.server.live import Feeds
 from weft.server.problems import later
 from weft.streams.declare import Stream
-from weft.streams.runtime import Opened, find, open_beside, opened
+from weft.streams.runtime import Opened, find, open_stream_async, opened
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Send
@@ -90,7 +90,7 @@ class Service:
             return ready
         with self.room(stream):
             try:
-                return await open_beside(stream)
+                return await open_stream_async(stream)
             except (ConnectionFailedError, StorageError):
                 raise
             except WeftError as error:

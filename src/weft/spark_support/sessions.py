@@ -10,6 +10,11 @@ from typing import Any
 # Tests stop a process at each step of a load, by a handler on this logger.
 _steps = logging.getLogger("weft.commit")
 
+TIME_FORMATS = {
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
+"""Options of Spark by which times in CSV and JSON keep their microseconds."""
 FILE_METADATA = "_metadata"
 """The column in which Spark's readers describe the file of each row."""
 CONF = {

@@ -1,42 +1,22 @@
 """Durable streams: declare, publish, subscribe, consume, acknowledge. Written once over the log protocol of
 `weft.systems.log`."""
 
-from weft.streams.consuming import (
-    ack,
-    ack_sync,
-    consume,
-    consume_sync,
-    groups,
-    groups_sync,
-    nack,
-    nack_sync,
-    reset,
-    reset_sync,
-)
-from weft.streams.declare import Stream, stream
-from weft.streams.publishing import publish, publish_sync
-from weft.streams.retention import trim, trim_sync
-from weft.streams.runtime import close
-from weft.streams.subscription import Subscription, subscribe
-
-__all__ = [
-    "Stream",
-    "Subscription",
-    "ack",
-    "ack_sync",
-    "close",
-    "consume",
-    "consume_sync",
-    "groups",
-    "groups_sync",
-    "nack",
-    "nack_sync",
-    "publish",
-    "publish_sync",
-    "reset",
-    "reset_sync",
-    "stream",
-    "subscribe",
-    "trim",
-    "trim_sync",
-]
+from weft.streams.consuming import ack as ack
+from weft.streams.consuming import ack_sync as ack_sync
+from weft.streams.consuming import consume as consume
+from weft.streams.consuming import consume_sync as consume_sync
+from weft.streams.consuming import groups as groups
+from weft.streams.consuming import groups_sync as groups_sync
+from weft.streams.consuming import nack as nack
+from weft.streams.consuming import nack_sync as nack_sync
+from weft.streams.consuming import reset as reset
+from weft.streams.consuming import reset_sync as reset_sync
+from weft.streams.declare import Stream as Stream
+from weft.streams.declare import stream as stream
+from weft.streams.publishing import publish as publish
+from weft.streams.publishing import publish_sync as publish_sync
+from weft.streams.retention import trim as trim
+from weft.streams.retention import trim_sync as trim_sync
+from weft.streams.runtime import close as close
+from weft.streams.subscription import Subscription as Subscription
+from weft.streams.subscription import subscribe as subscribe

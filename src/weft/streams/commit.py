@@ -12,6 +12,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence, Set
 from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import groupby
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -33,51 +34,27 @@ _WEIGHED_EVENTS = 16
 _WEIGHED_DEPTH = 4
 
 
+@dataclass(slots=True, eq=False)
 class Ticket:
     """One publish that waits for its commit. Either its events are still to be encoded, or its batches are ready."""
 
-    __slots__ = (
-        "appended",
-        "batches",
-        "encode",
-        "error",
-        "events",
-        "future",
-        "key",
-        "keys",
-        "lock",
-        "loop",
-        "publish_id",
-        "ready",
-        "weight",
-    )
-
-    future: asyncio.Future[None]
-    lock: threading.Lock
-
-    def __init__(
-        self,
-        ready: Opened,
-        publish_id: str,
-        events: list[dict[str, Any]],
-        encode: Callable[[Ticket], list[Batch]],
-        key: str | None = None,
-    ) -> None:
-        self.ready = ready
-        self.publish_id = publish_id
-        self.events = events
-        self.encode = encode
-        self.key = key
-        """Names the publish; under the same one again its events are duplicates."""
-        self.keys: Set[str] | None = None
-        """Those of the events, where somebody has looked."""
-        self.batches: list[Batch] | None = None
-        self.appended: Appended | None = None
-        """What became of the events that went to the stream itself, not to its quarantine."""
-        self.error: BaseException | None = None
-        self.weight = 0
-        """About how many bytes the events have."""
-        self.loop: asyncio.AbstractEventLoop | None = None
+    ready: Opened
+    publish_id: str
+    events: list[dict[str, Any]]
+    encode: Callable[[Ticket], list[Batch]]
+    key: str | None = None
+    """Names the publish; under the same one again its events are duplicates."""
+    keys: Set[str] | None = None
+    """The keys of its events, if they were computed."""
+    batches: list[Batch] | None = None
+    appended: Appended | None = None
+    """The result for the events that went to the stream itself, not to its quarantine."""
+    error: BaseException | None = None
+    weight: int = 0
+    """About how many bytes the events have."""
+    loop: asyncio.AbstractEventLoop | None = None
+    future: asyncio.Future[None] = field(init=False)
+    lock: threading.Lock = field(init=False)
 
     def settle(self) -> None:
         """Wake who waits. In its loop's thread for asyncio, in any for the others."""
@@ -116,7 +93,7 @@ class Committer:
             raise ticket.error
 
     def publish_async(self, ticket: Ticket) -> asyncio.Future[None]:
-        """The same for asyncio: the future is done once it is durable."""
+        """Store a publish; the returned future is done once it is durable."""
         ticket.loop = asyncio.get_running_loop()
         ticket.future = ticket.loop.create_future()
         self._put(ticket)
@@ -135,7 +112,7 @@ class Committer:
             self._refuse_rest()
 
     def close(self) -> None:
-        """Commit what is queued, then end the thread. Whoever comes later gets an error."""
+        """Commit what is queued, then end the thread. A later publish raises an error."""
         with self._lock:
             self._closed = True
             self._queue.put(None)
@@ -150,7 +127,7 @@ class Committer:
         )
 
     def _refuse_rest(self) -> None:
-        """Once this is closed, answer whatever came behind the end."""
+        """Once this is closed, fail every publish that was queued after the end."""
         if not self._closed:
             return
         rest = []
@@ -180,7 +157,7 @@ class Committer:
                     weight += ticket.weight
             try:
                 self._commit(group)
-            except BaseException as error:  # a defect of ours, after the commit: better an error than a wait for ever
+            except BaseException as error:  # a defect of ours, after the commit: better an error than an endless wait
                 for ticket in group:
                     ticket.error = ticket.error or _copy(error)
             _wake(group)
@@ -192,7 +169,7 @@ class Committer:
             batches, owners = _encode(group)
             results = self._store.append(batches) if batches else []
         except BaseException as error:
-            # What ends this thread would leave everybody waiting for ever, so everything is somebody's answer.
+            # An error that ended this thread would leave all publishers waiting, so it goes to one of them.
             waiting = [ticket for ticket in group if ticket.error is None]
             if _from_outside(error):
                 for ticket in waiting:
@@ -218,16 +195,16 @@ class Committer:
                 self._committed()
             except BaseException as error:
                 # The events are stored. Readers look for themselves, if somewhat later.
-                _log.warning("telling readers of new events failed: %s", error)
+                _log.warning("waking the readers of new events failed: %s", error)
 
 
 def _from_outside(error: BaseException) -> bool:
-    """Whether the database is to blame, so that trying each publish alone would only wait for it again."""
+    """Return whether the database is to blame, so that trying each publish alone would only wait for it again."""
     return isinstance(error, (ConnectionFailedError, StorageError)) or not isinstance(error, Exception)
 
 
 def _altered(batches: Sequence[Batch]) -> bool:
-    """Whether somebody altered the tables of these batches since we looked at them; now we know their columns."""
+    """Read the columns of these batches' tables again; return whether somebody altered them."""
     logs = {batch.log: batch.log.fields() for batch in batches}
     try:
         changed = [log for log, known in logs.items() if log.fields(fresh=True) != known]
@@ -237,7 +214,7 @@ def _altered(batches: Sequence[Batch]) -> bool:
 
 
 def _encode(group: Sequence[Ticket]) -> tuple[list[Batch], list[list[Ticket]]]:
-    """The batches of a group, and the tickets behind the publishes of each batch."""
+    """Return the batches of a group, and the tickets behind the publishes of each batch."""
     batches: list[Batch] = []
     owners: list[list[Ticket]] = []
     streams: dict[Log, list[Ticket]] = {}
@@ -302,7 +279,7 @@ def _wake(group: list[Ticket]) -> None:
         else:
             by_loop.setdefault(ticket.loop, []).append(ticket)
     for loop, tickets in by_loop.items():
-        with suppress(RuntimeError):  # the loop was closed: nobody waits any more
+        with suppress(RuntimeError):  # the loop was closed: nothing waits any more
             loop.call_soon_threadsafe(_settle_all, tickets)
 
 
@@ -312,7 +289,7 @@ def _settle_all(tickets: list[Ticket]) -> None:
 
 
 def _copy(error: BaseException) -> BaseException:
-    """An error for each of several callers: they would otherwise write their tracebacks into one."""
+    """Return an error for each of several callers: they would otherwise write their tracebacks into one."""
     if not isinstance(error, WeftError):
         return error
     twin = type(error).__new__(type(error))

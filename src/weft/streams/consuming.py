@@ -1,5 +1,4 @@
-"""`consume`, `ack`, `nack`, `reset`, `groups`: reliable batches for named consumers, whose members share the work under
-leases."""
+"""`consume`, `ack`, `nack`, `reset`, `groups`: leased batches of events for the members of named consumers."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -26,17 +25,18 @@ from weft.streams.declare import Stream
 from weft.streams.events import Event, Lease, in_rounds, to_events
 from weft.streams.publishing import publish_once
 from weft.streams.retention import aware
-from weft.streams.runtime import Opened, hub_of, open_beside, open_stream, opened
+from weft.streams.runtime import Opened, for_asyncio, open_stream, open_stream_async, opened
 from weft.systems.base import Connection
-from weft.systems.log import PUBLISHED_AT, RESERVED_PREFIX, ROWID, Leased, Refused, Span
+from weft.systems.log import PUBLISHED_AT, RESERVED_PREFIX, ROWID, Leased, Refused, Release, Span
 from weft.types import FieldType, check_value, to_json
 
 _MAX_BATCH = 100_000
 _YEAR_SECONDS = 365 * 86_400
-# While a call waits for events it also looks this often for leases that ran out and delays that ended: nobody announces
-# those.
+# How often a call that waits for events also looks for leases that ran out and delays that ended.
 _LOOK_SECONDS = 0.5
 
+Consumed = Mapping[str, Any] | Iterable[Mapping[str, Any]]
+"""An event or many, as `consume` returned them."""
 HasRoom = Callable[[dict[str, Any]], bool]
 """Whether a batch has room for one more event. It must have some for the first."""
 
@@ -50,13 +50,12 @@ def consume_sync(
     lease: float = 60,
     wait: float = 0,
 ) -> list[dict[str, Any]]:
-    """Up to `batch_size` events that `consumer` has not acknowledged, leased to this member for `lease` seconds.
+    """Return up to `batch_size` unacknowledged events of `consumer`, leased to this member for `lease` seconds.
 
     First come this member's own unacknowledged events, then those whose lease ran out, then new ones. Workers that
     share a consumer's name share its events. `member` names this worker, so that it gets its events back at once after
     a restart; by default every thread or task is a member of its own. With `wait` the call waits so many seconds for
-    the first event. Raises `EventsLostError` once when retention was faster than this consumer.
-    """
+    the first event. Raises `EventsLostError` once if retention removed events before they were consumed."""
     ready = opened(stream, connection) or open_stream(stream, connection)
     member = _checked(consumer, batch_size, member, lease, wait)
     deadline = time.monotonic() + wait
@@ -79,7 +78,7 @@ async def consume(
     wait: float = 0,
 ) -> list[dict[str, Any]]:
     """`consume_sync` for asyncio; waiting takes no thread."""
-    ready = await open_beside(stream, connection)
+    ready = await open_stream_async(stream, connection)
     member = _checked(consumer, batch_size, member, lease, wait)
     deadline = time.monotonic() + wait
     while True:
@@ -100,7 +99,7 @@ async def consume_now(
     lease: float,
     has_room: HasRoom | None = None,
 ) -> list[dict[str, Any]]:
-    """The same without waiting. The batch ends before the first event that there is no room for."""
+    """Consume without waiting. The batch ends before the first event that there is no room for."""
     member = _checked(consumer, batch_size, member, lease, 0)
     future = ready.hub.submit(_take, ready, consumer, member, batch_size, lease, has_room)
     try:
@@ -112,16 +111,20 @@ async def consume_now(
 
 
 def _give_back(ready: Opened, consumer: str, done: Future[list[dict[str, Any]]]) -> None:
-    if not done.cancelled() and done.exception() is None and done.result():
-        events = done.result()
-        lease: Lease = events[0].lease  # type: ignore[attr-defined]
-        _return_unseen(ready, consumer, [event[ROWID] for event in events], lease.token)
+    if not done.cancelled() and done.exception() is None:
+        with suppress(WeftError):  # else they come back when the lease ends
+            return_undelivered(ready, consumer, done.result())
 
 
-def _return_unseen(ready: Opened, consumer: str, rowids: Sequence[int], token: str) -> None:
-    """Return events that nobody received, as if they had not been delivered."""
-    with suppress(WeftError):  # else they come back when the lease ends
-        ready.log.nack(consumer, rowids, token=token, member=None, delay=0, reason=None, undelivered=True)
+def return_undelivered(ready: Opened, consumer: str, events: Consumed) -> int:
+    """Give back events that nobody received, as if they had not been delivered; return how many."""
+    returned = 0
+    for lease, rowids in _by_lease(ready, events).items():
+        token = None if lease is None else lease.token
+        outcome = ready.log.settle(consumer, rowids, token=token, release=Release(undelivered=True))
+        # Refused where their lease ran out: then they are on their way to others already.
+        returned += 0 if isinstance(outcome, Refused) else outcome
+    return returned
 
 
 def _checked(consumer: str, batch_size: int, member: str | None, lease: float, wait: float) -> str:
@@ -148,7 +151,7 @@ _by_task: WeakKeyDictionary[asyncio.Task[Any], tuple[int, str]] = WeakKeyDiction
 
 
 def default_member() -> str:
-    """A name for this task or thread. Never one that another had: two that share a name would get the same events."""
+    """Return a name that only this task or thread has: two that share a name would get the same events."""
     try:
         task = asyncio.current_task()
     except RuntimeError:
@@ -179,12 +182,12 @@ def _take(
                 hint="Consume again to go on with what is left. Keep events for longer, or consume faster.",
             )
         if leased.exhausted:
-            _bury(ready, consumer, member, leased)
+            _move_to_dead_letters(ready, consumer, member, leased)
         if leased.spans:
             lease = Lease(stream.name, consumer, leased.token)  # one for all spans: their ack is one transaction
             events = _read_all(ready, consumer, leased.spans, lease, has_room)
             if events:
-                retention.look_soon(ready)
+                retention.enforce_soon(ready)
                 return events
         elif not leased.exhausted:
             return []
@@ -201,26 +204,26 @@ def _read_all(
         for event in in_rounds(ready.log, span.first - 1, span.last, span.events, lambda page: to_events(page, lease)):
             if not has_room(event):
                 left = [replace(span, first=event[ROWID]), *spans[at + 1 :]]
-                _return_unseen(ready, consumer, [rowid for each in left for rowid in _rowids(ready, each)], lease.token)
+                rowids = [rowid for each in left for rowid in _rowids(ready, each)]
+                with suppress(WeftError):  # else they come back when the lease ends
+                    ready.log.settle(consumer, rowids, token=lease.token, release=Release(undelivered=True))
                 return events
             events.append(event)
         if len(events) == before:
-            _give_up(ready, consumer, span, lease)
+            _release_empty_span(ready, consumer, span, lease)
     return events
 
 
 def _read(ready: Opened, consumer: str, span: Span, lease: Lease) -> list[dict[str, Any]]:
     events = to_events(ready.log.read(span.first - 1, span.last, span.events), lease)
     if not events:
-        _give_up(ready, consumer, span, lease)
+        _release_empty_span(ready, consumer, span, lease)
     return events
 
 
-def _give_up(ready: Opened, consumer: str, span: Span, lease: Lease) -> None:
-    """A leased span that is empty would be leased again for ever: somebody deleted its rows by hand, or retention did
-    after the lease."""
-    emptied = range(span.first, span.last + 1)
-    ready.log.nack(consumer, emptied, token=lease.token, member=None, delay=0, reason=None)
+def _release_empty_span(ready: Opened, consumer: str, span: Span, lease: Lease) -> None:
+    """Release a leased span whose rows were deleted, by hand or by retention: it would be leased again indefinitely."""
+    ready.log.settle(consumer, range(span.first, span.last + 1), token=lease.token, release=Release())
 
 
 def _rowids(ready: Opened, span: Span) -> Iterator[int]:
@@ -228,7 +231,7 @@ def _rowids(ready: Opened, span: Span) -> Iterator[int]:
         yield from batch.column(0).to_pylist()
 
 
-def _bury(ready: Opened, consumer: str, member: str, leased: Leased) -> None:
+def _move_to_dead_letters(ready: Opened, consumer: str, member: str, leased: Leased) -> None:
     """Move events that were delivered too often to the dead letters: stored there first, then acknowledged here.
 
     A crash in between repeats the first step, which the key of each record makes harmless.
@@ -259,16 +262,16 @@ def _bury(ready: Opened, consumer: str, member: str, leased: Leased) -> None:
             )
     if records:
         publish_once(target, connection, records, "delivery")
-        ready.log.ack(consumer, rowids, token=leased.token, member=member)
+        ready.log.settle(consumer, rowids, token=leased.token, member=member)
 
 
 def _body(event: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """An event as the JSON of its dead letter, and the keys that had to be left out: JSON takes more room than columns.
+    """Return an event as the JSON of its dead letter, and the keys that were left out: JSON takes more room than
+    columns.
 
-    Whatever was published must find a grave, or its consumer would stop there for ever.
-    """
-    given = {key: value for key, value in event.items() if not key.startswith(RESERVED_PREFIX)}
-    body = json.loads(json.dumps(given, default=to_json))
+    Every event must fit a dead letter, or its consumer would stop there indefinitely."""
+    fields = {key: value for key, value in event.items() if not key.startswith(RESERVED_PREFIX)}
+    body = json.loads(json.dumps(fields, default=to_json))
     if _fits(body):
         return body, []
     left_out = [key for key, value in body.items() if not _fits({key: value})]
@@ -299,92 +302,46 @@ _JSON = FieldType("json")
 def ack_sync(
     stream: str | Stream,
     consumer: str,
-    events: Mapping[str, Any] | Iterable[Mapping[str, Any]],
+    events: Consumed,
     *,
     connection: str | Connection | None = None,
     member: str | None = None,
 ) -> int:
-    """Acknowledge events that were consumed: they are not delivered to this consumer again. Any order, any part of a
-    batch.
+    """Acknowledge consumed events, in any order and any part of a batch: they are not delivered to this consumer again.
 
-    Takes the consumed dicts, or dicts that hold `_weft_rowid` alone. Raises `LeaseLostError` for events whose lease
-    ran out or went to another member. Returns how many were acknowledged now: a repeated ack is no error, and counts
-    nothing.
-    """
+    Takes the consumed dicts, or dicts that have `_weft_rowid` alone. Raises `LeaseLostError` for events whose lease ran
+    out or went to another member. Returns how many were acknowledged now: a repeated ack counts nothing."""
     ready = opened(stream, connection) or open_stream(stream, connection)
-
-    def acknowledge(lease: Lease | None, rowids: list[int]) -> int | Refused:
-        if lease is not None:
-            rowids = [rowid for rowid in rowids if rowid not in lease.acked]
-            if not rowids:
-                return 0
-        done = ready.log.ack(consumer, rowids, token=None if lease is None else lease.token, member=member)
-        if isinstance(done, Refused):
-            return Refused(rowids, done.why, done.late)  # all of a delivery or nothing
-        if lease is not None:
-            lease.acked.update(rowids)
-        return done
-
-    return _settle(ready, consumer, "ack", events, acknowledge)
+    return _settle(ready, consumer, events, member, None)
 
 
-async def ack(
-    stream: str | Stream,
-    consumer: str,
-    events: Mapping[str, Any] | Iterable[Mapping[str, Any]],
-    *,
-    connection: str | Connection | None = None,
-    member: str | None = None,
-) -> int:
-    """`ack_sync` for asyncio."""
-    return await hub_of(stream, connection).in_thread(
-        lambda: ack_sync(stream, consumer, events, connection=connection, member=member)
-    )
+ack = for_asyncio(ack_sync)
 
 
 def nack_sync(
     stream: str | Stream,
     consumer: str,
-    events: Mapping[str, Any] | Iterable[Mapping[str, Any]],
+    events: Consumed,
     *,
     delay: float = 0,
     reason: str | None = None,
     connection: str | Connection | None = None,
     member: str | None = None,
 ) -> int:
-    """Give events back, to be delivered again after `delay` seconds; the `reason` goes with them to the dead letters.
-    Returns how many."""
+    """Give events back, to be delivered again after `delay` seconds, and return how many. Dead letters keep the
+    `reason`."""
     if type(delay) not in (int, float) or not 0 <= delay <= _YEAR_SECONDS:
         raise SettingsError(f"delay must be a number of seconds, not {delay!r}.")
     if reason is not None:
         reason = str(reason).encode("utf-8", "replace").decode().replace("\x00", "�")[:2000]
     ready = opened(stream, connection) or open_stream(stream, connection)
-
-    def give_back(lease: Lease | None, rowids: list[int]) -> int | Refused:
-        token = None if lease is None else lease.token
-        done = ready.log.nack(consumer, rowids, token=token, member=member, delay=delay, reason=reason)
-        return Refused(rowids, done.why, done.late) if isinstance(done, Refused) else done
-
-    return _settle(ready, consumer, "nack", events, give_back)
+    return _settle(ready, consumer, events, member, Release(delay, reason))
 
 
-async def nack(
-    stream: str | Stream,
-    consumer: str,
-    events: Mapping[str, Any] | Iterable[Mapping[str, Any]],
-    *,
-    delay: float = 0,
-    reason: str | None = None,
-    connection: str | Connection | None = None,
-    member: str | None = None,
-) -> int:
-    """`nack_sync` for asyncio."""
-    return await hub_of(stream, connection).in_thread(
-        lambda: nack_sync(stream, consumer, events, delay=delay, reason=reason, connection=connection, member=member)
-    )
+nack = for_asyncio(nack_sync)
 
 
-def _by_lease(ready: Opened, events: Mapping[str, Any] | Iterable[Mapping[str, Any]]) -> dict[Lease | None, list[int]]:
+def _by_lease(ready: Opened, events: Consumed) -> dict[Lease | None, list[int]]:
     if isinstance(events, Mapping):
         events = [events]
     elif not hasattr(events, "__iter__"):
@@ -392,7 +349,7 @@ def _by_lease(ready: Opened, events: Mapping[str, Any] | Iterable[Mapping[str, A
             f"Consumed events are needed for {ready.stream.name!r}, not {type(events).__name__}.",
             hint="Pass the events that consume returned.",
         )
-    found: dict[Lease | None, dict[int, None]] = {}
+    by_lease: dict[Lease | None, dict[int, None]] = {}
     for index, event in enumerate(events):
         rowid = event.get(ROWID) if isinstance(event, Mapping) else None
         if type(rowid) is not int or not 0 < rowid < 2**63:
@@ -403,32 +360,30 @@ def _by_lease(ready: Opened, events: Mapping[str, Any] | Iterable[Mapping[str, A
                 value=rowid,
                 hint="Pass the events that consume returned.",
             )
-        found.setdefault(event.lease if isinstance(event, Event) else None, {})[rowid] = None
-    return {lease: list(rowids) for lease, rowids in found.items()}
+        by_lease.setdefault(event.lease if isinstance(event, Event) else None, {})[rowid] = None
+    return {lease: list(rowids) for lease, rowids in by_lease.items()}
 
 
-def _settle(
-    ready: Opened,
-    consumer: str,
-    action: str,
-    events: Mapping[str, Any] | Iterable[Mapping[str, Any]],
-    settle: Callable[[Lease | None, list[int]], int | Refused],
-) -> int:
+def _settle(ready: Opened, consumer: str, events: Consumed, member: str | None, release: Release | None) -> int:
     """Ack or nack lease by lease; what was refused is raised once the others are settled."""
     done = 0
     refused: list[Refused] = []
     for lease, rowids in _by_lease(ready, events).items():
-        outcome: int | Refused
         if lease is not None and (lease.stream, lease.consumer) != (ready.stream.name, consumer):
-            outcome = Refused(rowids, f"they were delivered to consumer {lease.consumer!r} of stream {lease.stream!r}")
-        else:
-            outcome = settle(lease, rowids)
+            why = f"they were delivered to consumer {lease.consumer!r} of stream {lease.stream!r}"
+            refused.append(Refused(rowids, why))
+            continue
+        acked = lease.acked if lease is not None and release is None else set()
+        left = [rowid for rowid in rowids if rowid not in acked]
+        token = None if lease is None else lease.token
+        outcome = ready.log.settle(consumer, left, token=token, member=member, release=release) if left else 0
         if isinstance(outcome, Refused):
-            refused.append(outcome)
+            refused.append(replace(outcome, rowids=left))  # all of a delivery or nothing
         else:
             done += outcome
+            acked.update(left)
     if refused:
-        raise _lease_lost(ready, consumer, action, refused)
+        raise _lease_lost(ready, consumer, "ack" if release is None else "nack", refused)
     return done
 
 
@@ -482,23 +437,13 @@ def reset_sync(
     return position
 
 
-async def reset(
-    stream: str | Stream,
-    consumer: str,
-    to: str | int | datetime = "start",
-    *,
-    connection: str | Connection | None = None,
-) -> int:
-    """`reset_sync` for asyncio."""
-    return await hub_of(stream, connection).in_thread(lambda: reset_sync(stream, consumer, to, connection=connection))
+reset = for_asyncio(reset_sync)
 
 
 def groups_sync(stream: str | Stream, *, connection: str | Connection | None = None) -> list[dict[str, Any]]:
-    """The consumers of a stream: `position` (the last offset delivered), `lag` (events not delivered yet), `pending`
-    (delivered, not acknowledged), `lost` (removed by retention before they were consumed) and `members`."""
+    """Return the consumers of a stream: `position` (the last offset delivered), `lag` (events not delivered yet),
+    `pending` (delivered, not acknowledged), `lost` (removed by retention before they were consumed) and `members`."""
     return [asdict(group) for group in open_stream(stream, connection).log.groups()]
 
 
-async def groups(stream: str | Stream, *, connection: str | Connection | None = None) -> list[dict[str, Any]]:
-    """`groups_sync` for asyncio."""
-    return await hub_of(stream, connection).in_thread(lambda: groups_sync(stream, connection=connection))
+groups = for_asyncio(groups_sync)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal, overload
+from typing import Any, Literal, get_overloads, overload
 
-from weft.errors import DeclarationError, nearest
+from weft.errors import DeclarationError, did_you_mean
 from weft.project import current
 from weft.settings import redact_url
 from weft.systems.base import Connection
@@ -59,7 +60,7 @@ class Stream:
 
     @functools.cached_property
     def quarantine(self) -> Stream:
-        """Where events go that do not fit, when `on_schema_drift` is `quarantine`."""
+        """The stream of events that do not fit, when `on_schema_drift` is `quarantine`."""
         return Stream(
             name=self.name + QUARANTINE_SUFFIX,
             schema=self.schema,
@@ -70,8 +71,8 @@ class Stream:
 
     @functools.cached_property
     def dead_letters(self) -> Stream:
-        """Where events go that were delivered `max_deliveries` times. The key keeps a retry after a crash from storing
-        one twice."""
+        """The stream of events that were delivered `max_deliveries` times. Its key keeps a retry from storing one
+        twice."""
         return Stream(
             name=self.dead_letter or self.name + DEAD_LETTER_SUFFIX,
             schema=self.schema,
@@ -99,7 +100,7 @@ _DEAD_LETTER_FIELDS = {
 }
 
 
-# Typed apart from what runs: a type checker then knows the result, and finds unknown options by itself.
+# A type checker reads the overloads. The second also gives what runs the options and their defaults.
 @overload
 def stream(name: Callable[..., Any], /) -> Stream: ...
 @overload
@@ -122,26 +123,7 @@ def stream(
     max_deliveries: int | None = None,
     dead_letter: str | bool | None = None,
 ) -> Callable[[Callable[..., Any]], Stream]: ...
-def stream(
-    name: str | Callable[..., Any] | None = None,
-    *,
-    schema: str = "events",
-    connection: str | Connection | None = None,
-    cursor: str = "rowid",
-    fields: Mapping[str, str] | None = None,
-    description: str | None = None,
-    tags: Sequence[str] = (),
-    owner: str | None = None,
-    auth: Mapping[str, str | Sequence[str]] | None = None,
-    rate_limit: Mapping[str, float] | None = None,
-    validate_schema: bool = False,
-    retention: Mapping[str, float] | None = None,
-    idempotency_key: str | Sequence[str] | Mapping[str, Any] | None = None,
-    on_schema_drift: Drift = "evolve",
-    max_deliveries: int | None = None,
-    dead_letter: str | bool | None = None,
-    **unknown_options: Any,
-) -> Any:
+def stream(name: str | Callable[..., Any] | None = None, **options: Any) -> Any:
     """Declare a stream. The decorated function is never called; it gives the stream its name.
 
         @stream(name="user_events", fields={"user_id": "string", "action": "string"})
@@ -156,35 +138,15 @@ def stream(
     """
     if callable(name) and not isinstance(name, str):  # @stream without parentheses
         return stream()(name)
-    if unknown_options:
-        option = next(iter(unknown_options))
-        close = nearest(option, _OPTIONS)
-        raise DeclarationError(
-            f"@stream has no option {option!r}.",
-            hint=f"Did you mean {close!r}?" if close else f"Options: {', '.join(_OPTIONS)}.",
-        )
-    options: dict[str, Any] = {
-        "schema": schema,
-        "connection": connection,
-        "cursor": cursor,
-        "fields": fields,
-        "description": description,
-        "tags": tags,
-        "owner": owner,
-        "auth": auth,
-        "rate_limit": rate_limit,
-        "validate_schema": validate_schema,
-        "retention": retention,
-        "idempotency_key": idempotency_key,
-        "on_schema_drift": on_schema_drift,
-        "max_deliveries": max_deliveries,
-        "dead_letter": dead_letter,
-    }
+    for option in options:
+        if option not in _DEFAULTS:
+            hint = did_you_mean(option, ("name", *_DEFAULTS), f"Options: name, {', '.join(_DEFAULTS)}.")
+            raise DeclarationError(f"@stream has no option {option!r}.", hint=hint)
 
     def declare(function: Callable[..., Any]) -> Stream:
         if not callable(function):
             raise DeclarationError(f"@stream decorates a function, not a {type(function).__name__}.")
-        declared = make_stream(function.__name__ if name is None else name, **options)
+        declared = _make_stream(function.__name__ if name is None else name, {**_DEFAULTS, **options})
         _look_like(declared, function)
         register(declared, f"{function.__module__}.{function.__qualname__}")
         return declared
@@ -192,7 +154,9 @@ def stream(
     return declare
 
 
-_OPTIONS = tuple(name for name in stream.__annotations__ if name not in ("return", "unknown_options"))
+_signature = inspect.signature(get_overloads(stream)[1])
+_DEFAULTS = {name: each.default for name, each in _signature.parameters.items() if name != "name"}
+stream.__signature__ = _signature  # type: ignore[attr-defined]
 
 
 def _look_like(declared: Stream, function: Callable[..., Any]) -> None:
@@ -202,8 +166,8 @@ def _look_like(declared: Stream, function: Callable[..., Any]) -> None:
 
 
 def register(declared: Stream, origin: str) -> None:
-    """Put a stream into the project. The same function may declare it again (a reloaded module, a notebook's cell),
-    another may not."""
+    """Add a stream to the project. The function that declared it may declare it again (a reloaded module, a notebook's
+    cell)."""
     streams = current().streams
     present = streams.get(declared.name)
     known = getattr(present, "origin", None)
@@ -227,8 +191,8 @@ def _place(declared: Stream) -> tuple[object, ...]:
     return declared.connection, declared.schema.lower(), declared.name.lower()
 
 
-def make_stream(name: str, **options: Any) -> Stream:
-    """A stream from loose options, each checked; errors name the option."""
+def _make_stream(name: str, options: Mapping[str, Any]) -> Stream:
+    """Return a stream of options, each checked; errors name the option."""
     where = f"Stream {name!r}"
     _check_name(name, "name", where)
     _check_name(options["schema"], "schema", where)
@@ -328,7 +292,7 @@ def _check_lengths(name: str, options: Mapping[str, Any], where: str) -> None:
 
 
 def can_be_column(name: str) -> bool:
-    """Whether every database takes this as the name of a column."""
+    """Return whether every database takes this as the name of a column."""
     return (
         bool(_FIELD.fullmatch(name))
         and len(name.encode()) <= 63
@@ -338,14 +302,14 @@ def can_be_column(name: str) -> bool:
     )
 
 
-def _fields(given: object, where: str) -> dict[str, FieldType]:
-    if given is None:
+def _fields(declared: object, where: str) -> dict[str, FieldType]:
+    if declared is None:
         return {}
-    if not isinstance(given, Mapping):
-        raise DeclarationError(f"{where}: fields must be a dict of names to types, not {type(given).__name__}.")
+    if not isinstance(declared, Mapping):
+        raise DeclarationError(f"{where}: fields must be a dict of names to types, not {type(declared).__name__}.")
     fields: dict[str, FieldType] = {}
     seen: dict[str, str] = {}
-    for name, kind in given.items():
+    for name, kind in declared.items():
         if not isinstance(name, str) or not can_be_column(name):
             raise DeclarationError(
                 f"{where}: {name!r} cannot be the name of a field: "
@@ -361,19 +325,16 @@ def _fields(given: object, where: str) -> dict[str, FieldType]:
     return fields
 
 
-def _options(given: object, option: str, where: str, known: Mapping[str, type]) -> dict[str, Any]:
-    if given is None:
+def _options(options: object, option: str, where: str, known: Mapping[str, type]) -> dict[str, Any]:
+    if options is None:
         return {}
-    if not isinstance(given, Mapping):
-        raise DeclarationError(f"{where}: {option} must be a dict, not {type(given).__name__}.")
-    for key, value in given.items():
+    if not isinstance(options, Mapping):
+        raise DeclarationError(f"{where}: {option} must be a dict, not {type(options).__name__}.")
+    for key, value in options.items():
         kind = known.get(key)
         if kind is None:
-            close = nearest(str(key), known)
-            raise DeclarationError(
-                f"{where}: {option} has no option {key!r}.",
-                hint=f"Did you mean {close!r}?" if close else f"Options: {', '.join(known)}.",
-            )
+            hint = did_you_mean(str(key), known, f"Options: {', '.join(known)}.")
+            raise DeclarationError(f"{where}: {option} has no option {key!r}.", hint=hint)
         number = kind in (int, float)
         fits = type(value) in ((int, float) if kind is float else (kind,))
         # Databases count in microseconds from 1970: more days than these would leave their years.
@@ -382,28 +343,27 @@ def _options(given: object, option: str, where: str, known: Mapping[str, type]) 
             wanted = {int: "a positive whole number", float: "a positive number", str: "a non-empty string"}[kind]
             wanted += f" of at most {most:,}" if number else ""
             raise DeclarationError(f"{where}: {option}[{key!r}] must be {wanted}.")
-    return dict(given)
+    return dict(options)
 
 
 _AUTH = {"bearer": ("token",), "api_key": ("header", "key"), "hmac": ("secret",)}
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
-def _auth(given: object, where: str) -> dict[str, Any] | None:
+def _auth(declared: object, where: str) -> dict[str, Any] | None:
     """No value is shown: it may be the secret itself."""
-    if given is None:
+    if declared is None:
         return None
     kinds = ", ".join(map(repr, _AUTH))
-    if not isinstance(given, Mapping) or "type" not in given:
+    if not isinstance(declared, Mapping) or "type" not in declared:
         raise DeclarationError(
             f"{where}: auth needs a type: {kinds}.", hint='For example auth={"type": "bearer", "token": "${TOKEN}"}.'
         )
-    kind = given["type"]
+    kind = declared["type"]
     if kind not in tuple(_AUTH):
-        close = nearest(kind, _AUTH) if isinstance(kind, str) else None
-        hint = f"Did you mean {close!r}?" if close else None
+        hint = did_you_mean(str(kind), _AUTH)
         raise DeclarationError(f"{where}: auth has a type that is not known; there are {kinds}.", hint=hint)
-    options = dict(given)
+    options = dict(declared)
     secrets = options.get("secret")
     if kind == "hmac" and isinstance(secrets, (list, tuple)):
         if not secrets or not all(isinstance(secret, str) and secret for secret in secrets):
@@ -418,10 +378,10 @@ def _auth(given: object, where: str) -> dict[str, Any] | None:
     return {**checked, "secret": tuple(secrets)} if isinstance(secrets, (list, tuple)) else checked
 
 
-def _rate_limit(given: object, where: str) -> dict[str, float] | None:
-    if given is None:
+def _rate_limit(options: object, where: str) -> dict[str, float] | None:
+    if options is None:
         return None
-    checked = _options(given, "rate_limit", where, {"requests_per_second": float, "burst": int})
+    checked = _options(options, "rate_limit", where, {"requests_per_second": float, "burst": int})
     if "requests_per_second" not in checked:
         raise DeclarationError(f"{where}: rate_limit needs requests_per_second.")
     if checked["requests_per_second"] < _SLOWEST:
@@ -429,24 +389,21 @@ def _rate_limit(given: object, where: str) -> dict[str, float] | None:
     return checked
 
 
-def _idempotency(given: object, fields: Mapping[str, FieldType], where: str) -> tuple[tuple[str, ...], float]:
+def _idempotency(declared: object, fields: Mapping[str, FieldType], where: str) -> tuple[tuple[str, ...], float]:
     horizon = _DEFAULT_HORIZON_DAYS
-    if given is None:
+    if declared is None:
         return (), horizon
-    if isinstance(given, Mapping):
-        rest = {key: value for key, value in given.items() if key != "fields"}
+    if isinstance(declared, Mapping):
+        rest = {key: value for key, value in declared.items() if key != "fields"}
         horizon = float(_options(rest, "idempotency_key", where, {"horizon_days": float}).get("horizon_days", horizon))
-        given = given.get("fields")
-    names = (given,) if isinstance(given, str) else given
+        declared = declared.get("fields")
+    names = (declared,) if isinstance(declared, str) else declared
     if not isinstance(names, Sequence) or not names or not all(isinstance(name, str) and name for name in names):
         raise DeclarationError(
             f"{where}: idempotency_key must be a field, a list of fields or {{'fields': […], 'horizon_days': …}}."
         )
     for name in names:
         if fields and name not in fields:
-            close = nearest(name, fields)
-            raise DeclarationError(
-                f"{where}: idempotency_key {name!r} is not a declared field.",
-                hint=f"Did you mean {close!r}?" if close else f"Fields: {', '.join(fields)}.",
-            )
+            hint = did_you_mean(name, fields, f"Fields: {', '.join(fields)}.")
+            raise DeclarationError(f"{where}: idempotency_key {name!r} is not a declared field.", hint=hint)
     return tuple(names), horizon

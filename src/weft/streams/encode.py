@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, is_dataclass
 from operator import itemgetter
 from typing import Any
 
-from weft.errors import SchemaError, nearest
+from weft.errors import SchemaError, did_you_mean
 from weft.streams.declare import Stream, can_be_column
 from weft.systems.log import EXTRA, META_TYPES, RESERVED_PREFIX, Batch, Log
 from weft.types import FieldType, check_column, check_value, comparable, dump_json, infer, to_json
@@ -34,11 +34,11 @@ class Encoded:
     quarantined: list[dict[str, Any]] = field(default_factory=list)
     kept: list[dict[str, Any]] | None = None
     nulls: tuple[bool, ...] | None = None
-    """By column, whether it has nulls; `None` where nobody has looked."""
+    """By column, whether it has nulls; `None` if that is unknown."""
 
 
 def as_events(events: object, stream: Stream) -> list[dict[str, Any]]:
-    """One event or many as a list of dicts."""
+    """Return one event or many as a list of dicts."""
     if type(events) is dict:
         return [events]
     if isinstance(events, Mapping):
@@ -53,9 +53,9 @@ def as_events(events: object, stream: Stream) -> list[dict[str, Any]]:
             f"publish to {stream.name!r} takes dicts, not a {type(events).__module__.partition('.')[0]} frame.",
             hint="Pass .to_pylist() of an Arrow table, .to_dicts() of polars, .to_dict('records') of pandas.",
         )
-    found: list[dict[str, Any]] = list(events)
-    if set(map(type, found)) - {dict}:
-        for index, event in enumerate(found):
+    listed: list[dict[str, Any]] = list(events)
+    if set(map(type, listed)) - {dict}:
+        for index, event in enumerate(listed):
             if not isinstance(event, Mapping):
                 raise SchemaError(
                     f"Event {index} of the publish to {stream.name!r} is {_shown(event)}, not a dict.",
@@ -63,19 +63,20 @@ def as_events(events: object, stream: Stream) -> list[dict[str, Any]]:
                     value=event,
                     hint=_as_dict(event),
                 )
-            found[index] = dict(event)
-    return found
+            listed[index] = dict(event)
+    return listed
 
 
-def _as_dict(given: object) -> str | None:
-    """How to make an event of what is none."""
-    if is_dataclass(given):
+def _as_dict(event: object) -> str | None:
+    """Return a hint how to make a dict of an event that is none."""
+    if is_dataclass(event):
         return "Pass dataclasses.asdict(event)."
-    return "Pass json.loads(text)." if isinstance(given, (str, bytes)) else None
+    return "Pass json.loads(text)." if isinstance(event, (str, bytes)) else None
 
 
 def keys_of(events: list[dict[str, Any]]) -> Set[str]:
-    """Every key of these events. Where all have as many, the first one's: `_columns` sees whether they are the same."""
+    """Return every key of these events. If all have equally many, those of the first: `_columns` checks that they are
+    equal."""
     keys = events[0].keys()
     same = len(events) == 1 or sum(map(len, events)) == len(keys) * len(events)
     return keys if same else set().union(*events)
@@ -84,18 +85,18 @@ def keys_of(events: list[dict[str, Any]]) -> Set[str]:
 def encode_quickly(
     stream: Stream, log: Log, events: list[dict[str, Any]], keys: Set[str] | None = None
 ) -> Encoded | None:
-    """The short way; `None` where some event needs a closer look. Never touches the database."""
+    """Return the short way; `None` where some event needs a closer look. Never touches the database."""
     fields = log.fields()
-    given = _columns(events, keys_of(events) if keys is None else keys)
-    if not given.keys() <= fields.keys():
+    by_name = _columns(events, keys_of(events) if keys is None else keys)
+    if not by_name.keys() <= fields.keys():
         return None
     required = stream.validate_schema
-    if required and not given.keys() <= stream.fields.keys():
+    if required and not by_name.keys() <= stream.fields.keys():
         return None  # a column that is there from an earlier declaration does not make a key valid
     columns, values, nulls = [], [], []
     for name, kind in fields.items():
-        if name in given:
-            checked, has_nulls = check_column(given[name], kind)
+        if name in by_name:
+            checked, has_nulls = check_column(by_name[name], kind)
             if checked is None or (log.forbidden and _has_forbidden(checked, kind, log.forbidden)):
                 return None
             if required and has_nulls and not _optional(stream, name):
@@ -111,7 +112,7 @@ def encode_quickly(
 def _columns(events: list[dict[str, Any]], keys: Set[str]) -> dict[str, list[Any]]:
     try:
         return {name: list(map(itemgetter(name), events)) for name in keys}
-    except KeyError:  # who has not all of them may have others
+    except KeyError:  # an event without one of them may have others
         return {name: [event.get(name) for event in events] for name in set().union(*events)}
 
 
@@ -125,12 +126,12 @@ def _has_forbidden(column: list[Any], kind: FieldType, forbidden: str) -> bool:
 
 
 def encode(stream: Stream, log: Log, events: list[dict[str, Any]]) -> Encoded:
-    """The long way: may add columns, and raises `SchemaError` for the first event that cannot be stored."""
+    """Return the long way: may add columns, and raises `SchemaError` for the first event that cannot be stored."""
     for index, event in enumerate(events):
         _check_keys(stream, index, event)
     if not events:
         return Encoded((), [], 0)
-    # Somebody else may have added the columns meanwhile. A stream that has none yet takes them from its first events.
+    # Another process may have added columns. A stream without any takes them from its first events.
     fields = log.fields(fresh=True)
     if (stream.on_schema_drift == "evolve" or not fields) and not stream.validate_schema:
         new = _new_fields(fields, events)
@@ -162,15 +163,15 @@ def _check_keys(stream: Stream, index: int, event: dict[str, Any]) -> None:
 
 
 def _new_fields(fields: dict[str, FieldType], events: list[dict[str, Any]]) -> dict[str, FieldType]:
-    taken = {comparable(name) for name in fields}
+    used = {comparable(name) for name in fields}
     new: dict[str, FieldType] = {}
     for key in dict.fromkeys(key for event in events for key in event if key not in fields):
-        if not can_be_column(key) or comparable(key) in taken or len(fields) + len(new) >= MAX_INFERRED_COLUMNS:
+        if not can_be_column(key) or comparable(key) in used or len(fields) + len(new) >= MAX_INFERRED_COLUMNS:
             continue
         kind = infer([event.get(key) for event in events])
         if kind is not None:
             new[key] = kind
-            taken.add(comparable(key))
+            used.add(comparable(key))
     return new
 
 
@@ -220,8 +221,7 @@ def _one(
         known = fields.get(key)
         if known is None or (stream.validate_schema and key not in stream.fields):
             if strict:
-                close = nearest(key, stream.fields or fields)
-                hint = f"Did you mean {close!r}?" if close else None
+                hint = did_you_mean(key, stream.fields or fields)
                 raise _error(stream, index, key, value, "the stream has no such field", hint=hint)
             extra[key] = value
             continue
@@ -294,15 +294,15 @@ def to_batch(
     key_fields: tuple[str, ...] | None = None,
     publish_key: str | None = None,
 ) -> Batch:
-    """The batch of what fits, with idempotency keys where the stream (or the caller) names fields for them.
+    """Return the batch of what fits, with idempotency keys where the stream (or the caller) names fields for them.
 
     An event without such a key has one under the `publish_key`: its number in the publish.
     """
     batch = Batch(log, publishes, encoded.columns, encoded.values, encoded.extra, nulls=encoded.nulls)
     names = stream.key_fields if key_fields is None else key_fields
     if names:
-        given = events if encoded.kept is None else encoded.kept
-        columns = [_key_column(name, encoded, given) for name in names]
+        stored = events if encoded.kept is None else encoded.kept
+        columns = [_key_column(name, encoded, stored) for name in names]
         # An event with a null among its key fields has no key: it is never a duplicate.
         batch.keys = [None if None in values else _key(values) for values in zip(*columns, strict=True)]
     if publish_key is not None:
@@ -319,10 +319,10 @@ def _key_column(name: str, encoded: Encoded, events: list[dict[str, Any]]) -> li
     values = encoded.values[encoded.columns.index(name)]
     if encoded.extra is None:
         return values
-    # A value that does not fit its column is in `_weft_extra`: it is no null, whatever its neighbours are.
+    # A value that does not fit its column is in `_weft_extra`: it is not a null.
     return [event.get(name) if value is None else value for value, event in zip(values, events, strict=True)]
 
 
 def _key(values: tuple[object, ...]) -> bytes:
-    """20 bytes that stand for the values, whatever their length."""
+    """Return a digest of the values in 20 bytes."""
     return hashlib.blake2b(repr(values).encode("utf-8", "surrogatepass"), digest_size=20).digest()

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from weft.systems.log import EXTRA, ROWID, Log, Page
+from weft.systems.log import EXTRA, ROWID, Log, LogPage
 
 _FIRST_ROUND, _LAST_ROUND = 16, 512
 
 
 @dataclass(eq=False, slots=True)
 class Lease:
-    """One delivery: to whom, the token that fences its ack, and what of it was acknowledged."""
+    """One delivery: its consumer, the token that fences its ack, and the offsets that were acknowledged."""
 
     stream: str
     consumer: str
@@ -22,13 +22,13 @@ class Lease:
 
 
 class Event(dict[str, Any]):
-    """A consumed event: a plain dict that also remembers its lease, so that `ack` can tell whether it is still held."""
+    """A consumed event: a dict that also has its lease, so that `ack` can check whether it is still held."""
 
     __slots__ = ("lease",)
     lease: Lease
 
     def copy(self) -> Event:
-        """A copy under the same lease."""
+        """Return a copy under the same lease."""
         return _restore(self, self.lease)
 
     def __or__(self, other: Any) -> Any:
@@ -49,14 +49,14 @@ def _restore(values: dict[str, Any], lease: Lease) -> Event:
     return event
 
 
-def to_dicts(page: Page) -> list[dict[str, Any]]:
-    """A page as plain dicts, the extra keys merged in."""
+def to_dicts(page: LogPage) -> list[dict[str, Any]]:
+    """Return a page as plain dicts, the extra keys merged in."""
     names, columns, extra = _split(page)
     return _merge([dict(zip(names, values, strict=False)) for values in zip(*columns, strict=False)], extra)
 
 
-def to_events(page: Page, lease: Lease) -> list[dict[str, Any]]:
-    """A page as events of a lease."""
+def to_events(page: LogPage, lease: Lease) -> list[dict[str, Any]]:
+    """Return a page as events of a lease."""
     names, columns, extra = _split(page)
     events: list[dict[str, Any]] = []
     for values in zip(*columns, strict=False):
@@ -67,7 +67,8 @@ def to_events(page: Page, lease: Lease) -> list[dict[str, Any]]:
 
 
 def read_after(log: Log, after: int, limit: int) -> tuple[list[dict[str, Any]], int, int]:
-    """The events after an offset; or none, a later offset up to which they were removed, and at most how many."""
+    """Return the events after an offset; or none, the offset up to which they were removed, and at most how many
+    were."""
     head = log.head()
     if head <= after:
         return [], 0, 0
@@ -85,10 +86,10 @@ def in_rounds(
     after: int,
     upto: int,
     limit: int,
-    convert: Callable[[Page], list[dict[str, Any]]] = to_dicts,
+    convert: Callable[[LogPage], list[dict[str, Any]]] = to_dicts,
 ) -> Iterator[dict[str, Any]]:
-    """Up to `limit` events of a range, one by one. They are read in rounds that grow: whoever stops, because they are
-    large, has not much more of them in memory than it took."""
+    """Yield up to `limit` events of a range. They are read in rounds that grow, so that a caller that stops early,
+    because they are large, has few more in memory than it took."""
     count = _FIRST_ROUND
     while limit > 0:
         wanted = min(count, limit)
@@ -99,7 +100,7 @@ def in_rounds(
         after, limit, count = events[-1][ROWID], limit - wanted, min(2 * count, _LAST_ROUND)
 
 
-def _split(page: Page) -> tuple[list[str], list[Any], Any]:
+def _split(page: LogPage) -> tuple[list[str], list[Any], Any]:
     names: list[str] = []
     columns: list[Any] = []
     extra: Any = ()

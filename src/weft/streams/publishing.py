@@ -11,7 +11,7 @@ from weft.streams import retention
 from weft.streams.commit import Ticket
 from weft.streams.declare import Stream
 from weft.streams.encode import as_events, encode, keys_of, to_batch
-from weft.streams.runtime import Opened, open_beside, open_stream, opened
+from weft.streams.runtime import Opened, open_stream, open_stream_async, opened
 from weft.systems.base import Connection
 from weft.systems.log import Batch
 
@@ -29,18 +29,18 @@ async def publish(
     `publish_id`, the first and last `_weft_rowid`, and how many events were received, deduplicated and quarantined.
     `idempotency_key` names this publish: the same events under the same key again are duplicates.
     """
-    ready = opened(stream, connection) or await open_beside(stream, connection)
+    ready = opened(stream, connection) or await open_stream_async(stream, connection)
     return await publish_to(ready, events, idempotency_key)
 
 
 async def publish_to(ready: Opened, events: Any, idempotency_key: str | None = None) -> dict[str, Any]:
-    """The same to a stream that is open."""
+    """Publish to a stream that is open."""
     ticket = _ticket(ready, events, idempotency_key)
     if ticket.events:
         if not _can_wait(ticket):
             ticket.batches = await ready.hub.in_thread(_encode, ticket)
         await ready.hub.committer.publish_async(ticket)
-        retention.look_soon(ready)
+        retention.enforce_soon(ready)
     return _result(ticket)
 
 
@@ -58,13 +58,13 @@ def publish_sync(
         if not _can_wait(ticket):
             ticket.batches = _encode(ticket)
         ready.hub.committer.publish(ticket)
-        retention.look_soon(ready)
+        retention.enforce_soon(ready)
     return _result(ticket)
 
 
 def _can_wait(ticket: Ticket) -> bool:
-    """Whether a publish can be checked together with others: it has no key of its own, and each of its events' keys is
-    a column."""
+    """Return whether a publish can be checked with others: it has no idempotency key, and all its fields are
+    columns."""
     if ticket.key is not None:
         return False
     ticket.keys = keys_of(ticket.events)
@@ -85,7 +85,7 @@ _spare_ids: list[str] = []
 
 
 def _new_id() -> str:
-    """A random UUID. Made 256 at a time: asking the kernel for each would cost more than the rest of a publish."""
+    """Return a random UUID. Made 256 at a time: one call of the kernel for each would take longer than the publish."""
     try:
         return _spare_ids.pop()
     except IndexError:
@@ -102,7 +102,7 @@ os.register_at_fork(after_in_child=_spare_ids.clear)
 
 
 def _encode(ticket: Ticket) -> list[Batch]:
-    """A publish by itself: its stream's batch, then the quarantine's. They are stored together or not at all."""
+    """Return a publish by itself: its stream's batch, then the quarantine's. They are stored together or not at all."""
     stream, log, events = ticket.ready.stream, ticket.ready.log, ticket.events
     encoded = encode(stream, log, events)
     batches = []
@@ -111,9 +111,9 @@ def _encode(ticket: Ticket) -> list[Batch]:
         batches.append(to_batch(stream, log, publishes, encoded, events, publish_key=ticket.key))
     if encoded.quarantined:
         place = open_stream(stream.quarantine, ticket.ready.hub.connection)
-        # Its keys must be forgotten one day too, and nobody else publishes to it.
+        # Its keys must be forgotten one day too, and only this publishes to it.
         place.keyed = place.keyed or ticket.key is not None
-        retention.look_soon(place)
+        retention.enforce_soon(place)
         records = encode(place.stream, place.log, encoded.quarantined)
         publishes = [(ticket.publish_id, records.count)]
         batches.append(to_batch(place.stream, place.log, publishes, records, [], publish_key=ticket.key))
@@ -121,10 +121,9 @@ def _encode(ticket: Ticket) -> list[Batch]:
 
 
 def publish_once(stream: Stream, connection: Connection | None, records: list[dict[str, Any]], key_field: str) -> None:
-    """Store records under a key of their own, so that doing it again after a crash stores nothing twice.
+    """Store records by their own key, so that a retry after a crash stores nothing twice.
 
-    Whatever rules the stream has: a record that were refused would be tried again for ever.
-    """
+    The rules of the stream do not apply: a record that it refused would be tried again indefinitely."""
     ready = open_stream(stream, connection)
     ticket = _ticket(ready, records)
     lenient = replace(ready.stream, validate_schema=False, on_schema_drift="evolve")
@@ -132,7 +131,7 @@ def publish_once(stream: Stream, connection: Connection | None, records: list[di
     publishes = [(ticket.publish_id, encoded.count)]
     ticket.batches = [to_batch(lenient, ready.log, publishes, encoded, ticket.events, (key_field,))]
     ready.hub.committer.publish(ticket)
-    retention.look_soon(ready)
+    retention.enforce_soon(ready)
 
 
 def _result(ticket: Ticket) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""Retention: events past a stream's age or number are removed, and consumers that had not seen them are told."""
+"""Retention: events past a stream's age or number are removed; consumers that had not seen them get
+`EventsLostError`."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 
 from weft.errors import DeclarationError, SettingsError
 from weft.streams.declare import Stream
-from weft.streams.runtime import Opened, hub_of, open_stream
+from weft.streams.runtime import Opened, for_asyncio, open_stream
 from weft.systems.base import Connection
 
 _log = logging.getLogger("weft.streams")
@@ -18,7 +19,7 @@ _INTERVAL_SECONDS = 5.0
 _trimming = threading.Lock()
 
 
-def look_soon(ready: Opened) -> None:
+def enforce_soon(ready: Opened) -> None:
     """Enforce the stream's retention in the background, if it is time for it."""
     if _due(ready):
         ready.hub.in_background(_enforce_quietly, ready)
@@ -40,7 +41,7 @@ def _enforce_quietly(ready: Opened) -> None:
     try:
         enforce(ready)
     except Exception as error:
-        # A publish is acknowledged whatever happens here, but nothing that goes wrong is kept quiet.
+        # A failure here does not fail the publish, but it is logged.
         _log.warning("retention of stream %s failed, and is tried again later: %s", ready.stream.name, error)
 
 
@@ -88,17 +89,7 @@ def trim_sync(
     return ready.log.trim(cut) if cut > 0 else 0
 
 
-async def trim(
-    stream: str | Stream,
-    *,
-    before: int | datetime | None = None,
-    max_rows: int | None = None,
-    connection: str | Connection | None = None,
-) -> int:
-    """`trim_sync` for asyncio."""
-    return await hub_of(stream, connection).in_thread(
-        lambda: trim_sync(stream, before=before, max_rows=max_rows, connection=connection)
-    )
+trim = for_asyncio(trim_sync)
 
 
 def aware(moment: datetime) -> datetime:

@@ -1,18 +1,18 @@
-"""What a process holds open: one hub a connection, with its store, the threads that commit for everybody, and the watch
-for new events."""
+"""What a process holds open: a hub for each connection, with its store, its committer and its watch for new events."""
 
 from __future__ import annotations
 
 import asyncio
 import atexit
+import functools
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for_all
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 from weft.errors import SettingsError, unknown
@@ -23,6 +23,7 @@ from weft.streams.watch import Watch
 from weft.systems.base import Connection, system_for
 from weft.systems.log import Log, Store
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _BLOCKING_THREADS = 16
@@ -34,7 +35,7 @@ class Hub:
     def __init__(self, connection: Connection, clock: Callable[[], float]) -> None:
         self.connection = connection
         self.real_time = clock is time.time
-        """Not so in a test that moves its own clock."""
+        """False in a test that moves its own clock."""
         self.store: Store = system_for(connection.kind).load_log()(connection, clock)
         self.watch = Watch(self.store)
         self.committer = Committer(self.store, self._committed, connection.label)
@@ -47,7 +48,7 @@ class Hub:
         return self._threads.submit(function, *arguments)
 
     async def in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Run a blocking call of the log protocol beside the event loop."""
+        """Run a blocking call of the log protocol in a thread, without blocking the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
     def _committed(self) -> None:
@@ -89,7 +90,7 @@ class _Held:
 
     hubs: dict[Connection, Hub] = field(default_factory=dict)
     streams: dict[Any, Opened] = field(default_factory=dict)
-    """By what the caller named them and their connection, as of so many declarations."""
+    """By the stream and connection that the caller named; valid while `declarations` is the project's."""
     declarations: int = 0
 
 
@@ -99,14 +100,13 @@ _opening = threading.RLock()
 
 
 def find(stream: str | Stream) -> Stream:
-    """The declared stream of that name; quarantines and dead letters are known by their streams."""
+    """Return the declared stream of that name; quarantines and dead letters are known by their streams."""
     if isinstance(stream, Stream):
         return stream
     streams = current().streams
     if isinstance(stream, str):
-        found = streams.get(stream)
-        if found is not None:
-            return found
+        if stream in streams:
+            return streams[stream]
         for declared in streams.values():
             for derived in derived_streams(declared):
                 if derived.name == stream:
@@ -124,7 +124,7 @@ def find(stream: str | Stream) -> Stream:
 
 
 def derived_streams(declared: Stream) -> list[Stream]:
-    """The streams that a declared one brings along."""
+    """Return the streams that a declared one brings along."""
     derived = []
     if declared.on_schema_drift == "quarantine":
         derived.append(declared.quarantine)
@@ -134,7 +134,7 @@ def derived_streams(declared: Stream) -> list[Stream]:
 
 
 def opened(stream: str | Stream, connection: str | Connection | None = None) -> Opened | None:
-    """The stream if this process has it open already."""
+    """Return the stream if this process has it open already."""
     project = current()
     held = _held_by(project)
     try:
@@ -144,13 +144,14 @@ def opened(stream: str | Stream, connection: str | Connection | None = None) -> 
 
 
 def open_stream(stream: str | Stream, connection: str | Connection | None = None) -> Opened:
-    """The stream, opened where it is not yet; its table is created at first use."""
+    """Return the stream, opened where it is not yet; its table is created at first use."""
     project = current()
     ready = opened(stream, connection)
     while ready is None:
         declarations, declared = project.declarations, find(stream)
         hub = open_hub(project.connection(connection if connection is not None else declared.connection))
-        log = hub.store.open(declared.schema, declared.name, _plain(declared))
+        fields = {name: replace(kind, nullable=False) for name, kind in declared.fields.items()}
+        log = hub.store.open(declared.schema, declared.name, fields)
         with _opening:
             held = _held_by(project)
             if held.declarations != project.declarations:
@@ -162,7 +163,7 @@ def open_stream(stream: str | Stream, connection: str | Connection | None = None
 
 
 def stored_log(stream: Stream, connection: str | Connection | None = None) -> Log | None:
-    """The stream's log, or `None` where nothing was ever published: unlike `open_stream` this creates nothing."""
+    """Return the stream's log, or `None` if nothing was ever published. Unlike `open_stream` this creates nothing."""
     # Databases fold the case of names.
     store = hub_of(stream, connection).store
     if f"{stream.schema}.{stream.name}".lower() not in {".".join(each).lower() for each in store.names()}:
@@ -170,28 +171,37 @@ def stored_log(stream: Stream, connection: str | Connection | None = None) -> Lo
     return store.open(stream.schema, stream.name, {})
 
 
-async def open_beside(stream: str | Stream, connection: str | Connection | None = None) -> Opened:
+async def open_stream_async(stream: str | Stream, connection: str | Connection | None = None) -> Opened:
     """`open_stream` for asyncio."""
     ready = opened(stream, connection)
     return await hub_of(stream, connection).in_thread(open_stream, stream, connection) if ready is None else ready
 
 
 def hub_of(stream: str | Stream, connection: str | Connection | None = None) -> Hub:
-    """The hub of a stream's connection. The database is not asked for anything."""
+    """Return the hub of a stream's connection. The database is not asked for anything."""
     ready = opened(stream, connection)
     if ready is not None:
         return ready.hub
     return open_hub(current().connection(connection if connection is not None else find(stream).connection))
 
 
-def _plain(declared: Stream) -> dict[str, Any]:
-    from dataclasses import replace
+def for_asyncio(blocking: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Return a coroutine function that calls `blocking` in a thread of the hub of its first parameter, the stream."""
 
-    return {name: replace(kind, nullable=False) for name, kind in declared.fields.items()}
+    @functools.wraps(blocking)
+    async def call(*arguments: P.args, **named: P.kwargs) -> T:
+        options: dict[str, Any] = named
+        stream: Any = arguments[0] if arguments else options.get("stream")
+        hub = hub_of(stream, options.get("connection"))
+        return await hub.in_thread(functools.partial(blocking, *arguments, **named))
+
+    call.__name__ = call.__qualname__ = blocking.__name__.removesuffix("_sync")
+    call.__doc__ = f"`{blocking.__name__}` for asyncio."
+    return call
 
 
 def open_hub(connection: Connection) -> Hub:
-    """The hub of a connection, one a process."""
+    """Return the hub of a connection, one a process."""
     project = current()
     with _opening:
         hubs = _held_by(project).hubs

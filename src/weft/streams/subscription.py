@@ -18,7 +18,7 @@ from weft.systems.log import ROWID
 
 # At most this many events wait in memory for a slow reader; the others wait in the log.
 _PAGE_EVENTS = 500
-# A reader that nobody wakes looks by itself: the database may be away, and no watch says so.
+# A reader also looks without being woken: the database may be away, which no watch reports.
 _LOOK_SECONDS = 2.0
 
 

@@ -16,7 +16,8 @@ _PAUSE_SECONDS = 0.5
 
 
 class Watch:
-    """Tells readers that something may have been appended, by this process or another. Readers look for themselves."""
+    """Wakes readers when something may have been appended, by this process or another. Readers then look for
+    themselves."""
 
     # After this long without a reader the thread ends; the next reader starts another.
     _LINGER_SECONDS = 5.0
@@ -51,7 +52,7 @@ class Watch:
                 self._waiting -= 1
 
     async def wait_async(self, version: int, timeout: float | None) -> None:
-        """The same for asyncio; `None` waits for as long as it takes."""
+        """Wait for asyncio as `wait` does; `None` waits indefinitely."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         with self._changed:
@@ -89,7 +90,7 @@ class Watch:
             try:
                 now = self._store.changed(seen, 1.0)
             except Exception as error:
-                # Readers look for themselves and raise what they find; without a watch they would sleep for ever.
+                # Readers look for themselves and raise the error; without a watch they would sleep indefinitely.
                 _log.warning("watching for new events failed, and is tried again: %s", error)
                 now = object()
                 time.sleep(_PAUSE_SECONDS)
@@ -99,7 +100,7 @@ class Watch:
         self._store.unwatch()
 
     def close(self) -> None:
-        """End the thread, and wake who waits: nobody else will."""
+        """End the thread, and wake all that wait."""
         with self._changed:
             self.closed = True
             thread = self._thread

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, NoReturn, Self
 from urllib.parse import unquote_plus
 
 from weft import hooks, settings
@@ -25,8 +25,8 @@ from weft.errors import (
     NotFoundError,
     SettingsError,
     WeftError,
+    did_you_mean,
     installing,
-    nearest,
 )
 
 ENTRY_POINTS = "weft.systems"
@@ -73,12 +73,12 @@ class Connection:
         self.validate()
 
     def __repr__(self) -> str:
-        given = [
+        shown = [
             f"{each.name}={self._shown(each)!r}"
             for each in dataclasses.fields(self)
             if getattr(self, each.name) is not None
         ]
-        return f"{type(self).__name__}({', '.join(given)})"
+        return f"{type(self).__name__}({', '.join(shown)})"
 
     @classmethod
     def refuse_unknown(cls, fields: typing.Iterable[str]) -> None:
@@ -86,8 +86,7 @@ class Connection:
         known = [each.name for each in dataclasses.fields(cls)]
         for name in fields:
             if name not in known:
-                close = nearest(name, known)
-                hint = f"Did you mean {close!r}?" if close else f"Its fields: {', '.join(known)}."
+                hint = did_you_mean(name, known, f"Its fields: {', '.join(known)}.")
                 raise DeclarationError(f"{cls.__name__} has no field {name!r}.", hint=hint)
 
     @classmethod
@@ -111,9 +110,9 @@ class Connection:
         scheme = url_scheme(url)
         if scheme in schemes or (scheme is None and not self._is_resolved and settings.has_references(url)):
             return
-        found = f"begins with {scheme}://" if scheme else "is no URL"
+        problem = f"begins with {scheme}://" if scheme else "is not a URL"
         raise DeclarationError(
-            f"The {field_name} of {self.label} {found}; {self.any_such} needs "
+            f"The {field_name} of {self.label} {problem}; {self.any_such} needs "
             f"{' or '.join(f'{each}://' for each in schemes)}."
         )
 
@@ -132,21 +131,21 @@ class Connection:
         return copy
 
     def secrets(self) -> set[str]:
-        """The secret values of this connection once resolved, for `weft.settings.redact`."""
-        resolved, found = self.resolved(), set()
+        """Return the secret values of this connection once resolved, for `weft.settings.redact`."""
+        resolved, secrets = self.resolved(), set()
         for each in dataclasses.fields(self):
             value = getattr(resolved, each.name)
             if value is None:
                 continue
             if each.metadata.get("url"):
-                found |= settings.url_secrets(value)
+                secrets |= settings.url_secrets(value)
             elif each.metadata.get("secret"):
-                found.add(str(value))
-        return found
+                secrets.add(str(value))
+        return secrets
 
     @property
     def target(self) -> str:
-        """What it points at, in one line without secrets."""
+        """The server, file or bucket that it leads to, in one line without secrets."""
         shown = {each.name: (each, self._shown(each)) for each in dataclasses.fields(self) if each.name != "name"}
         for each, text in shown.values():
             if each.metadata.get("url") and text is not None:
@@ -154,11 +153,11 @@ class Connection:
         return " ".join(f"{name}={text}" for name, (_, text) in shown.items() if text is not None)
 
     def is_missing(self) -> bool:
-        """Whether it is a file that is not there yet: the first write makes it."""
+        """Return whether it is a file that does not exist yet: the first write creates it."""
         return False
 
     def refuse_missing(self) -> None:
-        """Raise where it is a file that is to be read and is not there."""
+        """Raise if it is a file to be read that does not exist."""
         return
 
     @property
@@ -167,33 +166,33 @@ class Connection:
         return False
 
     def stream_table(self, stream: Any) -> str:
-        """The quoted name of a stream's table in this database, for SQL."""
+        """Return the quoted name of a stream's table in this database, for SQL."""
         raise DeclarationError(f"On {self.label} a stream is not a table.", hint="Read it with weft.read_stream.")
 
     def reports_missing(self, error: str) -> Literal["table", "database"] | None:
-        """What is missing where a text of an error says so in this system's words: a table, or the whole database."""
+        """Return what an error of this system reports as missing: a table, or the whole database."""
         return None
 
     def check(self) -> dict[str, Any]:
-        """Open the connection, run a trivial query, and say what answered: server, database, latency_ms."""
+        """Open the connection, run a trivial query, and return what answered: server, database, latency_ms."""
         raise NotImplementedError
 
     def configure(self, spark: Any) -> None:
-        """Tell a Spark session how to reach this system, where its connector cannot be told by options."""
+        """Configure a Spark session to reach this system, where options of its connector cannot do it."""
 
     def has_path(self, name: str, path: str) -> bool:
-        """Whether a path is among the files of a source or target here."""
+        """Return whether a path is among the files of a source or target here."""
         return False
 
     def xconsumer(self, *streams: Any, **options: Any) -> Any:
-        """A `weft.Consumer` of streams on this connection, or with `group` and `consumer` a `weft.GroupConsumer`."""
+        """Return a `weft.Consumer` of streams here, or with `group` and `consumer` a `weft.GroupConsumer`."""
         system = system_for(self.kind)
         if system.entries is None:
             system.load_log()  # refuses what holds no streams
         return hooks.open_consumer(self, *streams, **options)
 
     def failed(self, error: BaseException, *, hint: str | None = None) -> ConnectionFailedError:
-        """The error to raise for a driver's `error` in opening this connection, without its secrets.
+        """Return the error to raise for a driver's `error` in opening this connection, without its secrets.
 
         Raise it `from None`: a chained driver error would show its own text.
         """
@@ -201,7 +200,7 @@ class Connection:
         return ConnectionFailedError(f"Cannot open {self.label} ({self.target}): {text}", hint=hint)
 
     def unreachable(self, error: BaseException, *, answered: bool) -> ConnectionFailedError:
-        """The error to raise where a server did not let us in: what to check depends on whether one `answered`."""
+        """Return the error for a connection that cannot be opened. `answered`: a server answered, and refused it."""
         hint = "Check that the server runs and takes connections"
         hint += f": weft connections check {self.name}" if self.name else "."
         return self.failed(error, hint=SIGN_IN_HINT if answered else hint)
@@ -295,72 +294,54 @@ class System:
     extra: str | None = None
     describes: str = ""
 
+    def load(self, capability: Literal["stream_source", "target", "entries", "pages", "hashes"]) -> Any:
+        """Return the class or function that this system names for a capability; `None` where it names none."""
+        return self._load(getattr(self, capability))
+
     def load_connection(self) -> type[Connection]:
-        """The class of this system's connections."""
+        """Return the class of this system's connections."""
         loaded: type[Connection] = self._load(self.connection)
         return loaded
 
-    def load_log(self) -> type[Any]:
-        """The class that keeps streams on this system."""
-        if self.log is None:
-            able = ", ".join(each.kind for each in systems().values() if each.log)
-            raise DeclarationError(f"A {self.kind} connection cannot hold a stream.", hint=f"These can: {able}.")
-        loaded: type[Any] = self._load(self.log)
-        return loaded
+    def load_log(self) -> Any:
+        """Return the class that keeps streams on this system."""
+        return self._load(self.log) or self._refuse("hold a stream", lambda each: each.log)
 
-    def load_tables(self) -> type[Any]:
-        """The class that reads and writes tables on this system."""
-        if self.tables is None:
-            able = ", ".join(each.kind for each in systems().values() if each.tables)
-            raise DeclarationError(f"A {self.kind} connection cannot hold tables.", hint=f"These can: {able}.")
-        loaded: type[Any] = self._load(self.tables)
-        return loaded
+    def load_tables(self) -> Any:
+        """Return the class that reads and writes tables on this system."""
+        return self._load(self.tables) or self._refuse("hold tables", lambda each: each.tables)
 
-    def load_stream_source(self) -> type[Any] | None:
-        """The class of this system's sources of streaming pipelines, where it has its own."""
-        loaded: type[Any] | None = None if self.stream_source is None else self._load(self.stream_source)
-        return loaded
-
-    def load_target(self) -> type[Any] | None:
-        """The class of the targets that Spark writes on this system, where it has its own."""
-        loaded: type[Any] | None = None if self.target is None else self._load(self.target)
-        return loaded
-
-    @property
-    def takes_loads(self) -> bool:
-        """Whether loads and batch pipelines can write what Spark writes on this system."""
-        target = self.load_target()
-        return target is not None and target.exactly_once
-
-    def load_dead_letter_store(self) -> type[Any]:
-        """The class that keeps dead letters on this system: its own, or that of every system with tables."""
-        reference = self.dead_letter_store
-        if reference is None and self.tables is not None:
-            reference = "weft.systems.sql.dead_letters:TableLetters"
-        if reference is None:
-            able = ", ".join(each.kind for each in systems().values() if each.dead_letter_store or each.tables)
-            raise DeclarationError(f"A {self.kind} connection cannot keep dead letters.", hint=f"These can: {able}.")
-        loaded: type[Any] = self._load(reference)
-        return loaded
-
-    def load(self, capability: typing.Literal["entries", "pages", "hashes"]) -> Any:
-        """Return the class or function that this system names for a capability which it has."""
-        return self._load(getattr(self, capability))
+    def load_dead_letter_store(self) -> Any:
+        """Return the class that keeps dead letters on this system: its own, or that of every system with tables."""
+        of_tables = self.tables and "weft.systems.sql.dead_letters:TableLetters"
+        return self._load(self.dead_letter_store or of_tables) or self._refuse(
+            "keep dead letters", lambda each: each.dead_letter_store or each.tables
+        )
 
     def load_endpoint(self) -> Any:
         """Return what streaming pipelines can read and write on this system: a `weft.systems.endpoint.Endpoint`."""
         return self._load(self.endpoint)(self)
 
-    def _load(self, reference: str) -> Any:
-        module, _, name = reference.partition(":")
-        return getattr(require(module, self), name)
+    @property
+    def takes_loads(self) -> bool:
+        """Whether loads and batch pipelines can write what Spark writes on this system."""
+        target = self.load("target")
+        return target is not None and target.exactly_once
+
+    def _load(self, reference: str | None) -> Any:
+        module, _, name = (reference or "").partition(":")
+        return getattr(require(module, self), name) if module else None
+
+    def _refuse(self, purpose: str, is_able: Callable[[System], str | None]) -> NoReturn:
+        able = ", ".join(each.kind for each in systems().values() if is_able(each))
+        raise DeclarationError(f"A {self.kind} connection cannot {purpose}.", hint=f"These can: {able}.")
 
 
 def url_parameters(
     query: str, known: Mapping[str, Callable[[str], Any]], malformed: Callable[[str, str | None], SettingsError]
 ) -> dict[str, Any]:
-    """What follows the `?` of a URL: known names alone, each read by its function."""
-    found: dict[str, Any] = {}
+    """Return the parameters behind the `?` of a URL, each read by its function. Raise for an unknown name."""
+    parameters: dict[str, Any] = {}
     for pair in filter(None, query.split("&")):
         name, _, text = pair.partition("=")
         if name not in known:
@@ -370,14 +351,13 @@ def url_parameters(
                     "has an unknown parameter",
                     "A ? in a user or password must be percent-encoded: %3F for ?, %40 for @.",
                 )
-            close = nearest(name, known)
-            hint = f"Did you mean {close!r}?" if close else f"Known parameters: {', '.join(known)}."
+            hint = did_you_mean(name, known, f"Known parameters: {', '.join(known)}.")
             raise malformed(f"has an unknown parameter {name!r}", hint)
         try:
-            found[name] = known[name](unquote_plus(text))
+            parameters[name] = known[name](unquote_plus(text))
         except ValueError:
             raise malformed(f"has an invalid value of {name!r}", None) from None
-    return found
+    return parameters
 
 
 def require(module: str, system: System | str) -> types.ModuleType:
@@ -394,6 +374,27 @@ def require(module: str, system: System | str) -> types.ModuleType:
         ) from error
 
 
+_FILES = System(
+    kind="object_store_local",
+    connection="weft.systems.objects.connection:ObjectStoreLocalConnection",
+    stream_source="weft.systems.objects.stream_source:FileSource",
+    target="weft.systems.objects.target:FileTarget",
+    dead_letter_store="weft.systems.objects.dead_letters:FolderLetters",
+    endpoint="weft.systems.objects.connection:FileEndpoint",
+    extra="spark",
+    describes="Parquet, CSV, JSON lines or ORC files in a folder",
+)
+_DELTA = System(
+    kind="delta_local",
+    connection="weft.systems.delta.connection:DeltaLocalConnection",
+    stream_source="weft.systems.delta.stream_source:DeltaSource",
+    target="weft.systems.delta.target:DeltaTarget",
+    dead_letter_store="weft.systems.delta.dead_letters:DeltaLetters",
+    jars=("delta",),
+    endpoint="weft.systems.delta.connection:DeltaEndpoint",
+    extra="spark",
+    describes="Delta tables in a folder",
+)
 _BUILT_IN = {
     system.kind: system
     for system in (
@@ -434,10 +435,10 @@ _BUILT_IN = {
         System(
             kind="redis",
             connection="weft.systems.redis.connection:RedisConnection",
-            endpoint="weft.systems.redis.endpoint:RedisEndpoint",
+            endpoint="weft.systems.redis.connection:RedisEndpoint",
             schemes=("redis", "rediss"),
             log="weft.systems.redis.store:RedisStore",
-            entries="weft.systems.redis.entries:RedisEntries",
+            entries="weft.systems.redis.entry_group:RedisEntries",
             pages="weft.systems.redis.pages:RedisPages",
             hashes="weft.systems.redis.hashes:write_hashes",
             extra="redis",
@@ -450,51 +451,25 @@ _BUILT_IN = {
             target="weft.systems.kafka.target:TopicTarget",
             dead_letter_store="weft.systems.kafka.dead_letters:TopicLetters",
             jars=("kafka",),
-            endpoint="weft.systems.kafka.endpoint:KafkaEndpoint",
+            endpoint="weft.systems.kafka.connection:KafkaEndpoint",
             extra="kafka",
             describes="Kafka: topics of JSON messages or of bytes",
         ),
-        System(
-            kind="object_store_local",
-            connection="weft.systems.objects.connection:ObjectStoreLocalConnection",
-            stream_source="weft.systems.objects.stream_source:FileSource",
-            target="weft.systems.objects.target:FileTarget",
-            dead_letter_store="weft.systems.objects.dead_letters:FolderLetters",
-            endpoint="weft.systems.objects.endpoint:FileEndpoint",
-            extra="spark",
-            describes="Parquet, CSV, JSON lines or ORC files in a folder",
-        ),
-        System(
+        _FILES,
+        dataclasses.replace(
+            _FILES,
             kind="object_store_s3",
             connection="weft.systems.objects.connection:ObjectStoreS3Connection",
-            stream_source="weft.systems.objects.stream_source:FileSource",
-            target="weft.systems.objects.target:FileTarget",
             dead_letter_store="weft.systems.objects.dead_letters:BucketLetters",
             jars=("s3",),
-            endpoint="weft.systems.objects.endpoint:FileEndpoint",
-            extra="spark",
             describes="Parquet, CSV, JSON lines or ORC files in a bucket",
         ),
-        System(
-            kind="delta_local",
-            connection="weft.systems.delta.connection:DeltaLocalConnection",
-            stream_source="weft.systems.delta.stream_source:DeltaSource",
-            target="weft.systems.delta.target:DeltaTarget",
-            dead_letter_store="weft.systems.delta.dead_letters:DeltaLetters",
-            jars=("delta",),
-            endpoint="weft.systems.delta.endpoint:DeltaEndpoint",
-            extra="spark",
-            describes="Delta tables in a folder",
-        ),
-        System(
+        _DELTA,
+        dataclasses.replace(
+            _DELTA,
             kind="delta_s3",
             connection="weft.systems.delta.connection:DeltaS3Connection",
-            stream_source="weft.systems.delta.stream_source:DeltaSource",
-            target="weft.systems.delta.target:DeltaTarget",
-            dead_letter_store="weft.systems.delta.dead_letters:DeltaLetters",
             jars=("delta", "s3"),
-            endpoint="weft.systems.delta.endpoint:DeltaEndpoint",
-            extra="spark",
             describes="Delta tables in a bucket",
         ),
     )
@@ -502,7 +477,7 @@ _BUILT_IN = {
 
 
 def systems() -> dict[str, System]:
-    """Every system by its kind: the built-in ones, then those of installed packages."""
+    """Return every system by its kind: the built-in ones, then those of installed packages."""
     return {**_BUILT_IN, **_third_party()[0]}
 
 
@@ -511,12 +486,12 @@ LATER_KINDS = ("rabbitmq", "pubsub", "kinesis", "schema_registry")
 
 
 def system_for(kind: str) -> System:
-    """The system of this kind."""
+    """Return the system of this kind."""
     if kind in _BUILT_IN:
         return _BUILT_IN[kind]
-    found, broken = _third_party()
-    if kind in found:
-        return found[kind]
+    installed, broken = _third_party()
+    if kind in installed:
+        return installed[kind]
     if kind in broken:
         raise SettingsError(broken[kind], hint="Update or remove that package.")
     if kind in LATER_KINDS:
@@ -525,68 +500,57 @@ def system_for(kind: str) -> System:
 
 
 def system_for_url(url: str) -> System:
-    """The system whose URLs begin as `url` does."""
+    """Return the system whose URLs begin as `url` does."""
     scheme = url_scheme(url)
+    for system in systems().values():
+        if scheme in system.schemes:
+            return system
+    schemes = [each for system in systems().values() for each in system.schemes]
     if scheme is None:
-        # Not quoted: what was given in the place of a URL may be a secret.
+        # Not quoted: what was passed in the place of a URL may be a secret.
+        listed = ", ".join(f"{each}://" for each in schemes)
         raise SettingsError(
             "A connection's URL must begin with a scheme such as postgres://.",
-            hint=f"Known schemes: {_list_schemes()}. A file is sqlite:///relative/path or sqlite:////absolute/path.",
+            hint=f"Known schemes: {listed}. A file is sqlite:///relative/path or sqlite:////absolute/path.",
         )
-    for known in (_BUILT_IN, systems()):
-        for system in known.values():
-            if scheme in system.schemes:
-                return system
-    raise _no_system(
-        f"No kind of connection has URLs that begin with {scheme}://.",
-        scheme,
-        "schemes",
-        [each for system in systems().values() for each in system.schemes],
-    )
+    raise _no_system(f"No kind of connection has URLs that begin with {scheme}://.", scheme, "schemes", schemes)
 
 
 def url_scheme(url: str) -> str | None:
-    """The scheme that `url` begins with, in lower case."""
+    """Return the scheme that `url` begins with, in lower case."""
     match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", url)
     return match[1].lower() if match else None
 
 
-def _list_schemes() -> str:
-    return ", ".join(f"{each}://" for system in systems().values() for each in system.schemes)
-
-
 def _no_system(what: str, name: str, noun: str, known: typing.Iterable[str]) -> NotFoundError:
     names = sorted(known)
-    close = nearest(name, names)
-    hint = f"Known {noun}: {', '.join(names)}."
-    return NotFoundError(what, hint=f"Did you mean {close!r}? {hint}" if close else hint)
+    hints = (did_you_mean(name, names), f"Known {noun}: {', '.join(names)}.")
+    return NotFoundError(what, hint=" ".join(filter(None, hints)))
 
 
 @cache
 def _third_party() -> tuple[dict[str, System], dict[str, str]]:
-    """The systems of installed packages, and by entry point name what is wrong with those that do not load.
-
-    A broken package is a warning here and an error only for who asks for its kind: it never breaks the others.
-    """
+    """Return the systems of installed packages, and by entry point name what is wrong with those that do not load. A
+    broken package is a warning here and an error only for who asks for its kind: it never breaks the others."""
     from importlib.metadata import entry_points
 
-    found: dict[str, System] = {}
+    installed: dict[str, System] = {}
     broken: dict[str, str] = {}
     for point in entry_points(group=ENTRY_POINTS):
         package = point.dist.name if point.dist else "an unnamed package"
         problem = None
         try:
             system = point.load()
-        except Exception as error:  # whatever a stranger's module raises
+        except Exception as error:  # any error of a module that is not ours
             problem = f"does not load: {type(error).__name__}: {error}"
         else:
             if not isinstance(system, System):
                 problem = f"is a {type(system).__name__}, not a weft.systems.System"
-            elif system.kind in _BUILT_IN or system.kind in found:
+            elif system.kind in _BUILT_IN or system.kind in installed:
                 problem = f"has the kind {system.kind!r}, which is taken"
             else:
-                found[system.kind] = system
+                installed[system.kind] = system
         if problem is not None:
             broken[point.name] = f"The system {point.name!r} of the package {package} {problem}."
             warnings.warn(broken[point.name], stacklevel=2)
-    return found, broken
+    return installed, broken

@@ -14,7 +14,7 @@ from weft.systems.dead_letter_store import StoredLetter, as_json, decoded, diges
 
 
 class LetterFiles:
-    """The dead letters in one folder. Pipelines add files; a process that removes letters writes the rest of a file
+    """The dead letters in one folder. Pipelines add files; to remove letters is to write the rest of their files
     again."""
 
     def __init__(self, path: str, connection: Connection | None = None) -> None:
@@ -24,14 +24,12 @@ class LetterFiles:
         self.name = f"path {path}"
 
     def put(self, letters: Sequence[StoredLetter]) -> None:
-        """Write letters to a file of their own."""
         # Named by its contents: the same letters again are the same file.
         name = f"letters-{digest(' '.join(each.letter_id for each in letters))}.json"
         with self._explained():
             self._create(name, b"".join(as_json(each.record()).encode() + b"\n" for each in letters))
 
     def records(self) -> Iterator[Mapping[str, Any]]:
-        """Yield the lines of all files."""
         with self._explained():
             for name in self._names():
                 yield from (record for _, record in self._lines(name))
@@ -76,8 +74,8 @@ class LetterFiles:
         LocalFolder().create(f"{self.path}/{name}", data)
 
     def _replace(self, name: str, data: bytes) -> None:
-        """Replace the contents of a file, or remove it where there are none. Nothing brings the old ones back, not even
-        a power cut: a move waits for the disk."""
+        """Replace the contents of a file, or remove it where there are none. A move waits for the disk, so that a power
+        cut does not bring the old contents back."""
         folder, path, hidden = LocalFolder(), f"{self.path}/{name}", f"{self.path}/.{uuid4().hex}.tmp"
         if data:
             folder.create(hidden, data)

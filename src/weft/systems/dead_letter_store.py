@@ -19,8 +19,8 @@ from weft.types import FieldType, to_json
 
 Stage = Literal["read", "transform", "store", "replay", "gone"]
 STAGES = ("read", "transform", "store")
-"""Where a row can fail. The other two are notes among the letters: a replay that was begun, and letters that were
-removed from a store in which nothing can be removed."""
+"""Where a row can fail. The other two stages mark records that are not letters: a replay that began, and letters that
+were removed from a store that only appends."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class StoredLetter(DeadLetter):
     letter_id: str
     pipeline: str
     batch: int | None = None
-    """In which batch it failed; of what failed in a replay by another row's fault, nobody knows."""
+    """The batch in which it failed; `None` where a replay failed because of another row."""
     replays: int = 0
     """How often it was replayed, and failed again."""
 
@@ -86,7 +86,7 @@ SCHEMA = pa.schema([pa.field(name, kind.arrow) for name, kind in FIELD_TYPES.ite
 
 
 def as_json(value: object) -> str:
-    """Return a row as JSON, whatever is in it, so that a reader of the payload can restore the values."""
+    """Return a row of any values as JSON from which a reader of the payload can restore them."""
     return json.dumps(value, ensure_ascii=False, default=_plain)
 
 

@@ -1,28 +1,13 @@
-"""A declaration meets what is stored: fields are added, and never changed."""
+"""The declared fields of a stream, compared with the stored ones: fields are added, and never changed."""
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from weft.errors import DeclarationError
+from weft.systems.log import Log
 from weft.types import FieldType, comparable
 
 
-class Declarable(Protocol):
-    """A log that remembers which fields were declared for it."""
-
-    schema: str
-    name: str
-    declared: dict[str, FieldType]
-
-    def fields(self, *, fresh: bool = False) -> dict[str, FieldType]:
-        """See `weft.systems.log.Log`."""
-
-    def add_fields(self, fields: dict[str, FieldType]) -> None:
-        """See `weft.systems.log.Log`."""
-
-
-def declare(log: Declarable, fields: dict[str, FieldType]) -> None:
+def declare(log: Log, fields: dict[str, FieldType]) -> None:
     """Give a stream the declared fields that it lacks; raise where it stores one in another way."""
     present = log.fields(fresh=True)
     spelled = {comparable(name): name for name in present}
@@ -44,4 +29,3 @@ def declare(log: Declarable, fields: dict[str, FieldType]) -> None:
                 f"Field {name!r} of stream {log.schema}.{log.name} is declared {kind}, but stored as {stored}.",
                 hint="Stored data is never converted: keep the stored type, or give the field another name.",
             )
-    log.declared.update(fields)

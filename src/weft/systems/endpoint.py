@@ -30,11 +30,11 @@ class Endpoint:
     prefix_is_table: bool = False
     """Whether the prefix of a target is the table of that path."""
     dead_letters: tuple[LetterPlace, ...] = ()
-    """Which of the options `dead_letter_…` can name a place on this system."""
+    """The options `dead_letter_…` that can name a place on this system."""
     options: ClassVar[Mapping[str, Any]] = {}
-    """What sources and targets take by name beside their own options, each with its type."""
+    """The options that sources and targets have on this system only, each with its type."""
     holds: str = ""
-    """What the options are about, for errors: "files"."""
+    """The noun for the options in errors: "files"."""
 
     def __init__(self, system: System) -> None:
         self.system = system
@@ -64,8 +64,8 @@ class Endpoint:
         return connection
 
     def nested_option(self, name: str, value: Any, connection: Connection | None, options: Mapping[str, Any]) -> Any:
-        """Return the checked value of an option that a TOML file says in a table of its own, or `None` where it does
-        not apply to what else is said."""
+        """Return the checked value of an option that a TOML file has in a table of its own; `None` where it does not
+        apply."""
         return value
 
 

@@ -1,8 +1,8 @@
 """The entries protocol: what a system does to have its own streams read entry by entry, those that nobody declared.
 
-`weft.Consumer` and `weft.GroupConsumer` are written once over it. A `System` names its `Entries`. A `Reader` belongs to
-one consumer, and knows where in each stream it is. Declared streams do not need it: on every system they are read
-through their log.
+`weft.Consumer` and `weft.GroupConsumer` are written once over it. A `System` names its `Entries`. An `EntryReader`
+belongs to one consumer, and knows where in each stream it is. Declared streams do not need it: on every system they are
+read through their log.
 """
 
 from __future__ import annotations
@@ -45,30 +45,30 @@ class Membership:
     """What an error says where there is no such group."""
 
 
-class Reader(Protocol):
+class EntryReader(Protocol):
     """Reads streams for a consumer that is alone."""
 
     def name(self, stream: Any) -> Any:
-        """The stream as this reader knows it: two ways to write one name are one stream."""
+        """Return the stream as this reader knows it: two ways to write one name are one stream."""
 
     def parts(self, streams: Sequence[Any]) -> list[Part]:
-        """The streams, parted into those that one request can read."""
+        """Return the streams, parted into those that one request can read."""
 
     async def begin(self, stream: Any, identifier: Any) -> None:
         """Find out where reading begins: after `identifier`, or with `None` where it usually does."""
 
     async def read(self, part: Part, count: int, wait: float) -> list[StreamEntry]:
-        """Up to `count` entries of each stream. Waits up to `wait` milliseconds for the first, or less."""
+        """Return up to `count` entries of each stream. Waits up to `wait` milliseconds for the first, or less."""
 
     async def close(self) -> None:
         """Give back what the reader opened itself."""
 
 
-class GroupReader(Reader, Protocol):
+class GroupReader(EntryReader, Protocol):
     """Reads streams for a member of a group."""
 
     held_for: float | None
-    """After so many milliseconds others may take what this member was given; `None` if they do not."""
+    """After how many milliseconds others may claim this member's entries; `None` if they do not."""
     recovered: int
     """How many times a group that was gone was created again."""
 
@@ -77,11 +77,10 @@ class GroupReader(Reader, Protocol):
         """How many pending entries were passed over because they are deleted."""
 
     async def ack(self, entries: Sequence[StreamEntry]) -> int:
-        """Acknowledge entries; how many were not before."""
+        """Acknowledge entries, and return how many were not acknowledged before."""
 
     async def give_back(self, entries: Sequence[StreamEntry], *, undelivered: bool) -> int:
-        """Let any member have the entries at once; how many. `undelivered`: nobody saw them, so that this delivery
-        does not count."""
+        """Release entries to any member, and return how many. `undelivered`: this delivery does not count."""
 
 
 class Entries(Protocol):
@@ -97,5 +96,5 @@ class Entries(Protocol):
         """Return whether this is a client of the system, as its driver makes them."""
 
     @staticmethod
-    def open(client: Any, membership: Membership | None) -> Reader:
+    def open(client: Any, membership: Membership | None) -> EntryReader:
         """Open a reader on a client or a connection; with a membership it is a `GroupReader`."""

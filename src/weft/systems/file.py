@@ -68,34 +68,32 @@ class FileConnection(Connection):
         return unquote(path)
 
     def not_there_yet(self, report: dict[str, Any]) -> dict[str, Any] | None:
-        """The report of a check for a file that the first use makes; an error where it could not; `None` if it is
-        there."""
+        """Return the report of a check for a file that the first use creates; `None` if it exists. Raise if it cannot
+        be created."""
         path = self.resolved().path or ""
         if path == MEMORY or os.path.exists(path):
             return None
         folder = next(each for each in Path(path).parents if each.exists())
         if not folder.is_dir() or not os.access(folder, os.W_OK):
-            raise self.failed(OSError(f"the file cannot be made in {folder}"), hint="Choose another path.")
-        return report | {"latency_ms": None, "note": "the file is made at first use"}
+            raise self.failed(OSError(f"the file cannot be created in {folder}"), hint="Choose another path.")
+        return report | {"latency_ms": None, "note": "the file is created at first use"}
 
     def missing(self) -> ConnectionFailedError:
-        """The error to raise where a file is to be read that is not there."""
+        """Return the error to raise where a file is to be read that is not there."""
         folder, name = os.path.split(self.resolved().path or "")
         hint = f"The folder {folder} is not there either."
         with suppress(OSError):
             close = nearest(name, (each.name for each in os.scandir(folder) if each.is_file()))
-            hint = f"Did you mean {close!r}, which is beside it?" if close else "Check the path."
+            hint = f"Did you mean {close!r}, which is in the same folder?" if close else "Check the path."
         return ConnectionFailedError(
             f"Cannot read {self.label}: there is no file {os.path.join(folder, name)}.",
             hint=f"{hint} The first load into it would make it.",
         )
 
     def is_missing(self) -> bool:
-        """Whether the file is not there: the first load into it makes it."""
         path = self.resolved().path or ""
         return path != MEMORY and not os.path.exists(path)
 
     def refuse_missing(self) -> None:
-        """Raise where there is nothing to be read."""
         if self.is_missing():
             raise self.missing()

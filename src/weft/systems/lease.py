@@ -26,15 +26,15 @@ from weft.systems import process
 
 _log = logging.getLogger("weft.engine")
 BEAT_SECONDS = 5.0
-"""So often a holder says that it lives."""
+"""How often a holder renews its claim."""
 LEASE_SECONDS = 60.0
-"""A holder that was silent for so long, by the clock of whoever waits, is dead."""
+"""A holder that renewed nothing for so long, by the clock of the process that waits, is dead."""
 WAIT_SECONDS = 3600.0
 _LOOK_SECONDS = 0.2
 
 
 class HeldError(Exception):
-    """Somebody who lives has it."""
+    """A living process holds it."""
 
     def __init__(self, owner: Sequence[str]) -> None:
         """`owner`: its processes, as `weft.systems.process` names them."""
@@ -60,8 +60,8 @@ class Lease:
         seconds: float | None = None,
         lost: Callable[[], None] = lambda: None,
     ) -> None:
-        """`owner`: the processes that must end before the claim does, this one first. `lost` is called, by another
-        thread, when the claim was found to be no longer ours."""
+        """`owner`: the processes that must end before the claim does, this one first. Another thread calls `lost` when
+        this process no longer holds the claim."""
         self.folder, self._home = folder, home
         self._owner = tuple(owner) or (process.this_process(),)
         self._seconds = LEASE_SECONDS if seconds is None else seconds
@@ -73,7 +73,8 @@ class Lease:
         self._beating = threading.Thread(target=self._beat, name="weft-lease", daemon=True)
 
     def take(self, *, patience: float = 0.0) -> None:
-        """Claim it, from whoever is dead. `HeldError` where its holder lives, and has had it for so many seconds."""
+        """Claim it, also from a dead holder. Raise `HeldError` if a living one still has it after `patience`
+        seconds."""
         began = changed = _now()
         seen: tuple[int, int | None] | None = None
         while True:
@@ -87,12 +88,12 @@ class Lease:
                     return
                 continue
             owner = self._owner_of(last)
-            if owner and all(map(process.is_gone, owner)):
+            if owner and all(map(process.has_ended, owner)):
                 self._end(last)
                 continue
             # Not what is in it: S3's client may have kept that, or fail because it changes.
             state = (last, names.get(f"{_file(last)}.beat"))
-            is_living = bool(owner) and process.is_here(owner[0]) and not process.is_gone(owner[0])
+            is_living = bool(owner) and process.is_on_this_machine(owner[0]) and not process.has_ended(owner[0])
             if state != seen:
                 # By our own clock: those of other machines may be wrong.
                 is_living, changed = is_living or seen is not None, _now()
@@ -113,19 +114,20 @@ class Lease:
             self._beating.join()
         if self._number:
             self._end(self._number)
-            # What is older than ours. Whoever still believes to hold that finds its claim gone.
+            # Older claims. A process that still believes to hold one finds it gone.
             self.folder.remove(f"{self._home}/{each}" for each in self._names() if int(each[:20]) < self._number)
             self._number = 0
 
     @property
     def is_lost(self) -> bool:
-        """Whether somebody else may have it by now. Sooner than anybody takes it: a beat that failed counts as none."""
+        """Whether another process may hold it by now. It is true before another one can claim it: a beat that failed
+        does not count."""
         return self._is_lost or _now() - self._renewed > self._seconds - min(BEAT_SECONDS, self._seconds / 4)
 
     def _names(self) -> dict[str, int]:
-        """What is there, and how long each is."""
-        found = self.folder.files_in(self._home)
-        return {name: size for name, size in found.items() if name[:20].isdecimal()}  # no drafts
+        """Return the files of the claims with their sizes."""
+        sizes = self.folder.files_in(self._home)
+        return {name: size for name, size in sizes.items() if name[:20].isdecimal()}  # no drafts
 
     def _create(self, number: int) -> bool:
         path = f"{self._home}/{_file(number)}.claim"

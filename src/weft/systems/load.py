@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypedDict, get_args
 from uuid import uuid4
 
-from weft.errors import DeclarationError, nearest
+from weft.errors import DeclarationError, did_you_mean
 from weft.options import Option, column_names
 from weft.systems.expectation import Expectation
 from weft.systems.watermark import Watermark
@@ -22,18 +22,18 @@ AnyMode = Mode | Literal["scd1"]
 _ALIASES = {"scd1": "merge"}
 
 UNNAMED = "once:"
-"""What the name of a load begins with that nobody named."""
+"""The prefix of the names of loads without a commit key."""
 MOST_ASIDE = 100_000
-"""So many rows are put aside: they pass through this process. A load of which more rows are bad is better looked at."""
+"""How many rows a load may reject: they pass through this process. A load with more of them should be looked at."""
 KEY_LENGTH = 200
-"""What every database takes as a part of a key."""
+"""The length of a text that every database takes as a part of a key."""
 
 LOADED_AT, BATCH_ID = "_loaded_at", "_batch_id"
 LOAD_COLUMNS = (LOADED_AT, BATCH_ID)
-"""When a row was last written and by which run: what they say is no change of the row."""
+"""When a row was last written and by which run: a difference in these columns is not a change of the row."""
 VALID_FROM, VALID_TO, IS_CURRENT, ROW_HASH = "valid_from", "valid_to", "is_current", "row_hash"
 SCD2_COLUMNS = (VALID_FROM, VALID_TO, IS_CURRENT, ROW_HASH)
-"""What an scd2 table has beside the source's columns: timestamp, timestamp or null, boolean, text."""
+"""The columns that scd2 adds to those of the source: timestamp, timestamp or null, boolean, text."""
 
 
 Columns = str | Sequence[str]
@@ -41,7 +41,7 @@ Columns = str | Sequence[str]
 
 
 class MergeOptions(TypedDict, total=False):
-    """What a merge into a table takes beside its keys, of rows or of batches."""
+    """The options of a merge into a table, of rows or of batches."""
 
     update_columns: Annotated[
         Columns | None,
@@ -58,7 +58,7 @@ class MergeOptions(TypedDict, total=False):
 
 
 class TableOptions(MergeOptions, total=False):
-    """What any load into a table takes beside its mode and keys."""
+    """The options of any load into a table."""
 
     event_timestamp_column: str | None
     handle_deletes: Literal["hard", "soft"] | None
@@ -68,7 +68,7 @@ class TableOptions(MergeOptions, total=False):
 
 
 class LoadOptions(TableOptions, total=False):
-    """What `weft.load` takes beside its own arguments."""
+    """The options of `weft.load`."""
 
     pipeline: str | None
     batch_id: int
@@ -84,19 +84,19 @@ class Projected:
 
 @dataclass(frozen=True)
 class Declared:
-    """What a target table shall be like, where somebody declared it."""
+    """The declaration of a target table."""
 
     schema: pa.Schema | None = None
     """Its columns; what is not in it may be null. `None` for those of the source."""
     primary_key: tuple[str, ...] = ()
     unique: tuple[tuple[str, ...], ...] = ()
     on_drift: str = "error"
-    """What becomes of columns that the stored table lacks: `evolve` adds them."""
+    """How columns are handled that the stored table lacks: `evolve` adds them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """One load into one table: picklable, and the same in every retry, so that a retry can be told from a new load."""
+    """One load into one table: picklable, and equal in every retry, so that a retry is not a new load."""
 
     schema: str | None = None
     table: str
@@ -146,8 +146,7 @@ class Load:
         known = list(LoadOptions.__annotations__)
         for name in options:
             if name not in known:
-                close = nearest(name, known)
-                hint = f"Did you mean {close!r}?" if close else f"Its options: {', '.join(known)}."
+                hint = did_you_mean(name, known, f"Its options: {', '.join(known)}.")
                 raise DeclarationError(f"A load has no option {name!r}.", hint=hint)
         schema, table = _target(target)
         if commit_key is not None and (not 0 < len(commit_key) <= KEY_LENGTH or commit_key.startswith(UNNAMED)):
@@ -156,9 +155,8 @@ class Load:
             )
         mode = _ALIASES.get(mode, mode)
         if mode not in MODES:
-            close = nearest(mode, MODES)
-            hint = f"Did you mean {close!r}? " if close else ""
-            raise DeclarationError(f"There is no mode {mode!r}.", hint=f"{hint}Modes: {', '.join(MODES)}.")
+            hints = (did_you_mean(mode, MODES), f"Modes: {', '.join(MODES)}.")
+            raise DeclarationError(f"There is no mode {mode!r}.", hint=" ".join(filter(None, hints)))
         for name in ("update_columns", "compare_columns"):
             if options.get(name) is not None:
                 options[name] = _names(name, options[name])
@@ -170,7 +168,7 @@ class Load:
             mode=mode,  # type: ignore[arg-type]
             keys=_names("keys", keys or ()),
             pipeline=options.pop("pipeline", None) or full,
-            # A load that nobody named still has a name: a task that Spark tries twice must find what its first try did.
+            # A load without a commit key still has a name: a task that Spark retries must find the first try.
             checkpoint_id=commit_key if commit_key is not None else f"{UNNAMED}{uuid4()}",
             moment=moment or datetime.now(UTC),
             **options,
@@ -237,8 +235,7 @@ class Load:
         for option, names in named.items():
             for name in names:
                 if name not in columns:
-                    close = nearest(name, columns)
-                    hint = f"Did you mean {close!r}?" if close else f"Its columns: {', '.join(columns[:30])}."
+                    hint = did_you_mean(name, columns, f"Its columns: {', '.join(columns[:30])}.")
                     raise DeclarationError(f"The source of {self.name} has no column {name!r} ({option}).", hint=hint)
         if self.mode == "scd2":
             for name in SCD2_COLUMNS:
@@ -249,18 +246,18 @@ class Load:
                     )
 
     def written(self, source: pa.Schema) -> pa.Schema:
-        """The columns that are written, of a source with these."""
+        """Return the columns that are written, of a source with these."""
         import pyarrow as pa
 
         return source if self.projection is None else pa.schema([each.field for each in self.projection])
 
     def updated(self, columns: list[str]) -> list[str]:
-        """The columns that a merge writes to a row that is there."""
+        """Return the columns that a merge writes to a row that is there."""
         chosen = columns if self.update_columns is None else self.update_columns
         return [name for name in chosen if name not in self.keys]
 
     def compared(self, columns: list[str]) -> list[str]:
-        """The columns that tell a changed row."""
+        """Return the columns in which a changed row differs."""
         if self.compare_columns is not None:
             return [name for name in self.compare_columns if name not in self.keys]
         if self.mode == "merge":
@@ -282,7 +279,7 @@ class Counts:
     replayed: bool = False
     """Whether the ledger had it already, so that nothing was done."""
     warnings: tuple[str, ...] = ()
-    """What the rows were expected to be and were not, where that was to be told only."""
+    """The expectations that the rows did not meet and whose reaction is `warn`."""
 
     def __add__(self, other: Counts) -> Counts:
         both = ((each.name, getattr(self, each.name) + getattr(other, each.name)) for each in fields(self))
@@ -301,22 +298,19 @@ def refuse_own(schema: str | None, table: str, where: str = "") -> None:
 
 def _target(target: object) -> tuple[str | None, str]:
     if isinstance(target, str):
-        schema, dot, table = target.partition(".")
-        found: tuple[str | None, str] = (schema, table) if dot else (None, target)
-    elif isinstance(target, tuple | list) and len(target) == 2 and isinstance(target[1], str):
-        found = (target[0], target[1])
-        if found[0] is not None and not isinstance(found[0], str):
+        target = target.split(".", 1) if "." in target else (None, target)
+    match target:
+        case (None | str() as schema, str() as table):
+            names = [table] if schema is None else [schema, table]
+        case _:
             raise DeclarationError('A target is ("schema", "table") or "schema.table".')
-    else:
-        raise DeclarationError('A target is ("schema", "table") or "schema.table".')
-    for name in found:
-        if name is not None and (not name or "\0" in name):
-            raise DeclarationError("A target's schema and table must have a name.", hint='("analytics", "orders")')
-    return found
+    if not all(names) or any("\0" in name for name in names):
+        raise DeclarationError("A target's schema and table must have a name.", hint='("analytics", "orders")')
+    return schema, table
 
 
-def _names(option: str, given: object) -> tuple[str, ...]:
-    names = (given,) if isinstance(given, str) else given
+def _names(option: str, columns: object) -> tuple[str, ...]:
+    names = (columns,) if isinstance(columns, str) else columns
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         raise DeclarationError(f"{option} must be a list of column names.", hint=f'For example {option}=["id"].')
     if len(set(names)) != len(names):

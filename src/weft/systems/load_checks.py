@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from weft.errors import LoadRefusedError, nearest
+from weft.errors import LoadRefusedError, did_you_mean
+from weft.spark_support.lazy import F, T
 from weft.spark_support.sessions import java_class, quoted
 from weft.systems.load import MOST_ASIDE, Load
 
@@ -17,29 +19,25 @@ _RANK = "_weft_rank"
 
 
 def column(name: str) -> Any:
-    """A column by its name, whatever characters that has."""
-    from pyspark.sql import functions as F
-
+    """Return a column by its name, which may have any characters."""
     return F.col(quoted(name))
 
 
 def without_void(frame: DataFrame) -> DataFrame:
     """Columns of nothing but nulls as texts: no file holds a column without a type."""
-    from pyspark.sql.types import NullType, StringType
-
     return frame.select(
         *(
-            column(field.name).cast(StringType()).alias(field.name)
-            if isinstance(field.dataType, NullType)
+            column(field.name).cast(T.StringType()).alias(field.name)
+            if isinstance(field.dataType, T.NullType)
             else column(field.name)
             for field in frame.schema
         )
     )
 
 
-def fitted(frame: DataFrame, table: StructType, load: Load) -> DataFrame:
-    """The source's columns with the types of the table's, where no value can change by it; else a refusal. Columns that
-    the table lacks are refused too, unless it is to get them."""
+def cast_to_table(frame: DataFrame, table: StructType, load: Load) -> DataFrame:
+    """Return the source's columns with the types of the table's, where no value can change by it; else a refusal.
+    Columns that the table lacks are refused too, unless it is to get them."""
     types = {field.name: field.dataType for field in table}
     known = {name.lower() for name in types}
     evolves = load.declared is not None and load.declared.on_drift == "evolve"
@@ -51,8 +49,7 @@ def fitted(frame: DataFrame, table: StructType, load: Load) -> DataFrame:
             chosen.append(column(field.name))
             continue
         if wanted is None:
-            close = nearest(field.name, types)
-            hint = f"Did you mean {close!r}?" if close else f"Its columns: {', '.join(list(types)[:30])}."
+            hint = did_you_mean(field.name, types, f"Its columns: {', '.join(list(types)[:30])}.")
             raise LoadRefusedError(
                 f"The table {load.name} has no column {field.name!r}, which the source has.", hint=hint
             )
@@ -66,18 +63,14 @@ def fitted(frame: DataFrame, table: StructType, load: Load) -> DataFrame:
     return frame.select(*chosen)
 
 
-def grown(table: StructType, frame: DataFrame) -> StructType:
-    """The columns of a table, and then those that a frame has beyond them."""
-    from pyspark.sql.types import StructField, StructType
-
-    more = [StructField(field.name, field.dataType) for field in frame.schema if field.name not in table.names]
-    return StructType([*table, *more])
+def extended_schema(table: StructType, frame: DataFrame) -> StructType:
+    """Return the columns of a table, and then those that a frame has beyond them."""
+    more = [T.StructField(field.name, field.dataType) for field in frame.schema if field.name not in table.names]
+    return T.StructType([*table, *more])
 
 
-def completed(frame: DataFrame, columns: StructType) -> DataFrame:
-    """All of these columns in this order, null where a frame lacks one."""
-    from pyspark.sql import functions as F
-
+def with_all_columns(frame: DataFrame, columns: StructType) -> DataFrame:
+    """Return all of these columns in this order, null where a frame lacks one."""
     present = set(frame.columns)
     return frame.select(
         *(
@@ -87,21 +80,19 @@ def completed(frame: DataFrame, columns: StructType) -> DataFrame:
     )
 
 
-def _fits(frame: DataFrame, given: DataType, wanted: DataType) -> bool:
-    from pyspark.sql.types import DecimalType, IntegralType, NullType, StringType
-
-    if given == wanted or isinstance(given, NullType):
+def _fits(frame: DataFrame, source: DataType, wanted: DataType) -> bool:
+    if source == wanted or isinstance(source, T.NullType):
         return True
-    if isinstance(wanted, StringType):
+    if isinstance(wanted, T.StringType):
         return False
-    if isinstance(given, IntegralType) and isinstance(wanted, IntegralType):
+    if isinstance(source, T.IntegralType) and isinstance(wanted, T.IntegralType):
         return True  # a value that is too large fails the load
-    if isinstance(given, DecimalType) and isinstance(wanted, DecimalType):
-        return wanted.scale >= given.scale
+    if isinstance(source, T.DecimalType) and isinstance(wanted, T.DecimalType):
+        return wanted.scale >= source.scale
     spark: Any = frame.sparkSession
     to_java = spark._jsparkSession.parseDataType
     cast = java_class(spark, "org.apache.spark.sql.catalyst.expressions.Cast")
-    return bool(cast.canUpCast(to_java(given.json()), to_java(wanted.json())))
+    return bool(cast.canUpCast(to_java(source.json()), to_java(wanted.json())))
 
 
 def refuse_empty(load: Load, rows: int) -> None:
@@ -116,13 +107,10 @@ def refuse_empty(load: Load, rows: int) -> None:
 def checked_keys(
     frame: DataFrame, load: Load, put_aside: Callable[[DataFrame], None] | None = None
 ) -> tuple[DataFrame, int, int]:
-    """One row a key, then how many rows there were and how many are left; refused where that is not clear.
+    """Return one row for each key, how many rows there were, and how many are left. Raise if rows have no key or share
+    one.
 
-    `put_aside` is given rows without a key, where they are not refused."""
-    from functools import reduce
-
-    from pyspark.sql import functions as F
-
+    Rows without a key go to `put_aside`, if there is one."""
     event = load.event_timestamp_column
     # Several events of one key are its history. Two at one instant would be a contradiction.
     keys = [*load.keys, *([event] if event is not None and not load.deduplicate_by else [])]
@@ -130,12 +118,12 @@ def checked_keys(
     has_null = reduce(lambda one, other: one | other, (column(key).isNull() for key in load.keys))
     is_timeless = column(event).isNull() if event is not None and event in keys else F.lit(False)
     rows = F.col(_RANK)
-    found = groups.agg(
+    totals = groups.agg(
         *(F.coalesce(F.sum(F.when(condition, rows)), F.lit(0)) for condition in (F.lit(True), has_null, is_timeless)),
         F.count(F.lit(1)),
         F.max(rows),
     )
-    total, nulls, timeless, different, most = found.collect()[0]
+    total, nulls, timeless, different, most = totals.collect()[0]
     if nulls:
         if put_aside is not None and nulls <= MOST_ASIDE:
             put_aside(frame.where(has_null))
@@ -156,10 +144,10 @@ def checked_keys(
         return frame, total, total
     if load.deduplicate_by:
         return _greatest(frame, load), total, different
-    raise LoadRefusedError(_shared(load, keys, groups.where(rows > 1).limit(5).collect()), hint=_WHICH)
-
-
-_WHICH = 'Say which of them counts: deduplicate_by="updated_at" keeps the greatest.'
+    raise LoadRefusedError(
+        _shared(load, keys, groups.where(rows > 1).limit(5).collect()),
+        hint='Say which of them counts: deduplicate_by="updated_at" keeps the greatest.',
+    )
 
 
 def _shared(load: Load, keys: Sequence[str], rows: Sequence[Any]) -> str:
@@ -171,12 +159,10 @@ def _shared(load: Load, keys: Sequence[str], rows: Sequence[Any]) -> str:
 
 
 def _greatest(frame: DataFrame, load: Load) -> DataFrame:
-    """Of rows with one key, the greatest by `deduplicate_by`; ties go by all columns, so that a re-run agrees."""
+    """Return the row of each key that is greatest by `deduplicate_by`, then by all columns, so that a re-run agrees."""
     from pyspark.sql import Window
-    from pyspark.sql import functions as F
-    from pyspark.sql.types import AtomicType
 
-    sortable = {field.name for field in frame.schema if isinstance(field.dataType, AtomicType)}
+    sortable = {field.name for field in frame.schema if isinstance(field.dataType, T.AtomicType)}
     rest = [name for name in frame.columns if name not in (*load.keys, *load.deduplicate_by) and name in sortable]
     order = [column(name).desc_nulls_last() for name in (*load.deduplicate_by, *rest)]
     window = Window.partitionBy(*map(column, load.keys)).orderBy(*order)

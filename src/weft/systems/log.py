@@ -45,12 +45,12 @@ class Batch:
     columns: tuple[str, ...]
     values: list[list[Any]]
     extra: list[str | None] | None = None
-    """What no column holds, as JSON texts."""
+    """The values that no column holds, as JSON texts."""
     keys: list[bytes | None] | None = None
     """Idempotency keys, one an event; an event whose key was seen within `key_horizon` seconds is not stored again."""
     key_horizon: float = 0.0
     nulls: tuple[bool, ...] | None = None
-    """By column, whether it has nulls; `None` where nobody has looked."""
+    """By column, whether it has nulls; `None` if that is unknown."""
 
     @property
     def count(self) -> int:
@@ -59,7 +59,7 @@ class Batch:
 
 
 class Appended(NamedTuple):
-    """What became of a publish: its first and last offset, and how many events were stored or were duplicates."""
+    """The result of a publish: its first and last offset, and how many events were stored or were duplicates."""
 
     first: int | None
     last: int | None
@@ -68,9 +68,8 @@ class Appended(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
-    """Events as columns of canonical values under `names`; JSON fields are decoded, `_weft_extra` holds dicts or
-    `None`."""
+class LogPage:
+    """Events as columns of canonical values. JSON fields are decoded, `_weft_extra` holds dicts or `None`."""
 
     names: tuple[str, ...]
     columns: list[Sequence[Any]]
@@ -96,9 +95,20 @@ class Leased:
     spans: list[Span]
     exhausted: list[Span]
     lost: int
-    """Events that retention removed since this consumer was last told. Non-zero only when nothing is leased."""
+    """Events that retention removed and that were not reported to this consumer yet. Non-zero only when nothing is
+    leased."""
     epoch: int
     """Counts the resets of this consumer: the same offset in another epoch is another delivery."""
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """How a nack gives events back, to be delivered again after `delay` seconds."""
+
+    delay: float = 0
+    reason: str | None = None
+    undelivered: bool = False
+    """The events never reached anybody: this delivery does not count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +132,8 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A consumer's state: `position` is the last offset delivered, `lag` counts what is not delivered yet, `pending`
-    what is not acked."""
+    """A consumer's state: the last offset delivered, and how many events are not delivered (`lag`) or not acked
+    (`pending`)."""
 
     consumer: str
     position: int
@@ -136,11 +146,14 @@ class Group:
 class Log(Protocol):
     """One stream in one database."""
 
+    schema: str
+    name: str
+
     def fields(self, *, fresh: bool = False) -> dict[str, FieldType]:
-        """The columns that hold users' fields. `fresh` asks the database again: another process may have added some."""
+        """Return the columns of users' fields. `fresh` reads them again: another process may have added some."""
 
     def add_fields(self, fields: dict[str, FieldType]) -> None:
-        """Add columns. A column that somebody else added meanwhile stays as they made it."""
+        """Add columns. A column that another process added meanwhile stays as it is."""
 
     @property
     def forbidden(self) -> str:
@@ -148,39 +161,40 @@ class Log(Protocol):
         escaped."""
 
     def head(self) -> int:
-        """The last offset that a reader may see; 0 for an empty stream."""
+        """Return the last offset that a reader may see; 0 for an empty stream."""
 
     def published(self) -> int:
-        """A number that grows by one with each event, or by little more where offsets have gaps: it tells rates."""
+        """Return a number that grows by one with each event, or by little more where offsets have gaps, to compute
+        rates."""
 
     def floor(self) -> int:
-        """The last offset that retention removed; 0 when nothing was."""
+        """Return the last offset that retention removed; 0 when nothing was."""
 
     def removed_after(self, offset: int) -> int:
-        """At most how many events after an offset retention removed."""
+        """Return at most how many events after an offset retention removed."""
 
     def lost_after(self, offset: int, following: int | None) -> tuple[int, int]:
-        """What a reader lost that had read up to `offset`, and then found the event `following`, or none: an offset up
-        to which events were removed, and at most how many of them. Zeros where nothing is known to be lost."""
+        """Return the offset up to which events were removed, and at most how many, for a reader that had read up to
+        `offset` and then read the event `following`, or none. Zeros if no loss is known."""
 
     def count(self) -> int:
-        """How many events are stored and visible."""
+        """Return how many events are stored and visible."""
 
-    def read(self, after: int, upto: int, limit: int) -> Page:
-        """Up to `limit` events with `after < offset <= upto`, in order."""
+    def read(self, after: int, upto: int, limit: int) -> LogPage:
+        """Return up to `limit` events with `after < offset <= upto`, in order."""
 
     def read_arrow(self, after: int, upto: int, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """The same range as Arrow record batches, in order and in bounded memory. JSON fields and `_weft_extra` are
+        """Yield the range as Arrow record batches, in order and in bounded memory. JSON fields and `_weft_extra` are
         texts."""
 
     def bound(self, after: int, upto: int, most: int) -> int:
-        """An offset up to which a range has at most so many events, and at least one if it has any."""
+        """Return an offset up to which a range has at most `most` events, and at least one if it has any."""
 
     def extent(self, after: int, upto: int, most: int) -> int:
-        """At most how many events a range has. Where they must be counted one by one, no further than `most`."""
+        """Return at most how many events a range has. Where they must be counted one by one, no further than `most`."""
 
     def first_since(self, moment: datetime) -> int:
-        """The first offset published at or after `moment`; one past the head if there is none."""
+        """Return the first offset published at or after `moment`; one past the head if there is none."""
 
     def lease(
         self, consumer: str, member: str, limit: int, seconds: float, *, max_deliveries: int | None = None
@@ -188,40 +202,33 @@ class Log(Protocol):
         """Lease up to `limit` events to a member: its own unacknowledged ones first, then those whose lease ran out,
         then new ones."""
 
-    def ack(self, consumer: str, rowids: Sequence[int], *, token: str | None, member: str | None) -> int | Refused:
-        """Acknowledge offsets, all or none, if the lease that covers them is still the caller's; how many were not
-        acknowledged before."""
-
-    def nack(
+    def settle(
         self,
         consumer: str,
         rowids: Sequence[int],
         *,
-        token: str | None,
-        member: str | None,
-        delay: float,
-        reason: str | None,
-        undelivered: bool = False,
+        token: str | None = None,
+        member: str | None = None,
+        release: Release | None = None,
     ) -> int | Refused:
-        """Give offsets back, to be delivered again after `delay` seconds; how many.
-
-        `undelivered`: nobody saw them, so that this delivery does not count."""
+        """Acknowledge offsets, or with `release` give them back: all or none, if the lease that covers them is still
+        the caller's. Return how many were not settled before."""
 
     def reset(self, consumer: str, position: int) -> None:
         """Forget every lease of a consumer and let it go on after `position`."""
 
     def groups(self) -> list[Group]:
-        """Every consumer of this stream."""
+        """Return every consumer of this stream."""
 
     def trim(self, upto: int) -> int:
-        """Remove the events up to and including an offset; consumers that had not seen them are told. Returns how many
-        were removed."""
+        """Remove the events up to and including an offset, note the loss for each consumer, and return how many were
+        removed."""
 
     def trim_keys(self, before: float) -> None:
         """Forget idempotency keys seen before a moment (seconds of the store's clock)."""
 
     def nth_last(self, n: int) -> int | None:
-        """The offset of the `n`-th event from the end, or `None` where there are fewer."""
+        """Return the offset of the `n`-th event from the end, or `None` where there are fewer."""
 
 
 class Store(Protocol):
@@ -231,29 +238,29 @@ class Store(Protocol):
     thread at a time calls `append` and `appended`."""
 
     def open(self, schema: str, name: str, fields: dict[str, FieldType]) -> Log:
-        """The stream's log, created where it is missing. Existing tables are never changed in a way that loses data."""
+        """Return the stream's log, created where it is missing. No change of an existing table loses data."""
 
     def names(self) -> list[tuple[str, str]]:
         """(schema, name) of every stream stored here, declared or not."""
 
     def append(self, batches: Sequence[Batch]) -> list[list[Appended]]:
-        """Store batches of any streams in one transaction, and tell what became of each publish of each batch.
+        """Store batches of any streams in one transaction, and return the result of each publish of each batch.
 
-        When this returns they are durable, when it raises none is stored. Only if the connection broke during the
-        commit nobody can know."""
+        When this returns they are durable, when it raises none is stored. If the connection breaks during the commit,
+        that is unknown."""
 
     def appended(self) -> None:
         """Called after a commit of this process: wake the readers of others where the system has a way to."""
 
     def changed(self, seen: object, timeout: float) -> object:
         """Block until something may have been appended since the state `seen` (`None` at first), or until `timeout`;
-        give the new state."""
+        return the new state."""
 
     def unwatch(self) -> None:
-        """Nobody waits for changes any more: give back what `changed` holds."""
+        """Release what `changed` holds: no reader waits for changes any more."""
 
     def now(self) -> float:
-        """The store's clock, in seconds since 1970."""
+        """Return the store's clock, in seconds since 1970."""
 
     def close(self) -> None:
-        """Give back connections and threads. Whatever is called later raises `ConnectionFailedError`."""
+        """Close connections and threads. Later calls raise `ConnectionFailedError`."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Page:
+class FeedPage:
     """Entries as columns: their ids as strings, the values of each field, null where an entry has none."""
 
     ids: pa.Array
@@ -72,9 +72,9 @@ class PageFeed:
     def begin(self) -> None:
         """Fix where to start, and make what must be there."""
 
-    def fetch(self, limit: int, wait_seconds: float | None, more: bool = True) -> Page | None:
-        """Return the next entries, up to so many; `None` where none came while it waited (`None` waits for as long as
-        it takes). `more` says that there will be another fetch."""
+    def fetch(self, limit: int, wait_seconds: float | None, more: bool = True) -> FeedPage | None:
+        """Return the next entries, up to `limit`; `None` if none came in time (`None` waits indefinitely). `more`:
+        there will be another fetch."""
         raise NotImplementedError
 
     def reject(self, rejected: Sequence[Rejected]) -> None:
@@ -88,7 +88,7 @@ class PageFeed:
         """Wait until what was confirmed is stored."""
 
     def give_back(self) -> None:
-        """Let other members have what was fetched last: nobody saw it."""
+        """Release the entries that were fetched last to other members, as undelivered."""
 
     def close(self) -> None:
         """Close the feed's connection."""
@@ -122,7 +122,7 @@ class Pages(Protocol):
         confirms: bool,
         stopped: Callable[[], bool],
     ) -> PageFeed:
-        """Open what a member of a group is given. `iterates`: it is fetched from again and again, not once. `confirms`:
+        """Open the entries that a member of a group is given. `iterates`: they are fetched repeatedly. `confirms`:
         `confirm` will be called."""
 
     def read_matching(self, pattern: str, names: FieldNames, start: str, end: str) -> PageFeed:
@@ -131,11 +131,11 @@ class Pages(Protocol):
     def partition(
         self, stream: Any, start: str, end: str, count: int, comparisons: Sequence[Comparison]
     ) -> list[tuple[str, str]]:
-        """Return up to `count` ranges of ids, of about the same size, that hold what is there now; where comparisons
-        are never true, entries may be left out."""
+        """Return up to `count` ranges of ids, of about the same size, that hold all entries of now; those for which the
+        comparisons are false may be left out."""
 
     def acknowledge(self, stream: Any, group: str, ids: Sequence[str]) -> int:
-        """Acknowledge entries; how many were pending."""
+        """Acknowledge entries, and return how many were pending."""
 
 
 def name_columns(names: Sequence[bytes], reserved: Container[str]) -> list[str]:

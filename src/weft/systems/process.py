@@ -1,4 +1,4 @@
-"""Which process holds a claim, and whether it is gone for certain."""
+"""The names of processes that hold claims, and whether they have certainly ended."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from functools import cache
 
 
 def this_process() -> str:
-    """The name of this process: host, number, when it began, and the machine that its number means something on."""
+    """Return the name of this process: host, number, start time, and the machine on which the number is valid."""
     return name_of(os.getpid())
 
 
 def name_of(pid: int) -> str:
-    """The same of another process of this machine."""
-    found = _stat(pid)
-    return f"{socket.gethostname()}:{pid}:{found[1] if found else ''}:{_machine()}"
+    """Return the name of another process of this machine."""
+    stat = _stat(pid)
+    return f"{socket.gethostname()}:{pid}:{stat[1] if stat else ''}:{_machine()}"
 
 
 def host_of(owner: str) -> tuple[str, int]:
-    """The host and the number in such a name."""
+    """Return the host and the number in such a name."""
     host, pid, _, _ = owner.rsplit(":", 3)
     return host, int(pid)
 
 
-def is_here(owner: str) -> bool:
-    """Whether a process is, or was, one of this machine since it started."""
+def is_on_this_machine(owner: str) -> bool:
+    """Return whether a process is, or was, one of this machine since it started."""
     _, _, began, machine = owner.rsplit(":", 3)
     return bool(began and machine) and machine == _machine()
 
 
-def is_gone(owner: str) -> bool:
-    """Whether a process has ended. `False` where this machine cannot know."""
-    if not is_here(owner):
+def has_ended(owner: str) -> bool:
+    """Return whether a process has ended. `False` where this machine cannot know."""
+    if not is_on_this_machine(owner):
         return False
     _, number, began, _ = owner.rsplit(":", 3)
     pid = int(number)
@@ -42,13 +42,13 @@ def is_gone(owner: str) -> bool:
         return True
     except PermissionError:
         pass  # it is there, and another user's
-    found = _stat(pid)
+    stat = _stat(pid)
     # One that ended and whose parent has not asked for it yet is a zombie.
-    return found is not None and (found[0] in "ZX" or found[1] != began)
+    return stat is not None and (stat[0] in "ZX" or stat[1] != began)
 
 
 def _stat(pid: int) -> tuple[str, str] | None:
-    """A process's state and when it began, in ticks since the machine started."""
+    """Return a process's state and when it began, in ticks since the machine started."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()
@@ -59,8 +59,8 @@ def _stat(pid: int) -> tuple[str, str] | None:
 
 @cache
 def _machine() -> str:
-    """This start of this machine, and the namespace of its process numbers: hosts may share a name, and a container
-    counts its processes by itself."""
+    """Return the boot of this machine and the namespace of its process numbers: hosts may share a name, and containers
+    count their own processes."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return f"{file.read().strip()}/{os.stat('/proc/self/ns/pid').st_ino}"

@@ -31,7 +31,8 @@ OFFSET = "_weft_offset"
 MAX_ROWS = 1_000_000
 """The rows of a micro-batch where a source declares no limit: what one transaction of a database takes well."""
 MAX_FILES = 1000
-"""The same of files: enough to be worth a job, and not so many that a crash repeats hours of work."""
+"""The files of a micro-batch without a limit: enough to be worth a job, few enough that a crash repeats no hours of
+work."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,9 @@ class Rewind:
 
     position: Any
     first: Any
-    """What is read again: the first event or version, the first of each partition, or how many files."""
+    """The first event or version that is read again, the first of each partition, or how many files."""
     summary: str = ""
-    """The same in words; empty where a source goes on where it is."""
+    """`first` in words; empty where a source goes on where it is."""
     note: str | None = None
     source_log: str = ""
     """The contents of Spark's own log of this source, where it keeps one."""
@@ -66,7 +67,7 @@ class StreamSource(ABC):
     """One source of a streaming pipeline. To make one opens nothing."""
 
     unit: ClassVar[str]
-    """What lag is counted in: events, messages, files, versions."""
+    """The unit of lag: events, messages, files, versions."""
     waits: ClassVar[bool] = False
     """Whether it waits for new rows by itself, so that Spark need not pause before it asks again."""
     wants_commits: ClassVar[bool] = False
@@ -89,7 +90,7 @@ class StreamSource(ABC):
 
     @abstractmethod
     def take(self, frame: DataFrame) -> BatchRows:
-        """Return the rows of a micro-batch, of which Spark gives the part of the streaming DataFrame."""
+        """Return the rows of a micro-batch, of which `frame` is Spark's part of the streaming DataFrame."""
 
     def committed(self, position: Any) -> None:  # noqa: B027 - optional
         """Take note that every target has the rows before a position."""
@@ -123,13 +124,13 @@ class StreamSource(ABC):
 
     @classmethod
     def show(cls, position: Any, source_log: Location | None) -> str | None:
-        """Return a position in words; `None` where it is no position of such a source."""
+        """Return a position in words; `None` if it is not a position of such a source."""
         return None
 
     @abstractmethod
     def lag(self, position: Any | None, source_log: Location | None) -> int | None:
-        """Return how many units come after a position, at most. Before the first batch the position is `None`; so is
-        the answer where nobody can know."""
+        """Return at most how many units come after a position, which is `None` before the first batch; `None` if that
+        is unknown."""
 
     @abstractmethod
     def end(self) -> str:
@@ -209,7 +210,7 @@ class FrameRows:
     data: Any
     size: int | None = None
     bad: tuple[DeadLetter, ...] = ()
-    """What could not be parsed."""
+    """The rows that could not be parsed."""
     packed: Packed | None = None
     """The same rows in a form that is faster to write, where they are written as they are."""
     time_is_costly: ClassVar[bool] = False
@@ -224,7 +225,7 @@ class FrameRows:
         return self.data
 
     def close(self) -> None:
-        """Release the rows, whatever became of them."""
+        """Release the rows, also after a failure."""
 
 
 class UntypedRows(ABC):

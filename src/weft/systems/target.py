@@ -32,7 +32,7 @@ class ArrowRows(Protocol):
 
     @property
     def columns(self) -> StructType:
-        """The same as Spark would read them."""
+        """The columns as Spark would read them."""
 
     def each_part(self, work: Callable[[int, Iterable[pa.RecordBatch]], Any]) -> list[Any]:
         """Return what `work` returns for each part's number and batches. A part may be tried again."""
@@ -60,8 +60,7 @@ class SparkTarget(ABC):
             )
 
     def validate(self, name: str) -> str:
-        """Raise if a streaming pipeline could not write to `name`; return what is worth to be shown. Changes
-        nothing."""
+        """Raise if a streaming pipeline could not write to `name`; return details to show. Changes nothing."""
         return ""
 
     @abstractmethod
@@ -70,8 +69,8 @@ class SparkTarget(ABC):
         one, before the commit."""
 
     def copy(self, rows: ArrowRows, load: Load, spark: SparkSession) -> Counts | None:
-        """Commit rows that are Arrow, without Spark's rows between; `None` where only `write` can, and nothing was
-        written."""
+        """Commit Arrow rows without making them Spark's; return `None`, with nothing written, where only `write`
+        can."""
         return None
 
     def has(self, load: Load, spark: SparkSession) -> bool:
@@ -89,7 +88,7 @@ class SparkTarget(ABC):
     # ---------------------------------------------------------------------------------------------------------- preview
 
     def stored(self, load: Load, spark: SparkSession) -> DataFrame | None:
-        """Return the rows of the load's table now; `None` where there is none. Raises what would refuse the load."""
+        """Return the rows of the load's table now; `None` if there is none. Raise if the load would be refused."""
         return None
 
     def changes(self, frame: DataFrame, stored: DataFrame | None, load: Load) -> Counts:

@@ -21,7 +21,7 @@ _KINDS: dict[type, tuple[str, Callable[[Any], str], Callable[[str], Any]]] = {
 
 
 UNKNOWN = -1
-"""Of a target that cannot keep the number."""
+"""The number of a target that cannot keep it."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Watermark:
 
     @classmethod
     def of(cls, column: str, value: Any, seen: int, last: Watermark | None = None) -> Watermark:
-        """The watermark of a value as a driver gives it."""
+        """Return the watermark of a value as a driver gives it."""
         if type(value) not in _KINDS:
             raise DeclarationError(
                 f"The column {column!r} is of a type that cannot be a watermark ({type(value).__name__}).",
@@ -68,12 +68,12 @@ class Watermark:
 
 
 def text_of(value: Any) -> str:
-    """How a value is stored."""
+    """Return how a value is stored."""
     return _KINDS[type(value)][1](value)
 
 
-def less(value: Any, lookback: Any) -> Any:
-    """A value some way back: a timedelta before a time, a number before a number."""
+def subtract_lookback(value: Any, lookback: Any) -> Any:
+    """Return a value some way back: a timedelta before a time, a number before a number."""
     if lookback is None or value is None:
         return value
     try:

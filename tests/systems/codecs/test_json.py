@@ -22,9 +22,9 @@ BAD = {
     "its neighbour's end": (b'"m": 1}', "It is not JSON"),
     "empty": (b"", "It is not JSON"),
     "blank": (b"\n", "It is not JSON"),
-    "an array": (b"[1]", "no object: it is an array"),
-    "null": (b"null", "no object: it is null"),
-    "a string": (b'"{}"', "no object: it is a string"),
+    "an array": (b"[1]", "not an object: it is an array"),
+    "null": (b"null", "not an object: it is null"),
+    "a string": (b'"{}"', "not an object: it is a string"),
     "two objects": (b'{"n": 1}{"n": 2}', "It is not JSON"),
     "not UTF-8": (b'{"s": "\xff"}', "It is not UTF-8: byte 7"),
     "half a character": (b'{"s": "\\ud800"}', "It is not JSON"),
@@ -45,7 +45,7 @@ KNOWN = {"known": pa.int32()}
 
 def parse(values: list[bytes], known: dict[str, pa.DataType] | None = None, *, carefully: bool = False) -> Parsed:
     reader = JsonDecoder(known or {})
-    reader.hopes = not carefully
+    reader.tries_at_once = not carefully
     return reader.parse(pa.array(values, pa.binary()))
 
 

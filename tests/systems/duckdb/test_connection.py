@@ -39,7 +39,7 @@ def test_a_path_or_a_url() -> None:
 
 def test_check(project: Path) -> None:
     connection = weft.DuckDBConnection("sales.duckdb")
-    assert connection.check()["note"] == "the file is made at first use"
+    assert connection.check()["note"] == "the file is created at first use"
     assert not (project / "sales.duckdb").exists()
     tables = DuckDBTables(connection)
     with tables.driver.session("publish") as session:
@@ -59,7 +59,7 @@ def test_reading_makes_no_file(project: Path) -> None:
     tables = DuckDBTables(weft.DuckDBConnection("nosomething.duckdb"))
     with pytest.raises(ConnectionFailedError, match=f"there is no file {project}/nosomething.duckdb") as caught:
         tables.describe("SELECT 1")
-    assert "Did you mean 'something.duckdb', which is beside it?" in str(caught.value)
+    assert "Did you mean 'something.duckdb', which is in the same folder?" in str(caught.value)
     assert [each.name for each in project.iterdir()] == ["something.duckdb"]
 
 

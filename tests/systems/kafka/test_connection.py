@@ -12,7 +12,7 @@ import pytest
 from kafka_server import PASSWORD, SCRAM, USER
 from servers import wait_until
 from weft import ConnectionFailedError, DeclarationError, KafkaConnection, NotFoundError, SettingsError
-from weft.systems.kafka import options, sink, source
+from weft.systems.kafka import client, options, source, target
 
 
 def test_what_the_clients_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,8 +72,8 @@ def test_certificates_travel_as_texts(tmp_path: Path) -> None:
         ),
         ({"ssl_key_location": "/k"}, "both or neither"),
         ({"bootstrap_servers": ""}, "has no bootstrap_servers"),
-        ({"bootstrap_servers": "kafka://h:1"}, "no host:port"),
-        ({"bootstrap_servers": "h:99999"}, "no host:port"),
+        ({"bootstrap_servers": "kafka://h:1"}, "not host:port"),
+        ({"bootstrap_servers": "h:99999"}, "not host:port"),
         ({"bootstap_servers": "h"}, r"Did you mean 'bootstrap_servers'\?"),
         ({"group_id": 3}, "group_id must be str"),
     ],
@@ -117,8 +117,8 @@ def test_sign_in(kafka: Any, spark: Any, mechanism: str) -> None:
     if mechanism in SCRAM:
         kafka.add_scram_user()
     assert made.check()["server"] == "Kafka, 1 broker"
-    assert sink.write(spark.createDataFrame([(1,)], "n int"), made, topic, batch_id="b") == 1
-    assert sink.produce(made, topic, [(None, b'{"n": 2}', {})]) == 1
+    assert target.write(spark.createDataFrame([(1,)], "n int"), made, topic, batch_id="b") == 1
+    assert client.send(made, topic, [(None, b'{"n": 2}')]) == 1
     read = spark.read.format("kafka").options(**options.for_spark(made)).option("subscribe", topic).load()
     with source.rows(read, made) as (good, _):
         assert sorted(row.n for row in good.collect()) == [1, 2]
@@ -129,7 +129,7 @@ def test_tls(kafka: Any, spark: Any) -> None:
     made = KafkaConnection(kafka.tls_bootstrap, ssl_ca_location=str(kafka.certificate))
     topic = kafka.create_topic()
     assert made.check()["server"] == "Kafka, 1 broker"
-    assert sink.write(spark.createDataFrame([(1,)], "n int"), made, topic, batch_id="b") == 1
+    assert target.write(spark.createDataFrame([(1,)], "n int"), made, topic, batch_id="b") == 1
     assert [json.loads(message.value()) for message in kafka.messages(topic)] == [{"n": 1}]
     with pytest.raises(ConnectionFailedError, match=r"(?i)certificate verify failed|SSL handshake failed"):
         KafkaConnection(kafka.tls_bootstrap, security_protocol="SSL").check()
@@ -154,7 +154,7 @@ def test_a_topic_that_is_not_there(kafka: Any, connection: KafkaConnection, spar
     for ask in (
         lambda: source.latest(connection, f"{topic}x"),
         lambda: source.stream(spark, connection, f"{topic}x"),
-        lambda: sink.produce(connection, f"{topic}x", []),
+        lambda: client.send(connection, f"{topic}x", []),
     ):
         with pytest.raises(NotFoundError, match=rf"no topic of the connection 'events' named '{topic}x'[\s\S]*{topic}"):
             ask()

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from weft import DeclarationError, KafkaConnection
-from weft.systems.kafka import sink, source
+from weft.systems.kafka import client, source, target
 
 Batch = Callable[[str], Any]
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -141,7 +141,7 @@ def test_rows_there_and_back(kafka: Any, connection: KafkaConnection, batch: Bat
         (2, None, None, None, None, None, None, None, None, None),
     ]
     frame = spark.createDataFrame(rows, schema)
-    assert sink.write(frame, connection, topic, keys=["id"], batch_id="load-7") == 2
+    assert target.write(frame, connection, topic, keys=["id"], batch_id="load-7") == 2
     messages = kafka.messages(topic)
     assert {message.key() for message in messages} == {b"1", b"2"}
     assert all(message.headers() == [("weft-batch-id", b"load-7")] for message in messages)
@@ -161,19 +161,19 @@ def test_rows_there_and_back(kafka: Any, connection: KafkaConnection, batch: Bat
 def test_keys_of_messages(kafka: Any, connection: KafkaConnection, spark: Any) -> None:
     topic = kafka.create_topic()
     frame = spark.createDataFrame([(1, "x")], "a int, b string")
-    assert sink.write(frame, connection, topic, batch_id="1") == 1
-    assert sink.write(frame, connection, topic, keys=["a", "b"], batch_id="1") == 1
-    assert sink.write(frame.limit(0), connection, topic, batch_id="1") == 0
+    assert target.write(frame, connection, topic, batch_id="1") == 1
+    assert target.write(frame, connection, topic, keys=["a", "b"], batch_id="1") == 1
+    assert target.write(frame.limit(0), connection, topic, batch_id="1") == 0
     assert [message.key() for message in kafka.messages(topic)] == [None, b'{"a":1,"b":"x"}']
     with pytest.raises(DeclarationError, match=r"key 'bb' of messages[\s\S]*Did you mean 'b'"):
-        sink.write(frame, connection, topic, keys=["bb"], batch_id="1")
+        target.write(frame, connection, topic, keys=["bb"], batch_id="1")
 
 
-def test_produce(kafka: Any, connection: KafkaConnection) -> None:
+def test_send(kafka: Any, connection: KafkaConnection) -> None:
     topic = kafka.create_topic()
-    assert sink.produce(connection, topic, [(b"k", b"\xff", {"error": b"why"}), (None, None, {})]) == 2
+    assert client.send(connection, topic, [(b"k", b"\xff"), (None, None)]) == 2
     one, two = kafka.messages(topic)
-    assert (one.key(), one.value(), one.headers()) == (b"k", b"\xff", [("error", b"why")])
+    assert (one.key(), one.value()) == (b"k", b"\xff")
     assert (two.key(), two.value()) == (None, None)
 
 

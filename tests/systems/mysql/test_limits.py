@@ -72,8 +72,8 @@ def test_names_that_other_collations_take_for_the_same(store: MySQLStore) -> Non
     assert sorted(group.consumer for group in log.groups()) == sorted(names)
     for group in log.groups():
         assert [member.member for member in group.members] == [f"{group.consumer[:10]} "]
-        assert isinstance(log.ack(group.consumer, [1, 2], token=None, member=group.consumer[:10]), Refused)
-        assert log.ack(group.consumer, [1, 2], token=None, member=f"{group.consumer[:10]} ") == 2
+        assert isinstance(log.settle(group.consumer, [1, 2], member=group.consumer[:10]), Refused)
+        assert log.settle(group.consumer, [1, 2], member=f"{group.consumer[:10]} ") == 2
 
 
 def test_names_with_quotes(store: MySQLStore) -> None:

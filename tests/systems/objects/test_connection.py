@@ -54,8 +54,8 @@ def test_options_are_the_connections_own() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ObjectStoreS3Connection("a/b"), "no bucket's name"),
-        (lambda: ObjectStoreS3Connection("s3://lake"), "no bucket's name"),
+        (lambda: ObjectStoreS3Connection("a/b"), "not the name of a bucket"),
+        (lambda: ObjectStoreS3Connection("s3://lake"), "not the name of a bucket"),
         (lambda: DeltaS3Connection("lake", endpoint="localhost:9000"), "http://host:port"),
         (lambda: DeltaS3Connection("lake", endpoint="http://me:hunter2@localhost:9000"), "fields of their own"),
         (lambda: DeltaS3Connection("lake", access_key_id="me"), "both access_key_id and secret_access_key"),
@@ -105,7 +105,7 @@ def test_declared_in_a_file(project: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("kind", [ObjectStoreLocalConnection, DeltaLocalConnection])
 def test_check_of_a_folder(kind: Any, tmp_path: Path) -> None:
-    assert kind("lake").check()["note"] == "the folder is made at first use"
+    assert kind("lake").check()["note"] == "the folder is created at first use"
     assert not Path("lake").exists()
     Path("lake").mkdir()
     assert kind("lake").check()["latency_ms"] >= 0

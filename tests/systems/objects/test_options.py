@@ -54,7 +54,7 @@ def test_every_option_of_the_guide() -> None:
         ("csv", {"csv_header": "no"}, "csv_header must be true or false"),
         ("csv", {"csv_null_value": 0}, "csv_null_value must be a text"),
         ("csv", {"csv_read_options": {"delimitr": ","}}, "has no option 'delimitr'[\\s\\S]*Did you mean 'delimiter'"),
-        ("csv", {"csv_read_options": {"null_regex": "("}}, r"\['null_regex'\] is no regular expression"),
+        ("csv", {"csv_read_options": {"null_regex": "("}}, r"\['null_regex'\] is not a regular expression"),
         ("csv", {"csv_read_options": {"delimiter": 300}}, "single ASCII character"),
         ("csv", {"csv_read_options": {"schema_infer_max_records": 0}}, "at least 1"),
         ("csv", {"csv_read_options": {"truncated_rows_ok": 1}}, "true or false"),

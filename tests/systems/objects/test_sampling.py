@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import types as T
 
 from weft.systems.objects.options import FileOptions
-from weft.systems.objects.reading import read_alike
+from weft.systems.objects.reading import read_format
 from weft.systems.objects.sampling import Head, known_schema
 
 TYPES = [
@@ -78,8 +78,8 @@ def test_what_fits_is_what_spark_would_have_inferred(spark: Any) -> None:
     Path("lake/a.csv").write_bytes(head)
     known = {name: kind for name, (kind, _) in fits.items()}
     path = [Path("lake/a.csv").absolute().as_uri()]
-    inferred = read_alike(spark, path, FileOptions(format="csv"), known=known)
-    direct = read_alike(spark, path, FileOptions(format="csv"), known=known, heads=[Head(head, True)])
+    inferred = read_format(spark, path, FileOptions(format="csv"), known=known)
+    direct = read_format(spark, path, FileOptions(format="csv"), known=known, heads=[Head(head, True)])
     assert {each.name: (each.dataType, fits[each.name][1]) for each in inferred.schema} == fits
     assert direct.schema == inferred.schema
     assert repr(direct.collect()) == repr(inferred.collect())

@@ -188,7 +188,7 @@ def test_sentinels_name_the_server(own_server: servers.Server) -> None:
         assert made.check()["server"].startswith("Redis 7")
         with pytest.raises(ConnectionFailedError, match="mynobody"):
             RedisConnection(sentinels=f"127.0.0.1:{sentinel.port}", service="mynobody").check()
-        with pytest.raises(DeclarationError, match="no host:port"):
+        with pytest.raises(DeclarationError, match="not host:port"):
             RedisConnection(sentinels="a:b", service="mymaster").check()
     finally:
         sentinel.kill()

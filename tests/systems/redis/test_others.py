@@ -184,7 +184,7 @@ def test_leases_of_which_others_acknowledged_everything(streams: Project, client
     log.lease("worker", "a", 1, 3600)
     books = [client.hlen(log.keys.books("worker")[0]), client.hlen(log.keys.books("worker")[1])]
     assert books == [2, 2]
-    assert log.ack("worker", [last.spans[0].first], token=last.token, member="c") == 1
+    assert log.settle("worker", [last.spans[0].first], token=last.token, member="c") == 1
 
 
 def test_given_back_events_come_in_order(streams: Project, client: Any) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 import weft
 from weft.project import Project
+from weft.systems.log import Release
 from weft.systems.redis import ids
 from workers import declare, log_of
 
@@ -43,6 +44,6 @@ def test_spans_are_what_is_held(streams: Project, client: Any, seed: int) -> Non
             leased, member, offsets = choose.choice(live)
             some = [offset for offset in offsets if choose.random() < 0.5]
             if choose.random() < 0.5:
-                log.ack("w", some, token=leased.token, member=member)
+                log.settle("w", some, token=leased.token, member=member)
             else:
-                log.nack("w", some, token=leased.token, member=member, delay=0, reason=None)
+                log.settle("w", some, token=leased.token, member=member, release=Release())

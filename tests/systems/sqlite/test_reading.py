@@ -178,7 +178,7 @@ def test_a_source_that_is_not_there(project: Path, connection: type[weft.SQLiteC
         weft.load(sql, source=connection("ordres.db"), target="t", connection=weft.SQLiteConnection("w.db"))
     assert caught.value.what.endswith(f"there is no file {project}/ordres.db.")
     assert caught.value.hint is not None and caught.value.hint.startswith(
-        "Did you mean 'orders.db', which is beside it?"
+        "Did you mean 'orders.db', which is in the same folder?"
     )
     with pytest.raises(ConnectionFailedError, match=f"no file {project}/no/s.db") as caught:
         weft.load(sql, source=connection("no/s.db"), target="t", connection=weft.SQLiteConnection("w.db"))

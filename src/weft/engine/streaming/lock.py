@@ -166,4 +166,4 @@ def _pid(owner: str) -> int:
 
 def _is_there(owner: str) -> bool:
     """Return whether a process is known to live: those of other machines are not."""
-    return process.is_here(owner) and not process.is_gone(owner)
+    return process.is_on_this_machine(owner) and not process.has_ended(owner)

@@ -44,7 +44,7 @@ def published(pipeline: StreamingPipeline, target: Target, rows: Input, checkpoi
 def topic_target(target: Target) -> SparkTarget | None:
     """Return the topics of a target's connection; `None` where the target is a stream of ours."""
     connection = current().connection(target.connection)
-    target_class = system_for(connection.kind).load_target()
+    target_class = system_for(connection.kind).load("target")
     if target_class is None or isinstance(target.stream, Stream):
         return None
     opened: SparkTarget = target_class(connection)

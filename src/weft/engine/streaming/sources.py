@@ -24,7 +24,7 @@ def open_source(source: Source, wait_seconds: float = 0.0) -> StreamSource:
         return LogSource(source.connection, settings, source.query)
     connection = source.connection_with_options(current().connection(source.connection))
     system = system_for(connection.kind)
-    source_class = system.load_stream_source()
+    source_class = system.load("stream_source")
     if source_class is not None:
         opened: StreamSource = source_class(connection, settings)
         return opened
@@ -56,6 +56,6 @@ def _classes(source: Source | None) -> Iterator[type[StreamSource]]:
     yield LogSource
     for each in systems().values():
         with suppress(WeftError, ImportError):  # a package that is not installed
-            source_class = each.load_stream_source()
+            source_class = each.load("stream_source")
             if source_class is not None:
                 yield source_class

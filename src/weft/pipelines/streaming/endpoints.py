@@ -50,7 +50,7 @@ def delivery_to(pipeline: StreamingPipeline, target: Target) -> Delivery:
     """Return how often a row may reach a target: once where the target knows which batches it has."""
     is_once = target.place != "stream"
     with suppress(WeftError):  # a connection that is registered later, or a package that is not installed
-        target_class = system_for(current().connection(target.connection).kind).load_target()
+        target_class = system_for(current().connection(target.connection).kind).load("target")
         if target_class is not None and not isinstance(target.stream, Stream):
             is_once = target_class.exactly_once
     return pipeline.delivery if is_once else "at_least_once"

@@ -15,17 +15,17 @@ _encode = msgspec.json.Encoder(decimal_format="number").encode
 
 
 def json_of(value: Any) -> str:
-    """A JSON value as its text."""
+    """Return a JSON value as its text."""
     return _encode(value).decode()
 
 
 def text_of(value: Any) -> str | None:
-    """What a column of texts holds of a JSON value: a string as it is, anything else as JSON."""
+    """Return a JSON value as a column of texts holds it: a string as it is, anything else as JSON."""
     return value if value is None or isinstance(value, str) else json_of(value)
 
 
 def unified(kinds: Iterable[pa.DataType]) -> pa.DataType:
-    """The type that holds all values of these: text, where they have nothing else in common."""
+    """Return the type that holds all values of these: text, where they have nothing else in common."""
     return reduce(_either, kinds, pa.null())
 
 
@@ -55,8 +55,8 @@ def _has(kind: pa.StructType, name: str) -> bool:
 
 
 def unified_schema(schemas: Iterable[pa.Schema], known: Iterable[str]) -> pa.Schema:
-    """The columns of all these, each once: Spark and most databases take `Id` and `id` for the same. The spelling is
-    that of a known column, else the first in the alphabet, so that it is the same whatever comes first."""
+    """Return the columns of all these, each once: Spark and most databases take `Id` and `id` for the same. The
+    spelling is that of a known column, else the first in the alphabet, so that it is the same whatever comes first."""
     spellings = {name.lower(): name for name in known}
     kinds: dict[str, list[pa.DataType]] = {}
     names: dict[str, str] = {}
@@ -65,24 +65,24 @@ def unified_schema(schemas: Iterable[pa.Schema], known: Iterable[str]) -> pa.Sch
             key = each.name.lower()
             kinds.setdefault(key, []).append(each.type)
             names[key] = spellings.get(key) or min(each.name, names.get(key, each.name))
-    return pa.schema([(names[key], _settled(unified(found))) for key, found in kinds.items()])
+    return pa.schema([(names[key], _storable(unified(types))) for key, types in kinds.items()])
 
 
-def _settled(kind: pa.DataType, *, inside: bool = False) -> pa.DataType:
+def _storable(kind: pa.DataType, *, inside: bool = False) -> pa.DataType:
     """Without what no table can hold: objects without keys, and inside of others values of no type."""
     if pa.types.is_null(kind):
         return pa.string() if inside else kind
     if pa.types.is_list(kind):
-        return pa.list_(_settled(kind.value_type, inside=True))
+        return pa.list_(_storable(kind.value_type, inside=True))
     if pa.types.is_struct(kind):
         if not kind.num_fields:
             return pa.string()
-        return pa.struct([(each.name, _settled(each.type, inside=True)) for each in kind])
+        return pa.struct([(each.name, _storable(each.type, inside=True)) for each in kind])
     return kind
 
 
 def converted(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """The same values as another type, one that holds them."""
+    """Return the values as another type, which holds them all."""
     types = pa.types
     if array.type.equals(kind):
         return array
@@ -112,7 +112,7 @@ def _nulls(array: pa.Array) -> pa.Array | None:
 
 
 def leaves(array: pa.Array) -> Iterator[pa.Array]:
-    """The arrays of plain values in one that may be nested."""
+    """Yield the arrays of plain values in one that may be nested."""
     if pa.types.is_struct(array.type):
         for number in range(array.type.num_fields):
             yield from leaves(array.field(number))
@@ -123,7 +123,7 @@ def leaves(array: pa.Array) -> Iterator[pa.Array]:
 
 
 def is_deeper(kind: pa.DataType, levels: int) -> bool:
-    """Whether there are more levels of lists and objects in a type. It looks no further, so that none is too deep."""
+    """Return whether a type has more levels of lists and objects than this. It looks no deeper."""
     if pa.types.is_list(kind):
         return not levels or is_deeper(kind.value_type, levels - 1)
     if pa.types.is_struct(kind):
@@ -132,7 +132,7 @@ def is_deeper(kind: pa.DataType, levels: int) -> bool:
 
 
 def without_times(kind: pa.DataType) -> pa.DataType:
-    """The type with texts in the place of instants: Arrow takes for one what looks like it."""
+    """Return the type with texts in the place of instants: Arrow takes for one what looks like it."""
     if pa.types.is_timestamp(kind):
         return pa.string()
     if pa.types.is_list(kind):

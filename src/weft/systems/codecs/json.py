@@ -19,7 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as arrow_json
 
-from weft.spark_support.sessions import quoted
+from weft.spark_support.lazy import F
+from weft.spark_support.sessions import TIME_FORMATS, quoted
 from weft.systems.codec import Parsed
 from weft.systems.codecs.columns import WHOLE, is_deeper, json_of, leaves, text_of, without_times
 from weft.types import FieldType, check_value, from_json, round_float32
@@ -27,13 +28,8 @@ from weft.types import FieldType, check_value, from_json, round_float32
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-_WRITTEN = {
-    # Nulls are written: a reader could not distinguish one that is left out from a column that there is not.
-    "ignoreNullFields": "false",
-    # To the microsecond; Spark's own choice ends at the millisecond.
-    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
-    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
-}
+# Nulls are written: a reader could not distinguish one that is left out from a column that does not exist.
+_WRITTEN = {**TIME_FORMATS, "ignoreNullFields": "false"}
 MAX_DEPTH = 32
 """Deeper values are refused: types of Spark and Parquet are walked by recursion. Arrow's reader dies of deep ones."""
 _MOST_BRACKETS = 1000
@@ -49,13 +45,9 @@ class JsonCodec:
     is_parsed: ClassVar[bool] = True
 
     def decoder(self, known: Mapping[str, pa.DataType]) -> JsonDecoder:
-        """Return a decoder for one task."""
         return JsonDecoder(known)
 
     def encoded(self, columns: Sequence[str]) -> Column:
-        """Return a JSON object of each row."""
-        from pyspark.sql import functions as F
-
         return F.to_json(F.struct(*(F.col(quoted(name)).alias(name) for name in columns)), _WRITTEN)
 
 
@@ -65,16 +57,15 @@ class JsonDecoder:
     def __init__(self, known: Mapping[str, pa.DataType]) -> None:
         self.known = {name.lower(): kind for name, kind in known.items()}
         self.seen: dict[str, pa.DataType] = {}
-        self.hopes = True
+        self.tries_at_once = True
 
     def parse(self, values: pa.Array) -> Parsed:
-        """The rows of messages, none of which is null."""
-        columns = self._at_once(values) if self.hopes else None
+        columns = self._at_once(values) if self.tries_at_once else None
         if columns is not None:
             return Parsed(columns, range(len(values)), {})
         parsed = self._one_by_one(values)
         # Where no message was to blame, the next batch would be tried in vain too.
-        self.hopes = bool(parsed.bad)
+        self.tries_at_once = bool(parsed.bad)
         return parsed
 
     # ------------------------------------------------------------------------------------------------------- at once
@@ -102,7 +93,7 @@ class JsonDecoder:
         return None
 
     def _reading(self, field: pa.Field) -> pa.DataType | None:
-        """The type that Arrow is to read a column as; `None` where it cannot."""
+        """Return the type that Arrow is to read a column as; `None` where it cannot."""
         known = self.known.get(field.name.lower())
         if known is None:
             return without_times(field.type)
@@ -149,30 +140,31 @@ class JsonDecoder:
         )
 
     def _row(self, value: bytes) -> dict[str, Any]:
-        """The values of one message, as their columns hold them; `ValueError` says why there are none."""
+        """Return the values of one message, as their columns hold them. Raise `ValueError` with the reason if it cannot
+        be parsed."""
         try:
             value.decode()
-            found = _decode(value)
+            row = _decode(value)
         except UnicodeDecodeError as error:
             raise ValueError(f"It is not UTF-8: byte {error.start} cannot be read.") from None
         except msgspec.DecodeError as error:
             raise ValueError(f"It is not JSON: {error}.") from None
         except RecursionError:
             raise ValueError(_TOO_DEEP) from None
-        if type(found) is not dict:
-            raise ValueError(f"It is JSON, but no object: it is {_NAMES[type(found)]}.")
-        if "" in found:
+        if type(row) is not dict:
+            raise ValueError(f"It is JSON, but not an object: it is {_NAMES[type(row)]}.")
+        if "" in row:
             raise ValueError("It has a key without a name, which no column can have.")
-        if value.count(b"{") + value.count(b"[") > MAX_DEPTH and _is_deep(found):
+        if value.count(b"{") + value.count(b"[") > MAX_DEPTH and _is_deep(row):
             raise ValueError(_TOO_DEEP)
-        if len({name.lower() for name in found}) < len(found):
-            twice = [name for name, times in Counter(name.lower() for name in found).items() if times > 1]
+        if len({name.lower() for name in row}) < len(row):
+            twice = [name for name, times in Counter(name.lower() for name in row).items() if times > 1]
             raise ValueError(f"It has two keys that are one column: {twice[0]!r} in upper and lower case.")
-        for name, each in found.items() if self.known else ():
+        for name, each in row.items() if self.known else ():
             if (known := self.known.get(name.lower())) is not None:
                 exact = _decode_exactly(value)[name] if pa.types.is_decimal(known) else each
-                found[name] = _fitted(name, exact, known)
-        return found
+                row[name] = _fitted(name, exact, known)
+        return row
 
     def _array(self, key: str, values: list[Any]) -> pa.Array:
         known = self.known.get(key)
@@ -180,7 +172,7 @@ class JsonDecoder:
 
 
 def _is_regular(values: pa.Array) -> bool:
-    """Whether no message can run into the next, and Arrow's reader survives them."""
+    """Return whether no message can run into the next, and Arrow's reader survives them."""
     try:
         texts = values.cast(pa.string())  # which looks whether it is UTF-8
     except pa.ArrowInvalid:
@@ -206,8 +198,8 @@ def _read(text: pa.Buffer, seen: Mapping[str, pa.DataType]) -> pa.Table | None:
 
 
 def _is_whole(column: pa.ChunkedArray) -> bool:
-    """Whether an array is as its type says. Arrow's reader forgets nulls in lists that come before it has seen what a
-    list is of, and leaves an array that is shorter than its lists; and it takes decimals of too many digits."""
+    """Return whether an array is as its type says. Arrow's reader forgets nulls in lists that come before it has seen
+    what a list is of, and leaves an array that is shorter than its lists; and it takes decimals of too many digits."""
     if not pa.types.is_nested(column.type) and not pa.types.is_decimal(column.type):
         return True
     try:
@@ -218,8 +210,8 @@ def _is_whole(column: pa.ChunkedArray) -> bool:
 
 
 def _is_exact(column: pa.Array) -> bool:
-    """Whether each number is the one that was sent: Arrow reads an integer beyond 64 bits as the nearest float, and
-    takes NaN for a number."""
+    """Return whether each number is the one that was sent. Arrow reads an integer beyond 64 bits as the nearest float,
+    and takes NaN for a number."""
     for leaf in leaves(column):
         if pa.types.is_floating(leaf.type) and leaf.null_count < len(leaf):
             bounds = pc.min_max(leaf)
@@ -230,7 +222,7 @@ def _is_exact(column: pa.Array) -> bool:
 
 
 def _inferred(values: list[Any]) -> pa.Array:
-    """An array of JSON values, of the one type that they have, else of texts."""
+    """Return an array of JSON values, of the one type that they have, else of texts."""
     kinds = {type(value) for value in values if value is not None}
     try:
         if kinds == {int, float}:
@@ -253,24 +245,19 @@ def _texts(values: list[Any]) -> pa.Array:
 
 
 def _is_plain(kind: pa.DataType) -> bool:
-    """Whether Arrow reads JSON as this type as we do."""
+    """Return whether Arrow reads JSON as this type as we do."""
     types = pa.types
-    return bool(
-        types.is_string(kind)
-        or types.is_boolean(kind)
-        or types.is_signed_integer(kind)
-        or types.is_floating(kind)
-        or types.is_decimal128(kind)
-    )
+    plain = (types.is_string, types.is_boolean, types.is_signed_integer, types.is_floating, types.is_decimal128)
+    return any(is_of(kind) for is_of in plain)
 
 
 def storage(kind: pa.DataType) -> pa.DataType:
-    """The type that a column of a known type is of: JSON and UUIDs travel as texts."""
+    """Return the type that a column of a known type is of: JSON and UUIDs travel as texts."""
     return pa.string() if isinstance(kind, pa.BaseExtensionType) else kind
 
 
 def _fitted(name: str, value: Any, kind: pa.DataType) -> Any:
-    """The value as a column of this type holds it; `ValueError` where it cannot."""
+    """Return the value as a column of this type holds it; `ValueError` where it cannot."""
     if value is None:
         return None
     try:
@@ -301,10 +288,10 @@ def _fit(value: Any, kind: pa.DataType) -> Any:
     for matches, field_type in _CHECKED:
         if matches(kind):
             declared = field_type(kind)
-            found = check_value(from_json(value, declared), declared)
+            checked = check_value(from_json(value, declared), declared)
             if types.is_timestamp(kind):
-                return found if kind.tz else found.replace(tzinfo=None)
-            return str(found) if isinstance(kind, pa.UuidType) else found
+                return checked if kind.tz else checked.replace(tzinfo=None)
+            return str(checked) if isinstance(kind, pa.UuidType) else checked
     return pa.scalar(value, kind).as_py()
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 
+from weft.spark_support.lazy import F
 from weft.systems.codec import Decoder, Parsed
 
 if TYPE_CHECKING:
@@ -19,17 +20,12 @@ class RawCodec:
     is_parsed: ClassVar[bool] = False
 
     def decoder(self, known: Mapping[str, pa.DataType]) -> Decoder:
-        """Return a decoder that puts values into one column."""
         return _RawDecoder()
 
     def encoded(self, columns: Sequence[str]) -> Column:
-        """Return the only column."""
-        from pyspark.sql import functions as F
-
         return F.col("value")
 
 
 class _RawDecoder:
     def parse(self, values: pa.Array) -> Parsed:
-        """Return the values as the column `value`."""
         return Parsed({"value": values}, range(len(values)), {})

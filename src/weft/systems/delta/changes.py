@@ -10,10 +10,10 @@ from datetime import UTC, datetime, timedelta
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from weft.spark_support.sessions import quoted
+from weft.spark_support.lazy import F, T
+from weft.spark_support.sessions import TIME_FORMATS, quoted
 from weft.systems.load import IS_CURRENT, ROW_HASH, VALID_FROM, VALID_TO, Load
 from weft.systems.load_checks import column
-from weft.systems.objects.options import TIMESTAMP, TIMESTAMP_NTZ
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -28,14 +28,12 @@ _NEVER = datetime(9999, 12, 31, 23, 59, 59, 999_999, UTC)
 
 
 def key_name(number: int) -> str:
-    """Under which name a change carries the value of a key."""
+    """Return the name of the column that holds the value of a key in a change."""
     return f"_weft_key_{number}"
 
 
 def row_hash(frame: DataFrame, names: list[str]) -> Column:
-    """A hash of values, in which null, empty and shifted values differ."""
-    from pyspark.sql import functions as F
-
+    """Return a hash of values, in which null, empty and shifted values differ."""
     types = {field.name: field.dataType for field in frame.schema}
     parts = []
     for name in names:
@@ -46,16 +44,12 @@ def row_hash(frame: DataFrame, names: list[str]) -> Column:
 
 
 def _text(value: Column, kind: DataType) -> Column:
-    from pyspark.sql import functions as F
-    from pyspark.sql.types import ArrayType, BinaryType, DoubleType, FloatType, MapType, StructType
-
-    if isinstance(kind, BinaryType):
+    if isinstance(kind, T.BinaryType):
         return F.hex(value)
-    if isinstance(kind, FloatType | DoubleType):
+    if isinstance(kind, T.FloatType | T.DoubleType):
         return (value + F.lit(0.0)).cast("string")  # -0.0 equals 0.0
-    if isinstance(kind, ArrayType | MapType | StructType):
-        precise = {"timestampFormat": TIMESTAMP, "timestampNTZFormat": TIMESTAMP_NTZ, "ignoreNullFields": "false"}
-        return F.to_json(value, precise)
+    if isinstance(kind, T.ArrayType | T.MapType | T.StructType):
+        return F.to_json(value, {**TIME_FORMATS, "ignoreNullFields": "false"})
     return value.cast("string")
 
 
@@ -64,8 +58,6 @@ def _keys(load: Load) -> list[Column]:
 
 
 def _same_key(left: str, right: str, load: Load) -> Column:
-    from pyspark.sql import functions as F
-
     pairs = (
         F.col(f"{left}.{key_name(number)}").eqNullSafe(F.col(f"{right}.{key_name(number)}"))
         for number in range(len(load.keys))
@@ -77,40 +69,48 @@ def _listed(load: Load) -> list[str]:
     return [key_name(number) for number in range(len(load.keys))]
 
 
+def changed_rows(source: DataFrame, table: DataFrame, load: Load) -> DataFrame:
+    """Return the changes of a merge or scd2 load."""
+    return (scd2_changes if load.mode == "scd2" else merge_changes)(source, table, load)
+
+
+def change_counts(load: Load) -> list[Column]:
+    """Return the aggregates that count the changes of a load by their kind."""
+    expired = F.count_if(F.col(EXPIRED)) if load.mode == "scd2" else F.lit(0)
+    kinds = (INSERT, VERSION, UPDATE, DELETE)
+    return [*(F.count_if(F.col(OP) == kind).alias(kind) for kind in kinds), expired.alias(EXPIRED)]
+
+
 def merge_changes(source: DataFrame, table: DataFrame, load: Load) -> DataFrame:
     """New rows and rows that differ; with `handle_deletes`, also the keys that are gone."""
-    from pyspark.sql import functions as F
-
     names = source.columns
     compared = load.compared(names)
-    given = source.select(
+    incoming = source.select(
         *_keys(load), row_hash(source, compared).alias(HASH), F.struct(*map(column, names)).alias(ROW)
     ).alias("s")
     stored = table.select(*_keys(load), row_hash(table, compared).alias(_BEFORE), F.lit(True).alias(_HIT)).alias("t")
-    joined = given.join(stored, _same_key("s", "t", load), "left")
-    found = joined.where(F.col(_HIT).isNull() | (F.col(_BEFORE) != F.col(HASH))).select(
+    joined = incoming.join(stored, _same_key("s", "t", load), "left")
+    changed = joined.where(F.col(_HIT).isNull() | (F.col(_BEFORE) != F.col(HASH))).select(
         *(F.col(f"s.{name}").alias(name) for name in _listed(load)),
         F.when(F.col(_HIT).isNull(), F.lit(INSERT)).otherwise(F.lit(UPDATE)).alias(OP),
         F.col(ROW),
     )
     if load.handle_deletes is None:
-        return found
-    gone = stored.join(given, _same_key("s", "t", load), "left_anti").select(
-        *_listed(load), F.lit(DELETE).alias(OP), F.lit(None).cast(found.schema[ROW].dataType).alias(ROW)
+        return changed
+    gone = stored.join(incoming, _same_key("s", "t", load), "left_anti").select(
+        *_listed(load), F.lit(DELETE).alias(OP), F.lit(None).cast(changed.schema[ROW].dataType).alias(ROW)
     )
-    return found.unionByName(gone)
+    return changed.unionByName(gone)
 
 
 def scd2_changes(source: DataFrame, table: DataFrame, load: Load) -> DataFrame:
     """Versions to close and versions to add."""
-    from pyspark.sql import functions as F
-
     names = source.columns
     compared = load.compared(names)
     began: Any = F.lit(load.moment)
     if load.event_timestamp_column is not None:
         began = column(load.event_timestamp_column).cast("timestamp")
-    given = source.select(
+    incoming = source.select(
         *_keys(load),
         began.alias(TS),
         row_hash(source, compared).alias(HASH),
@@ -125,10 +125,10 @@ def scd2_changes(source: DataFrame, table: DataFrame, load: Load) -> DataFrame:
     )
     current = stored.where(F.col(IS_CURRENT)).drop(UNTIL, IS_CURRENT)
     if load.event_timestamp_column is None:
-        changes = _by_load(given, current, load)
+        changes = _by_load(incoming, current, load)
     else:
-        changes = _by_event(given, stored, current, load)
-    closing = _closing(given, current, changes, load)
+        changes = _by_event(incoming, stored, current, load)
+    closing = _closing(incoming, current, changes, load)
     if load.ttl_seconds is not None:
         # What comes with a time so old that it has ended already.
         ends = F.col(TS) + F.expr(_interval(load.ttl_seconds))
@@ -140,8 +140,6 @@ def scd2_changes(source: DataFrame, table: DataFrame, load: Load) -> DataFrame:
 
 
 def _change(op: Column, ts: Column, until: Column, to: Column, load: Load) -> list[Column]:
-    from pyspark.sql import functions as F
-
     return [
         *(F.col(name) for name in _listed(load)),
         op.alias(OP),
@@ -153,12 +151,10 @@ def _change(op: Column, ts: Column, until: Column, to: Column, load: Load) -> li
     ]
 
 
-def _by_load(given: DataFrame, current: DataFrame, load: Load) -> DataFrame:
-    """A version begins with this load, where a row is new or differs from the current one."""
-    from pyspark.sql import functions as F
-
+def _by_load(incoming: DataFrame, current: DataFrame, load: Load) -> DataFrame:
+    """Return a version begins with this load, where a row is new or differs from the current one."""
     stored = current.withColumn(_HIT, F.lit(True)).alias("t")
-    joined = given.alias("s").join(stored, _same_key("s", "t", load), "left")
+    joined = incoming.alias("s").join(stored, _same_key("s", "t", load), "left")
     changed = joined.where(F.col(_HIT).isNull() | (F.col(_BEFORE) != F.col(HASH)))
     # If the clock went back, still later than what is stored.
     since = F.greatest(F.col(TS), F.col(_SINCE) + F.expr("INTERVAL 1 MICROSECOND"))
@@ -172,23 +168,22 @@ def _by_load(given: DataFrame, current: DataFrame, load: Load) -> DataFrame:
     return added.unionByName(closed)
 
 
-def _by_event(given: DataFrame, stored: DataFrame, current: DataFrame, load: Load) -> DataFrame:
+def _by_event(incoming: DataFrame, stored: DataFrame, current: DataFrame, load: Load) -> DataFrame:
     """Put events into the history of their keys: each begins a version where it changes something, ends the one before
     it, and is ended by the one after it, whatever order they come in."""
     from pyspark.sql import Window
-    from pyspark.sql import functions as F
 
     keys = _listed(load)
     # A key whose rows all say what the current version says, and not of an earlier time, is left alone.
     touched = (
-        given.alias("s")
+        incoming.alias("s")
         .join(current.withColumn(_HIT, F.lit(True)).alias("t"), _same_key("s", "t", load), "left")
         .where(F.col(_HIT).isNull() | (F.col(_BEFORE) != F.col(HASH)) | (F.col(TS) < F.col(_SINCE)))
         .select(*(F.col(f"s.{name}").alias(name) for name in keys))
         .distinct()
         .alias("k")
     )
-    row_type = given.schema[ROW].dataType
+    row_type = incoming.schema[ROW].dataType
     versions = (
         stored.alias("t")
         .join(touched, _same_key("t", "k", load), "left_semi")
@@ -205,7 +200,7 @@ def _by_event(given: DataFrame, stored: DataFrame, current: DataFrame, load: Loa
         _same_key("s", "t", load) & (F.col(f"s.{TS}") == F.col(f"t.{TS}")) & (F.col(f"s.{HASH}") == F.col(f"t.{HASH}"))
     )
     events = (
-        given.alias("s")
+        incoming.alias("s")
         .join(touched, _same_key("s", "k", load), "left_semi")
         .join(versions.select(*keys, TS, HASH).alias("t"), known, "left_anti")
         .select(*keys, TS, F.lit(None).cast("timestamp").alias(UNTIL), F.lit(1).alias(_SRC), HASH, ROW)
@@ -232,28 +227,26 @@ def _by_event(given: DataFrame, stored: DataFrame, current: DataFrame, load: Loa
     return chain.where(moved).select(*_change(op, F.col(TS), F.col(UNTIL), F.col(TO), load))
 
 
-def _closing(given: DataFrame, current: DataFrame, changes: DataFrame, load: Load) -> DataFrame | None:
-    """The current versions that end because their key is gone or because they are too old."""
-    from pyspark.sql import functions as F
-
-    row_type = given.schema[ROW].dataType
-    found: list[DataFrame] = []
+def _closing(incoming: DataFrame, current: DataFrame, changes: DataFrame, load: Load) -> DataFrame | None:
+    """Return the current versions that end because their key is gone or because they are too old."""
+    row_type = incoming.schema[ROW].dataType
+    ended_versions: list[DataFrame] = []
 
     def close(rows: DataFrame, to: Column) -> None:
         rows = rows.withColumn(HASH, F.lit(None).cast("string")).withColumn(ROW, F.lit(None).cast(row_type))
         closed = rows.select(*_change(F.lit(DELETE), F.col(_SINCE), F.lit(None), to, load))
-        found.append(closed.withColumn(EXPIRED, F.lit(False)))
+        ended_versions.append(closed.withColumn(EXPIRED, F.lit(False)))
 
     stored = current.alias("t")
     if load.handle_deletes == "soft":
-        gone = stored.join(given.alias("s"), _same_key("s", "t", load), "left_anti")
+        gone = stored.join(incoming.alias("s"), _same_key("s", "t", load), "left_anti")
         close(gone, F.greatest(F.lit(load.moment), F.col(_SINCE)))
-        stored = stored.join(given.alias("s"), _same_key("s", "t", load), "left_semi").alias("t")
+        stored = stored.join(incoming.alias("s"), _same_key("s", "t", load), "left_semi").alias("t")
     if load.ttl_seconds is not None:
         ended = changes.where((F.col(OP) == CLOSE) & F.col(UNTIL).isNull()).alias("s")
         old = stored.join(ended, _same_key("s", "t", load), "left_anti").where(F.col(_SINCE) < F.lit(_oldest(load)))
         close(old, F.col(_SINCE) + F.expr(_interval(load.ttl_seconds)))
-    return reduce(lambda one, other: one.unionByName(other), found) if found else None
+    return reduce(lambda one, other: one.unionByName(other), ended_versions) if ended_versions else None
 
 
 def _oldest(load: Load) -> datetime:
@@ -269,7 +262,7 @@ def _interval(seconds: float) -> str:
 
 
 def merge_statement(target: str, view: str, names: list[str], load: Load) -> str:
-    """The MERGE that applies changes of a merge."""
+    """Return the MERGE that applies changes of a merge."""
     on = " AND ".join(f"t.{quoted(key)} <=> s.{key_name(number)}" for number, key in enumerate(load.keys))
     updated = load.updated(names)
     clauses = []
@@ -285,7 +278,7 @@ def merge_statement(target: str, view: str, names: list[str], load: Load) -> str
 
 
 def scd2_statement(target: str, view: str, names: list[str], load: Load) -> str:
-    """The MERGE that applies changes of scd2."""
+    """Return the MERGE that applies changes of scd2."""
     same = [f"t.{quoted(key)} <=> s.{key_name(number)}" for number, key in enumerate(load.keys)]
     on = " AND ".join(
         [f"s.{OP} IN ('{CLOSE}', '{DELETE}')", *same, f"t.{VALID_FROM} = s.{TS}", f"t.{VALID_TO} <=> s.{UNTIL}"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from weft.systems.endpoint import Endpoint
 from weft.systems.objects.local import FolderConnection
 from weft.systems.objects.s3 import S3Connection
 
@@ -24,3 +25,13 @@ class DeltaS3Connection(S3Connection):
     """
 
     kind: ClassVar[str] = "delta_s3"
+
+
+class DeltaEndpoint(Endpoint):
+    """A table of a folder or bucket. A source may start at a version."""
+
+    is_source = True
+    limit = "max_files"
+    places = ("table",)
+    prefix_is_table = True
+    dead_letters = ("table",)

@@ -21,13 +21,14 @@ import msgspec
 from weft.errors import BusyError
 from weft.spark_support import sessions
 from weft.spark_support.folder import folder_for
+from weft.spark_support.lazy import T
 from weft.systems.base import Connection
 from weft.systems.delta.table import DeltaTable, properties, retried, writer
 from weft.systems.lease import table_lock
 from weft.systems.load import Counts, Load
 from weft.systems.load_checks import refuse_empty
 from weft.systems.objects import parquet
-from weft.systems.objects.parquet import Range, Written
+from weft.systems.objects.parquet import Range, WrittenFile
 from weft.systems.target import ArrowRows
 
 if TYPE_CHECKING:
@@ -81,7 +82,8 @@ class _Copy:
             return None
         sessions.reached("staged")
         with table_lock(folder_for(self.spark, self.table.path), self.table.path, load.name):
-            deleted = self._stored() if load.mode == "truncate" else 0
+            has_rows = load.mode == "truncate" and self.table.schema() is not None
+            deleted = self.table.read().count() if has_rows else 0
             is_new = retried(lambda: self._commit(columns, files), load)
         sessions.reached("committed")
         if not is_new:
@@ -91,11 +93,8 @@ class _Copy:
 
     # ---------------------------------------------------------------------------------------------------- the table
 
-    def _stored(self) -> int:
-        return self.table.read().count() if self.table.schema() is not None else 0
-
     def _transaction(self) -> Any:
-        """A transaction of Delta's, in which a table that is not there yet has the columns of the rows."""
+        """Return a transaction of Delta's, in which a table that is not there yet has the columns of the rows."""
         log = self._java(f"{_DELTA}DeltaLog").forTable(self.spark._jsparkSession, self.table.path)
         transaction = log.startTransaction()
         if transaction.readVersion() < 0:
@@ -103,41 +102,38 @@ class _Copy:
         return transaction
 
     def _has(self, transaction: Any) -> bool:
-        """Whether the table has this load. To ask is to depend on it: a commit fails if another attempt was faster."""
+        """Return whether the table has this load. The transaction then depends on it: it fails if another attempt
+        commits."""
         return int(transaction.txnVersion(writer(self.load))) >= self.load.batch_id
 
     def _new_table(self) -> dict[str, Any]:
-        from pyspark.sql.types import StructField, StructType
-
-        fields = [StructField(field.name, field.dataType) for field in self.rows.columns]
+        fields = [T.StructField(field.name, field.dataType) for field in self.rows.columns]
         return {
             "id": str(uuid4()),
             "format": {"provider": "parquet", "options": {}},
-            "schemaString": StructType(fields).json(),
+            "schemaString": T.StructType(fields).json(),
             "partitionColumns": [],
             "configuration": {},
             "createdTime": int(time.time() * 1000),
         }
 
     def _columns(self, transaction: Any) -> StructType | None:
-        """The columns of the table, if it is plain and they are those of the rows."""
-        from pyspark.sql.types import StructType
-
+        """Return the columns of the table, if it is plain and they are those of the rows."""
         metadata, protocol = transaction.metadata(), transaction.protocol()
         if not metadata.configuration().isEmpty() or not metadata.partitionColumns().isEmpty():
             return None
         features = set(self._list(protocol.readerAndWriterFeatureNames()))
         if features - _PLAIN_FEATURES or (not features and protocol.minWriterVersion() > 2):
             return None
-        columns = StructType.fromJson(json.loads(metadata.schemaString()))
+        columns = T.StructType.fromJson(json.loads(metadata.schemaString()))
         if any(field.metadata or not field.nullable for field in columns):
             return None
         return columns if parquet.has_columns(self.rows, columns) else None
 
     # --------------------------------------------------------------------------------------------------- the commit
 
-    def _commit(self, columns: StructType, files: list[Written]) -> bool:
-        """One commit with all files; whether this load was not there yet."""
+    def _commit(self, columns: StructType, files: list[WrittenFile]) -> bool:
+        """Return one commit with all files; whether this load was not there yet."""
         load = self.load
         with sessions.active(self.spark):
             transaction = self._transaction()
@@ -158,7 +154,7 @@ class _Copy:
         return self._java(f"{_DELTA}actions.Action").fromJson(json.dumps({kind: values}))
 
     def _operation(self) -> Any:
-        """What the table's history calls this commit."""
+        """Return the operation of this commit in the table's history."""
         mode = self._java("org.apache.spark.sql.SaveMode").valueOf(
             "Append" if self.load.mode == "append" else "Overwrite"
         )
@@ -169,7 +165,7 @@ class _Copy:
         more = [getattr(companion, f"apply$default${number}")() for number in range(3, count + 1)]
         return companion.apply(mode, self._java("scala.Option").apply(self._seq([])), *more)
 
-    def _count(self, transaction: Any, files: list[Written]) -> None:
+    def _count(self, transaction: Any, files: list[WrittenFile]) -> None:
         """Let the table's history say how much was written."""
         make = self._java("org.apache.spark.sql.execution.metric.SQLMetrics").createMetric
         context = self.spark.sparkContext._jsc.sc()
@@ -182,8 +178,8 @@ class _Copy:
             metric = make(context, name)
             metric.set(number)
             metrics.put(name, metric)
-        found = self._java(_CONVERTERS).asScala(metrics)
-        as_map = getattr(self._companion("scala.collection.immutable.Map"), "from")(found)
+        scala_metrics = self._java(_CONVERTERS).asScala(metrics)
+        as_map = getattr(self._companion("scala.collection.immutable.Map"), "from")(scala_metrics)
         transaction.registerSQLMetrics(self.spark._jsparkSession, as_map)
 
     # -------------------------------------------------------------------------------------------------- Java's, Scala's
@@ -195,17 +191,17 @@ class _Copy:
         return getattr(self._java(f"{name}$"), "MODULE$")
 
     def _seq(self, values: list[Any]) -> Any:
-        found = self._java("java.util.ArrayList")()
+        java_list = self._java("java.util.ArrayList")()
         for value in values:
-            found.add(value)
-        return self._java(_CONVERTERS).asScala(found).toSeq()
+            java_list.add(value)
+        return self._java(_CONVERTERS).asScala(java_list).toSeq()
 
     def _list(self, values: Any) -> list[Any]:
         # By its length: the end of an iterator reaches Python as an exception, which takes long.
         return list(self._java(_CONVERTERS).asJava(values).toArray())
 
 
-def _added(file: Written, now: int) -> dict[str, Any]:
+def _added(file: WrittenFile, now: int) -> dict[str, Any]:
     return {
         "path": file.name,
         "partitionValues": {},
@@ -216,27 +212,27 @@ def _added(file: Written, now: int) -> dict[str, Any]:
     }
 
 
-def statistics(file: Written) -> str:
-    """What Delta keeps of a file to pass it by: how many rows, and of the first columns the range and the nulls."""
+def statistics(file: WrittenFile) -> str:
+    """Return Delta's statistics of a file, by which readers skip it: rows, and range and nulls of the first columns."""
     kept = dict(list(file.ranges.items())[:_COLUMNS_WITH_RANGES])
-    low = {name: _low(found) for name, found in kept.items()}
-    high = {name: _high(found) for name, found in kept.items()}
+    low = {name: _low(values) for name, values in kept.items()}
+    high = {name: _high(values) for name, values in kept.items()}
     return _encoder.encode(
         {
             "numRecords": file.rows,
             "minValues": {name: value for name, value in low.items() if value is not None},
             "maxValues": {name: value for name, value in high.items() if value is not None},
-            "nullCount": {name: found.nulls for name, found in kept.items()},
+            "nullCount": {name: values.nulls for name, values in kept.items()},
         }
     ).decode()
 
 
-def _low(found: Range) -> Any:
-    return found.low[:_TEXT_LENGTH] if isinstance(found.low, str) else _plain(found.low)
+def _low(values: Range) -> Any:
+    return values.low[:_TEXT_LENGTH] if isinstance(values.low, str) else _plain(values.low)
 
 
-def _high(found: Range) -> Any:
-    text = found.high
+def _high(values: Range) -> Any:
+    text = values.high
     if not isinstance(text, str):
         return _plain(text)
     if len(text) <= _TEXT_LENGTH:

@@ -39,7 +39,6 @@ class DeltaLetters:
                 raise self._connection.failed(error) from None
 
     def records(self) -> Iterator[Mapping[str, Any]]:
-        """Yield the rows of the table."""
         schema, table = self._table
         try:
             with outcome.explained(f"read {self.name}"):
@@ -49,7 +48,6 @@ class DeltaLetters:
         yield from rows.to_pylist()
 
     def remove(self, ids: Collection[str]) -> None:
-        """Delete the rows of letters."""
         spark = self._spark()
         self._connection.configure(spark)
         name = DeltaTable(spark, self._connection, *self._table).name

@@ -16,7 +16,7 @@ from weft.systems.delta import changes
 from weft.systems.delta.table import DeltaTable, properties, retried, settings
 from weft.systems.lease import table_lock
 from weft.systems.load import Counts, Load
-from weft.systems.load_checks import checked_keys, fitted, grown, refuse_empty, without_void
+from weft.systems.load_checks import cast_to_table, checked_keys, extended_schema, refuse_empty, without_void
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,23 +36,15 @@ def write(
 ) -> Counts:
     """Load a DataFrame into a Delta table. Called again with the same load, it changes nothing.
 
-    `spark`: a session that has Delta, where the frame's own has not. `put_aside` is given the rows without a key before
-    the commit, and again if that is tried again; without it they are refused.
-    """
+    `spark`: a session with Delta, if the frame's own is without. Rows without a key go to `put_aside` before the
+    commit, and again before each retry; without `put_aside` the load is refused."""
     load.check_source(frame.columns)
     if load.on_bad_rows == "quarantine":
         raise LoadRefusedError(
-            f"on_bad_rows='quarantine' is not there for Delta tables ({load.name}).",
+            f"on_bad_rows='quarantine' is not supported for Delta tables ({load.name}).",
             hint="Delta takes every row whose types fit; filter in the source.",
         )
     return _Write(frame, connection, load, spark or frame.sparkSession, put_aside).run()
-
-
-def has(connection: Connection, load: Load, *, spark: SparkSession) -> bool:
-    """Whether a table has a load already."""
-    connection.configure(spark)
-    table = DeltaTable(spark, connection, load.schema, load.table)
-    return table.version() >= 0 and table.has(load)
 
 
 class _Write:
@@ -76,10 +68,10 @@ class _Write:
         columns = self.table.schema()
         if columns is not None:
             self.table.check(load, columns)
-            self.frame = fitted(self.frame, columns, load)
+            self.frame = cast_to_table(self.frame, columns, load)
             if self.table.has(load):
                 return Counts(replayed=True)
-            wanted = grown(columns, self.frame)
+            wanted = extended_schema(columns, self.frame)
             if len(wanted) > len(columns):
                 with self._alone():
                     self.table.add(wanted, load)
@@ -105,9 +97,9 @@ class _Write:
         def put(rows: DataFrame) -> None:
             nonlocal aside
             assert put_aside is not None
-            found = rows.toArrow()
-            put_aside(found)
-            aside = len(found)
+            table = rows.toArrow()
+            put_aside(table)
+            aside = len(table)
 
         if load.keys:
             source, total, kept = checked_keys(source, load, put if put_aside is not None else None)
@@ -133,10 +125,10 @@ class _Write:
         load, table = self.load, self.table
         deleted = 0
         mode = "append" if load.mode == "append" else "overwrite"
-        made = properties(source.schema) if columns is None else {}
+        table_properties = properties(source.schema) if columns is None else {}
 
         def commit() -> None:
-            source.write.format("delta").mode(mode).options(**made).save(table.path)
+            source.write.format("delta").mode(mode).options(**table_properties).save(table.path)
 
         with self._alone():
             if load.mode == "truncate" and columns is not None:
@@ -160,22 +152,14 @@ class _Write:
 
     def _merged(self, source: DataFrame, total: int, kept: int) -> Counts:
         from pyspark.sql import Observation
-        from pyspark.sql import functions as F
 
         load, table, names = self.load, self.table, source.columns
-        is_scd2 = load.mode == "scd2"
-        statement = changes.scd2_statement if is_scd2 else changes.merge_statement
+        statement = changes.scd2_statement if load.mode == "scd2" else changes.merge_statement
 
         def commit() -> tuple[list[Any], Observation]:
-            stored = table.read()
-            found = (changes.scd2_changes if is_scd2 else changes.merge_changes)(source, stored, load)
             observed = Observation()
-            counts = [
-                F.count_if(F.col(changes.OP) == op).alias(op)
-                for op in (changes.INSERT, changes.VERSION, changes.UPDATE, changes.DELETE)
-            ]
-            old = F.count_if(F.col(changes.EXPIRED)) if is_scd2 else F.lit(0)
-            found.observe(observed, *counts, old.alias("old")).createOrReplaceTempView(_VIEW)
+            changed = changes.changed_rows(source, table.read(), load)
+            changed.observe(observed, *changes.change_counts(load)).createOrReplaceTempView(_VIEW)
             return self.spark.sql(statement(table.name, _VIEW, names, load)).collect(), observed
 
         self._mark()
@@ -192,14 +176,14 @@ class _Write:
         if not done:
             # Another attempt of the same load was faster.
             return Counts(replayed=True)
-        found = observed.get
-        inserted, updated = found[changes.INSERT], found[changes.VERSION] + found[changes.UPDATE]
+        counted_rows = observed.get
+        inserted, updated = counted_rows[changes.INSERT], counted_rows[changes.VERSION] + counted_rows[changes.UPDATE]
         counted = table.metrics(self.label) or {}
         return Counts(
             rows_read=total,
             inserted=inserted,
             updated=updated,
             unchanged=kept - inserted - updated,
-            deleted=found[changes.DELETE] + found["old"],
+            deleted=counted_rows[changes.DELETE] + counted_rows[changes.EXPIRED],
             bytes=counted.get("numTargetBytesAdded", 0),
         )

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from weft.errors import DeclarationError, NotFoundError
+from weft.spark_support.lazy import F
 from weft.spark_support.location import Location
 from weft.systems.delta import source as delta
 from weft.systems.objects.listing import client, list_files, path_of
@@ -31,19 +32,14 @@ class DeltaSource(StreamSource):
         self._folder = f"{path_of(table_path(connection.root, None, settings.name))}/_delta_log"
 
     def follow(self, spark: SparkSession, start: str) -> DataFrame:
-        """Return the rows of the table's commits."""
-        from pyspark.sql import functions as F
-
         rows = delta.follow(spark, self.connection, self.name, self.settings.max_files or MAX_FILES, start)
         # Its rows do not say when they came. The moment of the batch is in Spark's log, the same in every try of it.
         return rows.select("*", F.current_timestamp().alias(EVENT_TIME))
 
     def take(self, frame: DataFrame) -> FrameRows:
-        """Return the rows themselves."""
         return FrameRows(self.name, frame)
 
     def validate(self) -> str:
-        """Raise if there is no such table."""
         if not self._versions():
             raise NotFoundError(f"There is no Delta table {self.name!r} in {self.connection.label}.")
         return ""
@@ -65,21 +61,17 @@ class DeltaSource(StreamSource):
         return max(versions[-1] + 1 - int(first), 0)
 
     def end(self) -> str:
-        """Return the next version."""
         return str(max(self._versions(), default=-1) + 1)
 
     def stay(self, position: Any | None, source_log: Location) -> Rewind:
-        """Return the position itself."""
         return Rewind(position, None if position is None else position["reservoirVersion"])
 
     def rewind_to_offset(self, position: Any | None, offset: str, source_log: Location) -> Rewind:
-        """Return the position of a version."""
         if not offset.isdecimal():
-            raise DeclarationError(f"{offset!r} is no version of {self.name}: one number is.")
+            raise DeclarationError(f"{offset!r} is not a version of {self.name}: a version is one number.")
         return self._from(position, int(offset))
 
     def rewind_to_time(self, position: Any | None, moment: datetime, source_log: Location) -> Rewind:
-        """Return the position of the first version that was committed since."""
         first = None
         for version in reversed(self._versions()):
             if self._committed_at(version) < moment:
@@ -95,7 +87,7 @@ class DeltaSource(StreamSource):
         if position["isStartingVersion"]:
             raise DeclarationError(
                 f"{self.name} is still being read for the first time, as the whole that it was then.",
-                hint="To begin anew: weft checkpoints reset.",
+                hint="To begin again: weft checkpoints reset.",
             )
         if version > _before(position):
             raise self.after_position(f"version {_before(position):,}", f"{version:,}")

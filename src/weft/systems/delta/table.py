@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import random
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from weft.errors import BusyError, LoadRefusedError
 from weft.spark_support.folder import folder_for
+from weft.spark_support.lazy import T
 from weft.spark_support.sessions import active, java_class, quoted
 from weft.systems.base import Connection
 from weft.systems.load import IS_CURRENT, ROW_HASH, SCD2_COLUMNS, VALID_FROM, VALID_TO, Load
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("weft.engine")
 ATTEMPTS = 20
 _LOOKED_AT = 100
-"""So many commits of others may come between a commit of ours and the look at its counts."""
+"""How many commits of others may come between a commit of ours and the look at its counts."""
 # What Delta takes in a column's name only with a mapping of names, which not every other reader knows.
 _MAPPED = set(" ,;{}()\n\t=")
 _CONFLICTS = ("Concurrent", "DELTA_CONCURRENT", "ProtocolChanged", "MetadataChanged", "DELTA_METADATA_CHANGED")
@@ -51,29 +54,27 @@ class DeltaTable:
             return log.update(*(getattr(log, f"update$default${number}")() for number in (1, 2, 3)))
 
     def schema(self) -> StructType | None:
-        """Its columns, or `None` where there is no table."""
+        """Return its columns, or `None` if there is no table."""
         return self.read().schema if self.version() >= 0 else None
 
     def version(self) -> int:
-        """Its newest; -1 where there is no table."""
+        """Return its newest version; -1 if there is no table."""
         return int(self._snapshot().version())
 
     def has(self, load: Load) -> bool:
-        """Whether this load was committed: the table keeps the last batch of each writer in its own log."""
+        """Return whether this load was committed: the table keeps the last batch of each writer in its own log."""
         snapshot = self._snapshot()
         with active(self.spark):
-            found = snapshot.transactions().get(writer(load))
-        return bool(found.isDefined()) and int(found.get()) >= load.batch_id
+            last_batch = snapshot.transactions().get(writer(load))
+        return bool(last_batch.isDefined()) and int(last_batch.get()) >= load.batch_id
 
     def create(self, columns: StructType, load: Load) -> None:
         """Make the table with these columns where it is missing, and for scd2 with its own."""
-        from pyspark.sql.types import BooleanType, StringType, StructType, TimestampType
-
-        wanted = StructType(list(columns.fields))
+        wanted = T.StructType(list(columns.fields))
         if load.mode == "scd2":
             for name in (VALID_FROM, VALID_TO):
-                wanted = wanted.add(name, TimestampType())
-            wanted = wanted.add(IS_CURRENT, BooleanType()).add(ROW_HASH, StringType())
+                wanted = wanted.add(name, T.TimestampType())
+            wanted = wanted.add(IS_CURRENT, T.BooleanType()).add(ROW_HASH, T.StringType())
         empty = self.spark.createDataFrame([], wanted)
 
         def write() -> None:
@@ -84,12 +85,11 @@ class DeltaTable:
 
     def add(self, columns: StructType, load: Load) -> None:
         """Give the table those of these columns that it lacks, in a commit of its own: nulls for the rows it has."""
-        from pyspark.sql.types import StructType
 
         def alter() -> None:
             stored = self.schema()
             assert stored is not None
-            missing = StructType([field for field in columns if field.name not in stored.names])
+            missing = T.StructType([field for field in columns if field.name not in stored.names])
             if missing.fields:
                 ddl = self.spark._jsparkSession.parseDataType(missing.json()).toDDL()
                 self.spark.sql(f"ALTER TABLE {self.name} ADD COLUMNS ({ddl})")
@@ -108,7 +108,7 @@ class DeltaTable:
                     )
 
     def metrics(self, label: str) -> dict[str, int] | None:
-        """What Delta counted in the commit with this label, or `None` where there is no such commit."""
+        """Return Delta's metrics of the commit with this label, or `None` if there is no such commit."""
         folder = folder_for(self.spark, self.path)
         newest = self.version()
         for version in range(newest, max(newest - _LOOKED_AT, -1), -1):
@@ -116,27 +116,27 @@ class DeltaTable:
             for line in (folder.read(f"{self.path}/_delta_log/{version:020}.json") or b"").splitlines():
                 info = json.loads(line).get("commitInfo")
                 if info is not None and info.get("userMetadata") == label:
-                    found = info.get("operationMetrics", {})
-                    return {name: int(value) for name, value in found.items() if str(value).isdigit()}
+                    metrics = info.get("operationMetrics", {})
+                    return {name: int(value) for name, value in metrics.items() if str(value).isdigit()}
         return None
 
 
 def properties(columns: StructType) -> dict[str, str]:
-    """What a new table needs for its columns' names."""
+    """Return the properties that a new table needs for the names of its columns."""
     if not any(_MAPPED & set(name) for name in columns.names):
         return {}
     return {"delta.columnMapping.mode": "name", "delta.minReaderVersion": "2", "delta.minWriterVersion": "5"}
 
 
 def writer(load: Load) -> str:
-    """Under which name a table keeps that a load was done; its batches are counted."""
+    """Return the application id of a load in a table's log, which keeps the last batch of each."""
     names = f"{len(load.pipeline)}:{load.pipeline}{load.checkpoint_id}"
     return f"weft:{hashlib.sha256(names.encode()).hexdigest()[:40]}"
 
 
 def settings(load: Load, label: str) -> dict[str, str]:
-    """What makes a statement of a session count once, and be found again. Every commit of the session counts for it, so
-    that it may make no other one."""
+    """Return the settings by which a commit of the session counts once for a load, and can be found by its label. They
+    apply to every commit of the session."""
     start = "spark.databricks.delta."
     return {
         f"{start}write.txnAppId": writer(load),
@@ -148,27 +148,22 @@ def settings(load: Load, label: str) -> dict[str, str]:
 
 
 def retried(action: Callable[[], Result], load: Load) -> Result:
-    """Do something again if another load changed the table meanwhile: Delta finds that out when it commits."""
-    import random
-    import time
-
+    """Run an action again if its commit conflicts with that of another load."""
     for attempt in range(ATTEMPTS):
         try:
             return action()
         except Exception as error:
-            if not is_conflict(error) or attempt == ATTEMPTS - 1:
-                if is_conflict(error):
-                    raise BusyError(
-                        f"Other loads kept changing {load.name} while this one tried {ATTEMPTS} times.",
-                        hint="Try again, or let fewer loads write to it at a time.",
-                    ) from None
+            if not is_conflict(error):
                 raise
-            time.sleep(random.uniform(0, min(0.1 * 2**attempt, 3)))
-    raise AssertionError("unreachable")
+        time.sleep(random.uniform(0, min(0.1 * 2**attempt, 3)))
+    raise BusyError(
+        f"Other loads kept changing {load.name} while this one tried {ATTEMPTS} times.",
+        hint="Try again, or let fewer loads write to it at a time.",
+    )
 
 
 def is_conflict(error: BaseException) -> bool:
-    """Whether Delta refused a commit because of another one."""
+    """Return whether Delta refused a commit because of another one."""
     names = [type(error).__name__, str(error)[:400], str(getattr(error, "_errorClass", ""))]
     java = getattr(error, "java_exception", None)
     if java is not None:

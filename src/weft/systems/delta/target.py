@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weft.errors import NotFoundError
+from weft.spark_support.lazy import F
 from weft.systems.delta import changes, copy, sink, source
 from weft.systems.delta.table import DeltaTable
 from weft.systems.load import IS_CURRENT, MODES, VALID_FROM, VALID_TO, Counts, Load
@@ -21,30 +22,26 @@ class DeltaTarget(SparkTarget):
     keeps_columns = True
 
     def write(self, frame: DataFrame, load: Load, spark: SparkSession, put_aside: PutAside | None = None) -> Counts:
-        """Append, replace or merge the rows in one commit."""
         return sink.write(frame, self.connection, load, spark=spark, put_aside=put_aside)
 
     def copy(self, rows: ArrowRows, load: Load, spark: SparkSession) -> Counts | None:
-        """Write Parquet files of Arrow rows, and commit them."""
         return copy.copy(rows, self.connection, load, spark=spark)
 
     def has(self, load: Load, spark: SparkSession) -> bool:
-        """Return whether the table's log has the load."""
-        return sink.has(self.connection, load, spark=spark)
+        self.connection.configure(spark)
+        table = DeltaTable(spark, self.connection, load.schema, load.table)
+        return table.version() >= 0 and table.has(load)
 
     def columns(self, load: Load, spark: SparkSession) -> list[str] | None:
-        """Return the columns of the table's newest version."""
         try:
             return list(source.read(spark, self.connection, load.table, load.schema).columns)
         except NotFoundError:
             return None
 
     def read(self, path: str, spark: SparkSession) -> DataFrame:
-        """Return the rows of the table's newest version."""
         return source.read(spark, self.connection, path)
 
     def stored(self, load: Load, spark: SparkSession) -> DataFrame | None:
-        """Return the rows of the table; raise if it was made for something else."""
         table = DeltaTable(spark, self.connection, load.schema, load.table)
         columns = table.schema()
         if columns is None:
@@ -53,16 +50,10 @@ class DeltaTarget(SparkTarget):
         return table.read()
 
     def changes(self, frame: DataFrame, stored: DataFrame | None, load: Load) -> Counts:
-        """Compute the changes of a merge or scd2 load, and count them."""
-        from pyspark.sql import functions as F
-
         is_scd2 = load.mode == "scd2"
         if stored is None:
             own = {VALID_FROM: "timestamp", VALID_TO: "timestamp", IS_CURRENT: "boolean"} if is_scd2 else {}
             stored = frame.limit(0).withColumns({name: F.lit(None).cast(kind) for name, kind in own.items()})
-        changed = (changes.scd2_changes if is_scd2 else changes.merge_changes)(frame, stored, load)
-        expired = F.count_if(F.col(changes.EXPIRED)) if is_scd2 else F.lit(0)
-        ops = (changes.INSERT, changes.VERSION, changes.UPDATE, changes.DELETE)
-        (row,) = changed.agg(*(F.count_if(F.col(changes.OP) == op) for op in ops), expired).collect()
+        (row,) = changes.changed_rows(frame, stored, load).agg(*changes.change_counts(load)).collect()
         inserted, versions, updated, deleted, old = row
         return Counts(inserted=inserted, updated=versions + updated, deleted=deleted + old)

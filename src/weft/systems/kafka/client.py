@@ -1,12 +1,13 @@
-"""Clients of confluent-kafka for a connection: metadata, offsets, groups, and what their errors mean."""
+"""Clients of confluent-kafka for a connection: metadata, offsets, groups, single messages, and their errors."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import uuid4
 
 from weft import settings
 from weft.errors import ConnectionFailedError, WeftError, unknown
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 SECONDS = 10.0
 """How long brokers may take to answer."""
 _STEP = 0.5
+_MESSAGES, _MESSAGES_STEP = 1000, 0.1
 _Found = TypeVar("_Found")
 
 
@@ -29,29 +31,27 @@ class Admin:
         self.library = require("confluent_kafka", connection.kind)
         self.admin = require("confluent_kafka.admin", connection.kind)
         self.connection = connection
-        self.said: dict[int, str] = {}
-        self.client = self.admin.AdminClient({**options.for_client(connection), "error_cb": self._hear})
-
-    def _hear(self, error: Any) -> None:
-        self.said[error.code()] = error.str()
+        self.errors: dict[int, str] = {}
+        noted = {"error_cb": lambda error: self.errors.update({error.code(): error.str()})}
+        self.client = self.admin.AdminClient({**options.for_client(connection), **noted})
 
     def metadata(self) -> Any:
-        """The brokers and topics of the cluster."""
+        """Return the brokers and topics of the cluster."""
         deadline = time.monotonic() + SECONDS
         self.client.poll(0)  # what happened before: brokers that were down may be up again, and slow
-        self.said.clear()
+        self.errors.clear()
         while True:
             try:
                 return self.client.list_topics(timeout=_STEP)
             except self.library.KafkaException as error:
                 self.client.poll(0)  # so that it says why
                 codes = self.library.KafkaError
-                # Neither gets better by waiting.
-                if {codes._AUTHENTICATION, codes._ALL_BROKERS_DOWN} & self.said.keys() or time.monotonic() > deadline:
+                lasting = {codes._AUTHENTICATION, codes._ALL_BROKERS_DOWN}  # neither gets better by waiting
+                if lasting & self.errors.keys() or time.monotonic() > deadline:
                     raise self.failed(error) from None
 
     def partitions(self, topic: str) -> list[int]:
-        """The numbers of a topic's partitions."""
+        """Return the numbers of a topic's partitions."""
         topics = self.metadata().topics
         if options.topic_name(topic) not in topics:
             raise unknown(
@@ -63,7 +63,7 @@ class Admin:
         return sorted(topics[topic].partitions)
 
     def offsets(self, topic: str, which: Any) -> dict[int, int]:
-        """An offset of each partition: the latest, or the first at a time."""
+        """Return an offset of each partition: the latest, or the first at a time."""
         of = self.library.TopicPartition
         asked = {of(topic, number): which for number in self.partitions(topic)}
         futures = self.client.list_offsets(asked, request_timeout=SECONDS)
@@ -79,7 +79,7 @@ class Admin:
                     raise self.failed(self.library.KafkaException(place.error))
 
     def result(self, future: Future[_Found]) -> _Found:
-        """What a broker answers."""
+        """Return the answer of a broker."""
         try:
             return future.result(2 * SECONDS)
         except (self.library.KafkaException, TimeoutError) as error:
@@ -87,11 +87,12 @@ class Admin:
             raise self.failed(error) from None
 
     def failed(self, error: BaseException) -> WeftError:
-        """An error of the client as one of ours, with the reason that its threads gave beside it."""
+        """Return an error of the client as one of ours, with the reason that its threads reported."""
         codes = self.library.KafkaError
-        told = self.said.get(codes._AUTHENTICATION) or self.said.get(codes._SSL) or self.said.get(codes._TRANSPORT)
-        refused = codes._AUTHENTICATION in self.said
-        return self.connection.unreachable(ConnectionError(told) if told else error, answered=refused)
+        known = (codes._AUTHENTICATION, codes._SSL, codes._TRANSPORT)
+        reason = next((self.errors[code] for code in known if self.errors.get(code)), None)
+        refused = codes._AUTHENTICATION in self.errors
+        return self.connection.unreachable(ConnectionError(reason) if reason else error, answered=refused)
 
 
 @lru_cache(maxsize=32)
@@ -100,21 +101,18 @@ def _admin(connection: KafkaConnection) -> Admin:
 
 
 def admin(connection: KafkaConnection) -> Admin:
-    """The process's client of a connection, as its variables are now."""
+    """Return the process's client of a connection, as its variables are now."""
     return _admin(connection.resolved())
 
 
 def metadata(connection: KafkaConnection) -> Any:
-    """The brokers and topics, by a client of its own: it connects anew."""
+    """Return the brokers and topics, by a new client: it connects again."""
     return Admin(connection.resolved()).metadata()
 
 
-def send(
-    connection: KafkaConnection,
-    topic: str,
-    records: Iterable[tuple[bytes | None, bytes | None, Mapping[str, bytes]]],
-) -> int:
-    """Store messages (key, value, headers), and wait until every replica has them; how many there were."""
+def send(connection: KafkaConnection, topic: str, records: Iterable[tuple[bytes | None, bytes | None]]) -> int:
+    """Store messages (key, value), and return their number once every replica in sync has them."""
+    admin(connection).partitions(topic)  # raises for a topic that does not exist
     library = require("confluent_kafka", connection.kind)
     failures: list[Any] = []
     heard: list[str] = []
@@ -134,11 +132,11 @@ def send(
         }
     )
     count = 0
-    for key, value, headers in records:
+    for key, value in records:
         count += 1
         while True:
             try:
-                producer.produce(topic, value, key, headers=list(headers.items()), on_delivery=delivered)
+                producer.produce(topic, value, key, on_delivery=delivered)
                 break
             except BufferError:  # as much waits for the brokers as may
                 producer.poll(_STEP)
@@ -154,3 +152,47 @@ def send(
             hint="The others are stored. Sent again, they are there twice.",
         )
     return count
+
+
+def messages(connection: KafkaConnection, topic: str) -> Iterator[tuple[bytes | None, bytes | None]]:
+    """Yield key and value of each message that a topic has when this begins, in the order of each partition."""
+    library = require("confluent_kafka", connection.kind)
+    of = library.TopicPartition
+    numbers = admin(connection).partitions(topic)
+    settings = {
+        **options.for_client(connection),
+        # It joins no group and commits nothing. The name must be one's own all the same.
+        "group.id": f"weft-{uuid4()}",
+        "enable.auto.commit": False,
+        "enable.partition.eof": True,
+    }
+    consumer = library.Consumer(settings)
+    try:
+        ends = {number: consumer.get_watermark_offsets(of(topic, number), SECONDS) for number in numbers}
+        left = {number: high for number, (low, high) in ends.items() if high > low}
+        consumer.assign([of(topic, number, ends[number][0]) for number in left])
+        heard = time.monotonic()
+        while left:
+            # It waits for so many messages, or for so long: not for as long as brokers may take.
+            received = consumer.consume(_MESSAGES, _MESSAGES_STEP)
+            if received:
+                heard = time.monotonic()
+            elif time.monotonic() - heard > SECONDS:
+                raise ConnectionFailedError(
+                    f"{connection.label} ({connection.target}) sent nothing of the topic {topic!r} "
+                    f"for {SECONDS:.0f} seconds."
+                )
+            for each in received:
+                error, place = each.error(), each.partition()
+                if error is not None and error.code() != library.KafkaError._PARTITION_EOF:
+                    raise library.KafkaException(error)
+                # Offsets have gaps, and the last ones may hold no message: the end of a partition is an event.
+                if error is not None or each.offset() + 1 >= left.get(place, 0):
+                    is_over = left.pop(place, None) is None
+                    if error is not None or is_over:
+                        continue
+                yield each.key(), each.value()
+    except library.KafkaException as error:
+        raise admin(connection).failed(error) from None
+    finally:
+        consumer.close()

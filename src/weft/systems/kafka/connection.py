@@ -8,9 +8,11 @@ from dataclasses import field as option
 from typing import Any, ClassVar
 
 from weft import settings
-from weft.errors import DeclarationError, nearest
+from weft.errors import DeclarationError, did_you_mean
 from weft.systems.base import Connection, measured
 from weft.systems.codec import CODECS
+from weft.systems.endpoint import Endpoint
+from weft.systems.kafka.options import PARTITION_OFFSETS
 
 PORT = 9092
 FORMATS = tuple(CODECS)
@@ -45,7 +47,7 @@ class KafkaConnection(Connection):
     schema_registry_url: str | None = option(default=None, kw_only=True)
 
     def validate(self) -> None:
-        """What contradicts itself, or is not there yet, is refused when it is declared."""
+        """Raise for fields that contradict each other, or that this version cannot use."""
         super().validate()
         self._one_of("payload_format", FORMATS, _LATER_FORMATS)
         self._one_of("sasl_mechanism", MECHANISMS)
@@ -73,9 +75,8 @@ class KafkaConnection(Connection):
                 f"{self.label} has the {name} {value!r}, which this version cannot read.",
                 hint=f"It can read {' and '.join(known)}.",
             )
-        close = nearest(value, known) or nearest(value.upper(), known)
-        hint = f"Did you mean {close!r}?" if close else f"Known: {', '.join(known)}."
-        raise DeclarationError(f"{self.label} has the {name} {value!r}, which there is not.", hint=hint)
+        hint = did_you_mean(value, known) or did_you_mean(value.upper(), known, f"Known: {', '.join(known)}.")
+        raise DeclarationError(f"{self.label} has the {name} {value!r}, which does not exist.", hint=hint)
 
     def _check_sign_in(self) -> None:
         if (self.sasl_plain_username is None) != (self.sasl_plain_password is None):
@@ -95,22 +96,22 @@ class KafkaConnection(Connection):
     @property
     def servers(self) -> list[str]:
         """Each bootstrap server as host:port."""
-        found = []
+        servers = []
         for each in filter(None, (text.strip() for text in self.bootstrap_servers.split(","))):
             parts = _SERVER.fullmatch(each)
             if parts is None or not 0 < int(parts["port"] or PORT) < 65536:
                 raise DeclarationError(
-                    f"The bootstrap_servers of {self.label} have one among them that is no host:port.",
+                    f"The bootstrap_servers of {self.label} have an entry that is not host:port.",
                     hint='bootstrap_servers="broker-1:9092,broker-2:9092"',
                 )
-            found.append(f"{parts['host']}:{parts['port'] or PORT}")
-        if not found:
+            servers.append(f"{parts['host']}:{parts['port'] or PORT}")
+        if not servers:
             raise DeclarationError(f"{self.label} has no bootstrap_servers.", hint='bootstrap_servers="localhost:9092"')
-        return found
+        return servers
 
     @property
     def protocol(self) -> str:
-        """How brokers are spoken to. With a password never in the clear, unless somebody asked for it."""
+        """The security protocol. With a password it is encrypted, unless the connection says otherwise."""
         if self.security_protocol is not None:
             return self.security_protocol
         if self.sasl_plain_username is not None:
@@ -119,7 +120,7 @@ class KafkaConnection(Connection):
 
     @property
     def mechanism(self) -> str:
-        """How a user proves who they are."""
+        """The SASL mechanism."""
         return self.sasl_mechanism or "PLAIN"
 
     @property
@@ -129,20 +130,27 @@ class KafkaConnection(Connection):
 
     @property
     def target(self) -> str:
-        """The bootstrap servers."""
         return self.bootstrap_servers
 
     def check(self) -> dict[str, Any]:
-        """Ask the cluster which brokers there are."""
         from weft.systems.kafka import client
 
         report: dict[str, Any] = {}
         with measured(report):
-            found = client.metadata(self)
-        brokers = len(found.brokers)
+            metadata = client.metadata(self)
+        brokers = len(metadata.brokers)
         return {
             "server": f"Kafka, {brokers} broker{'s' if brokers != 1 else ''}",
-            "cluster": found.cluster_id,
-            "topics": sum(not name.startswith("__") for name in found.topics),
+            "cluster": metadata.cluster_id,
+            "topics": sum(not name.startswith("__") for name in metadata.topics),
             **report,
         }
+
+
+class KafkaEndpoint(Endpoint):
+    """A topic. A source may start at an offset of each partition: `0:120,1:95`."""
+
+    is_source = True
+    start_forms: ClassVar = {**Endpoint.start_forms, PARTITION_OFFSETS: "offsets of partitions, which Kafka has"}
+    places = ("stream",)
+    dead_letters = ("topic",)

@@ -6,11 +6,11 @@ partition, and where topics are compacted both are removed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from weft.systems.dead_letter_store import StoredLetter, as_json, decoded
-from weft.systems.kafka import reading, sink
+from weft.systems.kafka import client
 from weft.systems.kafka.connection import KafkaConnection
 
 
@@ -22,23 +22,19 @@ class TopicLetters:
         self.name = f"topic {place} of {connection.label}"
 
     def put(self, letters: Sequence[StoredLetter]) -> None:
-        """Send letters."""
-        self._send((each.letter_id, as_json(each.record()).encode()) for each in letters)
+        messages = ((each.letter_id.encode(), as_json(each.record()).encode()) for each in letters)
+        client.send(self._connection, self._topic, messages)
 
     def records(self) -> Iterator[Mapping[str, Any]]:
-        """Yield the messages, but those of letters that were removed."""
         removed: set[bytes] = set()
-        for each in reading.messages(self._connection, self._topic):
-            if each.value is None and each.key is not None:
-                removed.add(each.key)
-        for each in reading.messages(self._connection, self._topic):
-            record = decoded(each.value)
+        for key, value in client.messages(self._connection, self._topic):
+            if value is None and key is not None:
+                removed.add(key)
+        for _, value in client.messages(self._connection, self._topic):
+            record = decoded(value)
             if str(record.get("letter_id")).encode() not in removed:
                 yield record
 
     def remove(self, ids: Collection[str]) -> None:
         """Send messages without values under the keys of letters."""
-        self._send((each, None) for each in ids)
-
-    def _send(self, messages: Iterable[tuple[str, bytes | None]]) -> None:
-        sink.produce(self._connection, self._topic, [(key.encode(), value, {}) for key, value in messages])
+        client.send(self._connection, self._topic, ((each.encode(), None) for each in ids))

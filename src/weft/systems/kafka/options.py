@@ -1,4 +1,4 @@
-"""What a connection is to the two clients that there are: librdkafka's and, inside Spark, Java's."""
+"""The settings of a connection for both clients: librdkafka's and, inside Spark, Java's."""
 
 from __future__ import annotations
 
@@ -22,61 +22,61 @@ _LOGIN = {
 
 
 def for_client(connection: KafkaConnection) -> dict[str, str | int]:
-    """The settings of a client of confluent-kafka."""
-    given = connection.resolved()
-    found: dict[str, str | int] = {
-        "bootstrap.servers": ",".join(given.servers),
-        "security.protocol": given.protocol,
+    """Return the settings of a client of confluent-kafka."""
+    resolved = connection.resolved()
+    settings: dict[str, str | int] = {
+        "bootstrap.servers": ",".join(resolved.servers),
+        "security.protocol": resolved.protocol,
         "client.id": "weft",
-        # What goes wrong is told by errors: it would print to stderr beside them.
+        # Errors are raised: it would print to stderr as well.
         "log_level": 0,
     }
-    if given.sasl_plain_username is not None:
-        found |= {
-            "sasl.mechanism": given.mechanism,
-            "sasl.username": given.sasl_plain_username,
-            "sasl.password": given.sasl_plain_password or "",
+    if resolved.sasl_plain_username is not None:
+        settings |= {
+            "sasl.mechanism": resolved.mechanism,
+            "sasl.username": resolved.sasl_plain_username,
+            "sasl.password": resolved.sasl_plain_password or "",
         }
     for name, value in (
-        ("ssl.ca.location", given.ssl_ca_location),
-        ("ssl.certificate.location", given.ssl_certificate_location),
-        ("ssl.key.location", given.ssl_key_location),
-        ("ssl.key.password", given.ssl_key_password),
+        ("ssl.ca.location", resolved.ssl_ca_location),
+        ("ssl.certificate.location", resolved.ssl_certificate_location),
+        ("ssl.key.location", resolved.ssl_key_location),
+        ("ssl.key.password", resolved.ssl_key_password),
     ):
         if value:
-            found[name] = value if name == "ssl.key.password" else str(Path(value).expanduser())
-    return found
+            settings[name] = value if name == "ssl.key.password" else str(Path(value).expanduser())
+    return settings
 
 
 def for_spark(connection: KafkaConnection) -> dict[str, str]:
-    """The options of Spark's connector that say where the brokers are and who we are."""
-    given = connection.resolved()
-    found = {"bootstrap.servers": ",".join(given.servers), "security.protocol": given.protocol}
-    if given.sasl_plain_username is not None:
-        user, password = _quoted(given.sasl_plain_username), _quoted(given.sasl_plain_password or "")
-        found |= {
-            "sasl.mechanism": given.mechanism,
-            "sasl.jaas.config": f"{_LOGIN[given.mechanism]} required username={user} password={password};",
+    """Return the options of Spark's connector that say where the brokers are and who we are."""
+    resolved = connection.resolved()
+    settings = {"bootstrap.servers": ",".join(resolved.servers), "security.protocol": resolved.protocol}
+    if resolved.sasl_plain_username is not None:
+        user, password = _quoted(resolved.sasl_plain_username), _quoted(resolved.sasl_plain_password or "")
+        settings |= {
+            "sasl.mechanism": resolved.mechanism,
+            "sasl.jaas.config": f"{_LOGIN[resolved.mechanism]} required username={user} password={password};",
         }
     # The texts of the files, not their names: executors on other machines do not have them.
-    if given.ssl_ca_location:
-        found |= {
+    if resolved.ssl_ca_location:
+        settings |= {
             "ssl.truststore.type": "PEM",
-            "ssl.truststore.certificates": _read(given, given.ssl_ca_location),
+            "ssl.truststore.certificates": _read(resolved, resolved.ssl_ca_location),
         }
-    if given.ssl_certificate_location and given.ssl_key_location:
-        found |= {
+    if resolved.ssl_certificate_location and resolved.ssl_key_location:
+        settings |= {
             "ssl.keystore.type": "PEM",
-            "ssl.keystore.certificate.chain": _read(given, given.ssl_certificate_location),
-            "ssl.keystore.key": _read(given, given.ssl_key_location),
+            "ssl.keystore.certificate.chain": _read(resolved, resolved.ssl_certificate_location),
+            "ssl.keystore.key": _read(resolved, resolved.ssl_key_location),
         }
-        if given.ssl_key_password:
-            found["ssl.key.password"] = given.ssl_key_password
-    return {f"kafka.{name}": value for name, value in found.items()}
+        if resolved.ssl_key_password:
+            settings["ssl.key.password"] = resolved.ssl_key_password
+    return {f"kafka.{name}": value for name, value in settings.items()}
 
 
 def topic_name(topic: str) -> str:
-    """The topic, if there can be one of this name: Spark would take a comma for the end of a name."""
+    """Return the topic, if there can be one of this name: Spark would take a comma for the end of a name."""
     if not _TOPIC.fullmatch(topic) or topic in (".", ".."):
         raise DeclarationError(
             f"{topic!r} cannot be a topic of Kafka.", hint="Letters, digits, dots, underscores and hyphens, up to 249."
@@ -96,20 +96,21 @@ def partition_offsets(topic: str, text: str, partitions: Collection[int]) -> dic
         return dict.fromkeys(partitions, int(text))
     if not re.fullmatch(PARTITION_OFFSETS, text):
         raise DeclarationError(
-            f"{text!r} is no offset of the topic {topic}.", hint="One number, or partition:offset, as in 0:120,1:95."
+            f"{text!r} is not an offset of the topic {topic}.",
+            hint="One number, or partition:offset, as in 0:120,1:95.",
         )
-    found = {int(number): int(offset) for number, offset in (each.split(":") for each in text.split(","))}
-    if len(found) <= text.count(","):
+    offsets = {int(number): int(offset) for number, offset in (each.split(":") for each in text.split(","))}
+    if len(offsets) <= text.count(","):
         raise DeclarationError(f"{text!r} names a partition of the topic {topic} twice.")
-    for number in found:
+    for number in offsets:
         if number not in partitions:
             known = ", ".join(map(str, sorted(partitions)))
             raise DeclarationError(f"The topic {topic} has no partition {number}.", hint=f"It has {known}.")
-    return found
+    return offsets
 
 
 def _quoted(text: str) -> str:
-    """A text in the configuration of Java's sign-in."""
+    """Return a text in the configuration of Java's sign-in."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
@@ -117,5 +118,5 @@ def _read(connection: KafkaConnection, path: str) -> str:
     try:
         return Path(path).expanduser().read_text(encoding="ascii")
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no PEM file"
+        why = error.strerror if isinstance(error, OSError) else "it is not a PEM file"
         raise SettingsError(f"{path} of {connection.label} cannot be read: {why}.") from None

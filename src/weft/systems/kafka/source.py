@@ -1,16 +1,12 @@
-"""Topics as DataFrames of Spark, and the offsets beside them.
+"""Topics as DataFrames of Spark, and their offsets.
 
     frame = source.stream(spark, connection, "events")         # messages, as Spark's connector gives them
     with source.rows(batch, connection, known) as (good, bad):  # of one micro-batch
         …
 
-The messages of a batch are read and parsed once, whatever is asked of them later. A task parses them a few thousand at
-a time into Arrow and keeps each chunk as one value of bytes; what columns there are is known when all are parsed; then
-the chunks are columns of Spark.
-
-A million messages of four fields in four partitions, two cores, session warm, the throughput profile: 2.7 to 3.3 s as
-rows, of which parsing is 0.6 s of CPU; 3.7 s with `weft.load` of them into PostgreSQL. A consumer of confluent-kafka
-that parses with orjson and COPYs 10,000 rows at a time took 7.7 s in the same run.
+The messages of a batch are read and parsed once, also if the frames are used several times. A task parses a few
+thousand at a time into Arrow and keeps each chunk as one value of bytes. The columns are known when all messages are
+parsed; then the chunks become columns of Spark.
 """
 
 from __future__ import annotations
@@ -21,7 +17,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
@@ -29,6 +24,7 @@ import pyarrow.compute as pc
 
 from weft.columns import UTC_TIME
 from weft.errors import WeftError
+from weft.spark_support.lazy import F
 from weft.systems.base import require
 from weft.systems.codec import Codec, codec_of
 from weft.systems.codecs.columns import converted, unified_schema
@@ -67,12 +63,12 @@ def stream(
     start: str = "earliest",
     max_rows: int | None = None,
 ) -> DataFrame:
-    """A streaming DataFrame of a topic: key, value, topic, partition, offset, timestamp, timestampType.
+    """Return a streaming DataFrame of a topic: key, value, topic, partition, offset, timestamp, timestampType.
 
     Messages that the brokers removed before they were read are an error. A new checkpoint begins at `start`
     ("earliest", "latest" or offsets); `max_rows` bounds a micro-batch.
     """
-    partitions = admin(connection).partitions(topic)  # one that is missing is told here, by its name
+    partitions = admin(connection).partitions(topic)  # raises for a topic that does not exist
     if start not in ("earliest", "latest"):
         # Spark wants to know it of all partitions: -2 is the earliest.
         offsets = {**dict.fromkeys(partitions, -2), **options.partition_offsets(topic, start, partitions)}
@@ -91,7 +87,7 @@ def stream(
 
 
 @dataclass
-class Rows:
+class ParsedMessages:
     """The rows of one micro-batch and the messages that are none. Unpacks as `good, bad`.
 
     Parsed messages are kept until `release()`, or the end of a `with`: both frames can be used as often as one likes.
@@ -100,10 +96,10 @@ class Rows:
     good: DataFrame
     bad: DataFrame
     good_rows: int | None
-    """`None` for raw bytes: nobody has counted them."""
+    """`None` for raw bytes, which are not counted."""
     bad_rows: int
     tombstones: int
-    """Messages without a value, which are no rows."""
+    """How many messages have no value: they are not rows."""
     kept: DataFrame | None = None
     columns: pa.Schema | None = None
     known: Mapping[str, pa.DataType] = field(default_factory=dict)
@@ -127,50 +123,47 @@ class Rows:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 
-def rows(frame: DataFrame, connection: KafkaConnection, schema: Mapping[str, pa.DataType] | None = None) -> Rows:
-    """The messages of one micro-batch as rows, and those that are none with the reason.
+def rows(
+    frame: DataFrame, connection: KafkaConnection, schema: Mapping[str, pa.DataType] | None = None
+) -> ParsedMessages:
+    """Return the messages of one micro-batch as rows, and those that are none with the reason.
 
     JSON: the keys of all objects are the columns. A column of `schema` is of its type, and a message with a value that
     does not fit it is bad, alone; the types of the others are those of their values, text where they differ.
     `pa.json_()` asks for JSON as text. A column of nulls alone is of type void. `_event_ts` is the time of the message,
     also where it has such a key. Bad messages: payload, error, partition, offset.
     """
-    from pyspark.sql import functions as F
     from pyspark.sql.pandas.types import from_arrow_schema
 
     spark = frame.sparkSession
     codec = codec_of(connection.resolved().payload_format)
     if not codec.is_parsed:
         good = frame.select("key", "value", "topic", "partition", "offset", F.col("timestamp").alias(EVENT_TIME))
-        return Rows(good, spark.createDataFrame([], from_arrow_schema(_BAD)), None, 0, 0)
+        return ParsedMessages(good, spark.createDataFrame([], from_arrow_schema(_BAD)), None, 0, 0)
     known = dict(schema or {})
     wanted = frame.select("value", "partition", "offset", "timestamp")
     chunks = wanted.mapInArrow(partial(_parse, codec, known), from_arrow_schema(_CHUNK)).persist()
     try:
-        found = chunks.select("columns", *_COUNTS).toArrow()
-        schemas = [pa.ipc.read_schema(pa.py_buffer(each)) for each in dict.fromkeys(found["columns"].to_pylist())]
+        parsed = chunks.select("columns", *_COUNTS).toArrow()
+        schemas = [pa.ipc.read_schema(pa.py_buffer(each)) for each in dict.fromkeys(parsed["columns"].to_pylist())]
         columns = unified_schema(schemas, known)
         columns = columns.append(pa.field(EVENT_TIME, UTC_TIME))
-        good_rows, bad_rows, tombstones = (sum(found[name].to_pylist()) for name in _COUNTS)
+        good_rows, bad_rows, tombstones = (sum(parsed[name].to_pylist()) for name in _COUNTS)
         of_columns = from_arrow_schema(columns, prefer_timestamp_ntz=True)
         good = chunks.select("good").mapInArrow(partial(unpack, columns), of_columns)
         bad = chunks.where("bad_rows > 0").select("bad").mapInArrow(partial(unpack, _BAD), from_arrow_schema(_BAD))
-        return Rows(good, bad, good_rows, bad_rows, tombstones, chunks, columns, known, codec)
+        return ParsedMessages(good, bad, good_rows, bad_rows, tombstones, chunks, columns, known, codec)
     except BaseException:
         chunks.unpersist()
         raise
 
 
-def with_offsets(frame: DataFrame, parsed: Rows, column: str) -> DataFrame:
-    """Return the rows of a micro-batch again, with `partition:offset` of each in another column: they are read and
-    parsed again."""
-    from pyspark.sql import functions as F
+def with_offsets(frame: DataFrame, parsed: ParsedMessages, column: str) -> DataFrame:
+    """Read and parse a micro-batch again, and return its rows with `partition:offset` of each in another column."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     if parsed.columns is None or parsed.codec is None:
@@ -190,7 +183,7 @@ def _parse(
     batches: Iterable[pa.RecordBatch],
     offset_column: str | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """In a task: messages to chunks; with partition:offset of each in a column, where one is named."""
+    """In a task: parse messages into chunks, with partition:offset of each in a column, if one is named."""
     decoder = codec.decoder(known)
     for batch in batches:
         messages = batch.filter(batch["value"].is_valid())
@@ -222,7 +215,7 @@ def _parse(
 
 
 def unpack(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """In a task: chunks to these columns."""
+    """In a task: convert chunks to these columns."""
     for batch in batches:
         for chunk in batch.column(0):
             with pa.ipc.open_stream(chunk.as_buffer()) as reader:
@@ -238,15 +231,14 @@ def _packed(batch: pa.RecordBatch) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
-    found: bytes = sink.getvalue().to_pybytes()
-    return found
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
 
 
 def commit_offsets(connection: KafkaConnection, topic: str, ends: Mapping[int, int]) -> None:
-    """Tell the consumer group how far we are (the next offset of each partition), for those who watch its lag.
+    """Commit the next offset of each partition to the consumer group, for tools that show its lag.
 
-    Nothing depends on it: where the brokers do not take it, that is a line in the log.
-    """
+    Nothing depends on it: if the brokers refuse it, that is logged."""
     if not ends:
         return
     try:
@@ -256,23 +248,23 @@ def commit_offsets(connection: KafkaConnection, topic: str, ends: Mapping[int, i
 
 
 def latest(connection: KafkaConnection, topic: str) -> dict[int, int]:
-    """The offset that each partition's next message will have."""
+    """Return the offset that each partition's next message will have."""
     library = require("confluent_kafka.admin", connection.kind)
     return admin(connection).offsets(topic, library.OffsetSpec.latest())
 
 
 def earliest(connection: KafkaConnection, topic: str) -> dict[int, int]:
-    """The offset of the first message that each partition still has."""
+    """Return the offset of the first message that each partition still has."""
     library = require("confluent_kafka.admin", connection.kind)
     return admin(connection).offsets(topic, library.OffsetSpec.earliest())
 
 
 def offsets_at(connection: KafkaConnection, topic: str, moment: datetime) -> dict[int, int]:
-    """Of each partition the offset of the first message at or after a moment; its end where there is none."""
+    """Return the offset of each partition's first message at or after a moment; its end if there is none."""
     library = require("confluent_kafka.admin", connection.kind)
     since = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH
     # The next whole one: a message of the same millisecond may be older.
     milliseconds = -(-since // timedelta(milliseconds=1))
-    found = admin(connection).offsets(topic, library.OffsetSpec.for_timestamp(milliseconds))
-    ends = latest(connection, topic) if -1 in found.values() else {}
-    return {number: offset if offset >= 0 else ends[number] for number, offset in found.items()}
+    offsets = admin(connection).offsets(topic, library.OffsetSpec.for_timestamp(milliseconds))
+    ends = latest(connection, topic) if -1 in offsets.values() else {}
+    return {number: offset if offset >= 0 else ends[number] for number, offset in offsets.items()}

@@ -36,7 +36,6 @@ class MessageRows(FrameRows):
         return kafka.with_offsets(self.messages, self.parsed, OFFSET)
 
     def close(self) -> None:
-        """Release the parsed messages."""
         self.parsed.release()
 
 
@@ -82,7 +81,7 @@ class KafkaSource(StreamSource):
         except NotFoundError:
             raise NotFoundError(
                 f"The topic {self.name!r} of {self.connection.label} is gone, and {pipeline} reads it.",
-                hint=f"Make it again, and have {pipeline} begin anew with it: weft checkpoints reset {pipeline}. "
+                hint=f"Make it again, and have {pipeline} begin again with it: weft checkpoints reset {pipeline}. "
                 "Or name another topic.",
             ) from None
         except WeftError:
@@ -95,7 +94,6 @@ class KafkaSource(StreamSource):
             )
 
     def validate(self) -> str:
-        """Raise if there is no such topic."""
         return show_partitions(self.connection, self.name)
 
     # -------------------------------------------------------------------------------------------------------- positions
@@ -123,7 +121,6 @@ class KafkaSource(StreamSource):
         return floors if start == "earliest" else {**floors, **partition_offsets(self.name, start, floors)}
 
     def check_start(self) -> None:
-        """Raise if the declared start is after the end of a partition."""
         start = self.settings.start
         if start in ("earliest", "latest"):
             return
@@ -137,11 +134,9 @@ class KafkaSource(StreamSource):
                 )
 
     def end(self) -> str:
-        """Return the next message of each partition."""
         return ",".join(f"{number}:{end}" for number, end in kafka.latest(self.connection, self.name).items())
 
     def stay(self, position: Any | None, source_log: Location) -> Rewind:
-        """Return the position itself."""
         return Rewind(position, None if position is None else position[self.name])
 
     def rewind_to_offset(self, position: Any | None, offset: str, source_log: Location) -> Rewind:
@@ -154,7 +149,6 @@ class KafkaSource(StreamSource):
         return self._from(offsets, wanted)
 
     def rewind_to_time(self, position: Any | None, moment: datetime, source_log: Location) -> Rewind:
-        """Return the position of the first message of each partition since then."""
         offsets = self._offsets(position)
         since = kafka.offsets_at(self.connection, self.name, moment)
         wanted = {number: offset for number, offset in since.items() if offset < offsets.get(number, 0)}

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 from weft.errors import DeclarationError
 from weft.systems.base import Connection, Settings
+from weft.systems.endpoint import Endpoint
 from weft.systems.objects.formats import format_from_path
 from weft.systems.objects.local import FolderConnection
-from weft.systems.objects.options import FileOptions
+from weft.systems.objects.options import FileOptions, format_of_option
 from weft.systems.objects.s3 import S3Connection
 
 
@@ -31,7 +34,7 @@ class FileFields(Connection):
         for name in ("csv_read_options", "json_read_options"):
             value = getattr(self, name)
             if isinstance(value, dict):
-                # A copy that can be hashed: whoever gave it may change it later.
+                # A copy that can be hashed: the caller may change the original later.
                 object.__setattr__(self, name, Settings(value))
         super().__post_init__()
 
@@ -49,11 +52,10 @@ class FileFields(Connection):
         return FileOptions.declare(**{each.name: getattr(self, each.name) for each in fields(FileOptions)})
 
     def has_path(self, name: str, path: str) -> bool:
-        """Whether a path is under the prefix of a source or target."""
         return f"{path}/".startswith(f"{self.root}/{name.strip('/')}/")  # type: ignore[attr-defined]
 
     def format_of(self, path: str) -> str:
-        """The format of a file here: the one that is declared, else the one of its name."""
+        """Return the format of a file here: the one that is declared, else the one of its name."""
         return self.format or format_from_path(path) or FileOptions.format
 
 
@@ -84,3 +86,54 @@ class ObjectStoreS3Connection(FileFields, S3Connection):
     """
 
     kind: ClassVar[str] = "object_store_s3"
+
+
+FilesConnection = ObjectStoreLocalConnection | ObjectStoreS3Connection
+
+
+_HINTS = typing.get_type_hints(FileFields)
+
+
+class FileEndpoint(Endpoint):
+    """The files under a prefix of a folder or bucket. They are read from the first on."""
+
+    is_source = True
+    limit = "max_files"
+    start_forms: ClassVar = {"earliest": "a start"}
+    places = ("prefix",)
+    dead_letters = ("path",)
+    options: ClassVar = {each.name: _HINTS[each.name] for each in fields(FileOptions)}
+    holds = "files"
+
+    def parse_start(self, start: str, connection: Connection, query: str) -> str:
+        """Return `earliest`: files have no offsets."""
+        if start == "latest":
+            raise DeclarationError("files are read from the first on: leave start='latest' out.")
+        if start != "earliest":
+            raise DeclarationError(f"start={start!r} is an offset, and {connection.kind} has none.")
+        return start
+
+    def check_options(self, connection: Connection, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the options as `FileOptions` has them."""
+        super().check_options(connection, options)
+        checked = merged_options(connection, options)
+        return Settings({name: getattr(checked, name) for name in options})
+
+    def with_options(self, connection: Connection, options: Mapping[str, Any]) -> Connection:
+        return replace(connection, **vars(merged_options(connection, options)))
+
+    def nested_option(self, name: str, value: Any, connection: Connection | None, options: Mapping[str, Any]) -> Any:
+        """Return the option of one format if the files are of that format; `None` if they are of another, which is not
+        an error."""
+        format = format_of_option(name)
+        checked = FileOptions.declare(format, **{name: value})
+        own = connection.format or FileOptions.format if isinstance(connection, FileFields) else format
+        return getattr(checked, name) if (options.get("format") or own) == format else None
+
+
+def merged_options(connection: Connection, options: Mapping[str, Any]) -> FileOptions:
+    """Return how files of a connection are written and read where a source or target says more of it."""
+    own = {each.name: getattr(connection, each.name) for each in fields(FileOptions)}
+    if options.get("format") not in (None, own["format"] or FileOptions.format):
+        own = {}  # An option of one format means nothing to another.
+    return FileOptions.declare(**{**own, **options})

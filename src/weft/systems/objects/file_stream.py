@@ -16,21 +16,22 @@ from typing import TYPE_CHECKING, Any
 from weft.errors import NotFoundError
 from weft.spark_support import sessions
 from weft.spark_support.folder import COMPRESSED, GLOB, place_of
+from weft.spark_support.lazy import F
 from weft.spark_support.sessions import FILE_METADATA
 from weft.systems.objects.formats import is_tab_separated
 from weft.systems.objects.options import FileOptions
-from weft.systems.objects.reading import Partitions, read_alike
+from weft.systems.objects.reading import Partitions, read_format
 from weft.systems.objects.sampling import Head
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import DataType
 
-    from weft.systems.objects.connection import ObjectStoreLocalConnection, ObjectStoreS3Connection
+    from weft.systems.objects.connection import FilesConnection
 
 _log = logging.getLogger("weft.engine")
 UNFINISHED = (".tmp", ".part", ".partial", ".inprogress", ".crdownload", ".filepart")
-"""How the names of files end that somebody still writes, and gives another name then."""
+"""How the names of files end that are still being written, and are renamed then."""
 _FOLDER_OF_PARTITION = re.compile(r"/([^/=]+)=[^/]*(?=/)")
 _OPENED_AT_ONCE = 8
 # How many bytes are read of files to see their headers and first rows: of all together, and of each at least.
@@ -41,16 +42,10 @@ Dated = Callable[[bool], "DataFrame"]
 """Makes the DataFrame of files: with the time at which each was changed, or with nulls in its place."""
 
 
-def follow(
-    spark: SparkSession,
-    connection: ObjectStoreLocalConnection | ObjectStoreS3Connection,
-    prefix: str,
-    max_files: int,
-) -> DataFrame:
-    """A streaming DataFrame of the files under a prefix, each once, whatever its name: path and time of change.
+def follow(spark: SparkSession, connection: FilesConnection, prefix: str, max_files: int) -> DataFrame:
+    """Return a streaming DataFrame of the files under a prefix, each once: path and time of change.
 
-    Only which files there are: what is in them is read later, by `read_files`, under whatever schema they have then.
-    """
+    Their contents are read later, by `read_files`, with the schema that they have then."""
     connection.configure(spark)
     reader = (
         spark.readStream.format("binaryFile")
@@ -59,7 +54,7 @@ def follow(
         .option("maxFilesPerTrigger", max_files)
         # Else files that are a week older than the newest would be passed over without a word.
         .option("maxFileAge", "36500d")
-        # One that is gone by now, because it has another name, would stop the pipeline for ever.
+        # A file that was renamed by now would stop the pipeline indefinitely.
         .option("ignoreMissingFiles", True)
     )
     try:
@@ -70,21 +65,21 @@ def follow(
         raise
 
 
-def check_folder(connection: ObjectStoreLocalConnection, prefix: str) -> None:
+def check_folder(connection: FilesConnection, prefix: str) -> None:
     """Refuse a folder that is not there; one that a glob names may come later."""
     root = _root(connection, prefix)
     if not GLOB.search(root) and not os.path.exists(root):
         raise _missing(connection, prefix)
 
 
-def _missing(connection: ObjectStoreLocalConnection | ObjectStoreS3Connection, prefix: str) -> NotFoundError:
+def _missing(connection: FilesConnection, prefix: str) -> NotFoundError:
     return NotFoundError(
         f"There is nothing at {_root(connection, prefix)}.",
         hint="Make the folder or put the first file there, or correct the source's query.",
     )
 
 
-def _root(connection: ObjectStoreLocalConnection | ObjectStoreS3Connection, prefix: str) -> str:
+def _root(connection: FilesConnection, prefix: str) -> str:
     return f"{connection.root}/{prefix.strip('/')}"
 
 
@@ -100,7 +95,7 @@ class _Kind:
 
 def read_files(
     spark: SparkSession,
-    connection: ObjectStoreLocalConnection | ObjectStoreS3Connection,
+    connection: FilesConnection,
     prefix: str,
     changed: Mapping[str, datetime],
     time_column: str,
@@ -108,47 +103,45 @@ def read_files(
     place_column: str | None = None,
     bad_column: str | None = None,
 ) -> Dated | None:
-    """The rows of these files; `None` where they have no columns.
+    """Return the rows of these files; `None` where they have no columns.
 
     `known` are the types that columns had in files before. The `time_column` has of each row when its file was last
     changed, a `place_column` the file itself, a `bad_column` of a row that cannot be read its text and why; without it
     such a row is an error.
     """
-    from pyspark.sql import functions as F
-
     connection.configure(spark)
     own: Any = sessions.own_session(spark, {})
     parts = []
-    for kind, found in _alike(own, connection, _root(connection, prefix), changed).items():
-        options, paths = connection.options.with_format(kind.format), list(found)
-        for rows in _read(own, paths, options, kind, known, list(found.values()), bad_column):
+    for kind, heads in _group_files(own, connection, _root(connection, prefix), changed).items():
+        options, paths = connection.options.with_format(kind.format), list(heads)
+        for rows in _read(own, paths, options, kind, known, list(heads.values()), bad_column):
             if not rows.columns:
                 continue
-            made = {}
+            added = {}
             if place_column is not None:
                 place = rows.metadataColumn(FILE_METADATA)["file_path"]
-                made[place_column] = F.regexp_replace(place, rf"^.*\Q{connection.root}\E/", "")
+                added[place_column] = F.regexp_replace(place, rf"^.*\Q{connection.root}\E/", "")
             if bad_column is not None:
                 fields = rows.drop(bad_column).schema
                 read = ", ".join(f"{each.name} {each.dataType.simpleString()}" for each in fields)
                 why = (
-                    "It is no JSON object."
+                    "It is not a JSON object."
                     if kind.format == "json_lines"
-                    else f"It is no row of these columns: {read}."
+                    else f"It cannot be parsed as a row of these columns: {read}."
                 )
-                told = F.struct(F.col(bad_column).alias("payload"), F.lit(why).alias("error"))
-                made[bad_column] = F.when(F.col(bad_column).isNotNull(), told)
-            parts.append((rows, made))
+                rejected = F.struct(F.col(bad_column).alias("payload"), F.lit(why).alias("error"))
+                added[bad_column] = F.when(F.col(bad_column).isNotNull(), rejected)
+            parts.append((rows, added))
     if not parts:
         return None
 
     def dated(is_dated: bool) -> DataFrame:
         frames = []
-        for rows, made in parts:
+        for rows, added in parts:
             at = F.lit(None).cast("timestamp")
             if is_dated:
                 at = rows.metadataColumn(FILE_METADATA)["file_modification_time"]
-            frames.append(rows.withColumns({time_column: at, **made}))
+            frames.append(rows.withColumns({time_column: at, **added}))
         return functools.reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames)
 
     return dated
@@ -163,7 +156,7 @@ def _read(
     heads: Sequence[Head | None],
     bad: str | None,
 ) -> list[DataFrame]:
-    read = functools.partial(read_alike, spark, options=options, delimiter=kind.delimiter, partitions=kind.partitions)
+    read = functools.partial(read_format, spark, options=options, delimiter=kind.delimiter, partitions=kind.partitions)
     try:
         return [read(paths, known=known, heads=heads, bad=bad)]
     except Exception as error:
@@ -173,25 +166,22 @@ def _read(
         return [read([path], known=known, bad=bad) for path in paths]
 
 
-def _alike(
-    spark: Any,
-    connection: ObjectStoreLocalConnection | ObjectStoreS3Connection,
-    root: str,
-    paths: Mapping[str, datetime],
+def _group_files(
+    spark: Any, connection: FilesConnection, root: str, paths: Mapping[str, datetime]
 ) -> dict[_Kind, dict[str, Head | None]]:
-    """The files that can be read as one, and what those of CSV begin with."""
-    given, found = connection.options, dict[_Kind, list[str]]()
+    """Return the files that can be read as one, and what those of CSV begin with."""
+    options, by_kind = connection.options, dict[_Kind, list[str]]()
     for path in paths:
         if path.lower().endswith(UNFINISHED):
             _log.warning("%s is passed by: the end of its name says that it is still written", path)
             continue
-        delimiter = "\t" if is_tab_separated(path) and "delimiter" not in (given.csv_read_options or {}) else None
-        found.setdefault(_Kind(connection.format_of(path), delimiter, _partitions(path, root)), []).append(path)
-    read = given.with_format("csv").read
-    # A file of CSV has its columns by their places, which its header tells, each file's its own.
+        delimiter = "\t" if is_tab_separated(path) and "delimiter" not in (options.csv_read_options or {}) else None
+        by_kind.setdefault(_Kind(connection.format_of(path), delimiter, _partitions(path, root)), []).append(path)
+    read = options.with_format("csv").read
+    # The columns of a CSV file are in the order of its own header.
     several, held = dict[_Kind, dict[str, Head | None]](), 0
     with ThreadPoolExecutor(_OPENED_AT_ONCE) as pool:
-        for kind, each in found.items():
+        for kind, each in by_kind.items():
             if kind.format != "csv" or not read["has_header"]:
                 several[kind] = dict.fromkeys(each)
                 continue
@@ -206,7 +196,7 @@ def _alike(
 
 
 def _partitions(path: str, root: str) -> Partitions | None:
-    """The columns that the folders of a file have in their names, below the prefix that is followed."""
+    """Return the columns that the folders of a file have in their names, below the prefix that is followed."""
     start = path.find(root)
     end = start + len(root)
     if start < 0 or (first := _FOLDER_OF_PARTITION.search(path, end)) is None:
@@ -221,7 +211,7 @@ def _head(spark: Any, size: int, path: str) -> Head:
 
 
 def _header(head: bytes, comment: str | None) -> bytes:
-    """The first line of a file that is no comment."""
+    """Return the first line of a file that is not a comment."""
     skipped = comment.encode() if comment else None
     lines = head.splitlines()
     return next((line for line in lines if line and (skipped is None or not line.startswith(skipped))), b"")

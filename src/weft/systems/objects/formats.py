@@ -7,7 +7,7 @@ import os
 SPARK_FORMAT = {"parquet": "parquet", "csv": "csv", "json_lines": "json", "orc": "orc"}
 FORMATS = tuple(SPARK_FORMAT)
 EXTENSIONS = {"parquet": ".parquet", "csv": ".csv", "json_lines": ".json", "orc": ".orc"}
-"""What the files that Spark writes end with."""
+"""The extensions of the files that Spark writes."""
 
 _FORMAT_OF = {
     ".parquet": "parquet",
@@ -23,7 +23,7 @@ _COMPRESSIONS = (".gz", ".bz2", ".zst", ".lz4", ".snappy")
 
 
 def format_from_path(path: str | os.PathLike[str]) -> str | None:
-    """The format of a file by the end of its path or URL: "parquet", "csv", "json_lines", "orc", or `None`.
+    """Return the format of a file by the end of its path or URL: "parquet", "csv", "json_lines", "orc", or `None`.
 
     One compression suffix is taken off first: `events.csv.gz` is "csv". A query string is not: `x.csv?download=true`
     names no format.
@@ -32,7 +32,7 @@ def format_from_path(path: str | os.PathLike[str]) -> str | None:
 
 
 def is_tab_separated(path: str | os.PathLike[str]) -> bool:
-    """Whether a path names a CSV file with tabs between its values."""
+    """Return whether a path names a CSV file with tabs between its values."""
     return _uncompressed(path).endswith(".tsv")
 
 

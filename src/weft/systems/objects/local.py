@@ -1,4 +1,4 @@
-"""What every connection to a folder of this machine has."""
+"""Connections to a folder of this machine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ class FolderConnection(Connection):
 
     @property
     def target(self) -> str:
-        """The path as it was written."""
         return self.path
 
     def resolved(self) -> Self:
@@ -48,17 +47,17 @@ class FolderConnection(Connection):
         return self.resolved().path
 
     def check(self) -> dict[str, Any]:
-        """List the folder. One that is not there yet is no failure when it can be made at first use."""
+        """List the folder. One that does not exist yet is no failure if it can be created at first use."""
         path = Path(self.root)
         report: dict[str, Any] = {"server": "this machine", "database": str(path)}
         if not path.exists():
             parent = next(each for each in path.parents if each.exists())
             if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-                raise self.failed(OSError(f"the folder cannot be made in {parent}"), hint="Choose another path.")
-            return report | {"latency_ms": None, "note": "the folder is made at first use"}
+                raise self.failed(OSError(f"the folder cannot be created in {parent}"), hint="Choose another path.")
+            return report | {"latency_ms": None, "note": "the folder is created at first use"}
         try:
-            with measured(report), os.scandir(path) as found:
-                next(found, None)
+            with measured(report), os.scandir(path) as files:
+                next(files, None)
         except OSError as error:
             raise self.failed(error, hint="Is it a folder that you may read?") from None
         return report

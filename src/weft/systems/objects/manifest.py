@@ -1,11 +1,10 @@
-"""Which files of a folder are a table's: a numbered log of loads beside it, which our readers obey.
+"""The files of a table: a numbered log of loads next to its folder, which our readers follow.
 
-For a table at `lake/orders` the log is `lake/_weft/orders/log/00000000000000000001.json` and so on, one entry a load.
-An entry is made in one step and only if nobody else made it: that is the moment at which the load is decided. Then
-its files, staged under `lake/_weft/orders/staging`, are moved to `lake/orders` (`….published`), what a truncate
-replaces is removed, and the staging goes (`….done`). Whoever comes next finishes that first if the load's own process
-died, so that only the last entry can be unfinished. Readers take the last entry that is published.
-"""
+For a table at `lake/orders` the log is `lake/_weft/orders/log/00000000000000000001.json` and so on, one entry for each
+load. An entry is created in one step and only if it does not exist: this commits the load. Then its files, staged under
+`lake/_weft/orders/staging`, are moved to `lake/orders` (`….published`), files that a truncate replaces are removed, and
+so is the staging (`….done`). The next load finishes these steps first if the process of the last one died, so that only
+the last entry can be unfinished. Readers read the last entry that is published."""
 
 from __future__ import annotations
 
@@ -22,18 +21,18 @@ from weft.systems import process
 from weft.systems.load import Load
 from weft.systems.objects.options import FileOptions
 
-# An entry with the whole state comes so often, so that nobody has to read them all.
+# How often an entry has the whole state, so that a reader need not read them all.
 _WHOLE_EVERY = 25
 _ENTRY, _PUBLISHED, _DONE = ".json", ".published", ".done"
 _OWNER = ".owner"
 _FORGOTTEN = timedelta(days=1)
 """After this long the staging of a load on another machine is taken for a dead one's."""
 _RETRIES_END = timedelta(days=7)
-"""After this long nobody tries a load without a commit key again, so that the ledger may forget it."""
+"""After this long a load without a commit key is not tried again, so that the ledger may forget it."""
 
 
 @dataclass(frozen=True)
-class State:
+class TableState:
     """A table after a load."""
 
     version: int = 0
@@ -50,13 +49,13 @@ class State:
     """By writer: its last batch, and when that was."""
 
     def has(self, load: Load) -> bool:
-        """Whether a load is in the ledger."""
-        found = self.ledger.get(_writer(load))
-        return found is not None and int(found[0]) >= load.batch_id
+        """Return whether a load is in the ledger."""
+        last_batch = self.ledger.get(_writer(load))
+        return last_batch is not None and int(last_batch[0]) >= load.batch_id
 
 
 @dataclass(frozen=True)
-class Staged:
+class StagedFiles:
     """Files that were written but are not yet a table's."""
 
     folder: str
@@ -76,16 +75,16 @@ class Manifest:
 
     # ---------------------------------------------------------------------------------------------------------- reading
 
-    def state(self) -> State | None:
-        """The table as readers see it, or `None` where no load made one here."""
+    def state(self) -> TableState | None:
+        """Return the table as readers see it, or `None` where no load made one here."""
         return self._state(self._published(self.folder.files_in(self.log)))
 
     def _published(self, names: Any) -> int:
-        """The last entry whose files are in place. Those before it are: each load finishes the one before it."""
+        """Return the last entry whose files are in place. Those before it are: each load finishes the one before it."""
         last = _last(names)
         return last if {_name(last, _PUBLISHED), _name(last, _DONE)} & set(names) else last - 1
 
-    def _state(self, version: int) -> State | None:
+    def _state(self, version: int) -> TableState | None:
         entries: list[dict[str, Any]] = []
         number = version
         while number > 0:
@@ -96,7 +95,7 @@ class Manifest:
             number -= 1
         if not entries:
             return None
-        state = State()
+        state = TableState()
         for entry in reversed(entries):
             state = _from_json(entry) if "state" in entry else _after(state, entry)
         return state
@@ -111,16 +110,18 @@ class Manifest:
     # ---------------------------------------------------------------------------------------------------------- writing
 
     def begin(self, load: Load) -> str:
-        """A new folder to stage files in. Beside it is said whose it is, before it is there: a folder of nobody is one
-        of the dead."""
+        """Return a new folder to stage files in. A file next to it names its owner, and is written first: a folder
+        without one is dead."""
         folder = f"{self.staging}/{uuid4().hex}"
         owner = {"process": process.this_process(), "at": datetime.now(UTC).isoformat(), "load": _writer(load)}
         self.folder.create(f"{folder}{_OWNER}", json.dumps(owner).encode())
         return folder
 
-    def commit(self, load: Load, staged: Staged, options: FileOptions, schema: str, before: str | None) -> State | None:
-        """Make staged files a table's; the state before it, or `None` where the load was there already. `before`: the
-        columns of the table that they were made for."""
+    def commit(
+        self, load: Load, staged: StagedFiles, options: FileOptions, schema: str, before: str | None
+    ) -> TableState | None:
+        """Commit staged files to the table. Return the state before, or `None` if the table has the load already.
+        `before`: the columns of the table that the files were made for."""
         self.folder.flush(f"{staged.folder}/data/{name}" for name in staged.files)
         while True:
             state = self.finish()
@@ -145,20 +146,21 @@ class Manifest:
                 "removes": list(state.files) if load.mode == "truncate" else [],
             }
             if entry["version"] % _WHOLE_EVERY == 0:
-                entry["state"] = _to_json(_after(state, entry))
+                whole = _after(state, entry)
+                entry["state"] = {name: getattr(whole, name) for name in ("files", "narrow", "rows", "ledger")}
             # What can be read of it now is what will always be: an entry is never changed.
             if self.folder.create(f"{self.log}/{_name(entry['version'], _ENTRY)}", json.dumps(entry).encode()):
                 reached("recorded")
                 self._publish(entry)
                 return state
 
-    def finish(self) -> State:
+    def finish(self) -> TableState:
         """Finish the last load if its process did not, and give the state after it."""
         names = self.folder.files_in(self.log)
         last = _last(names)
         if last and _name(last, _DONE) not in names:
             self._publish(self._entry(last))
-        return self._state(last) or State()
+        return self._state(last) or TableState()
 
     def _publish(self, entry: dict[str, Any]) -> None:
         """Bring the files of an entry to where everybody looks. Any number of processes may do so at once."""
@@ -194,7 +196,7 @@ class Manifest:
         self.folder.remove([f"{folder}{_OWNER}"])
 
     def sweep(self) -> None:
-        """Remove what dead loads staged, and entries that nobody needs to know the state."""
+        """Remove what dead loads staged, and entries that the state no longer needs."""
         now = datetime.now(UTC)
         owned = {name.removesuffix(_OWNER) for name in self.folder.files_in(self.staging) if name.endswith(_OWNER)}
         staged = owned.union(self.folder.folders_in(self.staging))
@@ -216,8 +218,8 @@ class Manifest:
         if data is None:
             return True
         owner = json.loads(data)
-        if process.is_here(owner["process"]):
-            return process.is_gone(owner["process"])
+        if process.is_on_this_machine(owner["process"]):
+            return process.has_ended(owner["process"])
         return now - datetime.fromisoformat(owner["at"]) > _FORGOTTEN
 
     @property
@@ -230,12 +232,12 @@ def _writer(load: Load) -> str:
     return json.dumps([load.pipeline, load.checkpoint_id])
 
 
-def _published_name(staged: Staged, name: str, number: int) -> str:
-    """A name that no other load gives, and by which files sort in the order of their tasks."""
+def _published_name(staged: StagedFiles, name: str, number: int) -> str:
+    """Return a name that is unique to the load, and by which files sort in the order of their tasks."""
     return f"part-{staged.folder.rpartition('/')[2]}-{number:05}{name[name.index('.') :]}"
 
 
-def _after(state: State, entry: dict[str, Any]) -> State:
+def _after(state: TableState, entry: dict[str, Any]) -> TableState:
     replaces = entry["mode"] == "truncate"
     ledger = {**state.ledger, entry["writer"]: [entry["batch"], entry["at"]]}
     at = datetime.fromisoformat(entry["at"])
@@ -244,10 +246,7 @@ def _after(state: State, entry: dict[str, Any]) -> State:
         narrow = (*narrow, (len(state.files), len(json.loads(state.schema or "{}")["fields"])))
     return replace(
         state,
-        version=entry["version"],
-        format=entry["format"],
-        dialect=entry["dialect"],
-        schema=entry["schema"],
+        **_own_fields(entry),
         files=(*(() if replaces else state.files), *entry["files"].values()),
         narrow=narrow,
         rows=entry["rows"] + (0 if replaces else state.rows),
@@ -259,17 +258,14 @@ def _after(state: State, entry: dict[str, Any]) -> State:
     )
 
 
-def _to_json(state: State) -> dict[str, Any]:
-    return {"files": list(state.files), "narrow": state.narrow, "rows": state.rows, "ledger": state.ledger}
+def _own_fields(entry: dict[str, Any]) -> dict[str, Any]:
+    return {name: entry[name] for name in ("version", "format", "dialect", "schema")}
 
 
-def _from_json(entry: dict[str, Any]) -> State:
+def _from_json(entry: dict[str, Any]) -> TableState:
     whole = entry["state"]
-    return State(
-        version=entry["version"],
-        format=entry["format"],
-        dialect=entry["dialect"],
-        schema=entry["schema"],
+    return TableState(
+        **_own_fields(entry),
         files=tuple(whole["files"]),
         narrow=tuple((files, columns) for files, columns in whole.get("narrow", ())),
         rows=whole["rows"],

@@ -7,20 +7,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
-from weft.errors import DeclarationError, nearest
+from weft.errors import DeclarationError, did_you_mean
+from weft.spark_support.sessions import TIME_FORMATS
 from weft.systems.base import Settings
 from weft.systems.objects.formats import FORMATS
 
 COMPRESSIONS = ("snappy", "gzip", "zstd", "uncompressed")
-# A timestamp keeps its microseconds; Spark's own form of one has none in CSV and JSON.
-TIMESTAMP = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"
-TIMESTAMP_NTZ = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileOptions:
-    """What a file is written and read with. Where a read option is left out, the write option of its name counts, so
-    that what was written is read back."""
+    """How a file is written and read. A read option that is left out has the value of the write option of its name."""
 
     format: str = "parquet"
     parquet_compression: str | None = None
@@ -33,21 +30,19 @@ class FileOptions:
     json_read_options: Mapping[str, Any] | None = None
 
     @classmethod
-    def declare(cls, format: str | None = None, **given: Any) -> Self:
+    def declare(cls, format: str | None = None, **options: Any) -> Self:
         """Options as a user wrote them, or `DeclarationError` for an option or a value that cannot be."""
         known = [each.name for each in fields(cls)]
-        for name in given:
+        for name in options:
             if name not in known:
-                close = nearest(name, known)
-                hint = f"Did you mean {close!r}?" if close else f"Its options: {', '.join(known)}."
+                hint = did_you_mean(name, known, f"Its options: {', '.join(known)}.")
                 raise DeclarationError(f"Files have no option {name!r}.", hint=hint)
         if format is not None and format not in FORMATS:
-            close = nearest(str(format), FORMATS)
-            hint = f"Did you mean {close!r}? " if close else ""
-            raise DeclarationError(f"There is no file format {format!r}.", hint=f"{hint}Formats: {', '.join(FORMATS)}.")
+            hints = (did_you_mean(str(format), FORMATS), f"Formats: {', '.join(FORMATS)}.")
+            raise DeclarationError(f"There is no file format {format!r}.", hint=" ".join(filter(None, hints)))
         chosen = format or "parquet"
         checked: dict[str, Any] = {}
-        for name, value in given.items():
+        for name, value in options.items():
             if value is None:
                 continue
             owner = format_of_option(name)
@@ -57,13 +52,13 @@ class FileOptions:
                     hint=f'Leave it out, or set format="{owner}".',
                 )
             checked[name] = _CHECKS[name](name, value)
-        made = cls(format=chosen, **checked)
+        declared = cls(format=chosen, **checked)
         if chosen == "csv":
-            made._refuse_ambiguous()
-        return made
+            declared._refuse_ambiguous()
+        return declared
 
     def _refuse_ambiguous(self) -> None:
-        """Refuse characters that cannot be told apart in a file."""
+        """Raise for two options with the same character: a file could not be parsed."""
         writer = self.spark_writer()
         written = {"csv_delimiter": writer["sep"], "csv_quote": writer["quote"]}
         if self.csv_escape is not None and self.csv_escape != writer["quote"]:
@@ -73,9 +68,9 @@ class FileOptions:
         }
         if self.read.get("escape", read["quote"]) != read["quote"]:
             read["escape"] = self.read["escape"]
-        for where, found in (("", written), ("csv_read_options: ", read)):
-            for name, value in found.items():
-                same = next(each for each in found if found[each] == value)
+        for where, characters in (("", written), ("csv_read_options: ", read)):
+            for name, value in characters.items():
+                same = next(each for each in characters if characters[each] == value)
                 if same != name:
                     raise DeclarationError(
                         f"{where}{same} and {name} are both {value!r}.", hint="Give one of them another character."
@@ -88,7 +83,7 @@ class FileOptions:
             )
 
     def with_format(self, format: str) -> FileOptions:
-        """The same for files of another format: what is an option of this one does not carry over."""
+        """Return the options for files of another format, without those of this one."""
         return self if format == self.format else FileOptions(format=format)
 
     @property
@@ -106,17 +101,16 @@ class FileOptions:
         return {"has_header": True, "delimiter": ",", "quote": '"', **defaults, **(self.csv_read_options or {})}
 
     def spark_writer(self) -> dict[str, Any]:
-        """The options of Spark's writer."""
+        """Return the options of Spark's writer."""
         if self.format == "parquet":
             return {"compression": self.parquet_compression or "snappy"}
-        times = {"timestampFormat": TIMESTAMP, "timestampNTZFormat": TIMESTAMP_NTZ}
         if self.format == "json_lines":
             # Every row has every key: a reader that looks at the first rows only must see all columns.
-            return {**times, "ignoreNullFields": False}
+            return {**TIME_FORMATS, "ignoreNullFields": False}
         if self.format == "csv":
             quote = self.csv_quote or '"'
             return {
-                **times,
+                **TIME_FORMATS,
                 "sep": self.csv_delimiter or ",",
                 "header": True if self.csv_header is None else self.csv_header,
                 "quote": quote,
@@ -131,12 +125,12 @@ class FileOptions:
         return {}
 
     def dialect(self) -> dict[str, Any]:
-        """What must be known of files to read them again."""
+        """Return the options that are needed to read the files again."""
         writer = self.spark_writer()
         return {name: writer[name] for name in ("sep", "header", "quote", "escape", "nullValue") if name in writer}
 
     def spark_reader(self) -> dict[str, Any]:
-        """The options of Spark's reader, which knows neither `null_regex` nor a limit of inference in rows."""
+        """Return the options of Spark's reader, which knows neither `null_regex` nor a limit of inference in rows."""
         if self.format == "json_lines":
             return {"mode": "FAILFAST"}
         if self.format != "csv":
@@ -167,7 +161,7 @@ def format_of_option(name: str) -> str:
 
 
 def _character(name: str, value: object) -> str:
-    """One ASCII character; also its number, as TOML files of other tools give it."""
+    """Return one ASCII character; also its number, as TOML files of other tools give it."""
     if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 128:
         value = chr(value)
     if not isinstance(value, str) or len(value) != 1 or not value.isascii() or value in "\0\r\n":
@@ -182,7 +176,7 @@ def _flag(name: str, value: object) -> bool:
 
 
 def _count(name: str, value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    if type(value) is not int or value < 1:
         raise DeclarationError(f"{name} must be a whole number of at least 1, not {value!r}.")
     return value
 
@@ -195,9 +189,8 @@ def _text(name: str, value: object) -> str:
 
 def _compression(name: str, value: object) -> str:
     if value not in COMPRESSIONS:
-        close = nearest(str(value), COMPRESSIONS)
-        hint = f"Did you mean {close!r}? " if close else ""
-        raise DeclarationError(f"{name} cannot be {value!r}.", hint=f"{hint}It is one of: {', '.join(COMPRESSIONS)}.")
+        hints = (did_you_mean(str(value), COMPRESSIONS), f"It is one of: {', '.join(COMPRESSIONS)}.")
+        raise DeclarationError(f"{name} cannot be {value!r}.", hint=" ".join(filter(None, hints)))
     return str(value)
 
 
@@ -206,7 +199,7 @@ def _pattern(name: str, value: object) -> str:
     try:
         re.compile(text)
     except re.error as error:
-        raise DeclarationError(f"{name} is no regular expression: {error}.") from None
+        raise DeclarationError(f"{name} is not a regular expression: {error}.") from None
     return text
 
 
@@ -217,8 +210,7 @@ def _table(checks: Mapping[str, Callable[[str, object], Any]]) -> Callable[[str,
         checked = Settings()
         for key, each in value.items():
             if key not in checks:
-                close = nearest(str(key), checks)
-                hint = f"Did you mean {close!r}?" if close else f"Its options: {', '.join(checks)}."
+                hint = did_you_mean(str(key), checks, f"Its options: {', '.join(checks)}.")
                 raise DeclarationError(f"{name} has no option {key!r}.", hint=hint)
             if each is not None:
                 checked[key] = checks[key](f"{name}[{key!r}]", each)

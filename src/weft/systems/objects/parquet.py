@@ -39,7 +39,8 @@ _ROWS_PER_FILE = "spark.sql.files.maxRecordsPerFile"
 
 @dataclass(frozen=True)
 class Range:
-    """What a file holds of a column. `low` and `high` are `None` where there is no value, or where they are unknown."""
+    """The statistics of a column in a file. `low` and `high` are `None` if there is no value, or if they are
+    unknown."""
 
     nulls: int
     low: Any = None
@@ -47,7 +48,7 @@ class Range:
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenFile:
     """A file."""
 
     name: str
@@ -58,7 +59,7 @@ class Written:
 
 @dataclass(frozen=True)
 class ParquetFolder:
-    """Where files go, and how they are written. It travels to the tasks."""
+    """The folder of files, and how they are written. It is sent to the tasks."""
 
     connection: Connection
     folder: str
@@ -68,7 +69,7 @@ class ParquetFolder:
 
 
 def can_write(rows: ArrowRows, connection: Connection, spark: Any) -> bool:
-    """Whether `write` makes the same of these rows as Spark."""
+    """Return whether `write` makes the same of these rows as Spark."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     if isinstance(connection, S3Connection):
@@ -80,13 +81,13 @@ def can_write(rows: ArrowRows, connection: Connection, spark: Any) -> bool:
         return False
     as_spark = to_arrow_schema(rows.columns, timezone="UTC")
     return not any(
-        is_nested(given.type) or given.type != expected.type
-        for given, expected in zip(rows.schema, as_spark, strict=True)
+        is_nested(field.type) or field.type != expected.type
+        for field, expected in zip(rows.schema, as_spark, strict=True)
     )
 
 
 def has_columns(rows: ArrowRows, table: StructType) -> bool:
-    """Whether the rows have the columns of a table, in whatever order, and no others."""
+    """Return whether the rows have the columns of a table, in any order, and no others."""
     return {field.name: field.dataType for field in rows.columns} == {field.name: field.dataType for field in table}
 
 
@@ -103,13 +104,13 @@ def target(
     return ParquetFolder(connection.resolved(), folder, schema, metadata, compression)
 
 
-def write_all(rows: ArrowRows, target: ParquetFolder) -> list[Written]:
-    """A file of each part that has rows, in the order of the parts."""
+def write_all(rows: ArrowRows, target: ParquetFolder) -> list[WrittenFile]:
+    """Return a file of each part that has rows, in the order of the parts."""
     return [each for each in rows.each_part(functools.partial(write, target)) if each is not None]
 
 
-def write(target: ParquetFolder, number: int, batches: Iterable[pa.RecordBatch]) -> Written | None:
-    """One file of the batches of a part; `None` where they hold no row."""
+def write(target: ParquetFolder, number: int, batches: Iterable[pa.RecordBatch]) -> WrittenFile | None:
+    """Return one file of the batches of a part; `None` where they hold no row."""
     import pyarrow.parquet as pq
 
     groups = _groups(batches, target.schema)
@@ -136,7 +137,7 @@ def write(target: ParquetFolder, number: int, batches: Iterable[pa.RecordBatch])
                 group: pa.Table | None = first
                 while group is not None:
                     writer.write_table(group, row_group_size=group.num_rows)
-                    with_nan |= {each.name for each in group.schema if _any_nan(group[each.name])}
+                    with_nan |= {name for name in group.column_names if any(map(has_nan, group[name].chunks))}
                     group = next(groups, None)
                 writer.add_key_value_metadata(target.metadata)
             size = stream.tell()
@@ -144,7 +145,7 @@ def write(target: ParquetFolder, number: int, batches: Iterable[pa.RecordBatch])
         with suppress(OSError):
             store.delete_file(path)
         raise
-    return Written(name, size, footers[0].num_rows, _ranges(footers[0], target.schema, with_nan))
+    return WrittenFile(name, size, footers[0].num_rows, _ranges(footers[0], target.schema, with_nan))
 
 
 def _opened(target: ParquetFolder) -> tuple[fs.FileSystem, str]:
@@ -156,7 +157,7 @@ def _opened(target: ParquetFolder) -> tuple[fs.FileSystem, str]:
 
 
 def _groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
-    """The rows of each row group."""
+    """Yield the rows of each row group."""
     waiting: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
@@ -171,12 +172,8 @@ def _groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa
         yield pa.Table.from_batches(waiting)
 
 
-def _any_nan(column: pa.ChunkedArray) -> bool:
-    return any(has_nan(chunk) for chunk in column.chunks)
-
-
 def _ranges(footer: Any, schema: pa.Schema, with_nan: set[str]) -> dict[str, Range]:
-    """What the footer of a file knows of its columns, which are all flat."""
+    """Return the statistics of the columns in the footer of a file; all columns are flat."""
     groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
     return {
         name: _range([group.column(index).statistics for group in groups], name in with_nan)
@@ -184,10 +181,10 @@ def _ranges(footer: Any, schema: pa.Schema, with_nan: set[str]) -> dict[str, Ran
     }
 
 
-def _range(found: list[Any], has_nan: bool) -> Range:
-    nulls = sum(each.null_count for each in found)
-    bounds = [each for each in found if each.has_min_max]
-    if not has_nan and any(not each.has_min_max and each.num_values for each in found):
+def _range(statistics: list[Any], has_nan: bool) -> Range:
+    nulls = sum(each.null_count for each in statistics)
+    bounds = [each for each in statistics if each.has_min_max]
+    if not has_nan and any(not each.has_min_max and each.num_values for each in statistics):
         # A text too long for the footer.
         return Range(nulls)
     try:

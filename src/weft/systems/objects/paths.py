@@ -11,7 +11,7 @@ _UNSAFE = re.compile(r"[^\w .@+=,~()'-]")
 
 
 def table_path(root: str, schema: str | None, table: str) -> str:
-    """The folder of a table. A slash in a name makes folders; characters that paths cannot have are written as %XX."""
+    """Return the folder of a table. A slash in a name makes folders; characters that paths cannot have become %XX."""
     parts = [part for name in (schema, table) if name for part in name.split("/") if part]
     if not parts:
         raise DeclarationError("A table needs a name.")
@@ -21,7 +21,7 @@ def table_path(root: str, schema: str | None, table: str) -> str:
 def _safe(part: str) -> str:
     if part in (".", ".."):
         raise DeclarationError(f"{part!r} cannot be part of a table's name.", hint="A table is inside its connection.")
-    encoded = _UNSAFE.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode()), part)
+    encoded = _UNSAFE.sub(lambda match: "".join(f"%{byte:02X}" for byte in match[0].encode()), part)
     # Names that begin so are hidden: readers pass them by. Blanks at an end get lost on the way.
     if encoded[0] in "_. ":
         encoded = f"%{ord(encoded[0]):02X}{encoded[1:]}"

@@ -1,4 +1,4 @@
-"""Files of one format that anybody may have written, as a DataFrame with types that their rows tell."""
+"""Files of one format, of any writer, as a DataFrame with types that are inferred from their rows."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from weft.errors import StorageError
+from weft.spark_support.lazy import F, T
 from weft.spark_support.sessions import java_class
 from weft.systems.load_checks import column
 from weft.systems.objects.formats import SPARK_FORMAT
@@ -22,10 +23,10 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
 _INFER = 1000
-"""From so many rows the types of a CSV file are told unless `schema_infer_max_records` says otherwise."""
+"""From how many rows the types of a CSV file are inferred unless `schema_infer_max_records` says otherwise."""
 _MORE, _LINE = "_weft_more", "_weft_line"
 BAD = f"_weft_bad_{uuid4().hex}"
-"""The column of what is no row: no key of anybody's JSON is called so."""
+"""The column of lines that cannot be parsed. No key of JSON has this name."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Partitions:
     names: tuple[str, ...]
 
 
-def read_alike(
+def read_format(
     spark: Any,
     paths: list[str],
     options: FileOptions,
@@ -46,14 +47,11 @@ def read_alike(
     heads: Sequence[Head | None] = (),
     bad: str | None = None,
 ) -> DataFrame:
-    """The rows of files of one format. One that cannot be read is an error, or its text is in the column `bad`.
+    """Return the rows of files of one format. One that cannot be read is an error, or its text is in the column `bad`.
 
     Where files are followed, `known` are the types that their columns had before: what was a text remains one, and a
     column that has had nothing but nulls has no type yet. `heads` is what files of one header begin with.
     """
-    from pyspark.sql import functions as F
-    from pyspark.sql.types import StructType
-
     reader = spark.read.format(SPARK_FORMAT[options.format]).options(**options.spark_reader())
     if delimiter is not None:
         reader = reader.option("sep", delimiter)
@@ -73,20 +71,20 @@ def read_alike(
         return frame
     if options.format == "json_lines":
         lines, most = spark.read.text(paths).select("value"), options.read.get("schema_infer_max_records")
-        # All of them, unless told: a key that is in none of the rows that are looked at would be lost.
+        # All of them, unless limited: a key that is in none of the sampled rows would be lost.
         inferred = _inferred(
             spark, lines if most is None else lines.limit(most), "json", {"columnNameOfCorruptRecord": BAD}
         )
         if BAD in inferred.names:
             if bad is None:
-                raise StorageError(f"Lines of {_shown(paths)} are no JSON objects.")
-            inferred = StructType([each for each in inferred if each.name != BAD])
+                raise StorageError(f"Lines of {_shown(paths)} are not JSON objects.")
+            inferred = T.StructType([each for each in inferred if each.name != BAD])
             if not inferred.names:
                 return _lines_alone(spark, paths, bad)
         schema = inferred
         frame = reader.schema(schema).load(paths)
         if known is not None:
-            schema, void = _settled(spark, schema, known, frame, frame)
+            schema, void = _final_types(spark, schema, known, frame, frame)
             frame = _without_types(reader.schema(_with(schema, bad)).load(paths), void)
     else:
         # Else the columns of one file count for all.
@@ -96,15 +94,11 @@ def read_alike(
 
 
 def _with(schema: StructType, bad: str | None) -> StructType:
-    from pyspark.sql.types import StringType, StructField, StructType
-
-    return schema if bad is None else StructType([*schema, StructField(bad, StringType())])
+    return schema if bad is None else T.StructType([*schema, T.StructField(bad, T.StringType())])
 
 
 def _lines_alone(spark: Any, paths: list[str], bad: str) -> DataFrame:
     """Lines none of which is a row: Spark reads no file for their text alone."""
-    from pyspark.sql import functions as F
-
     lines: DataFrame = spark.read.text(paths)
     return lines.where(F.trim("value") != "").withColumnRenamed("value", bad)
 
@@ -122,15 +116,11 @@ def _csv(
     known: Mapping[str, DataType] | None,
     bad: str | None,
 ) -> DataFrame:
-    """CSV files with types that their first rows tell.
+    """Read CSV files with types that are inferred from their first rows.
 
     Where Spark's reader cannot do what is asked (nulls by a pattern, rows that are cut off), all is read as texts and
-    converted here: a value that does not fit is an error either way, or its row is a bad one.
-    """
-    from pyspark.sql import functions as F
-    from pyspark.sql.types import StringType, StructField, StructType
-
-    # A file with another header is an error: it would be read by the places of its columns, whatever they are called.
+    converted here. A value that does not fit is an error either way, or its row is a bad one."""
+    # A file with another header is an error: its columns would be read by position, not by name.
     reader = reader.option("enforceSchema", False)
     texts: DataFrame = reader.option("inferSchema", False).load(paths)
     names = [name for name in texts.columns if name not in partitions]
@@ -138,7 +128,7 @@ def _csv(
     is_converted = pattern is not None or is_cut
     if is_converted and (is_cut or bad is not None):
         wanted = [*names, _MORE] if is_cut else names
-        schema = _with(StructType([StructField(name, StringType()) for name in wanted]), bad)
+        schema = _with(T.StructType([T.StructField(name, T.StringType()) for name in wanted]), bad)
         lenient = reader.option("mode", "PERMISSIVE").option("enforceSchema", True) if is_cut else reader
         texts = lenient.schema(schema).load(paths)
     if is_cut and bad is None:
@@ -146,7 +136,7 @@ def _csv(
         kept = F.when(column(_MORE).isNull(), column(names[0])).otherwise(too_many)
         texts = texts.withColumn(names[0], kept)
     elif is_converted and bad is not None:
-        # Spark has the text of rows that are longer or shorter than was asked for. That of others is written anew.
+        # Spark keeps the text of rows that are too long or too short. That of others is written again.
         dialect = {"sep": read["delimiter"], "quote": read["quote"], "escape": read.get("escape", read["quote"])}
         dialect |= {"ignoreLeadingWhiteSpace": "false", "ignoreTrailingWhiteSpace": "false"}
         line = F.coalesce(column(bad), F.to_csv(F.struct(*map(column, wanted)), dialect))
@@ -166,7 +156,7 @@ def _csv(
     schema = _inferred(spark, lines, "csv", {"inferSchema": "true", "escape": '"'}, names)
     void: set[str] = set()
     if known is not None:
-        schema, void = _settled(spark, schema, known, sample, rows)
+        schema, void = _final_types(spark, schema, known, sample, rows)
         if len(void) == len(names) and rows.isEmpty():
             return texts.select()
     if not is_converted:
@@ -174,49 +164,41 @@ def _csv(
     elif bad is None:
         texts = texts.withColumns({field.name: column(field.name).cast(field.dataType) for field in schema})
     else:
-        made = {field.name: column(field.name).try_cast(field.dataType) for field in schema}
-        fails = reduce(or_, (column(name).isNotNull() & each.isNull() for name, each in made.items()))
+        converted = {field.name: column(field.name).try_cast(field.dataType) for field in schema}
+        fails = reduce(or_, (column(name).isNotNull() & each.isNull() for name, each in converted.items()))
         why = F.coalesce(column(bad), F.when(fails, column(_LINE)))
-        texts = texts.withColumns({**made, bad: why}).drop(_LINE)
+        texts = texts.withColumns({**converted, bad: why}).drop(_LINE)
     return _without_types(texts, void)
 
 
 def _without_types(frame: DataFrame, names: Collection[str]) -> DataFrame:
-    from pyspark.sql import functions as F
-
     return frame.withColumns({name: F.lit(None) for name in names}) if names else frame
 
 
-def _settled(
+def _final_types(
     spark: Any, schema: StructType, known: Mapping[str, DataType], sample: DataFrame, rows: DataFrame
 ) -> tuple[StructType, set[str]]:
-    """The types under which rows are read that were looked at, and which columns have no value in any row."""
-    from pyspark.sql.types import StringType, StructField, StructType
-
+    """Return the types under which rows are read that were looked at, and which columns have no value in any row."""
     # What is taken for a text may be nothing but nulls.
-    doubtful = [each.name for each in schema if isinstance(each.dataType, StringType)]
-    empty = _empty(sample, [name for name in doubtful if known.get(name) != StringType()])
+    doubtful = [each.name for each in schema if isinstance(each.dataType, T.StringType)]
+    empty = _empty(sample, [name for name in doubtful if known.get(name) != T.StringType()])
     new = [name for name in empty if name not in known]
     void = set(new) if rows is sample else _empty(rows, new)
     types = {each.name: known.get(each.name, each.dataType) if each.name in empty else each.dataType for each in schema}
-    found = StructType([StructField(name, type) for name, type in types.items()])
-    return _lasting(spark, found, known), void
+    inferred = T.StructType([T.StructField(name, type) for name, type in types.items()])
+    return _keep_known_types(spark, inferred, known), void
 
 
 def _empty(frame: DataFrame, names: Collection[str]) -> set[str]:
-    """Which of these columns have nothing but nulls."""
-    from pyspark.sql import functions as F
-
+    """Return the columns that have nothing but nulls."""
     if not names:
         return set()
     counts = frame.agg(*(F.count(column(name)) for name in names)).collect()[0]
     return {name for name, count in zip(names, counts, strict=True) if not count}
 
 
-def _lasting(spark: Any, schema: StructType, known: Mapping[str, DataType]) -> StructType:
-    """The types that columns had before, where these hold all that was found now."""
-    from pyspark.sql.types import NumericType, StringType, StructField, StructType
-
+def _keep_known_types(spark: Any, schema: StructType, known: Mapping[str, DataType]) -> StructType:
+    """Return the types that columns had before, where these hold all that was found now."""
     cast = java_class(spark, "org.apache.spark.sql.catalyst.expressions.Cast")
     to_java = spark._jsparkSession.parseDataType
 
@@ -224,30 +206,28 @@ def _lasting(spark: Any, schema: StructType, known: Mapping[str, DataType]) -> S
         before = known.get(name)
         if before is None or before == now:
             return now
-        if isinstance(before, StringType):
+        if isinstance(before, T.StringType):
             return before
-        are_numbers = isinstance(before, NumericType) and isinstance(now, NumericType)
+        are_numbers = isinstance(before, T.NumericType) and isinstance(now, T.NumericType)
         is_wider = are_numbers and cast.canUpCast(to_java(now.json()), to_java(before.json()))
         return before if is_wider else now
 
-    return StructType([StructField(each.name, chosen(each.name, each.dataType)) for each in schema])
+    return T.StructType([T.StructField(each.name, chosen(each.name, each.dataType)) for each in schema])
 
 
 def _inferred(
     spark: Any, lines: DataFrame, format: str, options: dict[str, str], names: list[str] | None = None
 ) -> StructType:
-    """The schema that Spark's own reader infers of these lines."""
-    from pyspark.sql.types import StringType, StructField, StructType
-
+    """Return the schema that Spark's own reader infers of these lines."""
     reader = spark._jsparkSession.read()
     for name, value in options.items():
         reader = reader.option(name, value)
     texts = getattr(lines._jdf, "as")(java_class(spark, "org.apache.spark.sql.Encoders").STRING())
     read = reader.csv(texts) if format == "csv" else reader.json(texts)
-    inferred = StructType.fromJson(json.loads(read.schema().json()))
+    inferred = T.StructType.fromJson(json.loads(read.schema().json()))
     if names is None:
         return inferred
     types = [field.dataType for field in inferred]
-    # A file without rows tells no types.
-    types += [StringType()] * (len(names) - len(types))
-    return StructType([StructField(name, type) for name, type in zip(names, types, strict=True)])
+    # A file without rows has no types.
+    types += [T.StringType()] * (len(names) - len(types))
+    return T.StructType([T.StructField(name, type) for name, type in zip(names, types, strict=True)])

@@ -1,4 +1,4 @@
-"""What every connection to a bucket has, and how each reader of buckets is told of it."""
+"""Connections to a bucket, and the settings of each client for it."""
 
 from __future__ import annotations
 
@@ -11,16 +11,7 @@ from weft.errors import DeclarationError
 from weft.systems.base import Connection, measured
 
 _lock = Lock()
-_HADOOP_NAMES = (
-    "endpoint",
-    "connection.ssl.enabled",
-    "path.style.access",
-    "endpoint.region",
-    "aws.credentials.provider",
-    "access.key",
-    "secret.key",
-    "session.token",
-)
+_ENDPOINT = re.compile(r"https?://[^/@]+/?$")
 
 
 @dataclass(frozen=True)
@@ -43,16 +34,14 @@ class S3Connection(Connection):
         super().validate()
         if "${" not in self.bucket and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{2,254}", self.bucket):
             raise DeclarationError(
-                f"The bucket of {self.label} is no bucket's name.",
+                f"The bucket of {self.label} is not the name of a bucket.",
                 hint='Its name alone, of at least three letters: bucket = "my-lake". The folder in it is prefix.',
             )
-        if self.endpoint is not None and "${" not in self.endpoint:
-            found = re.match(r"(https?)://([^/@]+)/?$", self.endpoint)
-            if found is None:
-                raise DeclarationError(
-                    f"The endpoint of {self.label} must be http://host:port or https://host.",
-                    hint="Keys have fields of their own: access_key_id and secret_access_key.",
-                )
+        if self.endpoint is not None and "${" not in self.endpoint and not _ENDPOINT.match(self.endpoint):
+            raise DeclarationError(
+                f"The endpoint of {self.label} must be http://host:port or https://host.",
+                hint="Keys have fields of their own: access_key_id and secret_access_key.",
+            )
         if (self.access_key_id is None) != (self.secret_access_key is None):
             raise DeclarationError(
                 f"{self.label} needs both access_key_id and secret_access_key.",
@@ -63,13 +52,12 @@ class S3Connection(Connection):
 
     @property
     def target(self) -> str:
-        """The bucket and the folder in it."""
         at = f" at {self.endpoint}" if self.endpoint else ""
         return f"s3://{'/'.join(part for part in (self.bucket, self.prefix.strip('/')) if part)}{at}"
 
     def check(self) -> dict[str, Any]:
         """List what is directly under the prefix."""
-        # Not through Spark: nobody should wait for it to learn that a password is wrong.
+        # Not through Spark: to learn that a password is wrong must not take its start.
         from pyarrow import fs
 
         resolved = self.resolved()
@@ -103,48 +91,46 @@ class S3Connection(Connection):
             options["session_token"] = resolved.session_token
         return fs.S3FileSystem(**options)
 
-    def hadoop(self) -> dict[str, str]:
-        """Settings of Spark's s3a for this bucket alone, so that two buckets may have different servers and keys."""
+    def hadoop(self) -> dict[str, str | None]:
+        """Return the settings of Spark's s3a for this bucket alone, so that two buckets may have different servers and
+        keys. `None` is a setting that is left out."""
         resolved = self.resolved()
-        start = f"fs.s3a.bucket.{resolved.bucket}."
-        settings: dict[str, str] = {}
-        if resolved.endpoint:
-            settings["endpoint"] = resolved.endpoint
-            settings["connection.ssl.enabled"] = str(resolved.endpoint.startswith("https")).lower()
+        endpoint, token = resolved.endpoint, resolved.session_token
+        key = resolved.access_key_id if resolved.secret_access_key else None
+        provider = f"org.apache.hadoop.fs.s3a.{'Temporary' if token else 'Simple'}AWSCredentialsProvider"
+        settings = {
+            "endpoint": endpoint,
+            "connection.ssl.enabled": endpoint and str(endpoint.startswith("https")).lower(),
             # Other servers have no host name for each bucket.
-            settings["path.style.access"] = str("amazonaws.com" not in resolved.endpoint).lower()
-            settings["endpoint.region"] = resolved.region or "us-east-1"
-        elif resolved.region:
-            settings["endpoint.region"] = resolved.region
-        if resolved.access_key_id and resolved.secret_access_key:
-            kind = "Temporary" if resolved.session_token else "Simple"
-            settings["aws.credentials.provider"] = f"org.apache.hadoop.fs.s3a.{kind}AWSCredentialsProvider"
-            settings["access.key"] = resolved.access_key_id
-            settings["secret.key"] = resolved.secret_access_key
-            if resolved.session_token:
-                settings["session.token"] = resolved.session_token
-        return {start + name: value for name, value in settings.items()}
+            "path.style.access": endpoint and str("amazonaws.com" not in endpoint).lower(),
+            "endpoint.region": resolved.region or (endpoint and "us-east-1"),
+            "aws.credentials.provider": key and provider,
+            "access.key": key,
+            "secret.key": key and resolved.secret_access_key,
+            "session.token": key and token,
+        }
+        return {f"fs.s3a.bucket.{resolved.bucket}.{name}": value or None for name, value in settings.items()}
 
     def configure(self, spark: Any) -> None:
         """Set the bucket's endpoint, region and keys in the session's Hadoop configuration."""
         wanted = self.hadoop()
         configuration = spark.sparkContext._jsc.hadoopConfiguration()
-        names = [f"fs.s3a.bucket.{self.resolved().bucket}.{name}" for name in _HADOOP_NAMES]
         with _lock:
             # Hadoop keeps one client a bucket: a second connection with other keys would silently use the first one's.
-            present = {name: value for name in names if (value := configuration.get(name)) is not None}
+            present = {name: configuration.get(name) for name in wanted}
             if present == wanted:
                 return
-            if present:
+            if any(value is not None for value in present.values()):
                 raise DeclarationError(
                     f"The bucket of {self.label} is in use by this process with another endpoint, region or key.",
                     hint="Use one connection a bucket in a process.",
                 )
             for name, value in wanted.items():
-                configuration.set(name, value)
+                if value is not None:
+                    configuration.set(name, value)
 
     @property
     def root(self) -> str:
-        """Where this connection begins, as Spark names it."""
+        """The URL of the bucket and prefix, as Spark names it."""
         resolved = self.resolved()
         return "s3a://" + "/".join(part for part in (resolved.bucket, resolved.prefix.strip("/")) if part)

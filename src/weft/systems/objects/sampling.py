@@ -1,5 +1,5 @@
-"""Whether CSV files go on as those before them: where their first rows fit the types that columns had, nobody need
-infer types anew, which takes Spark several jobs."""
+"""The types of CSV files by their first rows: where these fit the types that columns had in files before, Spark need
+not infer them again, which takes it several jobs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from weft.spark_support.lazy import T
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
@@ -35,13 +37,11 @@ class Head(NamedTuple):
 def known_schema(
     heads: Sequence[Head | None], read: Mapping[str, Any], null: str, known: Mapping[str, DataType], most: int
 ) -> StructType | None:
-    """The columns of files of one header, if all are known and the first rows hold nothing else.
+    """Return the columns of files of one header, if all are known and the first rows fit them; `None` if Spark must
+    infer them.
 
-    `heads`: what the files begin with, as far as somebody looked; `read`: how they are read; `most`: so many rows must
-    be seen, or all. `None` where it cannot be told from so little, and what reads the files must find out.
-    """
-    from pyspark.sql.types import StructField, StructType
-
+    `heads`: the beginnings of the files, as far as they were read; `read`: how the files are read; `most`: how many
+    rows must be seen, or all."""
     looked_at = [head for head in heads if head is not None]
     if not looked_at or not read.keys() <= _DIALECT:
         return None
@@ -49,10 +49,10 @@ def known_schema(
     seen = 0
     # Of each as many as of the others, and of the longest what the short ones lack.
     for number, head in enumerate(sorted(looked_at, key=lambda head: len(head.text))):
-        found = _rows(head, read, max(-(-(most - seen) // (len(looked_at) - number)), 0))
-        if found is None:
+        lines = _rows(head, read, max(-(-(most - seen) // (len(looked_at) - number)), 0))
+        if lines is None:
             return None
-        names, *rows = found
+        names, *rows = lines
         checks = [_check(known.get(name)) for name in names]
         if None in checks or len({name.lower() for name in names}) < len(names):
             return None
@@ -64,11 +64,11 @@ def known_schema(
         seen += len(rows)
     if seen < most and not all(head is not None and head.is_whole for head in heads):
         return None
-    return StructType([StructField(name, known[name]) for name in names])
+    return T.StructType([T.StructField(name, known[name]) for name in names])
 
 
 def _rows(head: Head, read: Mapping[str, Any], most: int) -> list[list[str]] | None:
-    """The header and the first rows; `None` where there is none, or where Spark may see others."""
+    """Return the header and the first rows; `None` if there is none, or if Spark may read others."""
     quote, escape = read["quote"], read.get("escape", read["quote"])
     try:
         # The last line may be cut off, and the row that it is of.
@@ -88,7 +88,7 @@ def _rows(head: Head, read: Mapping[str, Any], most: int) -> list[list[str]] | N
 
 
 def _check(kind: DataType | None) -> Callable[[str], object] | None:
-    """What says whether Spark infers this type, or one that it holds, of a text, and reads it as one."""
+    """Return a check whether Spark infers this type, or one that it holds, of a text, and can read it."""
     return None if kind is None else _CHECKS.get(kind.simpleString())
 
 

@@ -1,4 +1,4 @@
-"""Loads into files: staged where nobody looks, then made a table's in one step, once however often it is tried."""
+"""Loads into files: staged where no reader looks, then committed to the table in one step, once also if retried."""
 
 from __future__ import annotations
 
@@ -10,12 +10,21 @@ from typing import TYPE_CHECKING, Any
 from weft.errors import DeclarationError, LoadRefusedError
 from weft.spark_support import sessions
 from weft.spark_support.folder import folder_for
+from weft.spark_support.lazy import F, T
 from weft.systems.load import Counts, Load
-from weft.systems.load_checks import checked_keys, column, completed, fitted, grown, refuse_empty, without_void
+from weft.systems.load_checks import (
+    cast_to_table,
+    checked_keys,
+    column,
+    extended_schema,
+    refuse_empty,
+    with_all_columns,
+    without_void,
+)
 from weft.systems.objects import parquet
 from weft.systems.objects.encoding import encoded, refuse_unwritable
 from weft.systems.objects.formats import EXTENSIONS, SPARK_FORMAT
-from weft.systems.objects.manifest import Manifest, Staged, State
+from weft.systems.objects.manifest import Manifest, StagedFiles, TableState
 from weft.systems.objects.paths import table_path
 from weft.systems.target import ArrowRows
 
@@ -23,7 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-    from weft.systems.objects.connection import ObjectStoreLocalConnection, ObjectStoreS3Connection
+    from weft.systems.objects.connection import FilesConnection
 
 MODES = ("append", "truncate")
 
@@ -37,32 +46,20 @@ def refuse(load: Load) -> None:
         )
     if load.on_bad_rows == "quarantine":
         raise DeclarationError(
-            f"on_bad_rows='quarantine' is not there for files ({load.name}).",
+            f"on_bad_rows='quarantine' is not supported for files ({load.name}).",
             hint="Files take every row whose types fit; filter in the source.",
         )
 
 
-def write(
-    frame: DataFrame,
-    connection: ObjectStoreLocalConnection | ObjectStoreS3Connection,
-    load: Load,
-    *,
-    spark: SparkSession | None = None,
-) -> Counts:
+def write(frame: DataFrame, connection: FilesConnection, load: Load, *, spark: SparkSession | None = None) -> Counts:
     """Load a DataFrame into the files of a table. Called again with the same load, it changes nothing."""
     refuse(load)
     load.check_source(frame.columns)
     return _Write(frame, connection, load, spark or frame.sparkSession).run()
 
 
-def copy(
-    rows: ArrowRows,
-    connection: ObjectStoreLocalConnection | ObjectStoreS3Connection,
-    load: Load,
-    *,
-    spark: SparkSession,
-) -> Counts | None:
-    """The same of rows that are Arrow, in files that are not Spark's work. `None` where only `write` can do it."""
+def copy(rows: ArrowRows, connection: FilesConnection, load: Load, *, spark: SparkSession) -> Counts | None:
+    """Load Arrow rows, in files that Spark does not write. Return `None` where only `write` can do it."""
     refuse(load)
     load.check_source(rows.schema.names)
     if connection.options.format != "parquet" or load.keys or not parquet.can_write(rows, connection, spark):
@@ -70,13 +67,13 @@ def copy(
     return _Copy(rows, connection, load, spark).run()
 
 
-def has(connection: ObjectStoreLocalConnection | ObjectStoreS3Connection, load: Load, *, spark: SparkSession) -> bool:
-    """Whether the files of a table are of a load already."""
+def has(connection: FilesConnection, load: Load, *, spark: SparkSession) -> bool:
+    """Return whether the files of a table are of a load already."""
     return _Load(connection, load, spark).begin() is None
 
 
 class _Load:
-    """What all loads into files do, however their rows come."""
+    """The common part of all loads into files."""
 
     def __init__(self, connection: Any, load: Load, spark: Any) -> None:
         connection.configure(spark)
@@ -86,23 +83,21 @@ class _Load:
         self.manifest = Manifest(folder_for(spark, path), path)
         self._before: str | None = None
 
-    def begin(self) -> State | None:
-        """The table as it is, tidied; `None` where it has this load."""
+    def begin(self) -> TableState | None:
+        """Return the table as it is, tidied; `None` where it has this load."""
         state = self.manifest.finish()
         self.manifest.sweep()
         self._before = state.schema
         return None if state.has(self.load) else state
 
-    def columns_to_keep(self, state: State) -> StructType | None:
-        """The columns of the files that stay; `None` where none do."""
-        from pyspark.sql.types import StructType
-
+    def columns_to_keep(self, state: TableState) -> StructType | None:
+        """Return the columns of the files that stay; `None` where none do."""
         if state.schema is None or self.load.mode == "truncate" or not state.files:
             return None
-        return StructType.fromJson(json.loads(state.schema))
+        return T.StructType.fromJson(json.loads(state.schema))
 
-    def commit(self, columns: StructType, stage: Callable[[str], Staged], total: int | None = None) -> Counts:
-        """Make what `stage` writes into a folder the table's. `total`: the rows of the source, where some are left
+    def commit(self, columns: StructType, stage: Callable[[str], StagedFiles], total: int | None = None) -> Counts:
+        """Commit the files that `stage` writes into a folder. `total`: the rows of the source, where some are left
         out."""
         load, manifest = self.load, self.manifest
         folder = manifest.begin(load)
@@ -129,7 +124,7 @@ class _Load:
 
 
 class _Copy(_Load):
-    """Files that whoever has the rows writes."""
+    """A load whose files are written by the tasks that have the Arrow rows."""
 
     def __init__(self, rows: ArrowRows, connection: Any, load: Load, spark: SparkSession) -> None:
         super().__init__(connection, load, spark)
@@ -146,15 +141,15 @@ class _Copy(_Load):
         sessions.reached("begun")
         return self.commit(columns, functools.partial(self._stage, columns))
 
-    def _stage(self, columns: StructType, folder: str) -> Staged:
+    def _stage(self, columns: StructType, folder: str) -> StagedFiles:
         compression = self.options.parquet_compression or "snappy"
         target = parquet.target(self.rows, self.connection, self.spark, f"{folder}/data", columns, compression)
         written = parquet.write_all(self.rows, target)
-        return Staged(folder, {each.name: each.size for each in written}, sum(each.rows for each in written))
+        return StagedFiles(folder, {each.name: each.size for each in written}, sum(each.rows for each in written))
 
 
 class _Write(_Load):
-    """Files that Spark writes."""
+    """A load whose files Spark writes."""
 
     def __init__(self, frame: DataFrame, connection: Any, load: Load, spark: SparkSession) -> None:
         super().__init__(connection, load, sessions.own_session(spark, {}))
@@ -177,9 +172,9 @@ class _Write(_Load):
         finally:
             source.unpersist()
 
-    def _aligned(self, state: State) -> DataFrame:
-        """All columns of the table in its order, because a CSV file knows them by nothing else; then those that the
-        table is to get."""
+    def _aligned(self, state: TableState) -> DataFrame:
+        """Return the rows with all columns of the table in its order, on which CSV files depend, and then with its new
+        columns."""
         table = self.columns_to_keep(state)
         if table is None:
             return self.frame
@@ -195,12 +190,11 @@ class _Write(_Load):
                     "added.",
                     hint="Add to another table, or replace this one with mode='truncate'.",
                 )
-        frame = fitted(self.frame, table, self.load)
-        return completed(frame, grown(table, frame))
+        frame = cast_to_table(self.frame, table, self.load)
+        return with_all_columns(frame, extended_schema(table, frame))
 
-    def _stage(self, frame: DataFrame, folder: str) -> Staged:
+    def _stage(self, frame: DataFrame, folder: str) -> StagedFiles:
         from pyspark.sql import Observation
-        from pyspark.sql import functions as F
 
         options = self.options
         observed = Observation()
@@ -210,10 +204,10 @@ class _Write(_Load):
         # In a bucket a rename is a copy: version 2 makes one less of them.
         committer = {} if self.manifest.is_local else {"mapreduce.fileoutputcommitter.algorithm.version": "2"}
         writer.mode("append").options(**options.spark_writer(), **committer).save(f"{folder}/data")
-        found = observed.get
-        if options.format == "csv" and found["lost"] and not options.csv_null_value:
+        counts = observed.get
+        if options.format == "csv" and counts["lost"] and not options.csv_null_value:
             raise LoadRefusedError(
-                f"{found['lost']:,} rows of {self.load.name} are nothing but a null: in CSV an empty line, which "
+                f"{counts['lost']:,} rows of {self.load.name} are nothing but a null: in CSV an empty line, which "
                 "readers pass by.",
                 hint='Set csv_null_value, for example to "\\\\N".',
             )
@@ -222,4 +216,4 @@ class _Write(_Load):
             for name, size in sorted(self.manifest.folder.files_in(f"{folder}/data").items())
             if name[0] not in "_." and name.endswith(EXTENSIONS[options.format])
         }
-        return Staged(folder, files if found["rows"] else {}, found["rows"])
+        return StagedFiles(folder, files if counts["rows"] else {}, counts["rows"])

@@ -45,7 +45,6 @@ class FileRows(UntypedRows):
         self._connection, self._changed, self._spark = source.connection, changed, spark
 
     def read(self, known: Mapping[str, DataType]) -> TypedFileRows | None:
-        """Return the rows with the columns that the files have; `None` where they have none."""
         dated = self._read(known) if self._changed else None
         return None if dated is None else TypedFileRows(self.source, dated, files=self, known=known)
 
@@ -56,7 +55,6 @@ class FileRows(UntypedRows):
         return dated(True)
 
     def split(self, known: Mapping[str, DataType]) -> SplitFileRows | None:
-        """Return the rows with the lines that cannot be parsed apart; `None` where the files have no columns."""
         dated = self._read(known, OFFSET, BAD) if self._changed else None
         if dated is None:
             return None
@@ -94,15 +92,12 @@ class TypedFileRows(FrameRows):
     # work, as soon as a query could ask for it.
     time_is_costly = True
 
-    def frame(self, *, timed: bool = True) -> DataFrame:
-        """Return the rows."""
-        rows: DataFrame = self.data(timed)
-        return rows
+    def frame(self, *, timed: bool = True) -> Any:
+        return self.data(timed)
 
-    def with_offsets(self) -> DataFrame:
+    def with_offsets(self) -> Any:
         """Return the rows with the file of each: the files are read again."""
-        rows: DataFrame = self.files.with_offsets(self.known)
-        return rows
+        return self.files.with_offsets(self.known)
 
 
 @dataclass(frozen=True)
@@ -111,13 +106,10 @@ class SplitFileRows(FrameRows):
 
     held: Any = None
 
-    def frame(self, *, timed: bool = True) -> DataFrame:
-        """Return the rows."""
-        rows: DataFrame = self.data.drop(OFFSET)
-        return rows
+    def frame(self, *, timed: bool = True) -> Any:
+        return self.data.drop(OFFSET)
 
     def close(self) -> None:
-        """Release the rows."""
         self.held.unpersist()
 
 
@@ -136,17 +128,15 @@ class FileSource(StreamSource):
         return file_stream.follow(spark, self.connection, self.name, self.settings.max_files or MAX_FILES)
 
     def take(self, frame: DataFrame) -> FileRows:
-        """Return the files of a batch."""
         return FileRows(self, dict(map(tuple, frame.collect())), frame.sparkSession)
 
     def validate(self) -> str:
-        """Raise if there is no such folder of this machine."""
         if self.connection.one_host:
             file_stream.check_folder(self.connection, self.name)
         return ""
 
     def why_not_replayed(self, offset: str | None) -> str | None:
-        """A header names the columns of a line, and that is in the file."""
+        """Return a header names the columns of a line, and that is in the file."""
         kind = self.connection.format_of(offset or "")
         if kind == "json_lines":
             return None
@@ -195,14 +185,12 @@ class FileSource(StreamSource):
         return self._without(position, float("inf"), source_log)
 
     def rewind_to_offset(self, position: Any | None, offset: str, source_log: Location) -> Rewind:
-        """Refuse it."""
         raise DeclarationError(
             f"{self.name} is files, which have no offsets.",
             hint="Read those again that changed since: --to-time.",
         )
 
     def rewind_to_time(self, position: Any | None, moment: datetime, source_log: Location) -> Rewind:
-        """Return a position from which files are read again that were last changed at that time or later."""
         # The millisecond that it is in: Spark's log has whole ones.
         rewind = self._without(position, (moment - _EPOCH) // timedelta(milliseconds=1), source_log)
         if not rewind.first:
@@ -222,8 +210,8 @@ class FileSource(StreamSource):
 
 
 def entries(source_log: Location, upto: int, after: int = -1) -> Iterator[dict[str, Any]]:
-    """Yield the files that a source was given, by Spark's log: path, time of change. Each tenth file of the log has
-    what all before it had."""
+    """Yield path and time of change of each file that Spark's log has for a source. Each tenth file of the log repeats
+    all before it."""
     names = {int(stem): each for each in source_log.names() if (stem := each.partition(".")[0]).isdecimal()}
     whole = max((number for number, each in names.items() if "." in each and number <= upto), default=-1)
     wanted = [number for number in sorted(names) if max(whole, after + 1) <= number <= upto]

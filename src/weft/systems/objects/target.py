@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
+from weft.spark_support.folder import folder_for
 from weft.systems.load import Counts, Load
 from weft.systems.objects import sink, source
+from weft.systems.objects.manifest import Manifest
 from weft.systems.objects.paths import table_path
 from weft.systems.target import ArrowRows, PutAside, SparkTarget
 
@@ -19,30 +22,26 @@ class FileTarget(SparkTarget):
     modes = sink.MODES
 
     def check(self, load: Load) -> None:
-        """Raise for what files cannot do."""
         sink.refuse(load)
         super().check(load)
 
     def write(self, frame: DataFrame, load: Load, spark: SparkSession, put_aside: PutAside | None = None) -> Counts:
-        """Write the files of a load, and make them the table's in one step."""
         return sink.write(frame, self.connection, load, spark=spark)
 
     def copy(self, rows: ArrowRows, load: Load, spark: SparkSession) -> Counts | None:
-        """Write Parquet files of Arrow rows."""
         return sink.copy(rows, self.connection, load, spark=spark)
 
     def has(self, load: Load, spark: SparkSession) -> bool:
-        """Return whether the table's manifest has the load."""
         return sink.has(self.connection, load, spark=spark)
 
     def columns(self, load: Load, spark: SparkSession) -> list[str] | None:
-        """Return the columns that the table's manifest has."""
-        return source.table_columns(spark, self.connection, load.schema, load.table)
+        self.connection.configure(spark)
+        path = table_path(self.connection.root, load.schema, load.table)
+        state = Manifest(folder_for(spark, path), path).state()
+        return None if state is None else [each["name"] for each in json.loads(state.schema or "{}").get("fields", ())]
 
     def read(self, path: str, spark: SparkSession) -> DataFrame:
-        """Return the rows of a table, or of the files at a path or glob."""
         return source.read(spark, self.connection, path)
 
     def stored(self, load: Load, spark: SparkSession) -> DataFrame | None:
-        """Return the rows of the table."""
         return source.read_table(spark, table_path(self.connection.root, load.schema, load.table))

@@ -1,7 +1,6 @@
 """Pages of entries as record batches, without a Python object per value.
 
-Only of entries that Weft wrote, which it can tell from their fields. All others are read by `values`.
-"""
+Only of entries that Weft wrote, which their fields show. All others are read by `values`."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ _CAST = ("string", "bool", "int32", "int64", "float32", "float64", "decimal", "d
 
 
 def batch_of(page: resp.EntryPage, fields: Mapping[str, FieldType], schema: pa.Schema) -> pa.RecordBatch | None:
-    """The columns of a schema; `None` where that is not for this module."""
+    """Return the columns of a schema; `None` where that is not for this module."""
     by = page.fields.get(PUBLISH_ID)
     if by is None or by.null_count or any(name not in fields for name in page.fields.keys() - {PUBLISH_ID}):
         return None

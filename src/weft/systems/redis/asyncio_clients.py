@@ -17,14 +17,13 @@ require("redis.asyncio", "redis")
 from redis import ConnectionError  # noqa: E402
 from redis import asyncio as aio  # noqa: E402
 
-# Each opens the connection anew. More than one is rare.
+# Each opens the connection again. More than one is rare.
 _TRIES = 10
 _ENTRY_COMMANDS = ("XRANGE", "XREVRANGE", "XREAD", "XREADGROUP", "XCLAIM", "XAUTOCLAIM")
 
 
 class StreamPending(NamedTuple):
-    """What the members of a group were given and have not acknowledged: how many, the first and the last, and how many
-    by the name of each member."""
+    """The pending entries of a group: how many, the first, the last, and how many each member has."""
 
     pending: int
     minimum_identifier: Any
@@ -33,7 +32,7 @@ class StreamPending(NamedTuple):
 
 
 class _Streams:
-    """What both clients add to redis-py's."""
+    """The methods that both clients add to redis-py's."""
 
     @overload
     def xconsumer(
@@ -44,7 +43,7 @@ class _Streams:
     def xconsumer(
         self, *names: Any, streams: Iterable[Any] | None = None, group: Any = None, consumer: Any = None, **options: Any
     ) -> Consumer | GroupConsumer:
-        """A `weft.Consumer` of these streams, or with `group` and `consumer` a `weft.GroupConsumer`."""
+        """Return a `weft.Consumer` of these streams, or with `group` and `consumer` a `weft.GroupConsumer`."""
         opened: Consumer | GroupConsumer = hooks.open_consumer(
             self, *names, streams=streams, group=group, consumer=consumer, **options
         )
@@ -58,7 +57,7 @@ class _Streams:
         return int(await super().xack(name, groupname, *ids)) if ids else 0  # type: ignore[misc]
 
     async def xpending(self, name: Any, groupname: Any) -> StreamPending:
-        """What the group's members have not acknowledged."""
+        """Return the pending entries of a group."""
         reply = await super().xpending(name, groupname)  # type: ignore[misc]
         consumers = {each["name"]: each["pending"] for each in reply["consumers"]}
         return StreamPending(reply["pending"], reply["min"], reply["max"], consumers)
@@ -80,7 +79,7 @@ class Redis(_Streams, aio.Redis):  # type: ignore[misc]
 
 
 class RedisCluster(_Streams, aio.RedisCluster):  # type: ignore[misc]
-    """The same for a cluster: `weft.RedisCluster("localhost", 7000)` names any of its nodes."""
+    """A client of a cluster: `weft.RedisCluster("localhost", 7000)` names any of its nodes."""
 
     def __init__(self, host: str | None = None, port: int = 6379, **options: Any) -> None:
         super().__init__(host=host, port=port, **options)
@@ -104,7 +103,7 @@ def _naming(parse: Any) -> Any:
 
 
 def _named(reply: Any) -> Any:
-    """A reply in which the pairs of an identifier and a dict have names."""
+    """Return a reply in which the pairs of an identifier and a dict have names."""
     if isinstance(reply, tuple) and len(reply) == 2 and isinstance(reply[1], dict):
         return StreamEntry(*reply)
     if isinstance(reply, list):

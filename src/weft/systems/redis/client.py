@@ -32,14 +32,14 @@ AsyncClient = redis.asyncio.Redis | redis.asyncio.RedisCluster
 PORT, SENTINEL_PORT = 6379, 26379
 CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 60.0
-"""A server that does not answer for so long is taken for gone. No command blocks for nearly as long."""
+"""A server that does not answer for this long is taken for gone. No command blocks for nearly as long."""
 
-# Also what redis-py raises beside its own base class.
+# Also errors of redis-py that are not of its own base class.
 ERRORS = (exceptions.RedisError, exceptions.RedisClusterException, OSError)
 # Of a client of a cluster also this: it is sent on to a node that has no slots yet, which it does not know.
 CLUSTER_ERRORS = (*ERRORS, AttributeError)
 # What passes by itself: a server is restarted or replaced, or a cluster changes.
-AWAY = (
+TRANSIENT = (
     exceptions.ConnectionError,
     exceptions.TimeoutError,
     exceptions.ReadOnlyError,
@@ -54,7 +54,7 @@ NO_SUCH_NODE = "'NoneType' object has no attribute 'redis_connection'"
 
 
 def arguments(connection: RedisConnection) -> dict[str, Any]:
-    """What redis-py's clients of this connection are made with, beside where the server is."""
+    """Return the keywords of redis-py's clients for this connection, without the place of the server."""
     options = connection.resolved().options()
     keywords: dict[str, Any] = {
         "username": options.get("username"),
@@ -79,13 +79,13 @@ def arguments(connection: RedisConnection) -> dict[str, Any]:
 
 
 def sentinels(connection: RedisConnection) -> list[tuple[str, int]]:
-    """Where the Sentinels are."""
+    """Return host and port of each Sentinel."""
     hosts = []
     for each in filter(None, connection.resolved().options()["sentinels"].replace(" ", "").split(",")):
         host, _, port = each.rpartition(":") if ":" in each else (each, "", str(SENTINEL_PORT))
         if not host or not port.isdigit():
             raise DeclarationError(
-                f"The sentinels of {connection.label} have {each!r} among them, which is no host:port.",
+                f"The sentinels of {connection.label} have the entry {each!r}, which is not host:port.",
                 hint='sentinels="a:26379,b:26379"',
             )
         hosts.append((host, int(port)))
@@ -93,13 +93,13 @@ def sentinels(connection: RedisConnection) -> list[tuple[str, int]]:
 
 
 def open_client(connection: RedisConnection, **more: Any) -> Client:
-    """A client that blocks: of the server, of the cluster, or of whichever server the Sentinels name. Thread-safe."""
+    """Return a blocking, thread-safe client of the server, of the cluster, or of the server that the Sentinels name."""
     client: Client = _open(connection, redis, redis.sentinel.Sentinel, Retry(NoBackoff(), 0), more)
     return client
 
 
 def open_async_client(connection: RedisConnection, **more: Any) -> AsyncClient:
-    """The same for asyncio."""
+    """Return a client for asyncio."""
     never = redis.asyncio.retry.Retry(NoBackoff(), 0)
     client: AsyncClient = _open(connection, redis.asyncio, redis.asyncio.sentinel.Sentinel, never, more)
     return client
@@ -118,7 +118,7 @@ def _open(connection: RedisConnection, package: Any, sentinel: Any, never: objec
     return package.Redis(**server, **keywords)
 
 
-def shut(opened: Client) -> None:
+def shut_down(opened: Client) -> None:
     """End the connections of a client that other threads may use: these find theirs ended, and close it themselves.
 
     redis-py's own `close` would do it for them. The number of a socket that is closed while its thread begins to wait
@@ -141,18 +141,38 @@ def _of_sentinels(keywords: dict[str, Any]) -> dict[str, Any]:
     return {**kept, "socket_timeout": keywords["socket_connect_timeout"]}
 
 
+def ask_any_node(client: Any, *words: str) -> Any:
+    """Return the reply to a command; of one node where there are several, as they run the same."""
+    node = {"target_nodes": client.get_random_primary_node()} if isinstance(client, redis.RedisCluster) else {}
+    return client.execute_command(*words, **node)
+
+
 def info(client: Client, section: str) -> dict[str, Any]:
-    """A section of INFO; of one node where there are several, as they run the same."""
-    if isinstance(client, redis.RedisCluster):
-        reply = client.execute_command("INFO", section, target_nodes=client.get_random_primary_node())
-    else:
-        reply = client.execute_command("INFO", section)
-    return dict(reply)
+    """Return a section of INFO."""
+    return dict(ask_any_node(client, "INFO", section))
 
 
-def persistently(connection: RedisConnection, work: Callable[[Client], T]) -> T:
-    """What `work` gives, which is begun anew where the connection is lost, for as long as a restart may take. A server
-    that never answered is not waited for."""
+def durability_warning(opened: Client) -> str | None:
+    """Return a warning about a server that would lose acknowledged events; `None` where it keeps them."""
+    warnings = []
+    if str(info(opened, "persistence").get("aof_enabled")) != "1":
+        warnings.append(
+            "This Redis server has no append-only file: events that it acknowledged are gone when it stops. "
+            "Set appendonly yes, and appendfsync always where not even the last second may be lost."
+        )
+    memory = info(opened, "memory")
+    policy = str(memory.get("maxmemory_policy"))
+    if int(memory.get("maxmemory", 0)) > 0 and policy.startswith("allkeys-"):  # the others spare keys without an end
+        warnings.append(
+            f"This Redis server removes keys when its memory is full ({policy}), whole streams among them. "
+            "Set maxmemory-policy noeviction."
+        )
+    return " ".join(warnings) or None
+
+
+def run_with_retries(connection: RedisConnection, work: Callable[[Client], T]) -> T:
+    """Return the result of `work`. If the connection is lost, run it again, for as long as a restart of the server may
+    take; not if the server never answered."""
     gone_since: float | None = None
     has_answered = False
     while True:
@@ -166,34 +186,35 @@ def persistently(connection: RedisConnection, work: Callable[[Client], T]) -> T:
             gone_since = gone_since or now
             if not has_answered:
                 raise connection.unreachable(error, answered=answered(error)) from None
-            if refuses(error) or not isinstance(error, AWAY) or now - gone_since > group_member.PATIENCE_SECONDS:
+            if refuses(error) or not isinstance(error, TRANSIENT) or now - gone_since > group_member.PATIENCE_SECONDS:
                 raise explain(connection, error) from None
         time.sleep(_PAUSE_SECONDS)
 
 
 def refuses(error: BaseException) -> bool:
-    """Whether a server did not let us in, which does not pass by itself."""
+    """Return whether a server did not let us in, which does not pass by itself."""
     refused = (exceptions.AuthenticationError, exceptions.AuthorizationError)
     return isinstance(error, refused) or isinstance(error.__cause__, refused)
 
 
 def answered(error: BaseException) -> bool:
-    """Whether a server said this, rather than the way to it; of a cluster's nodes, the last that was asked."""
-    said = (exceptions.ResponseError, exceptions.AuthenticationError)
-    return isinstance(error, said) or isinstance(error.__cause__, said)
+    """Return whether a server said this, rather than the way to it; of a cluster's nodes, the last that was asked."""
+    kinds = (exceptions.ResponseError, exceptions.AuthenticationError)
+    return isinstance(error, kinds) or isinstance(error.__cause__, kinds)
 
 
 def explain(connection: Connection, error: BaseException) -> WeftError:
-    """An error of redis-py as one of ours, without secrets."""
-    said = " ".join(settings.redact(group_member.said_by(error), connection.secrets()).split()) or type(error).__name__
-    if said == NO_SUCH_NODE:
-        said = "TRYAGAIN the slot moves to a node that had none"
-    what = f"Redis ({connection.target}): {said}"
-    if isinstance(error, exceptions.BusyLoadingError) or said.startswith(_BUSY):
+    """Return an error of redis-py as one of ours, without secrets."""
+    message = settings.redact(group_member.server_message(error), connection.secrets())
+    text = " ".join(message.split()) or type(error).__name__
+    if text == NO_SUCH_NODE:
+        text = "TRYAGAIN the slot moves to a node that had none"
+    what = f"Redis ({connection.target}): {text}"
+    if isinstance(error, exceptions.BusyLoadingError) or text.startswith(_BUSY):
         return BusyError(what, hint="Nothing was stored. The server is busy, or moves this slot; try again.")
     if refuses(error) or isinstance(error, exceptions.NoPermissionError):
         return ConnectionFailedError(what, hint="Check username and password, and what the user may do (ACL).")
-    if isinstance(error, (exceptions.OutOfMemoryError, exceptions.ReadOnlyError)) or said.startswith(_FULL):
+    if isinstance(error, (exceptions.OutOfMemoryError, exceptions.ReadOnlyError)) or text.startswith(_FULL):
         return StorageError(what, hint="Nothing was stored. Free memory or disk, or use a server that can be written.")
     if isinstance(error, exceptions.ResponseError) and not isinstance(error, exceptions.ClusterError):
         return WeftError(what)

@@ -10,6 +10,8 @@ from urllib.parse import unquote, urlsplit
 from weft import settings
 from weft.errors import DeclarationError, SettingsError
 from weft.systems.base import Connection, measured, require, url_parameters
+from weft.systems.endpoint import StoreEndpoint
+from weft.systems.redis.ids import to_offset
 
 
 def _flag(text: str) -> bool:
@@ -60,14 +62,13 @@ class RedisConnection(Connection):
     connect_timeout: float | None = field(default=None, kw_only=True)
 
     def validate(self) -> None:
-        """What contradicts itself is refused when it is declared; a URL is taken apart once nothing is left to
-        substitute."""
+        """Raise for fields that contradict each other. A URL is parsed once it has no `${VAR}` left."""
         super().validate()
         if self.url is not None:
             for name in ("host", "port", "username", "password", "database", "tls"):
                 if getattr(self, name) is not None:
                     raise DeclarationError(
-                        f"RedisConnection: {name} is part of the URL, and was given beside it too.",
+                        f"RedisConnection: {name} is part of the URL, and is a field too.",
                         hint="Give a URL, or fields: not both. TLS is rediss:// in a URL.",
                     )
         if self._is_resolved or not settings.has_references(self.url or ""):
@@ -90,13 +91,13 @@ class RedisConnection(Connection):
             raise DeclarationError(f"A tls_key needs a tls_cert ({self.label}).")
 
     def options(self) -> dict[str, Any]:
-        """The fields that are given, those of the URL among them."""
-        given = {
+        """Return the fields that are set, with those of the URL."""
+        options = {
             each.name: getattr(self, each.name)
             for each in fields(self)
             if each.name not in ("url", "name") and getattr(self, each.name) is not None
         }
-        return given if self.url is None else {**self._parts_of(self.url), **given}
+        return options if self.url is None else {**self._parts_of(self.url), **options}
 
     def _parts_of(self, url: str) -> dict[str, Any]:
         try:
@@ -114,21 +115,21 @@ class RedisConnection(Connection):
             )
         if parts.fragment:
             raise self._malformed("has a # after the host", "Encode # as %23.")
-        given = {"host": host, "port": port, "username": username or None, "password": password or None}
-        options = {name: value for name, value in given.items() if value is not None}
+        parts_of_url = {"host": host, "port": port, "username": username or None, "password": password or None}
+        options = {name: value for name, value in parts_of_url.items() if value is not None}
         options |= {"database": int(path)} if path else {}
         options |= {"tls": True} if parts.scheme.lower() == "rediss" else {}
         return options | url_parameters(parts.query, _PARAMETERS, self._malformed)
 
     def secrets(self) -> set[str]:
-        """Also as the URL has the password: a driver's message quotes it decoded."""
+        """Return the password also as it is decoded: a driver's message may quote it."""
         password = self.resolved().options().get("password")
         return super().secrets() | ({password} if password else set())
 
     def check(self) -> dict[str, Any]:
         """Connect, ask for the server's version, and say when it keeps nothing on disk."""
         require("redis", self.kind)
-        from weft.systems.redis import client, durability
+        from weft.systems.redis import client
 
         report: dict[str, Any] = {}
         options = self.resolved().options()
@@ -138,7 +139,7 @@ class RedisConnection(Connection):
                 with measured(report):
                     opened.ping()
                 about = client.info(opened, "server")
-                warning = durability.warning(opened)
+                warning = client.durability_warning(opened)
             finally:
                 opened.close()
         except client.ERRORS as error:
@@ -154,3 +155,14 @@ class RedisConnection(Connection):
     def _malformed(self, what: str, hint: str | None) -> SettingsError:
         secrets = settings.url_secrets(self.url or "")
         return SettingsError(f"The URL of {self.label} {settings.redact(what, secrets)}.", hint=hint)
+
+
+class RedisEndpoint(StoreEndpoint):
+    """A stream. A source may start at the id of an entry, which is kept as its offset."""
+
+    start_forms: ClassVar = {**StoreEndpoint.start_forms, r"\d+-\d+": "an id of Redis"}
+
+    def parse_start(self, start: str, connection: Connection, query: str) -> str:
+        """Return an offset, `earliest` or `latest`."""
+        start = super().parse_start(start, connection, query)
+        return str(to_offset(start, query)) if "-" in start else start

@@ -10,9 +10,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from redis import exceptions
+from redis.asyncio import Redis, RedisCluster
 
 from weft.errors import SettingsError
 from weft.systems.entries import Membership, Part, StreamEntry
@@ -26,8 +27,8 @@ _log = logging.getLogger("weft.consumers")
 
 
 class RedisGroupReader(RedisReader):
-    """Reads with XREADGROUP: first this member's backlog if it is asked for, then what was given back or is idle, then
-    new entries."""
+    """Reads with XREADGROUP: this member's backlog if it is asked for, entries that were given back or are idle, new
+    ones."""
 
     def __init__(self, client: Any, membership: Membership) -> None:
         super().__init__(client)
@@ -42,7 +43,6 @@ class RedisGroupReader(RedisReader):
 
     @property
     def skipped(self) -> int:
-        """How many pending entries were passed over because they are deleted."""
         return sum(member.skipped for member in self._members.values())
 
     async def begin(self, stream: Key, identifier: Any) -> None:
@@ -53,18 +53,18 @@ class RedisGroupReader(RedisReader):
             member.begin_with_own(check_identifier(identifier))
         elif self._member.start_from_backlog:
             member.begin_with_own()
-        await self.patiently(lambda: self._run(member.join()), stream)
+        await self.with_retries(lambda: self._run(member.join()), stream)
         self._members[stream] = member
 
     # ------------------------------------------------------------------------------------------------------------ read
 
     async def read(self, part: Part, count: int, wait: float) -> list[StreamEntry]:
-        """What there is, in the order that the class names. Nothing means that there is nothing of either kind."""
+        """Return entries in the order that the class names; none if there are none of any kind."""
         while True:
             try:
-                return await self.patiently(lambda: self._read(part, count, wait), *part)
+                return await self.with_retries(lambda: self._read(part, count, wait), *part)
             except exceptions.ResponseError:  # the group is gone
-                await self.patiently(lambda: self._recover(part), *part)
+                await self.with_retries(lambda: self._recover(part), *part)
 
     async def _recover(self, part: Part) -> None:
         """Create the groups again that are gone: by hand, by a flush, or by a restart that kept nothing."""
@@ -109,9 +109,9 @@ class RedisGroupReader(RedisReader):
             if not any(self._redelivered[stream] for stream in part):
                 break
             for stream in part:
-                await self._bury_the_dead(stream)
+                await self._move_dead_letters(stream)
             for stream in part:
-                name = self._as_given(stream)
+                name = self.client.get_encoder().decode(stream)  # as in the replies to this client
                 entries += [
                     entry_of(name, each.id, each.fields, each.deliveries) for each in self._redelivered.pop(stream)
                 ]
@@ -136,16 +136,12 @@ class RedisGroupReader(RedisReader):
         except exceptions.NoScriptError:
             return await self.client.eval(text, *words)
 
-    def _as_given(self, stream: Key) -> Any:
-        """The name as replies of this client have it."""
-        return self.client.get_encoder().decode(stream)
-
     # ----------------------------------------------------------------------------------------------------- dead letters
 
-    async def _bury_the_dead(self, stream: Key) -> None:
+    async def _move_dead_letters(self, stream: Key) -> None:
         most, redelivered = self._member.max_deliveries, self._redelivered[stream]
         for entry in [each for each in redelivered if most is not None and each.deliveries > most]:
-            await self._run(self._members[stream].bury(entry, self._dead_letter_of(stream)))
+            await self._run(self._members[stream].move_to_dead_letters(entry, self._dead_letter_of(stream)))
             redelivered.remove(entry)
 
     def _dead_letter_of(self, stream: Key) -> Key:
@@ -174,7 +170,7 @@ class RedisGroupReader(RedisReader):
         done = 0
         for stream, ids in _by_stream(entries).items():
             acknowledge = partial(self.client.xack, stream, self._member.group, *ids)
-            done += await self.patiently(acknowledge, stream)
+            done += await self.with_retries(acknowledge, stream)
         return done
 
     async def give_back(self, entries: Sequence[StreamEntry], *, undelivered: bool) -> int:
@@ -187,7 +183,7 @@ class RedisGroupReader(RedisReader):
                 return await self._run(member.give_back(ids, undelivered=undelivered))
 
             with suppress(exceptions.ResponseError):  # the group is gone: nothing is pending, nor to be given back
-                returned += await self.patiently(return_them, stream)
+                returned += await self.with_retries(return_them, stream)
         self.look_soon()
         return returned
 
@@ -197,3 +193,18 @@ def _by_stream(entries: Sequence[StreamEntry]) -> dict[Any, list[Any]]:
     for entry in entries:
         ids[entry.stream].append(entry.identifier)
     return ids
+
+
+class RedisEntries:
+    """Streams of Redis by their keys, of any writer."""
+
+    noun: ClassVar[str] = "a key of Redis"
+    clients: ClassVar[str] = 'weft.Redis("localhost"), weft.RedisCluster("localhost", 7000)'
+
+    @staticmethod
+    def takes(client: object) -> bool:
+        return isinstance(client, Redis | RedisCluster)
+
+    @staticmethod
+    def open(client: Any, membership: Membership | None) -> RedisReader:
+        return RedisReader(client) if membership is None else RedisGroupReader(client, membership)

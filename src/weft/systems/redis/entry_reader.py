@@ -1,4 +1,4 @@
-"""Streams of Redis, read by a consumer that is alone; and what groups need too: requests that nobody repeats unseen."""
+"""Streams of Redis, read by a consumer without a group; and requests that the client must not repeat by itself."""
 
 from __future__ import annotations
 
@@ -14,8 +14,16 @@ from weft.errors import ConnectionFailedError, SettingsError, WeftError
 from weft.systems.base import Connection
 from weft.systems.entries import Part, StreamEntry
 from weft.systems.redis import group_member
-from weft.systems.redis.client import AWAY, AsyncClient, open_async_client, refuses
-from weft.systems.redis.group_member import BEGINNING, LOOK_SECONDS, VANISHED, is_id, order_of, said_by, text_of
+from weft.systems.redis.client import TRANSIENT, AsyncClient, open_async_client, refuses
+from weft.systems.redis.group_member import (
+    BEGINNING,
+    GROUP_GONE,
+    LOOK_SECONDS,
+    is_id,
+    order_of,
+    server_message,
+    text_of,
+)
 
 T = TypeVar("T")
 Key = bytes
@@ -37,12 +45,11 @@ class RedisReader:
         self._look_at: dict[Part, float] = {}
 
     def name(self, stream: Any) -> Key:
-        """The stream's key."""
         name = getattr(stream, "name", stream)
         return name if isinstance(name, bytes) else str(name).encode()
 
     def parts(self, streams: Sequence[Any]) -> list[Part]:
-        """All at once, or on a cluster those of each slot: a request has the keys of one slot."""
+        """Return all at once, or on a cluster those of each slot: a request has the keys of one slot."""
         if not isinstance(self.client, RedisCluster):
             return [tuple(streams)]
         by_slot: dict[int, list[Any]] = {}
@@ -53,23 +60,23 @@ class RedisReader:
     async def begin(self, stream: Key, identifier: Any) -> None:
         """After `identifier`, or at the end."""
         if identifier is None or text_of(identifier) == "$":
-            last = await self.patiently(lambda: self.last_identifier(stream), stream)
+            last = await self.with_retries(lambda: self.last_identifier(stream), stream)
             self._positions[stream] = last or BEGINNING
         else:
             self._positions[stream] = check_identifier(identifier)
 
     async def read(self, part: Part, count: int, wait: float) -> list[StreamEntry]:
-        """One request, and another where a stream was found to have begun anew."""
-        entries = await self.patiently(lambda: self._read(part, count, wait), *part)
-        if not entries and self.looks(part) and await self.patiently(lambda: self._begun_anew(part), *part):
-            entries = await self.patiently(lambda: self._read(part, count, 0), *part)
+        """Make one request, and another if a stream was created again."""
+        entries = await self.with_retries(lambda: self._read(part, count, wait), *part)
+        if not entries and self.looks(part) and await self.with_retries(lambda: self._begun_anew(part), *part):
+            entries = await self.with_retries(lambda: self._read(part, count, 0), *part)
         return entries
 
     async def close(self) -> None:
         """Close the client, if it is the reader's own."""
         if not self._owned:
             return
-        # Those that asked Sentinels stay open beside it.
+        # The clients of the Sentinels would stay open.
         watchers = getattr(getattr(self.client, "connection_pool", None), "sentinel_manager", None)
         for each in (self.client, *(watchers.sentinels if watchers else ())):
             await each.aclose()
@@ -86,7 +93,7 @@ class RedisReader:
         return new
 
     async def _begun_anew(self, part: Part) -> bool:
-        """Whether a stream was removed and made again, with identifiers below those of the entries that were read."""
+        """Return whether a stream was removed and created again, with identifiers below those that were read."""
         anew = False
         for stream in part:
             last = await self.last_identifier(stream)
@@ -96,7 +103,7 @@ class RedisReader:
         return anew
 
     def looks(self, part: Part) -> bool:
-        """Whether it is time to look for what nobody announces."""
+        """Return whether it is time to look for entries that are not announced."""
         if monotonic() < self._look_at.get(part, 0):
             return False
         self._look_at[part] = monotonic() + LOOK_SECONDS
@@ -107,12 +114,12 @@ class RedisReader:
         self._look_at.clear()
 
     def block(self, wait: float) -> tuple[Any, ...]:
-        """How long the server may wait, in its words: 0 would be for ever."""
+        """Return the words for how long the server may wait. To it, 0 is indefinitely."""
         milliseconds = int(min(wait, self._longest_wait))
         return ("BLOCK", milliseconds) if milliseconds > 0 else ()
 
     async def last_identifier(self, stream: Key) -> str | None:
-        """The identifier that the stream gave out last, also if that entry is deleted; `None` without a stream."""
+        """Return the last identifier of a stream, also if its entry is deleted; `None` if there is no stream."""
         try:
             about = await self.client.xinfo_stream(stream)
         except exceptions.ResponseError as error:
@@ -122,8 +129,8 @@ class RedisReader:
         return text_of(about["last-generated-id"])
 
     async def once(self, key: Key, *command: Any) -> Any:
-        """Send a command that the client must not repeat by itself: the first try may have been carried out, and its
-        reply lost."""
+        """Send a command that the client must not repeat by itself: the server may have run it, and the reply be
+        lost."""
         if isinstance(self.client, RedisCluster):
             await self.client.initialize()
             node: Any = self.client.get_node_from_key(key)  # type: ignore[arg-type]
@@ -136,7 +143,7 @@ class RedisReader:
         finally:
             await pool.release(link)
 
-    async def patiently(self, request: Callable[[], Awaitable[T]], *streams: Any) -> T:
+    async def with_retries(self, request: Callable[[], Awaitable[T]], *streams: Any) -> T:
         """Make a request about these streams until the server answers it, for as long as a restart may take. One that
         never answered is not waited for. What is said of a group that is gone is raised as it is."""
         ends, pause = monotonic() + group_member.PATIENCE_SECONDS, _FIRST_PAUSE
@@ -145,23 +152,23 @@ class RedisReader:
                 reply = await request()
                 self._answered = True
                 return reply
-            except AWAY as error:
-                said = str(error) or type(error).__name__
+            except TRANSIENT as error:
+                message = str(error) or type(error).__name__
                 if refuses(error):
                     raise ConnectionFailedError(
-                        f"Redis refuses the consumer: {said}", hint="Check username and password."
+                        f"Redis refuses the consumer: {message}", hint="Check username and password."
                     ) from error
                 if not self._answered or monotonic() > ends:
                     hint = "Nothing is lost. Ask for the next entry again to go on where this stopped."
                     raise ConnectionFailedError(
-                        f"Redis does not answer: {said}",
+                        f"Redis does not answer: {message}",
                         hint=hint if self._answered else "Check host and port, and that the server runs.",
                     ) from error
             except exceptions.ResponseError as error:
-                if str(error).startswith(VANISHED):
+                if str(error).startswith(GROUP_GONE):
                     raise
                 names = ", ".join(repr(text_of(stream)) for stream in streams)
-                what = f"Redis refuses what is asked about {names}: {said_by(error)}"
+                what = f"Redis refuses what is asked about {names}: {server_message(error)}"
                 if isinstance(error, exceptions.NoPermissionError) or "user executing the script" in what:
                     raise ConnectionFailedError(what, hint="Check what the user may do (ACL).") from error
                 if isinstance(error, exceptions.MovedError):
@@ -171,7 +178,7 @@ class RedisReader:
             except UnicodeDecodeError as error:
                 names = ", ".join(repr(text_of(stream)) for stream in streams)
                 raise WeftError(
-                    f"An entry of {names} is no text: {error}.", hint="Use a client without decode_responses=True."
+                    f"An entry of {names} is not text: {error}.", hint="Use a client without decode_responses=True."
                 ) from error
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
@@ -185,12 +192,12 @@ def _longest_wait(client: AsyncClient) -> float:
 
 
 def by_stream(reply: Any) -> Iterable[tuple[Any, Any]]:
-    """The streams of a reply and the entries of each, whatever the version of the protocol."""
+    """Return the streams of a reply and the entries of each, for any version of the protocol."""
     return (reply.items() if isinstance(reply, dict) else reply) if reply else ()
 
 
 def entry_of(stream: Any, identifier: Any, fields: Any, deliveries: int | None = None) -> StreamEntry:
-    """An entry of a reply. On a cluster the client has made a dict of its fields already."""
+    """Return an entry of a reply. On a cluster the client has made a dict of its fields already."""
     if not isinstance(fields, dict):
         flat = iter(fields)
         fields = dict(zip(flat, flat, strict=True))
@@ -201,7 +208,7 @@ def entry_of(stream: Any, identifier: Any, fields: Any, deliveries: int | None =
 
 
 def check_identifier(identifier: Any) -> str:
-    """An identifier of an entry, checked before a server is asked."""
+    """Return an identifier of an entry, checked before a server is asked."""
     text = str(identifier) if type(identifier) is int else text_of(identifier)
     if not is_id(text):
         raise SettingsError(f"An entry of Redis has an identifier such as '1700000000000-0', not {identifier!r}.")

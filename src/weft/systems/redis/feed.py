@@ -13,13 +13,13 @@ import pyarrow as pa
 
 from weft.errors import SettingsError, WeftError
 from weft.systems.entries import Membership
-from weft.systems.pages import FieldNames, Page, PageFeed, Rejected
+from weft.systems.pages import FeedPage, FieldNames, PageFeed, Rejected
 from weft.systems.redis import scripts
 from weft.systems.redis.group_member import (
     BEGINNING,
+    GROUP_GONE,
     LARGEST,
     LOOK_SECONDS,
-    VANISHED,
     Member,
     Redelivered,
     Script,
@@ -42,12 +42,13 @@ _NOTHING = (b"*-1\r\n", b"$-1\r\n", b"_\r\n")
 
 
 def check_range(start: str, end: str) -> None:
-    """Refuse what is no id, before Redis is asked."""
+    """Raise for a text that is not an id, before Redis is asked."""
     for name, value, words in (("start_id", start, ("-", "+", "$")), ("end_id", end, ("-", "+"))):
         if not isinstance(value, str) or not (value in words or is_id(value.removeprefix("("))):
             listed = ", ".join(repr(word) for word in words)
             raise SettingsError(
-                f"{name} is {value!r}, which is no id of an entry.", hint=f"Such as '1704067200000-0', or {listed}."
+                f"{name} is {value!r}, which is not the id of an entry.",
+                hint=f"Such as '1704067200000-0', or {listed}.",
             )
 
 
@@ -61,18 +62,15 @@ class _RedisFeed(PageFeed):
 
     @property
     def name(self) -> str:
-        """The stream's key as a text."""
         return text_of(self.stream)
 
     @property
     def page_size(self) -> int:
-        """How many entries make a page of a reasonable size."""
         fitting = max(1, min(_LARGEST_PAGE, int(_PAGE_BYTES / self._bytes_a_row)))
         # A power of two, so that it seldom changes: the page that was asked for ahead must be as large as this one.
         return 1 << (fitting.bit_length() - 1)
 
     def close(self) -> None:
-        """Close the connections to the stream and to its quarantine."""
         try:
             self.wire.close()
         finally:
@@ -83,14 +81,8 @@ class _RedisFeed(PageFeed):
         if self._quarantine is not None:
             self._quarantine.close()
 
-    def _ask(self, *words: Word, wait_seconds: float | None = 0) -> Bytes:
-        try:
-            return self.wire.ask(*words, wait_seconds=wait_seconds)
-        except ReplyError as error:
-            raise self.wire.explained(error) from None
-
     def _entries(self, reply: Bytes) -> Bytes | None:
-        """The array of entries in a reply to XREAD or XREADGROUP; `None` where there is none."""
+        """Return the array of entries in a reply to XREAD or XREADGROUP; `None` where there is none."""
         begin = len(self._heading)
         if reply[:begin].tobytes() == self._heading:
             return reply[begin:]
@@ -106,7 +98,6 @@ class _RedisFeed(PageFeed):
         return page
 
     def reject(self, rejected: Sequence[Rejected]) -> None:
-        """Put entries into the quarantine."""
         if self._quarantine is None:
             self._quarantine = Quarantine(self.wire, self.stream)
         self._quarantine.put(rejected)
@@ -115,14 +106,7 @@ class _RedisFeed(PageFeed):
 class RangeFeed(_RedisFeed):
     """The entries between two ids; those that come later too, where the end is open."""
 
-    def __init__(
-        self,
-        wire: Wire,
-        stream: Key,
-        names: FieldNames,
-        start: str = "-",
-        end: str = "+",
-    ) -> None:
+    def __init__(self, wire: Wire, stream: Key, names: FieldNames, start: str, end: str) -> None:
         check_range(start, end)
         super().__init__(wire, stream, names)
         self._start, self._end = start, end
@@ -132,7 +116,7 @@ class RangeFeed(_RedisFeed):
         """The last id that the stream is known to have had."""
         self._look_at = 0.0
         self.reply: Bytes
-        """What the last page was made of. It is valid until the next fetch."""
+        """The reply of the last page. It is valid until the next fetch."""
 
     def begin(self) -> None:
         """Fix where `$` is: after what is there now."""
@@ -141,7 +125,6 @@ class RangeFeed(_RedisFeed):
             self._start = f"({self._reached}"
 
     def fetch(self, limit: int, wait_seconds: float | None, more: bool = True) -> EntryPage | None:
-        """Return the next page. `more` says that the one after it will be wanted too."""
         self.begin()
         if self._reached == f"{LARGEST}-{LARGEST}":
             self.finished = True
@@ -160,18 +143,17 @@ class RangeFeed(_RedisFeed):
         return page
 
     def reject(self, rejected: Sequence[Rejected]) -> None:
-        """Put entries into the quarantine."""
         self._expected = None  # the connection is needed for something else, so its reply is let go
         super().reject(rejected)
 
     def _look_for_a_new_beginning(self) -> None:
-        """Whether the stream was removed and made again, with ids below those that were read: nobody announces it."""
+        """Begin at the start if the stream was removed and created again, with ids below those that were read."""
         if self._reached is None or time.monotonic() < self._look_at:
             return
         self._look_at = time.monotonic() + LOOK_SECONDS
         if order_of(self.wire.last_id(self.stream)) < order_of(self._reached):
             _log.warning(
-                "the stream %r began anew: it ends before %s, and is read from its start", self.name, self._reached
+                "the stream %r began again: it ends before %s, and is read from its start", self.name, self._reached
             )
             self._start, self._reached = "-", None
 
@@ -199,13 +181,16 @@ class RangeFeed(_RedisFeed):
     def _wait(self, limit: int, seconds: float | None) -> EntryPage:
         after = _before(self._start)
         block = 0 if seconds is None else max(1, int(seconds * 1000))
-        reply = self._ask("XREAD", "COUNT", limit, "BLOCK", block, "STREAMS", self.stream, after, wait_seconds=seconds)
-        entries = self._entries(reply)
+        words = ("XREAD", "COUNT", limit, "BLOCK", block, "STREAMS", self.stream, after)
+        try:
+            entries = self._entries(self.wire.ask(*words, wait_seconds=seconds))
+        except ReplyError as error:
+            raise self.wire.explained(error) from None
         return EntryPage(pa.array([], pa.string())) if entries is None else self._page(entries)
 
 
 def _before(start: str) -> str:
-    """The last id before a range's start."""
+    """Return the last id before a range's start."""
     if start.startswith("("):
         return start[1:]
     if start == "-":
@@ -226,8 +211,8 @@ class GroupFeed(_RedisFeed):
         names: FieldNames,
         membership: Membership,
         *,
-        iterates: bool = False,
-        confirms: bool = False,
+        iterates: bool,
+        confirms: bool,
     ) -> None:
         start = membership.group_start
         check_range(start, "+")
@@ -247,7 +232,7 @@ class GroupFeed(_RedisFeed):
         except ReplyError as error:
             raise self.wire.explained(error) from None
 
-    def fetch(self, limit: int, wait_seconds: float | None, more: bool = True) -> Page | None:
+    def fetch(self, limit: int, wait_seconds: float | None, more: bool = True) -> FeedPage | None:
         """Return the next entries: those that were given back or that idle members left, then new ones."""
         while True:
             again = self._with_group(lambda: self._delivered_again(limit))
@@ -286,10 +271,10 @@ class GroupFeed(_RedisFeed):
         words = (*member, "COUNT", limit, *block, "STREAMS", self.stream, ">")
         return self.wire.ask("XREADGROUP", *words, wait_seconds=wait_seconds)
 
-    def _remember(self, page: Page) -> Page:
+    def _remember(self, page: FeedPage) -> FeedPage:
         self._fetched = page.ids
         if self._confirms:
-            self._unconfirmed += page.ids.to_pylist()  # the rejected ones too, which harms nobody
+            self._unconfirmed += page.ids.to_pylist()  # the rejected ones too, which does no harm
         return page
 
     def reject(self, rejected: Sequence[Rejected]) -> None:
@@ -298,12 +283,10 @@ class GroupFeed(_RedisFeed):
         self._acknowledge([each.id for each in rejected])
 
     def confirm(self) -> None:
-        """Acknowledge what was fetched."""
         ids, self._unconfirmed = self._unconfirmed, []
         self._acknowledge(ids)
 
     def settle(self) -> None:
-        """Wait until Redis has every acknowledgement."""
         self.wire.settle()
 
     def give_back(self) -> None:
@@ -321,13 +304,13 @@ class GroupFeed(_RedisFeed):
             self.wire.post("XACK", self.stream, self._member.group, *ids[begin : begin + ACKS_A_COMMAND])
 
     def _with_group(self, request: Callable[[], T]) -> T:
-        """What is asked of the group, which is made anew where it has vanished: with its stream, by a flush, by a
+        """Return the reply to a request. Create the group again if it is gone: with its stream, by a flush, by a
         restart."""
         while True:
             try:
                 return request()
             except ReplyError as error:
-                if not str(error).startswith(VANISHED):
+                if not str(error).startswith(GROUP_GONE):
                     raise self.wire.explained(error) from None
             self.begin()
 
@@ -361,15 +344,13 @@ class ManyFeed(PageFeed):
 
     @property
     def name(self) -> str:
-        """The stream whose turn it is."""
         return self._feeds[0].name
 
     @property
     def page_size(self) -> int:
-        """How many entries make a page of a reasonable size."""
         return self._feeds[0].page_size if self._feeds else _FIRST_PAGE
 
-    def fetch(self, limit: int, wait_seconds: float | None, more: bool = True) -> Page | None:
+    def fetch(self, limit: int, wait_seconds: float | None, more: bool = True) -> FeedPage | None:
         """Return the next page of the stream whose turn it is, or of the next one that has some."""
         while self._feeds:
             feed = self._feeds[0]
@@ -382,11 +363,9 @@ class ManyFeed(PageFeed):
         return None
 
     def reject(self, rejected: Sequence[Rejected]) -> None:
-        """Put entries into the quarantine of their stream."""
         self._feeds[0].reject(rejected)
 
     def close(self) -> None:
-        """Close the connections."""
         self.wire.close()
         for feed in self._feeds:
             feed.close_quarantine()

@@ -18,14 +18,14 @@ from weft.systems.entries import Membership
 T = TypeVar("T")
 
 GIVEN_BACK = "weft:given-back"
-"""Holds what was given back: a name that no member has, where every member looks."""
+"""The name under which entries are pending that were given back. No member has it, and every member looks there."""
 BEGINNING = "0-0"
 LARGEST = 2**64 - 1
-VANISHED = ("NOGROUP", "UNBLOCKED")
-"""What a server says of a group that is gone. The second is what a request hears that waits while its stream goes."""
+GROUP_GONE = ("NOGROUP", "UNBLOCKED")
+"""How the errors of a server begin for a group that is gone. A request that waits while its stream is removed gets the
+second."""
 LOOK_SECONDS = 1.0
-"""Nobody announces entries that were given back or became idle, nor streams that began anew: readers look this
-often."""
+"""How often readers look for entries that were given back or became idle, and for streams that were created again."""
 PATIENCE_SECONDS = 30.0
 """How long a server that was there before may be gone: it is restarted or replaced."""
 # A script that works on more would keep the server from its other clients.
@@ -53,7 +53,7 @@ class Redelivered(NamedTuple):
     deliveries: int
 
 
-class _Listed(NamedTuple):
+class _Pending(NamedTuple):
     """Pending entries that are to be taken: what `member_take` needs."""
 
     idle: int
@@ -62,7 +62,7 @@ class _Listed(NamedTuple):
 
 
 class Member:
-    """What a member knows of its stream and group."""
+    """The state of a member in its stream and group."""
 
     def __init__(self, stream: str | bytes, membership: Membership) -> None:
         if text_of(membership.consumer) == GIVEN_BACK:
@@ -70,17 +70,17 @@ class Member:
         self._membership = membership
         self.stream, self.group, self.consumer = stream, membership.group, membership.consumer
         self.start = membership.group_start
-        """Where the group begins, now and whenever it is created again: `$` becomes where the stream ended."""
+        """Where the group begins, also when it is created again. `$` becomes the last id of the stream."""
         self.skipped = 0
         """How many pending entries were passed over because they are deleted."""
         self._last = BEGINNING
         self._position = BEGINNING
-        """What a request for new entries gives from now on comes after this one, and after whatever is claimed: that
-        was given to somebody before."""
+        """A request for new entries returns those after this id, and after any claimed entry, which was delivered
+        before."""
         self._own_after: str | None = None
         self._own_counts = False
         self._claimed_up_to = BEGINNING
-        self._listed: _Listed | None = None
+        self._listed: _Pending | None = None
 
     def join(self) -> Steps[bool]:
         """Find the group, or create it if that is allowed; whether it was created."""
@@ -108,13 +108,13 @@ class Member:
             self._own_after, self._own_counts = self._position, False
 
     def begin_with_own(self, after: str = BEGINNING) -> None:
-        """Begin with what this member was given before and has not acknowledged."""
+        """Begin with the unacknowledged entries of this member."""
         self._own_after, self._own_counts = after, True
 
     def delivered_again(self, count: int, *, look: bool) -> Steps[list[Redelivered]]:
-        """The next entries that were delivered before: of this member, where it begins with them or a reply was lost;
-        then, if it is to look there, what was given back, and what any member has held for too long. Each of those is
-        gone through once before nothing is given."""
+        """Return the next entries that were delivered before: this member's own, if it begins with them or a reply was
+        lost; then, if it is to `look`, those that were given back, and those that any member has held for too long.
+        None are returned after each kind was read to its end once."""
         while True:
             if self._listed is None:
                 self._listed = yield from self._list(min(count, _MOST_AT_ONCE), look)
@@ -130,34 +130,35 @@ class Member:
                 self._position = max(self._position, text_of(delivered[-1][0]), key=order_of)
                 return [Redelivered(*each) for each in delivered]
 
-    def _list(self, count: int, look: bool) -> Steps[_Listed | None]:
+    def _list(self, count: int, look: bool) -> Steps[_Pending | None]:
         if self._own_after is not None:
             pending = yield self._script("member_pending", f"({self._own_after}", "+", count, self.consumer)
             self._own_after = text_of(pending[-1][0]) if pending else None
             if pending:
-                return _Listed(0, self._own_counts, pending)
+                return _Pending(0, self._own_counts, pending)
         if not look:
             return None
         pending = yield self._script("member_pending", "-", "+", count, GIVEN_BACK)
         if pending:
-            return _Listed(0, True, pending)
+            return _Pending(0, True, pending)
         idle = self._membership.claim_idle
         if idle is None:
             return None
         words = ("IDLE", idle, f"({self._claimed_up_to}", "+", count)
         pending = yield self._script("member_pending", *words)
         self._claimed_up_to = text_of(pending[-1][0]) if pending else BEGINNING
-        return _Listed(idle, True, pending) if pending else None
+        return _Pending(idle, True, pending) if pending else None
 
     def give_back(self, ids: Sequence[Any], *, undelivered: bool) -> Steps[int]:
-        """Let any member have the entries that are still this one's; how many. `undelivered`: nobody saw them."""
+        """Release the entries that are still this member's to any member, and return how many. `undelivered`: nobody
+        saw them."""
         returned = 0
         for begin in range(0, len(ids), _MOST_AT_ONCE):
             some = ids[begin : begin + _MOST_AT_ONCE]
             returned += yield self._script("member_give_back", self.consumer, int(undelivered), *some)
         return returned
 
-    def bury(self, entry: Redelivered, place: str | bytes) -> Steps[None]:
+    def move_to_dead_letters(self, entry: Redelivered, place: str | bytes) -> Steps[None]:
         """Move an entry to the dead letters."""
         words = (self.group, self.consumer, entry.id, entry.deliveries - 1)
         yield Script("member_bury", (self.stream, place), words)
@@ -167,22 +168,22 @@ class Member:
 
 
 def is_id(text: str) -> bool:
-    """Whether Redis takes this for the id of an entry."""
+    """Return whether Redis takes this for the id of an entry."""
     match = _ID.fullmatch(text)
     return match is not None and all(int(part or 0) <= LARGEST for part in match.groups())
 
 
 def order_of(identifier: str) -> tuple[int, int]:
-    """What ids are compared by."""
+    """Return the key by which ids are compared."""
     milliseconds, _, sequence = identifier.partition("-")
     return int(milliseconds), int(sequence or 0)
 
 
 def text_of(word: Any) -> str:
-    """What a reply says in bytes, or in a text where the client decodes."""
+    """Return a word of a reply as a text, whether the client decodes it or not."""
     return word.decode(errors="backslashreplace") if isinstance(word, bytes) else str(word)
 
 
-def said_by(error: BaseException) -> str:
-    """What a server said, without the place in a script where it did."""
+def server_message(error: BaseException) -> str:
+    """Return the message of a server's error, without its place in a script."""
     return _OF_SCRIPT.sub("", str(error))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from weft.systems.redis.client import Client, persistently
+from weft.systems.redis.client import Client, run_with_retries
 from weft.systems.redis.connection import RedisConnection
 
 _ROWS_AT_ONCE = 1_000
@@ -30,7 +30,7 @@ def write_hashes(connection: RedisConnection, keys: Sequence[bytes], fields: Map
             for key, reply in zip(asked, pipeline.execute(raise_on_error=False), strict=True):
                 if isinstance(reply, Exception):
                     # Without the command, which redis-py quotes with all of its values.
-                    said = str(reply).rpartition(" of pipeline caused error: ")[2]
-                    raise type(reply)(f"{said} (about {key.decode(errors='backslashreplace')!r})")
+                    message = str(reply).rpartition(" of pipeline caused error: ")[2]
+                    raise type(reply)(f"{message} (about {key.decode(errors='backslashreplace')!r})")
 
-    persistently(connection, write)
+    run_with_retries(connection, write)

@@ -6,8 +6,6 @@ entries a millisecond.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from weft.errors import SchemaError
 
 _BITS = 20
@@ -19,12 +17,12 @@ CATALOGUE = "weft::streams"
 
 
 def to_id(offset: int) -> str:
-    """The id of an offset."""
+    """Return the id of an offset."""
     return f"{offset >> _BITS}-{offset & (_SEQUENCES - 1)}"
 
 
 def to_offset(entry_id: bytes | str, stream: str) -> int:
-    """The offset of an id; `stream` is named where it has none."""
+    """Return the offset of an id; `stream` is named where it has none."""
     text = entry_id if isinstance(entry_id, str) else entry_id.decode()
     ms, _, seq = text.partition("-")
     milliseconds, sequence = int(ms), int(seq)
@@ -39,47 +37,34 @@ def to_offset(entry_id: bytes | str, stream: str) -> int:
 
 
 def first_of(milliseconds: int) -> int:
-    """The first offset that an entry of this millisecond can have."""
+    """Return the first offset that an entry of this millisecond can have."""
     return milliseconds << _BITS
 
 
 def milliseconds_of(offset: int) -> int:
-    """When an entry was added."""
+    """Return the milliseconds at which an entry was added."""
     return offset >> _BITS
 
 
-@dataclass(frozen=True, slots=True)
 class Keys:
     """The keys of one stream. All have the same hash tag, so that a cluster has them in one slot."""
 
-    stream: str
-
-    @staticmethod
-    def of(schema: str, name: str) -> Keys:
-        """Those of a stream by its schema and name."""
-        return Keys(name if schema == _DEFAULT_SCHEMA else f"{schema}:{name}")
-
-    @property
-    def meta(self) -> str:
-        """A hash: what retention removed, and each consumer's counters."""
-        return f"weft:{{{self.stream}}}"
-
-    @property
-    def fields(self) -> str:
+    def __init__(self, stream: str) -> None:
+        self.stream, self.meta = stream, f"weft:{{{stream}}}"
+        """The stream, and a hash: what retention removed, and each consumer's counters."""
+        self.fields = f"{self.meta}:fields"
         """A hash: the stream's fields, each with its number and type."""
-        return f"{self.meta}:fields"
-
-    @property
-    def seen(self) -> str:
+        self.seen = f"{self.meta}:keys"
         """A sorted set: idempotency keys by when they were seen."""
-        return f"{self.meta}:keys"
-
-    @property
-    def trims(self) -> str:
+        self.trims = f"{self.meta}:trims"
         """A sorted set: up to which ids retention removed entries, by how many it had removed then."""
-        return f"{self.meta}:trims"
+
+    @classmethod
+    def of(cls, schema: str, name: str) -> Keys:
+        """Return the keys of a stream by its schema and name."""
+        return cls(name if schema == _DEFAULT_SCHEMA else f"{schema}:{name}")
 
     def books(self, consumer: str) -> list[str]:
-        """A consumer's bookkeeping, in the order of the scripts' `books`."""
+        """Return the keys of a consumer's bookkeeping, in the order of the scripts' `books`."""
         kinds = ("held", "leases", "ends", "returned", "reasons")
         return [f"{self.meta}:{kind}:{consumer}" for kind in kinds]

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weft.errors import SettingsError, unknown
-from weft.systems.log import META_TYPES, Group, Leased, Member, Page, Refused, Span
+from weft.systems.log import META_TYPES, Group, Leased, LogPage, Member, Refused, Release, Span
 from weft.systems.pages import FieldNames
 from weft.systems.redis import ids, values
 from weft.systems.redis.group_member import GIVEN_BACK
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("weft.streams")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-# Retention tells consumers of so many events a step, so that nobody waits for long behind it.
+# How many events retention removes in one step: others wait until it ends.
 _TRIM_STEP = 1000
 # Entries of one step of a walk, as the scripts have it.
 _WALK_STEP = 10_000
@@ -38,8 +38,8 @@ _REMEMBERED = 10_000
 
 
 class _State(NamedTuple):
-    """What a stream is like: its last offset, the last that retention removed, how many entries it has, how many were
-    ever added to it, if that is known, and its first entry's id."""
+    """The state of a stream: its last offset, the last that retention removed, how many entries it has, how many were
+    ever added, if that is known, and the id of the first."""
 
     head: int
     floor: int
@@ -49,8 +49,8 @@ class _State(NamedTuple):
 
 
 class _Added:
-    """How many entries were ever added up to the offsets at which readers of this process are. Where some of those were
-    deleted before they were read, it is less."""
+    """How many entries were ever added up to the offsets of this process's readers; fewer where some were deleted
+    unread."""
 
     def __init__(self) -> None:
         self._known: dict[int, int] = {}
@@ -64,7 +64,8 @@ class _Added:
                 del self._known[next(iter(self._known))]
 
     def up_to(self, offset: int) -> int | None:
-        """Of an offset that was noted. Readers ask again and again: what nobody asks for is forgotten first."""
+        """Return the count of an offset that was noted. The offset that was not asked for the longest is forgotten
+        first."""
         with self._lock:
             added = self._known.pop(offset, None)
             if added is not None:
@@ -90,33 +91,33 @@ class RedisLog:
     # ----------------------------------------------------------------------------------------------------------- fields
 
     def fields(self, *, fresh: bool = False) -> dict[str, FieldType]:
-        """The fields, in the order in which they were added."""
+        """Return the fields, in the order in which they were added."""
         if fresh or self._fields is None:
-            known, found = {**(self._fields or {}), **self.declared}, self._stored_fields()
-            if not found.keys() >= known.keys():
+            known, stored = {**(self._fields or {}), **self.declared}, self._stored_fields()
+            if not stored.keys() >= known.keys():
                 # Fields are never removed: the server was flushed, or went back to an earlier state. Without their
                 # types the next event would give them others.
                 self.enlist()
-                found = self._add(known)
-            self._fields = found
+                stored = self._add(known)
+            self._fields = stored
         return self._fields
 
     def _stored_fields(self) -> dict[str, FieldType]:
-        found = []
+        stored = []
         for name, text in self.store.command("HGETALL", self.keys.fields).items():
             number, _, kind = text.decode().partition(" ")
-            found.append((int(number), name.decode(), FieldType.parse(kind)))
-        return {name: kind for _, name, kind in sorted(found, key=lambda each: each[0])}
+            stored.append((int(number), name.decode(), FieldType.parse(kind)))
+        return {name: kind for _, name, kind in sorted(stored, key=lambda each: each[0])}
 
     def add_fields(self, fields: dict[str, FieldType]) -> None:
-        """Add fields; one that is there already, in whatever spelling, stays as it is."""
+        """Add fields; one that exists, in any spelling, stays as it is."""
         self._fields = self._add(fields)
 
     def _add(self, fields: dict[str, FieldType]) -> dict[str, FieldType]:
         while True:
             present = self._stored_fields()
-            taken = set(map(comparable, present))
-            missing = {name: kind for name, kind in fields.items() if comparable(name) not in taken}
+            used = set(map(comparable, present))
+            missing = {name: kind for name, kind in fields.items() if comparable(name) not in used}
             if not missing:
                 return present
             words = [word for name, kind in missing.items() for word in (name, str(kind))]
@@ -157,24 +158,23 @@ class RedisLog:
         self._is_behind = is_behind
 
     def head(self) -> int:
-        """The last offset; a server runs one command after the other, so that nothing appears below it later."""
+        """Return the last offset; a server runs one command after the other, so that nothing appears below it later."""
         return self._state().head
 
     def published(self) -> int:
-        """How many entries were ever added: offsets are moments here. Redis before 7 does not count them."""
+        """Return how many entries were ever added: offsets are moments here. Redis before 7 does not count them."""
         state = self._state()
         return state.length if state.added is None else state.added
 
     def floor(self) -> int:
-        """The last offset that retention removed."""
         return self._state().floor
 
     def removed_after(self, offset: int) -> int:
-        """At most how many events retention removed after an offset, as far back as it remembers its cuts."""
+        """Return at most how many events retention removed after an offset, as far back as it remembers its cuts."""
         return int(self.store.script("removed", [self.keys.meta, self.keys.trims], ids.to_id(offset)))
 
     def lost_after(self, offset: int, following: int | None) -> tuple[int, int]:
-        """What retention removed, or others did whom nobody saw: then more were added since than there are."""
+        """Return the loss by retention, or by other clients that deleted entries: then fewer exist than were added."""
         state = self._state()
         if state.floor > offset:
             return state.floor, self.removed_after(offset)
@@ -183,18 +183,17 @@ class RedisLog:
             return 0, 0
         first = state.head + 1 if state.first is None else self._offset(state.first)
         removed = state.added - state.length
-        # What was read and is removed since is not lost: what is lost beside it is told with the next read.
+        # Entries that were read and are removed since are not lost. The next read reports others that are.
         if first <= offset or (following is not None and following < first) or removed <= before:
             return 0, 0
         self._added.note(first - 1, removed)
         return first - 1, removed - before
 
     def count(self) -> int:
-        """How many events are stored."""
         return self._state().length
 
     def nth_last(self, n: int) -> int | None:
-        """The offset of the n-th event from the end, counted from the nearer end."""
+        """Return the offset of the n-th event from the end, counted from the nearer end."""
         while True:
             length = self.count()
             if n > length:
@@ -208,19 +207,19 @@ class RedisLog:
                 return self._offset(last)
 
     def _walk(self, command: str, first: str, last: str, most: float = math.inf) -> tuple[int, bytes | None]:
-        """How many entries there are from one id to another, and the last of them, in steps that nobody waits for."""
+        """Return how many entries there are between two ids, and the last of them; counted in short steps."""
         total, reached = 0, None
         while total < most:
             wanted = min(_WALK_STEP, most - total)
-            count, found = self.store.script("walk", [self.keys.stream], command, first, last, int(wanted))
-            total, reached = total + count, found or reached
+            count, last_id = self.store.script("walk", [self.keys.stream], command, first, last, int(wanted))
+            total, reached = total + count, last_id or reached
             if count < wanted:
                 break
-            first = f"({found.decode()}"
+            first = f"({last_id.decode()}"
         return total, reached
 
     def bound(self, after: int, upto: int, most: int) -> int:
-        """Entries are counted: their ids tell moments, not how many there are."""
+        """Count the entries: ids are moments, and do not show how many there are."""
         if self.store.command("XLEN", self.keys.stream) <= most:
             return upto
         count, reached = self._count(after, upto, most)
@@ -234,7 +233,7 @@ class RedisLog:
         return self._count(after, upto, most)[0]
 
     def _count(self, after: int, upto: int, most: int) -> tuple[int, int]:
-        """How many entries a range has, so many at most, and the offset of the last of these."""
+        """Return how many entries a range has, so many at most, and the offset of the last of these."""
         first = min(most, _WALK_STEP)
         count, last = self._walk("XRANGE", ids.to_id(after + 1), ids.to_id(upto), first)
         reached = after if last is None else self._offset(last)
@@ -245,32 +244,30 @@ class RedisLog:
         return count, reached
 
     def first_since(self, moment: datetime) -> int:
-        """The first offset at or after a moment; one past the head if there is none."""
         milliseconds = math.ceil((moment - _EPOCH) / timedelta(milliseconds=1))
-        found = self._range(max(ids.first_of(milliseconds), 1), None, 1)
-        return self._offset(found[0][0]) if found else self.head() + 1
+        entries = self._range(max(ids.first_of(milliseconds), 1), None, 1)
+        return self._offset(entries[0][0]) if entries else self.head() + 1
 
     def _range(self, first: int, last: int | None, limit: int) -> list[values.Entry]:
         upto = "+" if last is None else ids.to_id(last)
         return self.store.entries(self.keys.stream, ids.to_id(first), upto, "COUNT", limit)
 
-    def read(self, after: int, upto: int, limit: int) -> Page:
-        """Up to `limit` events of a range, in order."""
+    def read(self, after: int, upto: int, limit: int) -> LogPage:
         entries: list[values.Entry] = []
         first = max(after + 1, 1)
         while first <= upto and len(entries) < limit:
             count = min(limit - len(entries), _PAGE)
-            found = self._range(first, upto, count)
-            entries += found
-            if len(found) < count:
+            page = self._range(first, upto, count)
+            entries += page
+            if len(page) < count:
                 break
-            first = self._offset(found[-1][0]) + 1
+            first = self._offset(page[-1][0]) + 1
         before = self._added.up_to(after)
         if entries and before is not None:
             self._added.note(self._offset(entries[-1][0]), before + len(entries))
         return self._page(entries)
 
-    def _page(self, entries: list[values.Entry]) -> Page:
+    def _page(self, entries: list[values.Entry]) -> LogPage:
         fields = self.fields()
         names = {name for entry in entries for name in entry[1][::2]}
         if not {name.decode(errors="backslashreplace") for name in names} <= fields.keys() | META_TYPES.keys():
@@ -278,7 +275,6 @@ class RedisLog:
         return values.page_of(entries, fields, self.keys.stream)
 
     def read_arrow(self, after: int, upto: int, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """A range as Arrow record batches, a page of entries each."""
         types = {**self.fields(fresh=True), **META_TYPES}
         for name in columns or ():
             if name not in types:
@@ -300,8 +296,8 @@ class RedisLog:
     def _pages(
         self, after: int, upto: int, most: float = math.inf, wanted: Sequence[str] | None = None
     ) -> Iterator[tuple[resp.Bytes, resp.EntryPage]]:
-        """The entries of a range, at most so many, with these fields or all, and the replies that they are from: one
-        is valid until the next."""
+        """Yield the pages of a range, of at most so many entries, each with its reply, which is valid until the next
+        page."""
         from weft.systems.redis.feed import RangeFeed
         from weft.systems.redis.wire import Wire
 
@@ -322,9 +318,9 @@ class RedisLog:
         import pyarrow as pa
 
         page = self._page(entries)
-        found = dict(zip(page.names, page.columns, strict=True))
+        columns = dict(zip(page.names, page.columns, strict=True))
         arrays = [
-            pa.array(_texts(found[name], kind), kind.arrow) if name in found else pa.nulls(len(entries), kind.arrow)
+            pa.array(_texts(columns[name], kind), kind.arrow) if name in columns else pa.nulls(len(entries), kind.arrow)
             for name, kind in wanted.items()
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
@@ -337,9 +333,8 @@ class RedisLog:
     def lease(
         self, consumer: str, member: str, limit: int, seconds: float, *, max_deliveries: int | None = None
     ) -> Leased:
-        """Lease events to a member of a consumer."""
         if member == GIVEN_BACK:
-            raise SettingsError(f"A member cannot be {GIVEN_BACK!r}: what was given back is in that name.")
+            raise SettingsError(f"A member cannot be {GIVEN_BACK!r}: that name holds the events that were given back.")
         token = secrets.token_hex(8)
         lost, epoch, spans, exhausted = self.store.script(
             "lease",
@@ -348,72 +343,50 @@ class RedisLog:
         )
         return Leased(token, self._spans(spans), self._spans(exhausted), int(lost), int(epoch))
 
-    def _spans(self, found: list[Any]) -> list[Span]:
+    def _spans(self, rows: list[Any]) -> list[Span]:
         return [
             Span(self._offset(first), self._offset(last), int(events), int(deliveries), reason and reason.decode())
-            for first, last, events, deliveries, reason in found
+            for first, last, events, deliveries, reason in rows
         ]
 
-    def ack(self, consumer: str, rowids: Sequence[int], *, token: str | None, member: str | None) -> int | Refused:
-        """Acknowledge offsets, all or none."""
-        return self._settle(consumer, rowids, token, member, "ack", 0, None, undelivered=False)
-
-    def nack(
+    def settle(
         self,
         consumer: str,
         rowids: Sequence[int],
         *,
-        token: str | None,
-        member: str | None,
-        delay: float,
-        reason: str | None,
-        undelivered: bool = False,
-    ) -> int | Refused:
-        """Give offsets back, all or none."""
-        action = "nack"
-        if isinstance(rowids, range):
-            # A leased span that turned out empty: most offsets inside it are nobody's.
-            action, rowids = "empty", [rowids[0], rowids[-1]]
-        return self._settle(consumer, rowids, token, member, action, delay, reason, undelivered=undelivered)
-
-    def _settle(
-        self,
-        consumer: str,
-        rowids: Sequence[int],
-        token: str | None,
-        member: str | None,
-        action: str,
-        delay: float,
-        reason: str | None,
-        *,
-        undelivered: bool,
+        token: str | None = None,
+        member: str | None = None,
+        release: Release | None = None,
     ) -> int | Refused:
         if not rowids:
             return 0
-        wanted = rowids if action == "empty" else sorted(set(rowids))
-        found = self.store.script(
+        action, wanted = "ack" if release is None else "nack", sorted(set(rowids))
+        if release is not None and isinstance(rowids, range):
+            # A leased span that turned out empty: most offsets inside it have no entry.
+            action, wanted = "empty", [rowids[0], rowids[-1]]
+        how = release or Release()
+        reply = self.store.script(
             "settle",
             self._keys_of(consumer),
-            *(consumer, token or "", member or "", action, int(delay * 1e6)),
-            *(int(reason is not None), reason or "", int(undelivered), *map(ids.to_id, wanted)),
+            *(consumer, token or "", member or "", action, int(how.delay * 1e6)),
+            *(int(how.reason is not None), how.reason or "", int(how.undelivered), *map(ids.to_id, wanted)),
         )
-        if isinstance(found, int):
-            return found
-        why, detail, refused = found[0].decode(), found[1].decode(), [self._offset(each) for each in found[2]]
+        if isinstance(reply, int):
+            return reply
+        why, detail, refused = reply[0].decode(), reply[1].decode(), [self._offset(each) for each in reply[2]]
         if why == "late":
             return Refused(refused, f"their lease ran out {float(detail):.1f} seconds ago", late=True)
-        return Refused(refused or list(wanted), _WHY[why].format(detail), late=why in ("other", "returned", "gone"))
+        return Refused(refused or wanted, _WHY[why].format(detail), late=why in ("other", "returned", "gone"))
 
     def reset(self, consumer: str, position: int) -> None:
-        """Let a consumer go on after a position."""
         self.store.script("reset", self._keys_of(consumer), consumer, ids.to_id(position))
 
     def groups(self) -> list[Group]:
-        """Every consumer group of this stream, also those that others made."""
+        """Return every consumer group of this stream, also those that others made."""
         prefix = f"{self.keys.meta}:"
-        last, added, found = self.store.script("groups", [self.keys.stream, self.keys.meta], prefix)
+        last, added, rows = self.store.script("groups", [self.keys.stream, self.keys.meta], prefix)
         groups = []
-        for name, position, pending, lost, lag, leases in found:
+        for name, position, pending, lost, lag, leases in rows:
             if lag is None:
                 lag, _ = self._walk("XRANGE", f"({position.decode()}", last.decode())
                 note = f"{added - lag} {position.decode()}"
@@ -424,13 +397,13 @@ class RedisLog:
         return sorted(groups, key=lambda group: group.consumer)
 
     def _members(self, consumer: bytes, ends: dict[bytes, bytes]) -> list[Member]:
-        """Who holds something, until when its last lease is."""
+        """Return the members that hold entries, and when their last lease ends."""
         members: dict[bytes, Member] = {}
         first, count = "-", _WALK_STEP
         while count == _WALK_STEP:
-            count, last, found = self.store.script("holders", [self.keys.stream], consumer, first)
+            count, last, holders = self.store.script("holders", [self.keys.stream], consumer, first)
             first = last and f"({last.decode()}"
-            for name, pending, since, deliveries in found:
+            for name, pending, since, deliveries in holders:
                 member = members.get(name)
                 if member is None:
                     expires = max(int(since), int(ends.get(name, 0)))
@@ -444,7 +417,6 @@ class RedisLog:
     # -------------------------------------------------------------------------------------------------------- retention
 
     def trim(self, upto: int) -> int:
-        """Remove the events up to an offset; consumers that had not seen them are told how many they lost."""
         removed = 0
         upto = min(upto, self.head())
         while True:
@@ -455,12 +427,11 @@ class RedisLog:
                 return removed
 
     def trim_keys(self, before: float) -> None:
-        """Forget idempotency keys seen before a moment."""
         self.store.command("ZREMRANGEBYSCORE", self.keys.seen, "-inf", f"({int(before * 1e6)}")
 
 
 def _texts(column: Sequence[Any], kind: FieldType) -> Sequence[Any]:
-    """As Arrow takes a column: JSON and UUIDs as texts."""
+    """Return a column as Arrow takes it: JSON and UUIDs as texts."""
     if kind.base == "json":
         return [None if value is None else dump_json(value) for value in column]
     return [None if value is None else str(value) for value in column] if kind.base == "uuid" else column

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from itertools import pairwise
 
 from weft.errors import SettingsError
 from weft.systems.base import require
 from weft.systems.entries import Membership
 from weft.systems.pages import Comparison, FieldNames, PageFeed
-from weft.systems.redis import ranges
-from weft.systems.redis.client import persistently
+from weft.systems.redis.client import run_with_retries
 from weft.systems.redis.connection import RedisConnection
 from weft.systems.redis.feed import ACKS_A_COMMAND, GroupFeed, ManyFeed, RangeFeed
+from weft.systems.redis.group_member import LARGEST
 from weft.systems.redis.quarantine import quarantine_of
-from weft.systems.redis.wire import Key, ReplyError, Wire
+from weft.systems.redis.wire import Key, Wire
 
 
 class RedisPages:
-    """Streams of Redis by their keys, whoever made them."""
+    """Streams of Redis by their keys, of any writer."""
 
     def __init__(self, connection: RedisConnection) -> None:
         require("hiredis", connection.kind)  # which parses replies
@@ -27,7 +28,6 @@ class RedisPages:
     def read_range(
         self, stream: object, names: FieldNames, start: str, end: str, stopped: Callable[[], bool] = lambda: False
     ) -> PageFeed:
-        """Open the entries between two ids."""
         key = _key(stream)
         return RangeFeed(Wire(self.connection, key, stopped), key, names, start, end)
 
@@ -41,14 +41,13 @@ class RedisPages:
         confirms: bool,
         stopped: Callable[[], bool],
     ) -> PageFeed:
-        """Open what a consumer of a group is given."""
         key = _key(stream)
         wire = Wire(self.connection, key, stopped)
         return GroupFeed(wire, key, names, membership, iterates=iterates, confirms=confirms)
 
     def read_matching(self, pattern: str, names: FieldNames, start: str, end: str) -> PageFeed:
         """Open every stream whose key matches a pattern, in the order of the keys; not the quarantine of one."""
-        keys = persistently(
+        keys = run_with_retries(
             self.connection, lambda client: set(client.scan_iter(match=pattern, count=1000, _type="stream"))
         )
         aside = {quarantine_of(key) for key in keys}
@@ -58,20 +57,15 @@ class RedisPages:
     def partition(
         self, stream: object, start: str, end: str, count: int, comparisons: Sequence[Comparison]
     ) -> list[tuple[str, str]]:
-        """Return ranges of ids of about the same time."""
         key = _key(stream)
         with closing(Wire(self.connection, key)) as wire:
-            return ranges.partition(wire, key, start, end, count, comparisons)
+            return partition(wire, key, start, end, count, comparisons)
 
     def acknowledge(self, stream: object, group: str, ids: Sequence[str]) -> int:
-        """Acknowledge entries; how many were pending."""
         key, acknowledged = _key(stream), 0
         with closing(Wire(self.connection, key)) as wire:
-            try:
-                for begin in range(0, len(ids), ACKS_A_COMMAND):
-                    acknowledged += wire.run("XACK", key, group, *ids[begin : begin + ACKS_A_COMMAND])
-            except ReplyError as error:
-                raise wire.explained(error) from None
+            for begin in range(0, len(ids), ACKS_A_COMMAND):
+                acknowledged += wire.query("XACK", key, group, *ids[begin : begin + ACKS_A_COMMAND])
         return acknowledged
 
 
@@ -86,3 +80,43 @@ def _text_or_bytes(key: bytes) -> Key:
         return key.decode()
     except UnicodeDecodeError:
         return key
+
+
+def partition(
+    wire: Wire, stream: Key, start: str, end: str, count: int, comparisons: Sequence[Comparison] = ()
+) -> list[tuple[str, str]]:
+    """Return up to so many ranges of ids, of about the same time, that hold all entries for which the comparisons can
+    be true."""
+    first = wire.query("XRANGE", stream, start, end, "COUNT", 1)
+    last = wire.query("XREVRANGE", stream, end, start, "COUNT", 1)
+    if not first or not last:
+        return []
+    (first_id, _), (last_id, _) = first[0], last[0]
+    first_ms, last_ms = (int(each.partition(b"-")[0]) for each in (first_id, last_id))
+    least, most = first_ms, last_ms
+    for comparison in comparisons:
+        moment = _moment(comparison, first_ms, last_ms)
+        if moment is not None and comparison.operator in ("=", ">", ">="):
+            least = max(least, moment)
+        if moment is not None and comparison.operator in ("=", "<", "<="):
+            most = min(most, moment)
+    parts = min(count, most - least + 1)
+    edges = [least + number * (most - least + 1) // max(parts, 1) for number in range(parts + 1)]
+    return [
+        (
+            first_id.decode() if begin == first_ms else f"{begin}-0",
+            last_id.decode() if following == last_ms + 1 else f"{following - 1}-{LARGEST}",
+        )
+        for begin, following in pairwise(edges)
+    ]
+
+
+def _moment(comparison: Comparison, first_ms: int, last_ms: int) -> int | None:
+    """Return the milliseconds that ids are compared with; `None` where that says nothing about them."""
+    value = comparison.value
+    if comparison.column == "timestamp":
+        return value if type(value) is int else None
+    digits = value.partition("-")[0] if isinstance(value, str) else ""
+    # Texts of as many digits as ids have now are in the order of time, others are not.
+    is_ordered = all(len(each) == 13 for each in (digits, str(first_ms), str(last_ms)))
+    return int(digits) if is_ordered and digits.isascii() and digits.isdigit() else None

@@ -1,4 +1,4 @@
-"""The stream beside a stream of Redis that holds entries which do not fit a schema."""
+"""The quarantine of a stream of Redis: a stream of entries that do not fit a schema."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _ENTRIES_A_PAGE = 1000
 
 
 def quarantine_of(stream: Key) -> Key:
-    """The key of a stream's quarantine."""
+    """Return the key of a stream's quarantine."""
     return stream + QUARANTINE_SUFFIX if isinstance(stream, str) else stream + QUARANTINE_SUFFIX.encode()
 
 
 class Quarantine:
-    """Where a feed puts what it rejects. An entry that is there is not put there again."""
+    """The stream of the entries that a feed rejects. It gets each of them once."""
 
     def __init__(self, source: Wire, stream: Key) -> None:
         self._source, self._stream = source, stream
@@ -32,7 +32,7 @@ class Quarantine:
     def put(self, rejected: Sequence[Rejected]) -> None:
         """Store entries, under their own ids where nothing newer is there."""
         for each in rejected:
-            entries = _run(self._source, "XRANGE", self._stream, each.id, each.id)
+            entries = self._source.query("XRANGE", self._stream, each.id, each.id)
             if entries:  # else it was deleted meanwhile
                 self._add(each.id, [*entries[0][1], ERROR_FIELD, each.why, SOURCE_FIELD, each.id])
 
@@ -52,10 +52,9 @@ class Quarantine:
             place = f"{milliseconds}-{sequence + 1}" if sequence < LARGEST else f"{milliseconds + 1}-0"
 
     def _holds(self, source: str) -> bool:
-        """Whether an entry is there, under whatever id: what was added since the last look is read."""
+        """Return whether the quarantine has an entry, under any id. Entries added since the last look are read."""
         while True:
-            words = (self._wire.key, self._read_up_to, "+", "COUNT", _ENTRIES_A_PAGE)
-            entries = _run(self._wire, "XRANGE", *words)
+            entries = self._wire.query("XRANGE", self._wire.key, self._read_up_to, "+", "COUNT", _ENTRIES_A_PAGE)
             for identifier, fields in entries:
                 self._held.add(text_of(fields[-1]))
                 self._read_up_to = f"({text_of(identifier)}"
@@ -65,11 +64,3 @@ class Quarantine:
     def close(self) -> None:
         """Let go of the connection."""
         self._wire.close()
-
-
-def _run(wire: Wire, *words: Word) -> list[list[list[bytes]]]:
-    try:
-        entries: list[list[list[bytes]]] = wire.run(*words)
-    except ReplyError as error:
-        raise wire.explained(error) from None
-    return entries

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from weft.systems.pages import Page, name_columns
+from weft.systems.pages import FeedPage, name_columns
 
 Bytes = npt.NDArray[np.uint8]
 Numbers = npt.NDArray[np.signedinteger[Any]]
@@ -29,7 +29,7 @@ _TAIL_BYTES = 65_536
 _LAST_ENTRY = re.compile(rb".*\r\n\*2\r\n\$\d+\r\n(\d+-\d+)\r\n\*", re.DOTALL)
 
 
-class EntryPage(Page):
+class EntryPage(FeedPage):
     """A page whose ids say when its entries were added: `milliseconds-sequence`."""
 
     def times(self) -> tuple[pa.Array, pa.Array]:
@@ -38,7 +38,7 @@ class EntryPage(Page):
 
 
 def encode(*words: str | bytes | int) -> bytes:
-    """A command as Redis reads it."""
+    """Return a command as Redis reads it."""
     head = b"*%d\r\n" % len(words)
     # At once, which is a third faster: a thousand ids are acknowledged in one command.
     if all(type(word) is not bytes for word in words):
@@ -50,7 +50,7 @@ def encode(*words: str | bytes | int) -> bytes:
 
 
 def parse(reply: Bytes) -> Any:
-    """A whole reply as Python values, texts as bytes; an error as an exception that is not raised."""
+    """Return a whole reply as Python values, texts as bytes; an error as an exception that is not raised."""
     import hiredis
 
     reader = hiredis.Reader()
@@ -59,12 +59,12 @@ def parse(reply: Bytes) -> Any:
 
 
 def page_of(reply: Bytes, reserved: Container[str], wanted: Container[str] | None) -> EntryPage:
-    """The page in a reply that is one array of entries: see `weft.systems.pages.FieldNames`."""
+    """Return the page in a reply that is one array of entries: see `weft.systems.pages.FieldNames`."""
     return _by_lines(reply, reserved, wanted) or page_of_entries(parse(reply), reserved, wanted)
 
 
 def page_of_entries(entries: Sequence[Any], reserved: Container[str], wanted: Container[str] | None) -> EntryPage:
-    """The page of parsed entries. One that was deleted meanwhile has no fields at all, and is left out."""
+    """Return the page of parsed entries. One that was deleted meanwhile has no fields at all, and is left out."""
     entries = [entry for entry in entries if entry is not None and entry[1] is not None]
     columns: dict[str, list[bytes | None]] = {}
     shapes: dict[tuple[bytes, ...], list[list[bytes | None] | None]] = {}
@@ -90,7 +90,7 @@ def _binary(values: list[bytes | None]) -> pa.Array:
 
 
 def count_of(reply: Bytes) -> int:
-    """How many elements a reply that is an array has."""
+    """Return how many elements a reply that is an array has."""
     return int(_head(reply)[1:])
 
 
@@ -99,14 +99,14 @@ def _head(reply: Bytes) -> bytes:
 
 
 def guess_last_id(reply: Bytes) -> str | None:
-    """What seems to be the id of the last entry, to ask for the next page before this one is taken apart. A value may
-    look like an entry, so it is to be compared with the real one."""
-    found = _LAST_ENTRY.search(reply[-_TAIL_BYTES:].tobytes())
-    return None if found is None else found[1].decode()
+    """Return the probable id of the last entry, to request the next page before this one is parsed. A value may look
+    like an entry, so the caller must compare it with the real id."""
+    match = _LAST_ENTRY.search(reply[-_TAIL_BYTES:].tobytes())
+    return None if match is None else match[1].decode()
 
 
 def _by_lines(reply: Bytes, reserved: Container[str], wanted: Container[str] | None) -> EntryPage | None:
-    """The page, if every entry has the fields of the first one and no value holds a line's end."""
+    """Return the page, if every entry has the fields of the first one and no value holds a line's end."""
     if len(reply) > _MAX_OFFSET:
         return None
     head = _head(reply)
@@ -143,7 +143,7 @@ def _by_lines(reply: Bytes, reserved: Container[str], wanted: Container[str] | N
 
 
 def _first_names(body: Bytes) -> list[bytes] | None:
-    """The names of the fields of the first entry; `None` for one that is not there any more."""
+    """Return the names of the fields of the first entry; `None` for one that is not there any more."""
     import hiredis
 
     reader = hiredis.Reader()
@@ -156,18 +156,18 @@ def _first_names(body: Bytes) -> list[bytes] | None:
 
 
 def _all_at(body: Bytes, places: Numbers, text: bytes) -> bool:
-    """Whether `text` stands at each of the places."""
+    """Return whether `text` stands at each of the places."""
     windows = len(body) - len(text) + 1
     if len(places) == 0:
         return True
     if windows <= places[-1]:
         return False
-    found = np.ndarray((windows,), f"V{len(text)}", body, strides=(1,))[places]
-    return found.tobytes() == text * len(places)
+    slices = np.ndarray((windows,), f"V{len(text)}", body, strides=(1,))[places]
+    return slices.tobytes() == text * len(places)
 
 
 def _digits(body: Bytes, begin: Numbers, end: Numbers) -> npt.NDArray[np.uint64]:
-    """The numbers whose digits stand in these places."""
+    """Return the numbers whose digits stand in these places."""
     lengths = end - begin
     shortest, longest = int(lengths.min()), int(lengths.max())
     values = np.zeros(len(begin), np.uint64)
@@ -181,7 +181,7 @@ def _digits(body: Bytes, begin: Numbers, end: Numbers) -> npt.NDArray[np.uint64]
 
 
 def _slices(body: Bytes, begin: Numbers, end: Numbers, kind: pa.DataType = _BINARY) -> pa.Array:
-    """The texts between these places."""
+    """Return the texts between these places."""
     # Of an array whose elements are, in turns, a text and what lies between it and the next one, every second.
     offsets = np.empty((len(begin), 2), np.int32)
     offsets[:, 0], offsets[:, 1] = begin, end
@@ -191,7 +191,7 @@ def _slices(body: Bytes, begin: Numbers, end: Numbers, kind: pa.DataType = _BINA
 
 
 def id_parts(ids: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """The milliseconds and the sequence numbers of ids, which are in order, unsigned."""
+    """Return the milliseconds and the sequence numbers of ids, which are in order, unsigned."""
     if len(ids) == 0:
         return pa.array([], pa.uint64()), pa.array([], pa.uint64())
     _, offset_buffer, data = ids.buffers()

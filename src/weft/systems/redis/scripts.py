@@ -1,4 +1,4 @@
-"""The Lua scripts that run inside the server: each is one step that nobody sees half done."""
+"""The Lua scripts that run inside the server, each as one atomic step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PARTS = {"lease": ("arguments", "find", "take", "lease")}
 
 @cache
 def source(name: str) -> tuple[str, str]:
-    """The text of a script, and the digest by which a server that has it knows it."""
+    """Return the text of a script, and the digest by which a server that has it knows it."""
     parts = [f"{name}/{part}" for part in _PARTS[name]] if name in _PARTS else [name]
     folder = files("weft.systems.redis") / "lua"
     text = "\n".join((folder / f"{part}.lua").read_text(encoding="utf-8") for part in ("common", *parts))
@@ -25,7 +25,7 @@ def source(name: str) -> tuple[str, str]:
 
 
 def run(client: Client, name: str, keys: list[str], *arguments: Any) -> Any:
-    """Run a script; the server is given its text once."""
+    """Run a script; its text is sent once."""
     text, digest = source(name)
     try:
         return client.evalsha(digest, len(keys), *keys, *arguments)

@@ -16,7 +16,7 @@ import redis
 from weft.errors import ConnectionFailedError, DeclarationError, SchemaError, WeftError
 from weft.systems.declare import declare
 from weft.systems.log import EXTRA, Appended, Batch
-from weft.systems.redis import client, durability, ids, scripts, values
+from weft.systems.redis import client, ids, scripts, values
 from weft.systems.redis.connection import RedisConnection
 from weft.systems.redis.log import RedisLog
 from weft.types import FieldType
@@ -30,7 +30,7 @@ _MOST_BYTES = 500_000_000
 _MOST_FIELDS = 3_500
 # A wait ends this often, because a stream that was opened meanwhile is not waited for yet.
 _WAIT_SECONDS = 0.25
-# On a cluster nobody can wait for streams of several nodes at once: they are looked at this often.
+# On a cluster no request can wait for streams of several nodes: they are polled this often.
 _POLL_SECONDS = 0.02
 
 
@@ -64,7 +64,7 @@ class RedisStore:
             with self._lock:
                 if self._client is None:
                     opened = self._open_client()
-                    warning = durability.warning(opened)
+                    warning = client.durability_warning(opened)
                     if warning is not None:
                         _log.warning("%s: %s", self.connection.label, warning)
                     self._client = opened
@@ -79,15 +79,15 @@ class RedisStore:
             raise self._explain(error) from None
 
     def entries(self, *words: Any) -> list[values.Entry]:
-        """The answer to XRANGE as it came: redis-py would keep one field of each name."""
+        """Return the answer to XRANGE as it came: redis-py would keep one field of each name."""
         while True:
             opened: Any = self._connected()
             nodes = opened.get_primaries() if isinstance(opened, redis.RedisCluster) else []
             for each in [opened, *(opened.get_redis_connection(node) for node in nodes)]:
-                each.set_response_callback("XRANGE", _as_it_came)
-            found = self.command("XRANGE", *words)
-            if not found or not isinstance(found[0][1], dict):  # not of a node that is new
-                return list(found)
+                each.set_response_callback("XRANGE", lambda reply, **_: reply)
+            reply = self.command("XRANGE", *words)
+            if not reply or not isinstance(reply[0][1], dict):  # not of a node that is new
+                return list(reply)
 
     def script(self, name: str, keys: list[str], *arguments: Any) -> Any:
         """Run one of the scripts."""
@@ -111,7 +111,7 @@ class RedisStore:
     # -------------------------------------------------------------------------------------------------------- catalogue
 
     def open(self, schema: str, name: str, fields: dict[str, FieldType]) -> RedisLog:
-        """The stream's log. A stream that others made becomes one of ours as it is."""
+        """Return the stream's log. A stream that others made becomes one of ours as it is."""
         with self._lock:
             log = self._logs.get((schema, name))
             if log is None:
@@ -126,12 +126,12 @@ class RedisStore:
                 self._logs[schema, name] = log
             if not log.declared.items() >= fields.items():
                 declare(log, fields)
+                log.declared.update(fields)
             return log
 
     def names(self) -> list[tuple[str, str]]:
-        """(schema, name) of every stream stored here."""
-        found = sorted(full.decode() for full in self.command("SMEMBERS", ids.CATALOGUE))
-        return [(full.partition(".")[0], full.partition(".")[2]) for full in found]
+        full_names = sorted(full.decode() for full in self.command("SMEMBERS", ids.CATALOGUE))
+        return [(full.partition(".")[0], full.partition(".")[2]) for full in full_names]
 
     # ----------------------------------------------------------------------------------------------------------- append
 
@@ -142,15 +142,15 @@ class RedisStore:
         for _, group in groupby(order, key=lambda i: self._slot(batches[i])):
             members = list(group)
             try:
-                found = self._append([batches[i] for i in members])
+                appended = self._append([batches[i] for i in members])
             except WeftError as error:
                 if by_index:
-                    # As if the connection had failed: nobody may try all of it again as though nothing were stored.
+                    # As if the connection had failed: the caller must not retry as if nothing were stored.
                     raise ConnectionFailedError(
                         error.what, hint="A part of these events is stored: their streams are on several nodes."
                     ) from None
                 raise
-            by_index.update(zip(members, found, strict=True))
+            by_index.update(zip(members, appended, strict=True))
         return [by_index[i] for i in range(len(batches))]
 
     def _slot(self, batch: Batch) -> int:
@@ -164,7 +164,7 @@ class RedisStore:
         except WeftError as error:
             if type(error) is not WeftError or _NOTHING_STORED in error.what:
                 raise
-            # It failed at work, and nobody knows how far it came: to try it again could store some of it twice.
+            # It failed in the middle, at an unknown place: a retry could store some events twice.
             raise ConnectionFailedError(error.what, hint="Some of these events may be stored.") from None
         for batch, (is_known, went_back, _) in zip(batches, replies, strict=True):
             _log_of(batch).note_loss(is_behind=bool(went_back))
@@ -175,14 +175,14 @@ class RedisStore:
         results = []
         for batch, (_, _, reply) in zip(batches, replies, strict=True):
             log, stream = _log_of(batch), _log_of(batch).keys.stream
-            found = [
+            outcomes = [
                 Appended(
-                    first and ids.to_offset(first, stream), last and ids.to_offset(last, stream), stored, given - stored
+                    first and ids.to_offset(first, stream), last and ids.to_offset(last, stream), stored, count - stored
                 )
-                for (first, last, stored), (_, given) in zip(reply, batch.publishes, strict=True)
+                for (first, last, stored), (_, count) in zip(reply, batch.publishes, strict=True)
             ]
-            log.highest = max(log.highest, *(appended.last or 0 for appended in found))
-            results.append(found)
+            log.highest = max(log.highest, *(each.last or 0 for each in outcomes))
+            results.append(outcomes)
         return results
 
     def appended(self) -> None:
@@ -210,13 +210,13 @@ class RedisStore:
 
     def _last_ids(self, opened: client.Client, streams: list[str]) -> dict[str, bytes]:
         together = [[stream] for stream in streams] if isinstance(opened, redis.RedisCluster) else [streams]
-        found: dict[str, bytes] = {}
+        known: dict[str, bytes] = {}
         for names in filter(None, together):
             keys = [key for name in names for key in (name, ids.Keys(name).meta)]
-            # A key that is no stream any more has no last id: who uses it is told.
+            # A key that is not a stream any more has no last id: its next use raises.
             last_ids = zip(names, scripts.run(opened, "last_ids", keys), strict=True)
-            found |= {name: last for name, last in last_ids if last is not None}
-        return found
+            known |= {name: last for name, last in last_ids if last is not None}
+        return known
 
     def _wait(self, opened: client.Client, state: dict[str, bytes], seconds: float) -> None:
         if isinstance(opened, redis.RedisCluster) or not state:
@@ -232,38 +232,23 @@ class RedisStore:
                 watcher.close()
 
     def unwatch(self) -> None:
-        """Close the connection that `changed` waits on."""
         with self._watching:
             self._drop_watcher()
 
     def now(self) -> float:
-        """The server's clock."""
-        if isinstance(self._connected(), redis.RedisCluster):
-            seconds, micros = self._of_any_node("TIME")
-        else:
-            seconds, micros = self.command("TIME")
+        try:
+            seconds, micros = client.ask_any_node(self._connected(), "TIME")
+        except client.CLUSTER_ERRORS as error:
+            raise self._explain(error) from None
         return int(seconds) + int(micros) / 1e6
 
-    def _of_any_node(self, *words: Any) -> Any:
-        opened = self._connected()
-        assert isinstance(opened, redis.RedisCluster)
-        try:
-            return opened.execute_command(*words, target_nodes=opened.get_random_primary_node())
-        except client.ERRORS as error:
-            raise self._explain(error) from None
-
     def close(self) -> None:
-        """Close every connection."""
         self._closed = True
         self.unwatch()
         opened, self._client = self._client, None
         if opened is not None:
             with suppress(*client.ERRORS):
-                client.shut(opened)
-
-
-def _as_it_came(reply: Any, **_: Any) -> Any:
-    return reply
+                client.shut_down(opened)
 
 
 def _log_of(batch: Batch) -> RedisLog:

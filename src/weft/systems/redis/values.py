@@ -17,7 +17,7 @@ from uuid import UUID
 
 import msgspec
 
-from weft.systems.log import EXTRA, PUBLISH_ID, PUBLISHED_AT, RESERVED_PREFIX, ROWID, Page
+from weft.systems.log import EXTRA, PUBLISH_ID, PUBLISHED_AT, RESERVED_PREFIX, ROWID, LogPage
 from weft.systems.pages import name_columns
 from weft.systems.redis import ids
 from weft.types import FieldType, check_value
@@ -52,7 +52,7 @@ def join_numbers(values: list[Any]) -> bytes:
 
 
 def to_texts(values: list[Any], kind: FieldType) -> list[Any]:
-    """A column of canonical values as what entries hold; a null has no field there."""
+    """Return a column of canonical values as what entries hold; a null has no field there."""
     write = _TO_TEXT.get(kind.base)
     return values if write is None else [None if v is None else write(v) for v in values]
 
@@ -73,7 +73,7 @@ _FROM_TEXT: dict[str, Callable[[bytes], Any]] = {
     "uuid": lambda raw: UUID(raw.decode()),
 }
 
-# What a text raises that is of another type, or nested so deeply that nobody should read it.
+# The errors for a text of another type, or one that is nested too deeply.
 _NOT_OURS = (ValueError, KeyError, ArithmeticError, RecursionError)
 _INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
 _FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -81,7 +81,7 @@ _TRUE, _FALSE = ("true", "1", "yes", "t"), ("false", "0", "no", "f")
 
 
 def read_foreign(raw: bytes, kind: FieldType) -> Any:
-    """A text that anybody wrote as a value of a type; `ValueError` where it is none."""
+    """Return a text of any writer as a value of a type; raise `ValueError` if it cannot be parsed."""
     if kind.base == "bytes":
         return raw
     text = raw.decode()
@@ -101,7 +101,7 @@ def read_foreign(raw: bytes, kind: FieldType) -> Any:
     return check_value(value, kind)
 
 
-def page_of(entries: Sequence[Entry], fields: dict[str, FieldType], stream: str) -> Page:
+def page_of(entries: Sequence[Entry], fields: dict[str, FieldType], stream: str) -> LogPage:
     """Entries as columns: the fields, then what Weft adds."""
     offsets = [ids.to_offset(entry[0], stream) for entry in entries]
     published: dict[int, datetime] = {}
@@ -116,7 +116,7 @@ def page_of(entries: Sequence[Entry], fields: dict[str, FieldType], stream: str)
         is_own = PUBLISH_ID.encode() in names
         for name, column in zip(_columns(names), values, strict=True):
             _place(name, column, rows, is_own, fields, columns)
-    return Page(
+    return LogPage(
         (*fields, ROWID, PUBLISHED_AT, PUBLISH_ID, EXTRA),
         [
             *(columns[name] for name in fields),
@@ -129,7 +129,7 @@ def page_of(entries: Sequence[Entry], fields: dict[str, FieldType], stream: str)
 
 
 def _columns(names: Sequence[bytes]) -> list[str]:
-    """A column for each field; not one for two of the same name."""
+    """Return a column for each field; not one for two of the same name."""
     texts = [name.decode(errors="backslashreplace") for name in names]
     if len(set(texts)) == len(texts):
         return texts
@@ -157,14 +157,14 @@ def _place(
         return
     if is_own and kind is not None:
         try:
-            found = list(map(_FROM_TEXT[kind.base], values))
+            decoded = list(map(_FROM_TEXT[kind.base], values))
         except _NOT_OURS:
-            pass  # somebody else's entry after all
+            pass  # another writer's entry after all
         else:
             if len(rows) == len(columns[name]):
-                columns[name] = found
+                columns[name] = decoded
             else:
-                for row, value in zip(rows, found, strict=True):
+                for row, value in zip(rows, decoded, strict=True):
                     columns[name][row] = value
             return
     for row, raw in zip(rows, values, strict=True):
@@ -177,10 +177,10 @@ def _place(
 
 
 def _extra(raw: bytes) -> dict[str, Any]:
-    found = json.loads(raw)
-    if not isinstance(found, dict) or any(name.startswith(RESERVED_PREFIX) for name in found):
+    extra = json.loads(raw)
+    if not isinstance(extra, dict) or any(name.startswith(RESERVED_PREFIX) for name in extra):
         raise ValueError("Weft did not write it")
-    return found
+    return extra
 
 
 def _keep(extra: list[Any], row: int, name: str, raw: bytes) -> None:

@@ -23,20 +23,20 @@ from weft.errors import WeftError
 from weft.systems.redis import group_member
 from weft.systems.redis.client import ANSWER_SECONDS, CONNECT_SECONDS, ERRORS, answered, explain, open_client, refuses
 from weft.systems.redis.connection import RedisConnection
-from weft.systems.redis.group_member import BEGINNING, said_by, text_of
+from weft.systems.redis.group_member import BEGINNING, server_message, text_of
 from weft.systems.redis.resp import Bytes, encode, parse
 
 Key = str | bytes
-"""The name of a stream; bytes where it is no UTF-8."""
+"""The name of a stream; bytes if it is not UTF-8."""
 Word = str | bytes | int
 
 _log = logging.getLogger("weft.dataframes")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 _FIRST_BUFFER = 1 << 20
 _REDIRECTIONS = 16
-# What a server says that is starting, that is no longer the one to write to, or whose cluster is changing.
-_COME_AGAIN = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY ")
-_ELSEWHERE = ("MOVED", "ASK", *_COME_AGAIN)
+# How errors begin of a server that is starting, that is no longer the primary, or whose cluster is changing.
+_TRANSIENT = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY ")
+_REDIRECTED = ("MOVED", "ASK", *_TRANSIENT)
 # What it says of an acknowledgement where there is nothing left to acknowledge.
 _NOTHING_LEFT = ("NOGROUP", "WRONGTYPE")
 _KINDS = {
@@ -47,7 +47,7 @@ _KINDS = {
 
 
 class ReplyError(Exception):
-    """What the server answered in the place of a reply."""
+    """An error that the server answered."""
 
 
 class Wire:
@@ -71,18 +71,25 @@ class Wire:
         self._process = os.getpid()
 
     def ask(self, *words: Word, wait_seconds: float | None = 0) -> Bytes:
-        """The reply to a command, which the server may take so long to give. It is valid until the next one."""
+        """Return the reply to a command for which the server may wait. It is valid until the next one."""
         self.send(*words)
         return self.receive(wait_seconds)
 
     def run(self, *words: Word) -> Any:
-        """The reply to a command as Python values; an error is raised as `ReplyError`."""
+        """Return the reply to a command as Python values; an error is raised as `ReplyError`."""
         return parse(self.ask(*words))
 
+    def query(self, *words: Word) -> Any:
+        """Return the reply to a command as Python values; raise an error of the server as one of ours."""
+        try:
+            return self.run(*words)
+        except ReplyError as error:
+            raise self.explained(error) from None
+
     def send(self, *words: Word) -> None:
-        """Send a command whose reply `receive` gives. What the server refused of what was posted is raised before."""
+        """Send a command whose reply `receive` returns. Raise first if the server refused a posted one."""
         self._leave_to_parent()
-        if self._sent is not None:  # nobody asked for the reply
+        if self._sent is not None:  # its reply was not read
             with suppress(ReplyError):  # an error, where the page to come was guessed from a value
                 self.receive()
         self._raise_refused()
@@ -126,7 +133,7 @@ class Wire:
         return self._process == os.getpid()
 
     def _leave_to_parent(self) -> None:
-        """Let go of what belongs to the process that this one was forked from: a word on its connection would take its
+        """Drop what belongs to the process that this one was forked from: a command on its connection would take its
         replies."""
         if not self.is_own:
             self._process = os.getpid()
@@ -134,7 +141,7 @@ class Wire:
             self._posted = []
 
     def receive(self, wait_seconds: float | None = 0) -> Bytes:
-        """The reply to the command that was sent; `None` is to wait for as long as it takes."""
+        """Return the reply to the command that was sent; `None` is to wait for as long as it takes."""
         assert self._sent is not None
         self._leave_to_parent()
         words, pause, gone_since, redirections = self._sent, _FIRST_PAUSE, None, 0
@@ -147,17 +154,17 @@ class Wire:
                 self._sent = None
                 if reply[:1].tobytes() != b"-":
                     return reply
-                said = str(parse(reply))
-                kind, _, place = said.partition(" ")
+                message = str(parse(reply))
+                kind, _, place = message.partition(" ")
                 if kind in ("MOVED", "ASK") and redirections < _REDIRECTIONS:
                     redirections += 1
                     self._connect(place.rpartition(" ")[2], asking=kind == "ASK")
                     self._sent = words
                     self._write(words)
                     continue
-                if not said.startswith(_COME_AGAIN):
-                    raise ReplyError(said)
-                failure: BaseException = exceptions.ResponseError(said)
+                if not message.startswith(_TRANSIENT):
+                    raise ReplyError(message)
+                failure: BaseException = exceptions.ResponseError(message)
             except ERRORS as error:
                 failure = error
             self._drop()
@@ -172,18 +179,18 @@ class Wire:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def explained(self, error: BaseException) -> WeftError:
-        """The error to raise where Redis, or the way to it, failed."""
+        """Return the error to raise where Redis, or the way to it, failed."""
         if not self.connected and not isinstance(error, (ReplyError, exceptions.ResponseError)):
             return self.connection.unreachable(error, answered=answered(error))
         if isinstance(error, ReplyError):
-            said = said_by(error)
-            in_script = "user executing the script can't" in said
-            kind = _KINDS.get("NOPERM" if in_script else said.partition(" ")[0], exceptions.ResponseError)
-            error = kind(f"{said} (about {text_of(self.key)!r})")
+            message = server_message(error)
+            in_script = "user executing the script can't" in message
+            kind = _KINDS.get("NOPERM" if in_script else message.partition(" ")[0], exceptions.ResponseError)
+            error = kind(f"{message} (about {text_of(self.key)!r})")
         return explain(self.connection, error)
 
     def last_id(self, stream: Key) -> str:
-        """The id that a stream gave out last, also if that entry is deleted."""
+        """Return the id that a stream gave out last, also if that entry is deleted."""
         try:
             about = self.run("XINFO", "STREAM", stream)
         except ReplyError as error:
@@ -235,7 +242,7 @@ class Wire:
             self._socket().sendall(self._asking + encode(*words))
 
     def _socket(self) -> socket.socket:
-        """The one of redis-py's connection, which has no public name for it; this one since version 6."""
+        """Return the one of redis-py's connection, which has no public name for it; this one since version 6."""
         link: socket.socket = self._link._sock
         return link
 
@@ -279,19 +286,18 @@ class Wire:
         return np.frombuffer(self._buffer, np.uint8, held - len(end) - first, first)
 
     def _skip_posted(self, held: int) -> int:
-        """Where the reply begins, after those to what was posted."""
+        """Return where the reply begins, after those to posted commands."""
         begin, again = 0, []
         for words in self._posted:
             begin += 5 if self._asking else 0
             end = self._buffer.index(b"\n", begin, held) + 1
             if self._buffer[begin : begin + 1] == b"-":
-                said = self._buffer[begin + 1 : end].decode(errors="backslashreplace").strip()
-                # This server is not, or no longer, the one to ask: the command that follows is told so too, and brings
-                # these along to the one that is.
-                if said.startswith(_ELSEWHERE):
+                message = self._buffer[begin + 1 : end].decode(errors="backslashreplace").strip()
+                # Another server has the key: the next command gets the same error, and takes these along to it.
+                if message.startswith(_REDIRECTED):
                     again.append(words)
-                elif not said.startswith(_NOTHING_LEFT):
-                    self._refused = self._refused or said
+                elif not message.startswith(_NOTHING_LEFT):
+                    self._refused = self._refused or message
             begin = end
         self._posted = again
         return begin

@@ -14,12 +14,11 @@ from __future__ import annotations
 import secrets
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import count, groupby, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from weft.systems.log import Group, Leased, Member, Refused, Span
+from weft.systems.log import Group, Leased, Member, Refused, Release, Span
 
 if TYPE_CHECKING:
     from weft.systems.sql.driver import Session
@@ -49,16 +48,6 @@ class _Lease(NamedTuple):
     def is_dense(self) -> bool:
         """Whether each offset has an event. Only PostgreSQL has others: a publish that was rolled back took them."""
         return self.events == self.last - self.first + 1
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """How a nack releases events."""
-
-    delay: float
-    reason: str | None
-    undelivered: bool = False
-    """The events never reached anybody: this delivery does not count."""
 
 
 _COLUMNS = "first, last, events, member, token, expires, deliveries, reason"

@@ -7,9 +7,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from weft.errors import unknown
-from weft.systems.log import META_TYPES, PUBLISHED_AT, ROWID, Group, Leased, Page, Refused
+from weft.systems.log import META_TYPES, PUBLISHED_AT, ROWID, Group, Leased, LogPage, Refused, Release
 from weft.systems.sql import leases
-from weft.systems.sql.leases import ConsumerLeases, Release
+from weft.systems.sql.leases import ConsumerLeases
 from weft.types import FieldType
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class SqlLog:
         )
         return head + 1 if offset is None else int(offset)
 
-    def read(self, after: int, upto: int, limit: int) -> Page:
+    def read(self, after: int, upto: int, limit: int) -> LogPage:
         """Up to `limit` events of a range, in order."""
         with self.store.session("read") as session:
             cursor = session.run(
@@ -129,7 +129,7 @@ class SqlLog:
             )
             names = tuple(column[0] for column in cursor.description)
             rows = cursor.fetchall()
-        return Page(names, self._decode(names, rows))
+        return LogPage(names, self._decode(names, rows))
 
     def _decode(self, names: tuple[str, ...], rows: list[tuple[Any, ...]]) -> list[Sequence[Any]]:
         types = self._types
@@ -170,25 +170,17 @@ class SqlLog:
         with self.store.session("keep") as session:
             return ConsumerLeases(session, self, consumer).lease(member, limit, seconds, max_deliveries)
 
-    def ack(self, consumer: str, rowids: Sequence[int], *, token: str | None, member: str | None) -> int | Refused:
-        """Acknowledge offsets, all or none."""
-        with self.store.session("keep") as session:
-            return ConsumerLeases(session, self, consumer).settle(rowids, token, member, None)
-
-    def nack(
+    def settle(
         self,
         consumer: str,
         rowids: Sequence[int],
         *,
-        token: str | None,
-        member: str | None,
-        delay: float,
-        reason: str | None,
-        undelivered: bool = False,
+        token: str | None = None,
+        member: str | None = None,
+        release: Release | None = None,
     ) -> int | Refused:
-        """Give offsets back, all or none."""
+        """Acknowledge offsets or give them back, all or none."""
         with self.store.session("keep") as session:
-            release = Release(delay, reason, undelivered)
             return ConsumerLeases(session, self, consumer).settle(rowids, token, member, release)
 
     def reset(self, consumer: str, position: int) -> None:

@@ -124,6 +124,7 @@ class SqlStore(SqlDriver):
                 self._logs[schema, name] = log
             if not log.declared.items() >= fields.items():
                 declare(log, fields)
+                log.declared.update(fields)
             return log
 
     def _open(self, schema: str, name: str, fields: dict[str, FieldType]) -> SqlLog:
