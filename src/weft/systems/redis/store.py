@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import groupby
 from typing import Any
 
@@ -70,13 +70,25 @@ class RedisStore:
                     self._client = opened
         return self._client
 
-    def command(self, *words: Any) -> Any:
-        """Run one command; every error leaves as one of ours."""
+    @contextmanager
+    def _connection(self) -> Iterator[Any]:
+        """Give the client for one command; every error leaves as one of ours."""
+        opened = None
         try:
-            opened: Any = self._connected()
-            return opened.execute_command(*words)
+            opened = self._connected()
+            yield opened
         except client.CLUSTER_ERRORS as error:
             raise self._explain(error) from None
+        finally:
+            # A connection that a command still used came back to the pool after `close` had emptied the pool.
+            if self._closed and opened is not None:
+                with suppress(*client.ERRORS):
+                    client.shut_down(opened)
+
+    def command(self, *words: Any) -> Any:
+        """Run one command."""
+        with self._connection() as opened:
+            return opened.execute_command(*words)
 
     def entries(self, *words: Any) -> list[values.Entry]:
         """Return the answer to XRANGE as it came: redis-py would keep one field of each name."""
@@ -91,10 +103,8 @@ class RedisStore:
 
     def script(self, name: str, keys: list[str], *arguments: Any) -> Any:
         """Run one of the scripts."""
-        try:
-            return scripts.run(self._connected(), name, keys, *arguments)
-        except client.CLUSTER_ERRORS as error:
-            raise self._explain(error) from None
+        with self._connection() as opened:
+            return scripts.run(opened, name, keys, *arguments)
 
     def _explain(self, error: BaseException) -> BaseException:
         if isinstance(error, WeftError):
@@ -236,10 +246,8 @@ class RedisStore:
             self._drop_watcher()
 
     def now(self) -> float:
-        try:
-            seconds, micros = client.ask_any_node(self._connected(), "TIME")
-        except client.CLUSTER_ERRORS as error:
-            raise self._explain(error) from None
+        with self._connection() as opened:
+            seconds, micros = client.ask_any_node(opened, "TIME")
         return int(seconds) + int(micros) / 1e6
 
     def close(self) -> None:
