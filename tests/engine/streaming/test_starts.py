@@ -56,7 +56,7 @@ def test_versions_of_delta(start: Any, expected: list[int]) -> None:
     idle = threading.Event()
     pipeline = make(name="copy", sources=[source], target="default", target_table="copies")
     written: list[int] = []
-    query = Query(pipeline, idle=idle.set, written=lambda done: written.append(done.rows["copies"]))
+    query = Query(pipeline, idle=idle.set, written=lambda done: written.append(done.counts["copies"].rows_read))
     query.start()
     try:
         assert idle.wait(120)  # it has seen what is there
