@@ -17,6 +17,8 @@ else:
             self._name = name
 
         def __getattr__(self, name: str) -> Any:
+            if name.startswith("_"):  # pickle asks for some before there is a name
+                raise AttributeError(name)
             return getattr(importlib.import_module(self._name), name)
 
     F, T = _LazyModule("pyspark.sql.functions"), _LazyModule("pyspark.sql.types")

@@ -34,7 +34,7 @@ _WEIGHED_EVENTS = 16
 _WEIGHED_DEPTH = 4
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Ticket:
     """One publish that waits for its commit. Either its events are still to be encoded, or its batches are ready."""
 

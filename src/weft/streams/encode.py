@@ -85,7 +85,7 @@ def keys_of(events: list[dict[str, Any]]) -> Set[str]:
 def encode_quickly(
     stream: Stream, log: Log, events: list[dict[str, Any]], keys: Set[str] | None = None
 ) -> Encoded | None:
-    """Return the short way; `None` where some event needs a closer look. Never touches the database."""
+    """Encode events without a look at each value; return `None` where one needs it. Never touches the database."""
     fields = log.fields()
     by_name = _columns(events, keys_of(events) if keys is None else keys)
     if not by_name.keys() <= fields.keys():
@@ -126,7 +126,7 @@ def _has_forbidden(column: list[Any], kind: FieldType, forbidden: str) -> bool:
 
 
 def encode(stream: Stream, log: Log, events: list[dict[str, Any]]) -> Encoded:
-    """Return the long way: may add columns, and raises `SchemaError` for the first event that cannot be stored."""
+    """Encode events one by one. May add columns; raises `SchemaError` for the first event that cannot be stored."""
     for index, event in enumerate(events):
         _check_keys(stream, index, event)
     if not events:

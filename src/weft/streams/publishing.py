@@ -102,7 +102,7 @@ os.register_at_fork(after_in_child=_spare_ids.clear)
 
 
 def _encode(ticket: Ticket) -> list[Batch]:
-    """Return a publish by itself: its stream's batch, then the quarantine's. They are stored together or not at all."""
+    """Encode a publish by itself: its stream's batch, then the quarantine's. They are stored together or not at all."""
     stream, log, events = ticket.ready.stream, ticket.ready.log, ticket.events
     encoded = encode(stream, log, events)
     batches = []

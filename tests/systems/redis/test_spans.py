@@ -47,3 +47,15 @@ def test_spans_are_what_is_held(streams: Project, client: Any, seed: int) -> Non
                 log.settle("w", some, token=leased.token, member=member)
             else:
                 log.settle("w", some, token=leased.token, member=member, release=Release())
+
+
+def test_an_empty_span_is_released_by_its_ends(streams: Project, client: Any) -> None:
+    """Its entries are gone, and the two ends of it may be far apart: an hour has trillions of offsets."""
+    declare(fields={"n": "int64"})
+    weft.publish_sync("orders", {"n": 1})
+    log = log_of("orders")
+    leased = log.lease("w", "a", 1, 60)
+    (span,) = leased.spans
+    client.xdel(log.keys.stream, ids.to_id(span.first))
+    offsets = range(span.first, span.first + (3_600_000 << 20))
+    assert log.settle("w", offsets, token=leased.token, member="a", release=Release()) == 1

@@ -152,7 +152,7 @@ def _change(op: Column, ts: Column, until: Column, to: Column, load: Load) -> li
 
 
 def _by_load(incoming: DataFrame, current: DataFrame, load: Load) -> DataFrame:
-    """Return a version begins with this load, where a row is new or differs from the current one."""
+    """Return changes that begin a version with this load, where a row is new or differs from the current one."""
     stored = current.withColumn(_HIT, F.lit(True)).alias("t")
     joined = incoming.alias("s").join(stored, _same_key("s", "t", load), "left")
     changed = joined.where(F.col(_HIT).isNull() | (F.col(_BEFORE) != F.col(HASH)))

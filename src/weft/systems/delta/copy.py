@@ -133,7 +133,7 @@ class _Copy:
     # --------------------------------------------------------------------------------------------------- the commit
 
     def _commit(self, columns: StructType, files: list[WrittenFile]) -> bool:
-        """Return one commit with all files; whether this load was not there yet."""
+        """Commit all files at once; return whether this load was not there yet."""
         load = self.load
         with sessions.active(self.spark):
             transaction = self._transaction()

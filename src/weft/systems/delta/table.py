@@ -155,7 +155,8 @@ def retried(action: Callable[[], Result], load: Load) -> Result:
         except Exception as error:
             if not is_conflict(error):
                 raise
-        time.sleep(random.uniform(0, min(0.1 * 2**attempt, 3)))
+        if attempt < ATTEMPTS - 1:
+            time.sleep(random.uniform(0, min(0.1 * 2**attempt, 3)))
     raise BusyError(
         f"Other loads kept changing {load.name} while this one tried {ATTEMPTS} times.",
         hint="Try again, or let fewer loads write to it at a time.",

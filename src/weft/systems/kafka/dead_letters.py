@@ -22,7 +22,7 @@ class TopicLetters:
         self.name = f"topic {place} of {connection.label}"
 
     def put(self, letters: Sequence[StoredLetter]) -> None:
-        messages = ((each.letter_id.encode(), as_json(each.record()).encode()) for each in letters)
+        messages = [(each.letter_id.encode(), as_json(each.record()).encode()) for each in letters]
         client.send(self._connection, self._topic, messages)
 
     def records(self) -> Iterator[Mapping[str, Any]]:
@@ -37,4 +37,4 @@ class TopicLetters:
 
     def remove(self, ids: Collection[str]) -> None:
         """Send messages without values under the keys of letters."""
-        client.send(self._connection, self._topic, ((each.encode(), None) for each in ids))
+        client.send(self._connection, self._topic, [(each.encode(), None) for each in ids])

@@ -42,8 +42,11 @@ class TopicTarget(SparkTarget):
 
 
 def write(frame: DataFrame, connection: KafkaConnection, topic: str, *, keys: Sequence[str] = (), batch_id: str) -> int:
-    """Return each row as a JSON object; how many there were. The key of a message is the text of its key column, or a
-    JSON object of several: rows of one key stay in order, in one partition."""
+    """Send each row as a JSON object; return how many there were.
+
+    The key of a message is the text of its key column, or a JSON object of several: rows of one key stay in order, in
+    one partition.
+    """
     for name in keys:
         if name not in frame.columns:
             raise DeclarationError(

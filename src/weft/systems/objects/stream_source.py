@@ -136,7 +136,7 @@ class FileSource(StreamSource):
         return ""
 
     def why_not_replayed(self, offset: str | None) -> str | None:
-        """Return a header names the columns of a line, and that is in the file."""
+        """Return the reason for lines below a header: it names their columns, and it is in the file."""
         kind = self.connection.format_of(offset or "")
         if kind == "json_lines":
             return None

@@ -12,7 +12,7 @@ import random
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import lru_cache
 from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -68,8 +68,9 @@ class PostgresStore(PostgresSessions, SqlStore):
 
     def close_arrow_idle(self) -> None:
         """Close the idle connections of the ADBC driver."""
-        while self.arrow_idle:
-            self.arrow_idle.pop().close()
+        with suppress(IndexError):  # two threads that read may come here at once
+            while True:
+                self.arrow_idle.pop().close()
 
     # ----------------------------------------------------------------------------------------------------------- tables
 

@@ -360,10 +360,11 @@ class RedisLog:
     ) -> int | Refused:
         if not rowids:
             return 0
-        action, wanted = "ack" if release is None else "nack", sorted(set(rowids))
         if release is not None and isinstance(rowids, range):
-            # A leased span that turned out empty: most offsets inside it have no entry.
+            # A leased span that turned out empty. Its offsets are not listed: an hour has trillions of them.
             action, wanted = "empty", [rowids[0], rowids[-1]]
+        else:
+            action, wanted = "ack" if release is None else "nack", sorted(set(rowids))
         how = release or Release()
         reply = self.store.script(
             "settle",

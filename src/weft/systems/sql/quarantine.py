@@ -175,8 +175,8 @@ class BadRows:
     def _refuse_deletes(self) -> None:
         if self.unstaged and self.load.handle_deletes:
             raise LoadRefusedError(
-                f"{self.unstaged:,} source rows of {self.load.name} have values that the database cannot even stage: "
-                "so it is unknown which rows the source no longer has.",
+                f"{self.unstaged:,} source rows of {self.load.name} have values that the database cannot even stage, "
+                "so it is unknown which of the table's rows the source no longer has.",
                 hint="Filter them out in the source, or load without handle_deletes.",
             )
 
