@@ -122,14 +122,14 @@ def require_jars(session: SparkSession, jars: Iterable[Path]) -> None:
             present = {each.toString() for each in loader.getURLs()} if present is None else present
             if url.toString() in present:
                 continue
+            if not config.is_local(session.sparkContext.master or ""):
+                session.sparkContext._jsc.addJar(str(jar))
             loader.addURL(url)
         except Exception:  # a session that another program started, with a loader of another kind
             raise SettingsError(
                 f"{jar.name} cannot be added to the Spark session that runs.",
                 hint="Start the session with it: name it in spark.jars where the session is made.",
             ) from None
-        if not config.is_local(session.sparkContext.master or ""):
-            session.sparkContext._jsc.addJar(str(jar))
 
 
 def is_local() -> bool:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
-from typing import IO
+from typing import Any
 
 import pyarrow as pa
 
@@ -18,15 +17,17 @@ _COMPRESSED = pa.ipc.IpcWriteOptions(compression="lz4")
 
 def read_first(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Return the same batches, all of which have been read when this returns."""
-    with ExitStack() as stack:
-        file = stack.enter_context(tempfile.TemporaryFile(prefix="weft-spool-"))
+    spooled = _spooled(schema, batches)
+    next(spooled)  # a generator that has begun closes its file, also when nobody reads it
+    return spooled
+
+
+def _spooled(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[Any]:
+    with tempfile.TemporaryFile(prefix="weft-spool-") as file:
         with pa.ipc.new_stream(file, schema, options=_COMPRESSED) as writer:
             for batch in batches:
                 writer.write_batch(batch)
         file.seek(0)
-        return _read_back(stack.pop_all(), file)
-
-
-def _read_back(stack: ExitStack, file: IO[bytes]) -> Iterator[pa.RecordBatch]:
-    with stack, pa.ipc.open_stream(file) as reader:
-        yield from reader
+        with pa.ipc.open_stream(file) as reader:
+            yield None
+            yield from reader

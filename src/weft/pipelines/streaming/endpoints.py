@@ -52,7 +52,7 @@ def delivery_to(pipeline: StreamingPipeline, target: Target) -> Delivery:
     with suppress(WeftError):  # a connection that is registered later, or a package that is not installed
         target_class = system_for(current().connection(target.connection).kind).load("target")
         if target_class is not None and not isinstance(target.stream, Stream):
-            is_once = target_class.exactly_once
+            is_once = is_once and target_class.exactly_once
     return pipeline.delivery if is_once else "at_least_once"
 
 
