@@ -123,6 +123,14 @@ def pytest_sessionfinish() -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     item.stash[_HAD_SPARK] = _has_spark()
+    if hasattr(item.config, "workerinput") and item.get_closest_marker("spark") is None:
+        _yield_to_spark()
+
+
+@functools.cache
+def _yield_to_spark() -> None:
+    """Let the process with the tests of Spark go before this one: it has the most to do, and ends last."""
+    os.nice(5)
 
 
 @pytest.hookimpl(wrapper=True)
