@@ -13,9 +13,10 @@ def kept_open(url: str, request: pytest.FixtureRequest) -> Iterator[str]:
     """Keep the file of a DuckDB URL open; other URLs are left as they are.
 
     To open a file takes DuckDB 25 ms of processor time, unless the process has it open already. A load opens it several
-    times. Tests of faults open it in other processes, for which it must be closed.
+    times. Tests of faults and of Spark open it in other processes, for which it must be closed.
     """
-    if not url.startswith("duckdb:") or "faults" in request.path.parts:
+    is_shared = "faults" in request.path.parts or request.node.get_closest_marker("spark") is not None
+    if not url.startswith("duckdb:") or is_shared:
         yield url
         return
     import duckdb

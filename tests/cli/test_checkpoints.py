@@ -107,7 +107,8 @@ def test_rewind_and_reset(call: Any, numbers: Any) -> None:
     # Nothing is done by a dry run.
     would = call("checkpoints", "rewind", "copies", "--to-offset", "8", "--dry-run").stdout
     assert would == "copies would begin with event 8 of numbers; it was at 10.\nNothing was done.\n"
-    assert call("checkpoints", "reset", "copies", "--dry-run").stdout == "copies would begin anew.\nNothing was done.\n"
+    told = "copies would begin again, as if it had never run.\nNothing was done.\n"
+    assert call("checkpoints", "reset", "copies", "--dry-run").stdout == told
     assert state("show", "copies") == shown
     call("consume", "copies", "--once")
     assert rows() == list(range(1, 11))

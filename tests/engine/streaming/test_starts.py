@@ -202,7 +202,7 @@ def test_the_checkpoint_of_other_sources_is_refused() -> None:
     run_once(name="copy", source=two, target_table="copies")
     assert rows("copies", "n") == [(0,), (1,), (10,), (11,), (12,), (13,), (14,), (2,)]
     run_once(name="both", sources=[one, two], target_table="all")
-    with pytest.raises(weft.DeclarationError, match=r"reads two \(sqlite\), one \(sqlite\): it would go on"):
+    with pytest.raises(weft.DeclarationError, match=r"reads two \(sqlite\), one \(sqlite\)\. It would go on"):
         run_once(name="both", sources=[two, one], target_table="all")
 
 

@@ -154,6 +154,19 @@ def send(connection: KafkaConnection, topic: str, records: Iterable[tuple[bytes 
     return count
 
 
+def _watermarks(library: Any, consumer: Any, place: Any) -> tuple[int, int]:
+    """Return the first offset of a partition and the one after its last; wait while the partition gets its leader."""
+    codes = (library.KafkaError.NOT_LEADER_FOR_PARTITION, library.KafkaError.LEADER_NOT_AVAILABLE)
+    deadline = time.monotonic() + SECONDS
+    while True:
+        try:
+            return consumer.get_watermark_offsets(place, SECONDS)  # type: ignore[no-any-return]
+        except library.KafkaException as error:
+            if error.args[0].code() not in codes or time.monotonic() > deadline:
+                raise
+        time.sleep(_STEP)
+
+
 def messages(connection: KafkaConnection, topic: str) -> Iterator[tuple[bytes | None, bytes | None]]:
     """Yield key and value of each message that a topic has when this begins, in the order of each partition."""
     library = require("confluent_kafka", connection.kind)
@@ -168,7 +181,7 @@ def messages(connection: KafkaConnection, topic: str) -> Iterator[tuple[bytes | 
     }
     consumer = library.Consumer(settings)
     try:
-        ends = {number: consumer.get_watermark_offsets(of(topic, number), SECONDS) for number in numbers}
+        ends = {number: _watermarks(library, consumer, of(topic, number)) for number in numbers}
         left = {number: high for number, (low, high) in ends.items() if high > low}
         consumer.assign([of(topic, number, ends[number][0]) for number in left])
         heard = time.monotonic()
