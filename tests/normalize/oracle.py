@@ -73,7 +73,7 @@ def by_format(*formats: str) -> Callable[[str], datetime | None]:
             if (
                 text.count(" ") != format.count(" ")
                 or not text.isascii()
-                or re.search(r"[+-]\d\d:\d\d:\d\d|\s\s|[^\S ]|[+-]\d\d:?\d$", text)
+                or re.search(r"[+-]\d\d:?\d\d:?\d\d|\s\s|[^\S ]|[+-]\d\d:?\d$", text)
             ):
                 continue
             try:
