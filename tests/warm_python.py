@@ -87,7 +87,7 @@ class Popen(subprocess.Popen[Any]):
     """A process that is a fork of the warm one where its command is `python`, with `-m`, `-c` or a script."""
 
     def _execute_child(self, args: Any, executable: Any, preexec_fn: Any, *rest: Any) -> None:  # type: ignore[override]
-        # As in Python 3.11 to 3.14.
+        # The arguments in the order of Python 3.11.
         (_, pass_fds, cwd, env, _, _, shell, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, *_) = rest
         *_, start_new_session, _ = rest
         is_python = args[0] == sys.executable and (args[1] in ("-m", "-c") or not args[1].startswith("-"))
@@ -205,10 +205,13 @@ def become(asking: socket.socket) -> list[str]:
         data += asking.recv(1 << 20)
     request = json.loads(data)
     if request["parent"] is not None:
+        between = os.getpid()
         if os.fork():
             os._exit(0)
-        while os.getppid() != request["parent"]:
+        while os.getppid() == between:
             time.sleep(0.0002)
+        if os.getppid() != request["parent"]:  # which has ended meanwhile
+            os._exit(1)
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)

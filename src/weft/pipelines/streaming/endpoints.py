@@ -8,8 +8,7 @@ from weft.errors import DeclarationError, WeftError
 from weft.options import errors_at
 from weft.pipelines.streaming.spec import Delivery, Source, StreamingPipeline, Target
 from weft.project import current
-from weft.streams.declare import Stream
-from weft.systems.base import Connection, system_for
+from weft.systems.base import Connection
 from weft.systems.endpoint import endpoint_of
 
 
@@ -47,13 +46,8 @@ def addresses(part: Source | Target) -> set[tuple[object, ...]]:
 
 
 def delivery_to(pipeline: StreamingPipeline, target: Target) -> Delivery:
-    """Return how often a row may reach a target: once where the target knows which batches it has."""
-    is_once = target.place != "stream"
-    with suppress(WeftError):  # a connection that is registered later, or a package that is not installed
-        target_class = system_for(current().connection(target.connection).kind).load("target")
-        if target_class is not None and not isinstance(target.stream, Stream):
-            is_once = is_once and target_class.exactly_once
-    return pipeline.delivery if is_once else "at_least_once"
+    """Return how often a row may reach a target. A stream does not record batches; every other place must."""
+    return "at_least_once" if target.place == "stream" else pipeline.delivery
 
 
 def check_targets(pipeline: StreamingPipeline, where: str) -> None:

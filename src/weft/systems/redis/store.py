@@ -60,15 +60,17 @@ class RedisStore:
         return client.open_client(self.connection)
 
     def _connected(self) -> client.Client:
-        if self._client is None:
+        opened = self._client
+        if opened is None:
             with self._lock:
-                if self._client is None:
+                opened = self._client
+                if opened is None:
                     opened = self._open_client()
                     warning = client.durability_warning(opened)
                     if warning is not None:
                         _log.warning("%s: %s", self.connection.label, warning)
                     self._client = opened
-        return self._client
+        return opened  # not the attribute: `close` may have emptied it meanwhile
 
     @contextmanager
     def _connection(self) -> Iterator[Any]:
