@@ -5,6 +5,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 ARGS ?=
 export PYTHON
+# Where it is set, each process compiles all modules again: twice the time to collect the tests.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test quick bench faults flaky coverage soak lint docs lock clean
 .DEFAULT_GOAL := help
