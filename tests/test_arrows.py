@@ -4,6 +4,7 @@ other in a ring. Imports inside functions count; those for type checkers alone d
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,7 +47,7 @@ def test_arrows_point_one_way() -> None:
     upwards = {
         (module, imported)
         for module in FILES
-        for imported in _IMPORTS[module]
+        for imported in _imports(module)
         if _package(module) != _package(imported) and RANKS[_package(module)] >= RANKS[_package(imported)]
     }
     assert upwards == set()
@@ -85,12 +86,13 @@ def _reached_from(module: str) -> set[str]:
     reached: set[str] = set()
     waiting = [module]
     while waiting:
-        new = _IMPORTS[waiting.pop()] - reached
+        new = _imports(waiting.pop()) - reached
         reached |= new
         waiting += new
     return reached
 
 
+@functools.cache
 def _imports(module: str) -> set[str]:
     """The modules of weft that a module imports when it runs, at its beginning or later."""
     return set(_imports_in(ast.parse(FILES[module].read_text(encoding="utf-8")))) - {module}
@@ -107,6 +109,3 @@ def _imports_in(node: ast.AST) -> Iterator[str]:
                 submodule = f"{each.module}.{alias.name}"
                 yield submodule if submodule in FILES else str(each.module)
         yield from _imports_in(each)
-
-
-_IMPORTS = {module: _imports(module) for module in FILES}
