@@ -183,7 +183,11 @@ class ConsumerLeases:
             _, end, count = self.log.take(self.session, held.first, held.last, room)
             if count:  # not where somebody emptied the range by hand
                 last, events = end, count
-                self._insert(held._replace(first=last + 1, events=held.events - events))
+                left = held.events - events
+                if last < held.last:
+                    self._insert(held._replace(first=last + 1, events=left))
+                else:  # deleted by hand
+                    self._lose(left)
         deliveries = held.deliveries + (1 if again else 0)
         self.session.run(
             f"UPDATE {self.store.leases} SET last = ?, events = ?, member = ?, token = ?, expires = ?, deliveries = ? "
