@@ -120,25 +120,32 @@ class MySQLStore(MySQLSessions, SqlStore):
         highest = session.value(f"SELECT max({quote(ROWID)}) FROM {table}") or 0
         session.run(self.insert_ignore(self.streams, ("name", "head")), (f"{schema}.{name}", highest))
 
-    def add_column(self, log: SqlLog, name: str, kind: FieldType) -> None:
+    def add_columns(self, log: SqlLog, columns: dict[str, FieldType]) -> None:
         """ALTER TABLE in short tries: behind one that waits for a long reader, every publisher would wait too."""
         deadline = time.monotonic() + LOCK_SECONDS
         while True:
             with self.session("read") as session:
-                if name in (self.reflect(session, log.schema, log.name) or {}):
+                present = self.reflect(session, log.schema, log.name) or {}
+                missing = {name: kind for name, kind in columns.items() if name not in present}
+                if not missing:
                     return
+                added = ", ".join(f"ADD COLUMN {quote(name)} {kind.sql('mysql')}" for name, kind in missing.items())
                 session.run("SET SESSION lock_wait_timeout = 1")
                 try:
-                    session.run(f"ALTER TABLE {log.table} ADD COLUMN {quote(name)} {kind.sql('mysql')}")
+                    session.run(f"ALTER TABLE {log.table} {added}")
                     return
                 except pymysql.OperationalError as error:
                     if error.args[0] == ER.DUP_FIELDNAME:
-                        return
+                        break
                     if error.args[0] not in BUSY or time.monotonic() > deadline:
                         raise
                 finally:
                     session.run(f"SET SESSION lock_wait_timeout = {LOCK_SECONDS}")
             time.sleep(0.2)
+        # Another process added one of them just now, or one differs from another in case or accents alone.
+        if len(missing) > 1:
+            for name, kind in missing.items():
+                self.add_columns(log, {name: kind})
 
     def insert_ignore(self, table: str, columns: Sequence[str]) -> str:
         """Not INSERT IGNORE: that lets wrong values pass, and locks a row that is there in a way that deadlocks."""

@@ -130,18 +130,22 @@ class PostgresStore(PostgresSessions, SqlStore):
         session.run(f"CREATE SEQUENCE {sequence} MINVALUE 0 START 0 CACHE 1")
         session.run(f"SELECT setval('{sequence}', (SELECT coalesce(max({self.quote(ROWID)}), 0) FROM {table}))")
 
-    def add_column(self, log: SqlLog, name: str, kind: FieldType) -> None:
+    def add_columns(self, log: SqlLog, columns: dict[str, FieldType]) -> None:
         """ALTER TABLE in short tries: behind one that waits for a long reader, every publisher would wait too."""
         deadline = time.monotonic() + sessions.LOCK_SECONDS
         while True:
             try:
                 with self.session("publish") as session:
-                    if name in (self.reflect(session, log.schema, log.name) or {}):
+                    present = self.reflect(session, log.schema, log.name) or {}
+                    missing = {name: kind for name, kind in columns.items() if name not in present}
+                    if not missing:
                         return
                     session.run(f"SET LOCAL lock_timeout = '{_ALTER_LOCK}'")
-                    session.run(
-                        f"ALTER TABLE {log.table} ADD COLUMN IF NOT EXISTS {self.quote(name)} {kind.sql('postgres')}"
+                    added = ", ".join(
+                        f"ADD COLUMN IF NOT EXISTS {self.quote(name)} {kind.sql('postgres')}"
+                        for name, kind in missing.items()
                     )
+                    session.run(f"ALTER TABLE {log.table} {added}")
                 return
             except BusyError:
                 if time.monotonic() > deadline:

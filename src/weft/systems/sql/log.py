@@ -53,8 +53,7 @@ class SqlLog:
 
     def add_fields(self, fields: dict[str, FieldType]) -> None:
         """Add columns; one that is there already stays as it is."""
-        for name, kind in fields.items():
-            self.store.add_column(self, name, kind)
+        self.store.add_columns(self, fields)
         self.types(fresh=True)
 
     @property

@@ -57,8 +57,8 @@ class SqlStore(SqlDriver):
         """Create a stream's table and its catalogue row where they are missing; safe where others do the same."""
 
     @abstractmethod
-    def add_column(self, log: SqlLog, name: str, kind: FieldType) -> None:
-        """Add one column where it is missing."""
+    def add_columns(self, log: SqlLog, columns: dict[str, FieldType]) -> None:
+        """Add the columns that are missing."""
 
     @abstractmethod
     def insert(self, session: Session, log: SqlLog, batches: Sequence[Batch]) -> list[tuple[int, int]]:

@@ -112,12 +112,14 @@ class SqliteStore(SqliteSessions, SqlStore):
         session.run(f"CREATE TABLE IF NOT EXISTS {self.table(schema, name)} ({spelled})")
         session.run(self.insert_ignore(self.streams, ("name",)), (f"{schema}.{name}",))
 
-    def add_column(self, log: SqlLog, name: str, kind: FieldType) -> None:
+    def add_columns(self, log: SqlLog, columns: dict[str, FieldType]) -> None:
         """ALTER TABLE under the write lock, where nobody else can add the same."""
         with self.session("publish") as session:
-            present = self.reflect(session, log.schema, log.name) or {}
-            if comparable(name) not in map(comparable, present):
-                session.run(f"ALTER TABLE {log.table} ADD COLUMN {self.quote(name)} {kind.sql('sqlite')}")
+            present = set(map(comparable, self.reflect(session, log.schema, log.name) or {}))
+            for name, kind in columns.items():
+                if comparable(name) not in present:
+                    session.run(f"ALTER TABLE {log.table} ADD COLUMN {self.quote(name)} {kind.sql('sqlite')}")
+                    present.add(comparable(name))
 
     # ----------------------------------------------------------------------------------------------------------- values
 
