@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import pyarrow as pa
 
 from weft.dataframes.layout import Layout
 from weft.dataframes.types import is_polars_type
-from weft.errors import MissingExtraError, SettingsError, did_you_mean
+from weft.errors import MissingExtraError
 
 To = Literal["polars", "arrow", "pandas", "spark"]
-
-
-def check_to(to: str) -> None:
-    """Raise for an unknown kind of frame."""
-    if to not in get_args(To):
-        kinds = ", ".join(map(repr, get_args(To)))
-        raise SettingsError(f"to is {kinds}; {to!r} is none of them.", hint=did_you_mean(str(to), get_args(To)))
 
 
 def frame_of(table: pa.Table, to: str, layout: Layout) -> Any:

@@ -37,6 +37,15 @@ Stop = Callable[[], bool] | _Event | signal.Signals | Iterable[signal.Signals]
 """How an iteration is stopped: by a function, an event, or signals."""
 
 
+class IterOptions(ReadOptions, total=False):
+    """The options of the functions that iterate."""
+
+    batch_size: int
+    block_ms: int
+    stop: Stop | None
+    yield_on_idle: bool
+
+
 class StreamBatches:
     """Frames of a stream, one after the other. Also a context manager: leaving it stops the iteration."""
 
@@ -344,23 +353,11 @@ def iter_stream_async(
     url: str | Connection,
     stream: str | bytes | Stream,
     *,
-    batch_size: int = 100,
-    block_ms: int = 1000,
     batch_timeout_ms: int | None = None,
-    stop: Stop | None = None,
-    yield_on_idle: bool = False,
-    **options: Unpack[ReadOptions],
+    **options: Unpack[IterOptions],
 ) -> AsyncStreamBatches:
     """`iter_stream` for asyncio, with the same parameters. `batch_timeout_ms` is another name of `block_ms`."""
-    refuse_unknown(iter_stream_async, ReadOptions, options)
-    return AsyncStreamBatches(
-        iter_stream(
-            url,
-            stream,
-            batch_size=batch_size,
-            block_ms=block_ms if batch_timeout_ms is None else batch_timeout_ms,
-            stop=stop,
-            yield_on_idle=yield_on_idle,
-            **options,
-        )
-    )
+    refuse_unknown(iter_stream_async, IterOptions, options)
+    if batch_timeout_ms is not None:
+        options["block_ms"] = batch_timeout_ms
+    return AsyncStreamBatches(iter_stream(url, stream, **options))

@@ -6,14 +6,14 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, TypeGuard, get_args
+from typing import Any, Literal, TypeGuard
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from weft.dataframes.types import arrow_types
-from weft.errors import DeclarationError, SchemaError, SettingsError, did_you_mean
+from weft.dataframes.types import arrow_types, check_choice
+from weft.errors import DeclarationError, SchemaError, SettingsError
 from weft.systems.pages import FeedPage, FieldNames, Rejected, name_columns
 
 OnError = Literal["null", "raise", "quarantine"]
@@ -40,11 +40,7 @@ class Layout:
     """The same types in Arrow."""
 
     def __post_init__(self) -> None:
-        if self.on_error not in get_args(OnError):
-            raise SettingsError(
-                f"on_error is {', '.join(map(repr, get_args(OnError)))}; {self.on_error!r} is none of them.",
-                hint=did_you_mean(str(self.on_error), get_args(OnError)),
-            )
+        check_choice("on_error", self.on_error, OnError)
         names = (self.stream_column, self.id_column, self.timestamp_column, self.sequence_column, self.delivery_column)
         own = [name for name in names if name is not None]
         for name in own:

@@ -102,18 +102,14 @@ class LogRangeFeed(_LogFeed):
     def fetch(self, limit: int, wait_seconds: float | None, more: bool = True) -> FeedPage | None:
         self.begin()
         watch = self.opened.hub.watch
-        version = watch.version
-        batch = self._next()
-        if batch is None and self._upto is not None:
-            self.finished = True
-        elif batch is None and wait_seconds is not None and wait_seconds > 0:
-            watch.wait(version, wait_seconds)
-            batch = self._next()
-        while batch is None and wait_seconds is None and not self.finished:
-            watch.wait(version, _LEASE_SECONDS)
-            version = watch.version
-            batch = self._next()
+        version, batch = watch.version, self._next()
+        while batch is None and self._upto is None and wait_seconds != 0:
+            watch.wait(version, _LEASE_SECONDS if wait_seconds is None else wait_seconds)
+            version, batch = watch.version, self._next()
+            if wait_seconds is not None:
+                break
         if batch is None:
+            self.finished = self._upto is not None
             return None
         rows, rest = batch[:limit], batch[limit:]
         self._rest = rest if len(rest) > 0 else None

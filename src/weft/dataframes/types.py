@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 import pyarrow as pa
 
-from weft.errors import DeclarationError
+from weft.errors import DeclarationError, SettingsError, did_you_mean
 from weft.types import FieldType
+
+
+def check_choice(option: str, value: object, literal: Any) -> None:
+    """Raise for an option that is none of the words of a `Literal`."""
+    words = get_args(literal)
+    if value not in words:
+        listed = ", ".join(map(repr, words))
+        raise SettingsError(f"{option} is {listed}; {value!r} is none of them.", hint=did_you_mean(str(value), words))
 
 
 def arrow_types(schema: Mapping[str, Any]) -> dict[str, pa.DataType]:
