@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypedDict
 
-from weft.dataframes.frames import To
-from weft.dataframes.layout import Layout, OnError
-from weft.dataframes.types import check_choice
+from weft.dataframes.layout import Layout, OnError, To, check_choice
 from weft.errors import SettingsError, did_you_mean
 
 

@@ -8,11 +8,9 @@ from dataclasses import replace
 from functools import cache
 from typing import Any, Literal, Unpack
 
-from weft.dataframes.frames import To, frame_of, polars
-from weft.dataframes.layout import Layout, join
-from weft.dataframes.opening import find_connection, is_declared, open_feed, open_pages
+from weft.dataframes.layout import Layout, To, frame_of, join, polars
 from weft.dataframes.options import Options, ScanOptions, refuse_unknown
-from weft.dataframes.reading import batches_of, read_frame
+from weft.dataframes.reading import batches_of, find_connection, is_declared, open_feed, open_pages, read_frame
 from weft.errors import SettingsError
 from weft.streams.declare import Stream
 from weft.systems.base import Connection
