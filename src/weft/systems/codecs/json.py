@@ -118,8 +118,7 @@ class JsonDecoder:
         )
 
     def _row(self, value: bytes) -> dict[str, Any]:
-        """Return the values of one message, as their columns hold them. Raise `ValueError` with the reason if it cannot
-        be parsed."""
+        """Return the values of one message, as their columns hold them, or raise `ValueError` with the reason."""
         try:
             value.decode()
             row = _decode(value)
