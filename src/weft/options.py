@@ -13,7 +13,7 @@ import dataclasses
 import inspect
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -102,6 +102,12 @@ def _check_of_type(hint: Any) -> Check:
     return {str: text_option, int: count, bool: flag}[variants(hint)[0]]
 
 
+def look_like(declared: object, function: Callable[..., Any]) -> None:
+    """Give a declaration the name and the docstring of its function."""
+    for attribute in ("__module__", "__name__", "__qualname__", "__doc__"):
+        object.__setattr__(declared, attribute, getattr(function, attribute, None))
+
+
 # --------------------------------------------------------------------------------------------------------------- checks
 
 
@@ -114,12 +120,14 @@ def errors_at(where: str) -> Iterator[None]:
         raise DeclarationError(f"{where}: {error.what}", hint=error.hint) from None
 
 
-def refuse_unknown(options: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+def refuse_unknown(
+    options: Iterable[str], known: Collection[str], where: str, listed: str = "Options", noun: str = "option"
+) -> None:
     """Raise for an unknown option, with the nearest known one."""
     for name in options:
         if name not in known:
-            hint = did_you_mean(name, known, f"Options: {', '.join(known)}.")
-            raise DeclarationError(f"{where} has no option {name!r}.", hint=hint)
+            hint = did_you_mean(str(name), known, f"{listed}: {', '.join(known)}.")
+            raise DeclarationError(f"{where} has no {noun} {name!r}.", hint=hint)
 
 
 def text_option(value: object, option: str, where: str) -> str | None:
@@ -157,10 +165,9 @@ def flag(value: object, option: str, where: str) -> bool:
 def column_names(value: Any, option: str, where: str) -> tuple[str, ...]:
     """Return names of columns, each once."""
     names = (value,) if isinstance(value, str) else value
+    place = f"{where}: " if where else ""
     if not isinstance(names, list | tuple) or not all(isinstance(each, str) and each for each in names):
-        raise DeclarationError(
-            f"{where}: {option} must be a list of column names.", hint=f'For example {option}=["id"].'
-        )
+        raise DeclarationError(f"{place}{option} must be a list of column names.", hint=f'For example {option}=["id"].')
     if len(set(names)) != len(names):
-        raise DeclarationError(f"{where}: {option} names a column twice.")
+        raise DeclarationError(f"{place}{option} names a column twice.")
     return tuple(names)

@@ -9,7 +9,7 @@ import pytest
 import weft
 from consumers.numbered import drained, fill, numbers, until_idle
 from weft.systems.entries import Membership
-from weft.systems.redis.entry_group import RedisGroupReader
+from weft.systems.redis.entries import RedisGroupReader
 
 
 def member(client: Any, name: str, **options: Any) -> Any:

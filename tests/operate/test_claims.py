@@ -14,7 +14,7 @@ import pytest
 from servers import wait_until
 from weft.errors import DeclarationError
 from weft.operate.heartbeat import heartbeat
-from weft.operate.records import ClaimedRun, Refused
+from weft.operate.records import ClaimedRun, RefusedClaim
 from weft.operate.runlog import RunLog, open_run_log
 from weft.operate.runlog_tables import instant
 from weft.pipelines.schedule import Schedule
@@ -31,9 +31,9 @@ def granted(log: RunLog, slot: datetime | None = SLOT, **options: Any) -> Claime
     return run
 
 
-def refused(log: RunLog, slot: datetime | None = SLOT, **options: Any) -> Refused:
+def refused(log: RunLog, slot: datetime | None = SLOT, **options: Any) -> RefusedClaim:
     answer = log.claim(PIPELINE, slot=slot, **options)
-    assert isinstance(answer, Refused), answer
+    assert isinstance(answer, RefusedClaim), answer
     return answer
 
 

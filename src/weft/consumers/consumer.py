@@ -1,5 +1,4 @@
-"""`Consumer` and `GroupConsumer`: they fetch entries ahead by a reader, hand them out, acknowledge them and give them
-back."""
+"""`Consumer` and `GroupConsumer` fetch entries ahead by a reader, hand them out, acknowledge them, give them back."""
 
 from __future__ import annotations
 
@@ -106,8 +105,7 @@ class Consumer:
         return self._hand_out() if await self._ready() else (None, None)
 
     async def get_batch(self, size: int | None = None) -> list[tuple[Any, StreamEntry]]:
-        """Return the entries that are fetched already, else those of one request, `size` at most; none if none came in
-        time."""
+        """Return the entries that are fetched already, else those of one request, `size` at most; none if none came."""
         if size is not None:
             _check_number("size", size, 1)
         if not await self._ready():

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import secrets
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from time import monotonic
 from typing import Any
 
-from weft.errors import EventsLostError, NotFoundError, SettingsError
+from weft.errors import NotFoundError, SettingsError
 from weft.streams import Stream, ack, consume, groups, nack
 from weft.streams.consuming import return_undelivered
-from weft.streams.events import read_after
+from weft.streams.events import events_lost, read_after
 from weft.streams.runtime import Opened, find, open_stream_async
 from weft.systems.base import Connection
-from weft.systems.entries import Membership, Part, StreamEntry
+from weft.systems.entries import Membership, Part, StreamEntry, by_stream
 from weft.systems.log import ROWID
 
 _LOOK_SECONDS = 1.0
@@ -60,12 +59,7 @@ class LogReader:
             events, floor, lost = await ready.hub.in_thread(read_after, ready.log, self._positions[stream], count)
             if floor:
                 self._positions[stream] = floor
-                raise EventsLostError(
-                    f"A consumer of stream {stream!r} lost up to {lost:,} events: retention removed them before they "
-                    "were read.",
-                    lost=lost,
-                    hint="Iterate again to go on with what is left.",
-                )
+                raise events_lost("consumer", stream, lost)
             left = ends - monotonic()
             if events or left <= 0:
                 break
@@ -156,13 +150,13 @@ class LogGroupReader(LogReader):
     async def ack(self, entries: Sequence[StreamEntry]) -> int:
         """Acknowledge the events, one transaction a delivery."""
         done = 0
-        for stream, events in _by_stream(entries).items():
+        for stream, events in by_stream(entries, "field_values").items():
             done += await ack(self._streams[stream], self._group, events, connection=self._connection)
         return done
 
     async def give_back(self, entries: Sequence[StreamEntry], *, undelivered: bool) -> int:
         done = 0
-        for stream, events in _by_stream(entries).items():
+        for stream, events in by_stream(entries, "field_values").items():
             if undelivered:
                 ready = await self._opened(stream)
                 done += await ready.hub.in_thread(return_undelivered, ready, self._group, events)
@@ -187,13 +181,6 @@ def check_offset(identifier: Any) -> int:
     if offset < 0:
         raise SettingsError(f"An entry of a database has an offset as its identifier, not {identifier!r}.")
     return offset
-
-
-def _by_stream(entries: Sequence[StreamEntry]) -> dict[str, list[Any]]:
-    events: dict[str, list[Any]] = defaultdict(list)
-    for entry in entries:
-        events[entry.stream].append(entry.field_values)
-    return events
 
 
 def _text(name: Any) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from weft.dataframes.opening import find_connection, system_with
+from weft.dataframes.reading import find_connection, system_with
 from weft.errors import DeclarationError, SchemaError, SettingsError, unknown
 from weft.systems.base import Connection
 

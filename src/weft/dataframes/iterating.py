@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import signal
 import threading
 import time
@@ -14,11 +15,9 @@ from typing import Any, Protocol, Self, Unpack
 
 import pyarrow as pa
 
-from weft.dataframes.frames import frame_of
-from weft.dataframes.layout import join
-from weft.dataframes.opening import open_feed
+from weft.dataframes.layout import frame_of, join
 from weft.dataframes.options import Options, ReadOptions, refuse_unknown, wait_of, whole_number
-from weft.dataframes.reading import fetch
+from weft.dataframes.reading import fetch, open_feed
 from weft.errors import ConnectionFailedError, SettingsError, WeftError
 from weft.streams.declare import Stream
 from weft.systems.base import Connection
@@ -37,6 +36,15 @@ Stop = Callable[[], bool] | _Event | signal.Signals | Iterable[signal.Signals]
 """How an iteration is stopped: by a function, an event, or signals."""
 
 
+class IterOptions(ReadOptions, total=False):
+    """The options of the functions that iterate."""
+
+    batch_size: int
+    block_ms: int
+    stop: Stop | None
+    yield_on_idle: bool
+
+
 class StreamBatches:
     """Frames of a stream, one after the other. Also a context manager: leaving it stops the iteration."""
 
@@ -46,13 +54,12 @@ class StreamBatches:
         options: Options,
         *,
         batch_size: int,
-        wait_seconds: float | None,
-        yield_on_idle: bool,
+        idle_seconds: float | None,
         stop: Stop | None,
     ) -> None:
-        self._options, self._layout = options, options.layout
-        self._batch_size, self._wait_seconds = batch_size, wait_seconds
-        self._left, self._yield_on_idle = options.count, yield_on_idle
+        """`idle_seconds`: after so long without entries, a frame without rows is yielded."""
+        self._options, self._layout, self._left = options, options.layout, options.count
+        self._batch_size, self._idle_seconds = batch_size, idle_seconds
         self._closed = self._began = self._in_hand = False
         self._stop = _Stop(stop)
         try:
@@ -94,13 +101,12 @@ class StreamBatches:
             self._feed.begin()
             self._began = True
         limit = self._batch_size if self._left is None else min(self._batch_size, self._left)
-        wait = self._wait_seconds
-        deadline = None if wait is None else time.monotonic() + wait
+        idle_at = math.inf if self._idle_seconds is None else time.monotonic() + self._idle_seconds
         while not self.stopped():
-            left = _LOOK_SECONDS if deadline is None else max(0.0, deadline - time.monotonic())
+            wait = max(0.0, min(idle_at - time.monotonic(), _LOOK_SECONDS))
             try:
                 more = self._left is None or self._left > limit
-                batch = fetch(self._feed, self._layout, limit, min(left, _LOOK_SECONDS), more)
+                batch = fetch(self._feed, self._layout, limit, wait, more)
             except ConnectionFailedError:
                 if self.stopped():
                     break
@@ -111,10 +117,8 @@ class StreamBatches:
                 return join([batch], self._layout)
             if self._feed.finished:
                 return None
-            if deadline is not None and time.monotonic() >= deadline:
-                if self._yield_on_idle:
-                    return join([], self._layout)
-                deadline = None if wait is None else time.monotonic() + wait
+            if time.monotonic() >= idle_at:
+                return join([], self._layout)
         return None
 
     def hand_over(self, table: pa.Table) -> Any:
@@ -127,8 +131,7 @@ class StreamBatches:
         return frame
 
     def close(self) -> None:
-        """Stop, give back entries that were not handed over, and disconnect. Raise if Redis refused an
-        acknowledgement."""
+        """Stop, give back entries that were not handed over, disconnect. Raise if Redis refused an acknowledgement."""
         self.ask_to_stop()
         if not self._closed:
             self._closed = True
@@ -180,9 +183,6 @@ class AsyncStreamBatches:
                 raise StopAsyncIteration
             # A task that is cancelled while it waits leaves what the thread fetches to the next call.
             if self._taking is None:
-                if self._batches.stopped():
-                    await self.aclose()
-                    raise StopAsyncIteration
                 self._taking = self._thread.submit(self._batches.take)
             taking = self._taking
             try:
@@ -204,8 +204,7 @@ class AsyncStreamBatches:
             return frame
 
     async def aclose(self) -> None:
-        """Stop, give back entries that were not handed over, and disconnect. Raise if Redis refused an
-        acknowledgement."""
+        """Stop, give back entries that were not handed over, disconnect. Raise if Redis refused an acknowledgement."""
         await self._close(self._batches.close)
 
     async def _close(self, close: Callable[[], None]) -> None:
@@ -328,14 +327,12 @@ def iter_stream(
     yields a frame without rows. The other parameters are those of `read_stream`; with `auto_ack` a batch is
     acknowledged when it is handed over. A lost connection is opened again, and no entry is missed."""
     refuse_unknown(iter_stream, ReadOptions, options)
-    asked = Options(**options)
+    asked, wait_seconds = Options(**options), wait_of(whole_number("block_ms", block_ms))
     return StreamBatches(
         lambda stopped: open_feed(url, stream, asked, iterates=True, stopped=stopped),
         asked,
         batch_size=whole_number("batch_size", batch_size, 1),
-        # Not for no time at all: it would ask without a pause.
-        wait_seconds=wait_of(whole_number("block_ms", block_ms)),
-        yield_on_idle=yield_on_idle,
+        idle_seconds=wait_seconds if yield_on_idle else None,
         stop=stop,
     )
 
@@ -344,23 +341,11 @@ def iter_stream_async(
     url: str | Connection,
     stream: str | bytes | Stream,
     *,
-    batch_size: int = 100,
-    block_ms: int = 1000,
     batch_timeout_ms: int | None = None,
-    stop: Stop | None = None,
-    yield_on_idle: bool = False,
-    **options: Unpack[ReadOptions],
+    **options: Unpack[IterOptions],
 ) -> AsyncStreamBatches:
     """`iter_stream` for asyncio, with the same parameters. `batch_timeout_ms` is another name of `block_ms`."""
-    refuse_unknown(iter_stream_async, ReadOptions, options)
-    return AsyncStreamBatches(
-        iter_stream(
-            url,
-            stream,
-            batch_size=batch_size,
-            block_ms=block_ms if batch_timeout_ms is None else batch_timeout_ms,
-            stop=stop,
-            yield_on_idle=yield_on_idle,
-            **options,
-        )
-    )
+    refuse_unknown(iter_stream_async, IterOptions, options)
+    if batch_timeout_ms is not None:
+        options["block_ms"] = batch_timeout_ms
+    return AsyncStreamBatches(iter_stream(url, stream, **options))

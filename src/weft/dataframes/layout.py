@@ -1,4 +1,4 @@
-"""The columns of a frame, and how entries become them."""
+"""The columns of a frame, their types, however they are named, and how entries become them; tables as frames."""
 
 from __future__ import annotations
 
@@ -12,13 +12,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from weft.dataframes.types import arrow_types
-from weft.errors import DeclarationError, SchemaError, SettingsError, did_you_mean
+from weft.errors import DeclarationError, MissingExtraError, SchemaError, SettingsError, did_you_mean
 from weft.systems.pages import FeedPage, FieldNames, Rejected, name_columns
+from weft.types import FieldType
 
 OnError = Literal["null", "raise", "quarantine"]
+To = Literal["polars", "arrow", "pandas", "spark"]
 _log = logging.getLogger("weft.dataframes")
 _SHOWN_CHARACTERS = 60
+
+
+def check_choice(option: str, value: object, literal: Any) -> None:
+    """Raise for an option that is none of the words of a `Literal`."""
+    words = get_args(literal)
+    if value not in words:
+        listed = ", ".join(map(repr, words))
+        raise SettingsError(f"{option} is {listed}; {value!r} is none of them.", hint=did_you_mean(str(value), words))
 
 
 @dataclass(frozen=True)
@@ -40,11 +49,7 @@ class Layout:
     """The same types in Arrow."""
 
     def __post_init__(self) -> None:
-        if self.on_error not in get_args(OnError):
-            raise SettingsError(
-                f"on_error is {', '.join(map(repr, get_args(OnError)))}; {self.on_error!r} is none of them.",
-                hint=did_you_mean(str(self.on_error), get_args(OnError)),
-            )
+        check_choice("on_error", self.on_error, OnError)
         names = (self.stream_column, self.id_column, self.timestamp_column, self.sequence_column, self.delivery_column)
         own = [name for name in names if name is not None]
         for name in own:
@@ -53,7 +58,7 @@ class Layout:
             if own.count(name) > 1:
                 raise DeclarationError(f"Two columns would have the name {name!r}.", hint="Give one another name.")
         if self.schema is not None:
-            types = arrow_types(self.schema)
+            types = _arrow_types(self.schema)
             columns = name_columns([name.encode() for name in types], self.reserved)
             named = zip(columns, types.values(), strict=True)
             object.__setattr__(self, "types", {name: kind for name, kind in named if self._has(name)})
@@ -143,6 +148,71 @@ class Layout:
         keep = np.ones(len(page), np.bool_)
         keep[list(whys)] = False
         return batch.filter(pa.array(keep)), [Rejected(page.ids[row].as_py(), whys[row]) for row in sorted(whys)]
+
+
+def _arrow_types(schema: Mapping[str, Any]) -> dict[str, pa.DataType]:
+    """Return the Arrow type of each column."""
+    if not isinstance(schema, Mapping):
+        raise DeclarationError(
+            f"A schema maps names of fields to types; this one is a {type(schema).__name__}.",
+            hint='schema={"user_id": "string", "value": "int64"}',
+        )
+    return {name: _arrow_type(name, kind) for name, kind in schema.items()}
+
+
+def _arrow_type(name: str, kind: Any) -> pa.DataType:
+    if not isinstance(name, str):
+        raise DeclarationError(f"The name of a field is a text, not a {type(name).__name__}.")
+    if isinstance(kind, str):
+        arrow = FieldType.parse(kind, field=name).arrow
+    elif isinstance(kind, pa.DataType):
+        arrow = kind
+    else:
+        arrow = _from_polars(kind) or _from_spark(kind)
+        if arrow is None:
+            raise DeclarationError(
+                f"The type of field {name!r} is {kind!r}, which is not the type of a column.",
+                hint="Name it ('int64'), or give a polars, pyarrow or Spark type.",
+            )
+    try:
+        pa.array([], pa.string()).cast(arrow)
+    except pa.ArrowNotImplementedError:
+        raise DeclarationError(
+            f"The type of field {name!r} is {arrow}, which cannot be read from a text.",
+            hint="Read it as 'string', and parse it then.",
+        ) from None
+    return arrow
+
+
+def _is_polars_type(kind: object) -> bool:
+    """Return whether this is a type of polars, an instance or the class itself."""
+    return (kind if isinstance(kind, type) else type(kind)).__module__.startswith("polars.")
+
+
+def _from_polars(kind: Any) -> pa.DataType | None:
+    if not _is_polars_type(kind):
+        return None
+    import polars as pl
+
+    if kind == pl.Object:  # the addresses of Python's objects
+        return None
+    try:
+        arrow = pl.Series("", [], pl.String if kind in (pl.Categorical, pl.Enum) else kind).to_arrow().type
+    except pa.ArrowInvalid:  # it has no such type
+        return None
+    if pa.types.is_large_string(arrow) or pa.types.is_string_view(arrow):
+        return pa.string()
+    if pa.types.is_large_binary(arrow) or pa.types.is_binary_view(arrow):
+        return pa.binary()
+    return arrow
+
+
+def _from_spark(kind: Any) -> pa.DataType | None:
+    if isinstance(kind, type) or not type(kind).__module__.startswith("pyspark."):
+        return None
+    from pyspark.sql.pandas.types import to_arrow_type
+
+    return to_arrow_type(kind)
 
 
 def _text_or_bytes(values: pa.Array) -> pa.Array:
@@ -245,3 +315,33 @@ def _as_wide(values: pa.Array, kind: pa.DataType) -> pa.Array:
     if values.type != kind and _is_bytes(kind) and not _is_bytes(values.type):
         values = values.cast(pa.large_string())  # a number has a text, which has bytes
     return values.cast(kind)
+
+
+def frame_of(table: pa.Table, to: str, layout: Layout) -> Any:
+    """Return the table as a frame. A column with a polars type in the schema has exactly that type in polars."""
+    if to == "arrow":
+        return table
+    if to == "pandas":
+        return table.to_pandas()
+    if to == "spark":
+        from weft.engine import session
+
+        return session.spark().createDataFrame(table)
+    pl = polars()
+    frame = pl.from_arrow(table, rechunk=False)
+    exact = {
+        name: kind for name, kind in layout.schema_types.items() if name in frame.columns and _is_polars_type(kind)
+    }
+    return frame.cast(exact) if exact else frame
+
+
+def polars() -> Any:
+    """Return the package, which only those need who ask for its frames."""
+    try:
+        import polars
+    except ImportError as error:
+        raise MissingExtraError(
+            f"Frames of polars need a package that is not installed: {error}.",
+            hint='pip install polars, or ask for others: to="arrow" or to="pandas".',
+        ) from error
+    return polars

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from weft.dataframes.layout import Layout
 from weft.errors import SettingsError
 from weft.streams import ack_sync, consume_sync
+from weft.streams.consuming import LONGEST_SECONDS
 from weft.streams.declare import Stream
 from weft.streams.runtime import Opened, open_stream
 from weft.systems.base import Connection
@@ -102,18 +103,14 @@ class LogRangeFeed(_LogFeed):
     def fetch(self, limit: int, wait_seconds: float | None, more: bool = True) -> FeedPage | None:
         self.begin()
         watch = self.opened.hub.watch
-        version = watch.version
-        batch = self._next()
-        if batch is None and self._upto is not None:
-            self.finished = True
-        elif batch is None and wait_seconds is not None and wait_seconds > 0:
-            watch.wait(version, wait_seconds)
-            batch = self._next()
-        while batch is None and wait_seconds is None and not self.finished:
-            watch.wait(version, _LEASE_SECONDS)
-            version = watch.version
-            batch = self._next()
+        version, batch = watch.version, self._next()
+        while batch is None and self._upto is None and wait_seconds != 0:
+            watch.wait(version, _LEASE_SECONDS if wait_seconds is None else wait_seconds)
+            version, batch = watch.version, self._next()
+            if wait_seconds is not None:
+                break
         if batch is None:
+            self.finished = self._upto is not None
             return None
         rows, rest = batch[:limit], batch[limit:]
         self._rest = rest if len(rest) > 0 else None
@@ -181,9 +178,15 @@ class LogGroupFeed(_LogFeed):
         self._unconfirmed: list[dict[str, Any]] = []
 
     def fetch(self, limit: int, wait_seconds: float | None, more: bool = True) -> FeedPage | None:
-        events = self._consume(limit, _LEASE_SECONDS if wait_seconds is None else wait_seconds)
-        while not events and wait_seconds is None:
-            events = self._consume(limit, _LEASE_SECONDS)
+        events = consume_sync(
+            self.opened.stream,
+            self._group,
+            min(limit, _EVENTS_A_LEASE),
+            self.opened.hub.connection,
+            member=self._consumer,
+            lease=self._lease,
+            wait=LONGEST_SECONDS if wait_seconds is None else wait_seconds,
+        )
         if not events:
             return None
         types = {**self.opened.log.fields(), **META_TYPES}
@@ -191,17 +194,6 @@ class LogGroupFeed(_LogFeed):
         columns = {name: _array([event.get(name) for event in events], types.get(name)) for name in names}
         self._unconfirmed = events
         return self._page(pa.RecordBatch.from_arrays(list(columns.values()), list(columns)))
-
-    def _consume(self, limit: int, wait_seconds: float) -> list[dict[str, Any]]:
-        return consume_sync(
-            self.opened.stream,
-            self._group,
-            min(limit, _EVENTS_A_LEASE),
-            self.opened.hub.connection,
-            member=self._consumer,
-            lease=self._lease,
-            wait=wait_seconds,
-        )
 
     def confirm(self) -> None:
         events, self._unconfirmed = self._unconfirmed, []

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypedDict
 
-from weft.dataframes.frames import To, check_to
-from weft.dataframes.layout import Layout, OnError
+from weft.dataframes.layout import Layout, OnError, To, check_choice
 from weft.errors import SettingsError, did_you_mean
 
 
@@ -66,7 +65,7 @@ class Options:
     stream_column: str | None = None
 
     def __post_init__(self) -> None:
-        check_to(self.to)
+        check_choice("to", self.to, To)
         if self.count is not None:
             whole_number("count", self.count)
 

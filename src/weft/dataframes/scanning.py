@@ -8,11 +8,9 @@ from dataclasses import replace
 from functools import cache
 from typing import Any, Literal, Unpack
 
-from weft.dataframes.frames import To, frame_of, polars
-from weft.dataframes.layout import Layout, join
-from weft.dataframes.opening import find_connection, is_declared, open_feed, open_pages
+from weft.dataframes.layout import Layout, To, frame_of, join, polars
 from weft.dataframes.options import Options, ScanOptions, refuse_unknown
-from weft.dataframes.reading import batches_of, read_frame
+from weft.dataframes.reading import batches_of, find_connection, is_declared, open_feed, open_pages, read_frame
 from weft.errors import SettingsError
 from weft.streams.declare import Stream
 from weft.systems.base import Connection
@@ -75,13 +73,11 @@ def _scan_with_spark(url: str | Connection, stream: str | bytes | Stream, option
             f"A DataFrame of Spark has no {'count' if options.count is not None else 'end to wait at'}.",
             hint="frame.limit(…) takes so many rows; read_stream waits for new ones.",
         )
+    from weft.dataframes.spark import PageScan, scan_log, scan_pages
+
     connection, start, end = find_connection(url), options.start_id, options.end_id
     if is_declared(stream, connection):
-        from weft.dataframes.spark_log import scan_log
-
         return scan_log(connection, stream, options.layout, start, end)
-    from weft.dataframes.spark_pages import PageScan, scan_pages
-
     # Workers do not have the environment variables of its references.
     return scan_pages(PageScan(open_pages(connection.resolved(), "A key"), stream, options.layout, start, end))
 

@@ -9,15 +9,8 @@ from typing import Any
 import pyarrow as pa
 
 from weft.engine.readers import SqlReader
+from weft.spark_support.sessions import OPERATORS
 from weft.systems.sql.tables import SqlTables
-
-_COMPARISONS = {
-    "EqualTo": "=",
-    "GreaterThan": ">",
-    "GreaterThanOrEqual": ">=",
-    "LessThan": "<",
-    "LessThanOrEqual": "<=",
-}
 
 
 def condition(pushed: Any, reader: SqlReader) -> str | None:
@@ -32,9 +25,9 @@ def condition(pushed: Any, reader: SqlReader) -> str | None:
     name, field = reader.tables.quote(path[0]), reader.schema.field(path[0])
     if kind in ("IsNull", "IsNotNull"):
         return f"{name} IS {'NOT ' if kind == 'IsNotNull' else ''}NULL"
-    if kind in _COMPARISONS:
+    if kind in OPERATORS:
         value = _literal(pushed.value, field, reader.tables)
-        return None if value is None else f"{name} {_COMPARISONS[kind]} {value}"
+        return None if value is None else f"{name} {OPERATORS[kind]} {value}"
     if kind == "In":
         values = [_literal(value, field, reader.tables) for value in pushed.value]
         return None if not values or None in values else f"{name} IN ({', '.join(map(str, values))})"

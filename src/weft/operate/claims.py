@@ -13,7 +13,7 @@ from hashlib import blake2b
 from typing import Any
 from uuid import uuid4
 
-from weft.operate.records import Attempt, ClaimedRun, Refused, slot_text
+from weft.operate.records import Attempt, ClaimedRun, RefusedClaim, slot_text
 from weft.operate.runlog_tables import LogTables, attempt_of, instant
 from weft.systems import process
 from weft.systems.sql.driver import Session
@@ -83,15 +83,15 @@ def grant(
     attempts_allowed: int,
     lease_seconds: float,
     resume: bool,
-) -> ClaimedRun | Refused:
+) -> ClaimedRun | RefusedClaim:
     """Begin an attempt, or return why not. Either way, an attempt whose process is gone is recorded as interrupted."""
     attempts = attempts_at(session, book, slot_id(claim.pipeline, slot)) if slot is not None else []
     if attempts and attempts[-1].status == "succeeded":
-        return Refused("succeeded", claim.pipeline, attempts[-1])
+        return RefusedClaim("succeeded", claim.pipeline, attempts[-1])
     previous = attempts_at(session, book, claim.run_id) if claim.run_id is not None else []
     last = previous[-1] if previous else None
     if claim.is_live:
-        return Refused("running", claim.pipeline, last)
+        return RefusedClaim("running", claim.pipeline, last)
     interrupted_now, failures = None, claim.failures
     if claim.owner is not None and last is not None:
         last = interrupted_now = _interrupt(session, book, claim, last)
@@ -105,9 +105,9 @@ def grant(
         interrupted = sum(each.status == "interrupted" for each in attempts)
         allowed = attempts_allowed + min(interrupted, FREE_INTERRUPTIONS)
         if len(attempts) >= allowed:
-            return Refused("exhausted", claim.pipeline, attempts[-1], gave_up=died_now)
+            return RefusedClaim("exhausted", claim.pipeline, attempts[-1], gave_up=died_now)
         if attempts and attempts[-1].retry_at is not None and attempts[-1].retry_at > claim.now:
-            return Refused("waiting", claim.pipeline, attempts[-1])
+            return RefusedClaim("waiting", claim.pipeline, attempts[-1])
         number = len(attempts) + 1
     elif resume and last is not None and last.status != "succeeded":
         run_id, slot, number = last.run_id, last.slot, last.attempt + 1

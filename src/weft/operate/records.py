@@ -70,7 +70,7 @@ class ClaimedRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedClaim:
     """Why a pipeline may not run now.
 
     `succeeded`: the slot is done. `running`: another process holds the pipeline. `waiting`: its next attempt is not

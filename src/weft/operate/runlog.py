@@ -27,7 +27,7 @@ from weft.errors import (
 )
 from weft.operate import claims
 from weft.operate.claims import Claim
-from weft.operate.records import COUNTS, Attempt, ClaimedRun, PipelineState, Refused, Status
+from weft.operate.records import COUNTS, Attempt, ClaimedRun, PipelineState, RefusedClaim, Status
 from weft.operate.redaction import clean
 from weft.operate.runlog_tables import LogTables, attempt_of, instant, schemes
 from weft.project import build_connection, current
@@ -84,7 +84,7 @@ class RunLog:
         attempts_allowed: int = 1,
         lease_seconds: float = LEASE_SECONDS,
         resume: bool = True,
-    ) -> ClaimedRun | Refused:
+    ) -> ClaimedRun | RefusedClaim:
         """Return an attempt that only the caller may make, or why there is none.
 
         With a `slot` it is refused when that slot has succeeded, has used up its attempts or waits for its next one.

@@ -20,7 +20,7 @@ from weft.operate.due import Planner, due_now
 from weft.operate.heartbeat import heartbeat
 from weft.operate.hints import hint_for
 from weft.operate.logs import captured
-from weft.operate.records import COUNTS, ClaimedRun, Refused
+from weft.operate.records import COUNTS, ClaimedRun, RefusedClaim
 from weft.operate.redaction import clean
 from weft.operate.runlog import LEASE_SECONDS, RunLog
 from weft.pipelines import graph
@@ -94,7 +94,7 @@ class Runner(Planner):
             lease_seconds=self.lease_seconds,
             resume=resume,
         )
-        if isinstance(claimed, Refused):
+        if isinstance(claimed, RefusedClaim):
             if claimed.gave_up:
                 self.alerters.gave_up(pipeline.name, claimed.last)
             return Outcome(pipeline.name, "refused", slot=slot, reason=str(claimed))

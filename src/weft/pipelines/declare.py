@@ -10,9 +10,9 @@ from types import MappingProxyType
 from typing import Any, Literal, Unpack, get_args
 
 from weft.errors import DeclarationError, NotFoundError, did_you_mean, unknown
-from weft.options import errors_at, flag, one_of, refuse_unknown, text_option
+from weft.options import errors_at, flag, look_like, one_of, refuse_unknown, text_option
 from weft.pipelines import graph
-from weft.pipelines.options import AnyConnection, connection_option, look_like, place_of, refuse_twice
+from weft.pipelines.options import AnyConnection, connection_option, place_of, refuse_twice
 from weft.pipelines.retry import Retry
 from weft.pipelines.schedule import Schedule
 from weft.pipelines.table import AnyTable, Table, table_of

@@ -36,12 +36,6 @@ def place_of(function: Callable[..., Any]) -> str:
     return function.__module__ if code is None else f"{short_path(code.co_filename)}, line {code.co_firstlineno}"
 
 
-def look_like(declared: object, function: Callable[..., Any]) -> None:
-    """Give a declaration the name and the docstring of its function."""
-    for attribute in ("__module__", "__name__", "__qualname__", "__doc__"):
-        object.__setattr__(declared, attribute, getattr(function, attribute, None))
-
-
 def refuse_twice(what: str, declared: Any, known: Mapping[str, Any], function: Callable[..., Any]) -> None:
     """Raise where another declaration has this name. A reloaded module, or a cell that is run again, may repeat it."""
     present = known.get(declared.name)

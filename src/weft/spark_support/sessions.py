@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 # Tests stop a process at each step of a load, by a handler on this logger.
 _steps = logging.getLogger("weft.commit")
@@ -17,6 +17,14 @@ TIME_FORMATS = {
 """Options of Spark by which times in CSV and JSON keep their microseconds."""
 FILE_METADATA = "_metadata"
 """The column in which Spark's readers describe the file of each row."""
+OPERATORS: dict[str, Literal["=", "<", "<=", ">", ">="]] = {
+    "EqualTo": "=",
+    "GreaterThan": ">",
+    "GreaterThanOrEqual": ">=",
+    "LessThan": "<",
+    "LessThanOrEqual": "<=",
+}
+"""By the names of Spark's classes of filters, what they compare by."""
 CONF = {
     # The default is a form of twelve bytes that other readers take for nanoseconds, which the year 1 does not fit.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",

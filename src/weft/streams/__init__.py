@@ -1,5 +1,4 @@
-"""Durable streams: declare, publish, subscribe, consume, acknowledge. Written once over the log protocol of
-`weft.systems.log`."""
+"""Durable streams: declare, publish, subscribe, consume, acknowledge. Written once over `weft.systems.log`."""
 
 from weft.streams.consuming import ack as ack
 from weft.streams.consuming import ack_sync as ack_sync

@@ -56,16 +56,6 @@ class Ticket:
     future: asyncio.Future[None] = field(init=False)
     lock: threading.Lock = field(init=False)
 
-    def settle(self) -> None:
-        """Wake who waits. In its loop's thread for asyncio, in any for the others."""
-        if self.loop is None:
-            self.lock.release()
-        elif not self.future.done():
-            if self.error is None:
-                self.future.set_result(None)
-            else:
-                self.future.set_exception(self.error)
-
 
 class Committer:
     """A thread that stores what is queued in one transaction, again and again.
@@ -234,7 +224,7 @@ def _encode(group: Sequence[Ticket]) -> tuple[list[Batch], list[list[Ticket]]]:
                 encoded = encode_quickly(stream, log, events, keys)
                 if encoded is not None:
                     publishes = [(ticket.publish_id, len(ticket.events)) for ticket in members]
-                    together = to_batch(stream, log, publishes, encoded, events)
+                    together = to_batch(stream, log, publishes, encoded)
             if together is not None:
                 batches.append(together)
                 owners.append(members)
@@ -275,17 +265,21 @@ def _wake(group: list[Ticket]) -> None:
     by_loop: dict[asyncio.AbstractEventLoop, list[Ticket]] = {}
     for ticket in group:
         if ticket.loop is None:
-            ticket.settle()
+            ticket.lock.release()
         else:
             by_loop.setdefault(ticket.loop, []).append(ticket)
     for loop, tickets in by_loop.items():
         with suppress(RuntimeError):  # the loop was closed: nothing waits any more
-            loop.call_soon_threadsafe(_settle_all, tickets)
+            loop.call_soon_threadsafe(_finish, tickets)
 
 
-def _settle_all(tickets: list[Ticket]) -> None:
+def _finish(tickets: list[Ticket]) -> None:
     for ticket in tickets:
-        ticket.settle()
+        if not ticket.future.done():
+            if ticket.error is None:
+                ticket.future.set_result(None)
+            else:
+                ticket.future.set_exception(ticket.error)
 
 
 def _copy(error: BaseException) -> BaseException:

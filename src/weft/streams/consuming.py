@@ -22,7 +22,7 @@ from weft.errors import EventsLostError, LeaseLostError, SchemaError, SettingsEr
 from weft.project import current
 from weft.streams import retention
 from weft.streams.declare import Stream
-from weft.streams.events import Event, Lease, in_rounds, to_events
+from weft.streams.events import Event, Lease, in_rounds, to_dicts
 from weft.streams.publishing import publish_once
 from weft.streams.retention import aware
 from weft.streams.runtime import Opened, for_asyncio, open_stream, open_stream_async, opened
@@ -31,7 +31,8 @@ from weft.systems.log import PUBLISHED_AT, RESERVED_PREFIX, ROWID, Leased, Refus
 from weft.types import FieldType, check_value, to_json
 
 _MAX_BATCH = 100_000
-_YEAR_SECONDS = 365 * 86_400
+LONGEST_SECONDS = 365 * 86_400
+"""The longest lease, wait or delay: a year."""
 # How often a call that waits for events also looks for leases that ran out and delays that ended.
 _LOOK_SECONDS = 0.5
 
@@ -134,7 +135,7 @@ def _checked(consumer: str, batch_size: int, member: str | None, lease: float, w
     if type(batch_size) is not int or not 1 <= batch_size <= _MAX_BATCH:
         raise SettingsError(f"batch_size must be a whole number from 1 to {_MAX_BATCH:,}, not {batch_size!r}.")
     for name, value, least in (("lease", lease, 0.001), ("wait", wait, 0)):
-        if type(value) not in (int, float) or not least <= value <= _YEAR_SECONDS:
+        if type(value) not in (int, float) or not least <= value <= LONGEST_SECONDS:
             raise SettingsError(f"{name} must be a number of seconds from {least} to a year, not {value!r}.")
     return member or default_member()
 
@@ -201,7 +202,7 @@ def _read_all(
     events: list[dict[str, Any]] = []
     for at, span in enumerate(spans):
         before = len(events)
-        for event in in_rounds(ready.log, span.first - 1, span.last, span.events, lambda page: to_events(page, lease)):
+        for event in in_rounds(ready.log, span.first - 1, span.last, span.events, lease):
             if not has_room(event):
                 left = [replace(span, first=event[ROWID]), *spans[at + 1 :]]
                 rowids = [rowid for each in left for rowid in _rowids(ready, each)]
@@ -215,7 +216,7 @@ def _read_all(
 
 
 def _read(ready: Opened, consumer: str, span: Span, lease: Lease) -> list[dict[str, Any]]:
-    events = to_events(ready.log.read(span.first - 1, span.last, span.events), lease)
+    events = to_dicts(ready.log.read(span.first - 1, span.last, span.events), lease)
     if not events:
         _release_empty_span(ready, consumer, span, lease)
     return events
@@ -328,9 +329,8 @@ def nack_sync(
     connection: str | Connection | None = None,
     member: str | None = None,
 ) -> int:
-    """Give events back, to be delivered again after `delay` seconds, and return how many. Dead letters keep the
-    `reason`."""
-    if type(delay) not in (int, float) or not 0 <= delay <= _YEAR_SECONDS:
+    """Give events back, to be delivered again after `delay` seconds; how many. Dead letters keep the `reason`."""
+    if type(delay) not in (int, float) or not 0 <= delay <= LONGEST_SECONDS:
         raise SettingsError(f"delay must be a number of seconds, not {delay!r}.")
     if reason is not None:
         reason = str(reason).encode("utf-8", "replace").decode().replace("\x00", "�")[:2000]

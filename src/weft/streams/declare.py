@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, Literal, get_overloads, overload
 
 from weft.errors import DeclarationError, did_you_mean
+from weft.options import look_like, refuse_unknown
 from weft.project import current
 from weft.settings import redact_url
 from weft.systems.base import Connection
@@ -26,6 +27,10 @@ _FIELD = re.compile(r"[^\W\d][\w .@#$:/-]*")
 # PostgreSQL has these in every table.
 _SYSTEM_COLUMNS = frozenset({"tableoid", "ctid", "xmin", "xmax", "cmin", "cmax"})
 _DEFAULT_HORIZON_DAYS = 30.0
+_KEPT_AS_DECLARED = (
+    *("schema", "connection", "cursor", "description", "owner", "validate_schema"),
+    *("on_schema_drift", "max_deliveries"),
+)
 _SLOWEST = 0.001
 
 
@@ -71,8 +76,7 @@ class Stream:
 
     @functools.cached_property
     def dead_letters(self) -> Stream:
-        """The stream of events that were delivered `max_deliveries` times. Its key keeps a retry from storing one
-        twice."""
+        """The stream of events that were delivered `max_deliveries` times. By its key, a retry stores none twice."""
         return Stream(
             name=self.dead_letter or self.name + DEAD_LETTER_SUFFIX,
             schema=self.schema,
@@ -138,16 +142,13 @@ def stream(name: str | Callable[..., Any] | None = None, **options: Any) -> Any:
     """
     if callable(name) and not isinstance(name, str):  # @stream without parentheses
         return stream()(name)
-    for option in options:
-        if option not in _DEFAULTS:
-            hint = did_you_mean(option, ("name", *_DEFAULTS), f"Options: name, {', '.join(_DEFAULTS)}.")
-            raise DeclarationError(f"@stream has no option {option!r}.", hint=hint)
+    refuse_unknown(options, ("name", *_DEFAULTS), "@stream")
 
     def declare(function: Callable[..., Any]) -> Stream:
         if not callable(function):
             raise DeclarationError(f"@stream decorates a function, not a {type(function).__name__}.")
         declared = _make_stream(function.__name__ if name is None else name, {**_DEFAULTS, **options})
-        _look_like(declared, function)
+        look_like(declared, function)
         register(declared, f"{function.__module__}.{function.__qualname__}")
         return declared
 
@@ -159,15 +160,8 @@ _DEFAULTS = {name: each.default for name, each in _signature.parameters.items() 
 stream.__signature__ = _signature  # type: ignore[attr-defined]
 
 
-def _look_like(declared: Stream, function: Callable[..., Any]) -> None:
-    """Give a stream the name and documentation of the function it replaces."""
-    for attribute in ("__module__", "__name__", "__qualname__", "__doc__"):
-        object.__setattr__(declared, attribute, getattr(function, attribute, None))
-
-
 def register(declared: Stream, origin: str) -> None:
-    """Add a stream to the project. The function that declared it may declare it again (a reloaded module, a notebook's
-    cell)."""
+    """Add a stream to the project. Its function may declare it again (a reloaded module, a notebook's cell)."""
     streams = current().streams
     present = streams.get(declared.name)
     known = getattr(present, "origin", None)
@@ -247,22 +241,14 @@ def _make_stream(name: str, options: Mapping[str, Any]) -> Stream:
         raise DeclarationError(f"{where}: max_deliveries needs a dead_letter stream; events are never thrown away.")
     return Stream(
         name=name,
-        schema=options["schema"],
-        connection=connection,
-        cursor=cursor,
+        **{option: options[option] for option in _KEPT_AS_DECLARED},
+        **retention,
         fields=MappingProxyType(fields),
-        description=options["description"],
         tags=tuple(tags),
-        owner=options["owner"],
         auth=_auth(options["auth"], where),
         rate_limit=_rate_limit(options["rate_limit"], where),
-        validate_schema=options["validate_schema"],
-        max_age_days=retention.get("max_age_days"),
-        max_rows=retention.get("max_rows"),
         key_fields=key_fields,
         key_horizon_days=horizon,
-        on_schema_drift=drift,
-        max_deliveries=max_deliveries,
         dead_letter=dead_letter if isinstance(dead_letter, str) else None,
     )
 
@@ -330,11 +316,9 @@ def _options(options: object, option: str, where: str, known: Mapping[str, type]
         return {}
     if not isinstance(options, Mapping):
         raise DeclarationError(f"{where}: {option} must be a dict, not {type(options).__name__}.")
+    refuse_unknown(options, known, f"{where}: {option}")
     for key, value in options.items():
-        kind = known.get(key)
-        if kind is None:
-            hint = did_you_mean(str(key), known, f"Options: {', '.join(known)}.")
-            raise DeclarationError(f"{where}: {option} has no option {key!r}.", hint=hint)
+        kind = known[key]
         number = kind in (int, float)
         fits = type(value) in ((int, float) if kind is float else (kind,))
         # Databases count in microseconds from 1970: more days than these would leave their years.

@@ -29,10 +29,10 @@ class Encoded:
 
     columns: tuple[str, ...]
     values: list[list[Any]]
-    count: int
+    events: list[dict[str, Any]]
+    """Those that fit."""
     extra: list[str | None] | None = None
     quarantined: list[dict[str, Any]] = field(default_factory=list)
-    kept: list[dict[str, Any]] | None = None
     nulls: tuple[bool, ...] | None = None
     """By column, whether it has nulls; `None` if that is unknown."""
 
@@ -75,8 +75,7 @@ def _as_dict(event: object) -> str | None:
 
 
 def keys_of(events: list[dict[str, Any]]) -> Set[str]:
-    """Return every key of these events. If all have equally many, those of the first: `_columns` checks that they are
-    equal."""
+    """Return every key of these events. If all have equally many, those of the first: `_columns` compares them."""
     keys = events[0].keys()
     same = len(events) == 1 or sum(map(len, events)) == len(keys) * len(events)
     return keys if same else set().union(*events)
@@ -106,7 +105,7 @@ def encode_quickly(
             nulls.append(has_nulls)
         elif required and name in stream.fields and not _optional(stream, name):
             return None
-    return Encoded(tuple(columns), values, len(events), nulls=tuple(nulls))
+    return Encoded(tuple(columns), values, events, nulls=tuple(nulls))
 
 
 def _columns(events: list[dict[str, Any]], keys: Set[str]) -> dict[str, list[Any]]:
@@ -130,7 +129,7 @@ def encode(stream: Stream, log: Log, events: list[dict[str, Any]]) -> Encoded:
     for index, event in enumerate(events):
         _check_keys(stream, index, event)
     if not events:
-        return Encoded((), [], 0)
+        return Encoded((), [], [])
     # Another process may have added columns. A stream without any takes them from its first events.
     fields = log.fields(fresh=True)
     if (stream.on_schema_drift == "evolve" or not fields) and not stream.validate_schema:
@@ -192,14 +191,8 @@ def _by_event(stream: Stream, log: Log, events: list[dict[str, Any]], fields: di
             extras.append(extra)
             kept.append(event)
     columns = tuple(name for name in fields if any(name in row for row in rows))
-    return Encoded(
-        columns,
-        [[row.get(name) for row in rows] for name in columns],
-        len(rows),
-        extras if any(extras) else None,
-        quarantined,
-        kept,
-    )
+    values = [[row.get(name) for row in rows] for name in columns]
+    return Encoded(columns, values, kept, extras if any(extras) else None, quarantined)
 
 
 def _one(
@@ -290,7 +283,6 @@ def to_batch(
     log: Log,
     publishes: list[tuple[str, int]],
     encoded: Encoded,
-    events: list[dict[str, Any]],
     key_fields: tuple[str, ...] | None = None,
     publish_key: str | None = None,
 ) -> Batch:
@@ -301,26 +293,25 @@ def to_batch(
     batch = Batch(log, publishes, encoded.columns, encoded.values, encoded.extra, nulls=encoded.nulls)
     names = stream.key_fields if key_fields is None else key_fields
     if names:
-        stored = events if encoded.kept is None else encoded.kept
-        columns = [_key_column(name, encoded, stored) for name in names]
+        columns = [_key_column(name, encoded) for name in names]
         # An event with a null among its key fields has no key: it is never a duplicate.
         batch.keys = [None if None in values else _key(values) for values in zip(*columns, strict=True)]
     if publish_key is not None:
-        known = batch.keys or [None] * encoded.count
+        known = batch.keys or [None] * len(encoded.events)
         batch.keys = [_key(("publish", publish_key, at)) if key is None else key for at, key in enumerate(known)]
     if batch.keys is not None:
         batch.key_horizon = stream.key_horizon_days * 86_400
     return batch
 
 
-def _key_column(name: str, encoded: Encoded, events: list[dict[str, Any]]) -> list[Any]:
+def _key_column(name: str, encoded: Encoded) -> list[Any]:
     if name not in encoded.columns:
-        return [event.get(name) for event in events]
+        return [event.get(name) for event in encoded.events]
     values = encoded.values[encoded.columns.index(name)]
     if encoded.extra is None:
         return values
     # A value that does not fit its column is in `_weft_extra`: it is not a null.
-    return [event.get(name) if value is None else value for value, event in zip(values, events, strict=True)]
+    return [event.get(name) if value is None else value for value, event in zip(values, encoded.events, strict=True)]
 
 
 def _key(values: tuple[object, ...]) -> bytes:

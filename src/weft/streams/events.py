@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from weft.errors import EventsLostError
 from weft.systems.log import EXTRA, ROWID, Log, LogPage
 
 _FIRST_ROUND, _LAST_ROUND = 16, 512
@@ -43,32 +44,39 @@ class Event(dict[str, Any]):
         return _restore, (dict(self), self.lease)
 
 
-def _restore(values: dict[str, Any], lease: Lease) -> Event:
+def _restore(values: Mapping[str, Any] | Iterable[tuple[str, Any]], lease: Lease) -> Event:
     event = Event(values)
     event.lease = lease
     return event
 
 
-def to_dicts(page: LogPage) -> list[dict[str, Any]]:
-    """Return a page as plain dicts, the extra keys merged in."""
-    names, columns, extra = _split(page)
-    return _merge([dict(zip(names, values, strict=False)) for values in zip(*columns, strict=False)], extra)
+def to_dicts(page: LogPage, lease: Lease | None = None) -> list[dict[str, Any]]:
+    """Return a page as plain dicts, or as events of a lease, the extra keys merged in."""
+    columns = dict(zip(page.names, page.columns, strict=True))
+    extra, names = columns.pop(EXTRA, ()), list(columns)
+    rows = zip(*columns.values(), strict=False)
+    events: list[dict[str, Any]]
+    if lease is None:
+        events = [dict(zip(names, values, strict=False)) for values in rows]
+    else:
+        events = [_restore(zip(names, values, strict=False), lease) for values in rows]
+    for event, more in zip(events, extra, strict=False):
+        if more:
+            event.update(more)
+    return events
 
 
-def to_events(page: LogPage, lease: Lease) -> list[dict[str, Any]]:
-    """Return a page as events of a lease."""
-    names, columns, extra = _split(page)
-    events: list[dict[str, Any]] = []
-    for values in zip(*columns, strict=False):
-        event = Event(zip(names, values, strict=False))
-        event.lease = lease
-        events.append(event)
-    return _merge(events, extra)
+def events_lost(reader: str, stream: str, lost: int) -> EventsLostError:
+    """Return the error for a reader that retention overtook."""
+    return EventsLostError(
+        f"A {reader} of stream {stream!r} lost up to {lost:,} events: retention removed them before they were read.",
+        lost=lost,
+        hint="Iterate again to go on with what is left.",
+    )
 
 
 def read_after(log: Log, after: int, limit: int) -> tuple[list[dict[str, Any]], int, int]:
-    """Return the events after an offset; or none, the offset up to which they were removed, and at most how many
-    were."""
+    """Return the events after an offset; or none, the offset up to which they were removed, and at most how many."""
     head = log.head()
     if head <= after:
         return [], 0, 0
@@ -81,40 +89,14 @@ def read_after(log: Log, after: int, limit: int) -> tuple[list[dict[str, Any]], 
     return events, 0, 0
 
 
-def in_rounds(
-    log: Log,
-    after: int,
-    upto: int,
-    limit: int,
-    convert: Callable[[LogPage], list[dict[str, Any]]] = to_dicts,
-) -> Iterator[dict[str, Any]]:
+def in_rounds(log: Log, after: int, upto: int, limit: int, lease: Lease | None = None) -> Iterator[dict[str, Any]]:
     """Yield up to `limit` events of a range. They are read in rounds that grow, so that a caller that stops early,
     because they are large, has few more in memory than it took."""
     count = _FIRST_ROUND
     while limit > 0:
         wanted = min(count, limit)
-        events = convert(log.read(after, upto, wanted))
+        events = to_dicts(log.read(after, upto, wanted), lease)
         yield from events
         if len(events) < wanted:
             return
         after, limit, count = events[-1][ROWID], limit - wanted, min(2 * count, _LAST_ROUND)
-
-
-def _split(page: LogPage) -> tuple[list[str], list[Any], Any]:
-    names: list[str] = []
-    columns: list[Any] = []
-    extra: Any = ()
-    for name, column in zip(page.names, page.columns, strict=True):
-        if name == EXTRA:
-            extra = column
-        else:
-            names.append(name)
-            columns.append(column)
-    return names, columns, extra
-
-
-def _merge(events: list[dict[str, Any]], extra: Any) -> list[dict[str, Any]]:
-    for event, more in zip(events, extra, strict=False):
-        if more:
-            event.update(more)
-    return events

@@ -10,10 +10,10 @@ from weft.errors import SettingsError
 from weft.streams import retention
 from weft.streams.commit import Ticket
 from weft.streams.declare import Stream
-from weft.streams.encode import as_events, encode, keys_of, to_batch
+from weft.streams.encode import Encoded, as_events, encode, keys_of, to_batch
 from weft.streams.runtime import Opened, open_stream, open_stream_async, opened
 from weft.systems.base import Connection
-from weft.systems.log import Batch
+from weft.systems.log import Batch, Log
 
 
 async def publish(
@@ -63,8 +63,7 @@ def publish_sync(
 
 
 def _can_wait(ticket: Ticket) -> bool:
-    """Return whether a publish can be checked with others: it has no idempotency key, and all its fields are
-    columns."""
+    """Return whether a publish can be checked with others: it has no idempotency key, and all fields are columns."""
     if ticket.key is not None:
         return False
     ticket.keys = keys_of(ticket.events)
@@ -103,21 +102,23 @@ os.register_at_fork(after_in_child=_spare_ids.clear)
 
 def _encode(ticket: Ticket) -> list[Batch]:
     """Encode a publish by itself: its stream's batch, then the quarantine's. They are stored together or not at all."""
-    stream, log, events = ticket.ready.stream, ticket.ready.log, ticket.events
-    encoded = encode(stream, log, events)
-    batches = []
-    if encoded.count:
-        publishes = [(ticket.publish_id, encoded.count)]
-        batches.append(to_batch(stream, log, publishes, encoded, events, publish_key=ticket.key))
+    stream, log = ticket.ready.stream, ticket.ready.log
+    encoded = encode(stream, log, ticket.events)
+    batches = [_batch(ticket, stream, log, encoded)] if encoded.events else []
     if encoded.quarantined:
         place = open_stream(stream.quarantine, ticket.ready.hub.connection)
         # Its keys must be forgotten one day too, and only this publishes to it.
         place.keyed = place.keyed or ticket.key is not None
         retention.enforce_soon(place)
         records = encode(place.stream, place.log, encoded.quarantined)
-        publishes = [(ticket.publish_id, records.count)]
-        batches.append(to_batch(place.stream, place.log, publishes, records, [], publish_key=ticket.key))
+        batches.append(_batch(ticket, place.stream, place.log, records))
     return batches
+
+
+def _batch(
+    ticket: Ticket, stream: Stream, log: Log, encoded: Encoded, key_fields: tuple[str, ...] | None = None
+) -> Batch:
+    return to_batch(stream, log, [(ticket.publish_id, len(encoded.events))], encoded, key_fields, ticket.key)
 
 
 def publish_once(stream: Stream, connection: Connection | None, records: list[dict[str, Any]], key_field: str) -> None:
@@ -128,8 +129,7 @@ def publish_once(stream: Stream, connection: Connection | None, records: list[di
     ticket = _ticket(ready, records)
     lenient = replace(ready.stream, validate_schema=False, on_schema_drift="evolve")
     encoded = encode(lenient, ready.log, ticket.events)
-    publishes = [(ticket.publish_id, encoded.count)]
-    ticket.batches = [to_batch(lenient, ready.log, publishes, encoded, ticket.events, (key_field,))]
+    ticket.batches = [_batch(ticket, lenient, ready.log, encoded, (key_field,))]
     ready.hub.committer.publish(ticket)
     retention.enforce_soon(ready)
 

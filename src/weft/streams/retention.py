@@ -1,5 +1,4 @@
-"""Retention: events past a stream's age or number are removed; consumers that had not seen them get
-`EventsLostError`."""
+"""Retention removes events past a stream's age or number; consumers that had not seen them get `EventsLostError`."""
 
 from __future__ import annotations
 

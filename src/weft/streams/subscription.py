@@ -8,9 +8,9 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
-from weft.errors import ConnectionFailedError, EventsLostError, SettingsError
+from weft.errors import ConnectionFailedError, SettingsError
 from weft.streams.declare import Stream
-from weft.streams.events import read_after
+from weft.streams.events import events_lost, read_after
 from weft.streams.retention import aware
 from weft.streams.runtime import Opened, open_stream
 from weft.systems.base import Connection
@@ -138,9 +138,4 @@ class Subscription:
         self._seen = floor
         if not self._batch:
             self.position = floor
-        raise EventsLostError(
-            f"A subscriber of stream {self._ready.stream.name!r} lost up to {lost:,} events: "
-            "retention removed them before they were read.",
-            lost=lost,
-            hint="Iterate again to go on with what is left.",
-        )
+        raise events_lost("subscriber", self._ready.stream.name, lost)

@@ -16,8 +16,7 @@ _PAUSE_SECONDS = 0.5
 
 
 class Watch:
-    """Wakes readers when something may have been appended, by this process or another. Readers then look for
-    themselves."""
+    """Wakes readers when something may have been appended, by any process. They then look for themselves."""
 
     # After this long without a reader the thread ends; the next reader starts another.
     _LINGER_SECONDS = 5.0

@@ -28,6 +28,7 @@ from weft.errors import (
     did_you_mean,
     installing,
 )
+from weft.options import refuse_unknown
 
 ENTRY_POINTS = "weft.systems"
 SIGN_IN_HINT = "Check host, port, user, password and database. Encode special characters (%40 for @)."
@@ -84,10 +85,7 @@ class Connection:
     def refuse_unknown(cls, fields: typing.Iterable[str]) -> None:
         """Raise for a field that this kind of connection does not have, naming the nearest one that it has."""
         known = [each.name for each in dataclasses.fields(cls)]
-        for name in fields:
-            if name not in known:
-                hint = did_you_mean(name, known, f"Its fields: {', '.join(known)}.")
-                raise DeclarationError(f"{cls.__name__} has no field {name!r}.", hint=hint)
+        refuse_unknown(fields, known, cls.__name__, "Its fields", "field")
 
     @classmethod
     def from_fields(cls, fields: typing.Mapping[str, Any], *, name: str | None) -> Self:
@@ -438,7 +436,7 @@ _BUILT_IN = {
             endpoint="weft.systems.redis.connection:RedisEndpoint",
             schemes=("redis", "rediss"),
             log="weft.systems.redis.store:RedisStore",
-            entries="weft.systems.redis.entry_group:RedisEntries",
+            entries="weft.systems.redis.entries:RedisEntries",
             pages="weft.systems.redis.pages:RedisPages",
             hashes="weft.systems.redis.hashes:write_hashes",
             extra="redis",

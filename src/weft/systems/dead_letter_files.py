@@ -14,8 +14,7 @@ from weft.systems.dead_letter_store import StoredLetter, as_json, decoded, diges
 
 
 class LetterFiles:
-    """The dead letters in one folder. Pipelines add files; to remove letters is to write the rest of their files
-    again."""
+    """The dead letters in one folder. Pipelines add files; to remove letters is to write the others again."""
 
     def __init__(self, path: str, connection: Connection | None = None) -> None:
         self.path, self._connection = path, connection

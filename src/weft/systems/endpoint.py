@@ -64,8 +64,7 @@ class Endpoint:
         return connection
 
     def nested_option(self, name: str, value: Any, connection: Connection | None, options: Mapping[str, Any]) -> Any:
-        """Return the checked value of an option that a TOML file has in a table of its own; `None` where it does not
-        apply."""
+        """Return the checked value of an option that is a table of a TOML file; `None` where it does not apply."""
         return value
 
 

@@ -7,9 +7,10 @@ read through their log.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 Part = tuple[Any, ...]
 """Streams that one request can read."""
@@ -27,6 +28,14 @@ class StreamEntry(_Pair):
 
     stream: Any = None
     deliveries: int | None = None
+
+
+def by_stream(entries: Sequence[StreamEntry], half: Literal["identifier", "field_values"]) -> dict[Any, list[Any]]:
+    """Return one half of each entry, by their streams."""
+    streams: dict[Any, list[Any]] = defaultdict(list)
+    for entry in entries:
+        streams[entry.stream].append(getattr(entry, half))
+    return streams
 
 
 @dataclass(frozen=True, kw_only=True)

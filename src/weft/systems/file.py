@@ -68,8 +68,7 @@ class FileConnection(Connection):
         return unquote(path)
 
     def not_there_yet(self, report: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the report of a check for a file that the first use creates; `None` if it exists. Raise if it cannot
-        be created."""
+        """Return the report of a check for a file yet to be created; `None` if it exists. Raise if it cannot be."""
         path = self.resolved().path or ""
         if path == MEMORY or os.path.exists(path):
             return None

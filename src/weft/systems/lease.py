@@ -73,8 +73,7 @@ class Lease:
         self._beating = threading.Thread(target=self._beat, name="weft-lease", daemon=True)
 
     def take(self, *, patience: float = 0.0) -> None:
-        """Claim it, also from a dead holder. Raise `HeldError` if a living one still has it after `patience`
-        seconds."""
+        """Claim it, also from a dead holder. Raise `HeldError` if a living one has it after `patience` seconds."""
         began = changed = _now()
         seen: tuple[int, int | None] | None = None
         while True:

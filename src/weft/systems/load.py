@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypedDict, get_
 from uuid import uuid4
 
 from weft.errors import DeclarationError, did_you_mean
-from weft.options import Option, column_names
+from weft.options import Option, column_names, refuse_unknown
 from weft.systems.expectation import Expectation
 from weft.systems.watermark import Watermark
 
@@ -143,11 +143,7 @@ class Load:
         **options: Any,
     ) -> Self:
         """A load from what a user wrote, or `DeclarationError` for what cannot be, before anything runs."""
-        known = list(LoadOptions.__annotations__)
-        for name in options:
-            if name not in known:
-                hint = did_you_mean(name, known, f"Its options: {', '.join(known)}.")
-                raise DeclarationError(f"A load has no option {name!r}.", hint=hint)
+        refuse_unknown(options, LoadOptions.__annotations__, "A load", "Its options")
         schema, table = _target(target)
         if commit_key is not None and (not 0 < len(commit_key) <= KEY_LENGTH or commit_key.startswith(UNNAMED)):
             raise DeclarationError(
@@ -159,14 +155,14 @@ class Load:
             raise DeclarationError(f"There is no mode {mode!r}.", hint=" ".join(filter(None, hints)))
         for name in ("update_columns", "compare_columns"):
             if options.get(name) is not None:
-                options[name] = _names(name, options[name])
-        options["deduplicate_by"] = _names("deduplicate_by", options.get("deduplicate_by") or ())
+                options[name] = column_names(options[name], name, "")
+        options["deduplicate_by"] = column_names(options.get("deduplicate_by") or (), "deduplicate_by", "")
         full = f"{schema}.{table}" if schema else table
         load = cls(
             schema=schema,
             table=table,
             mode=mode,  # type: ignore[arg-type]
-            keys=_names("keys", keys or ()),
+            keys=column_names(keys or (), "keys", ""),
             pipeline=options.pop("pipeline", None) or full,
             # A load without a commit key still has a name: a task that Spark retries must find the first try.
             checkpoint_id=commit_key if commit_key is not None else f"{UNNAMED}{uuid4()}",
@@ -307,12 +303,3 @@ def _target(target: object) -> tuple[str | None, str]:
     if not all(names) or any("\0" in name for name in names):
         raise DeclarationError("A target's schema and table must have a name.", hint='("analytics", "orders")')
     return schema, table
-
-
-def _names(option: str, columns: object) -> tuple[str, ...]:
-    names = (columns,) if isinstance(columns, str) else columns
-    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        raise DeclarationError(f"{option} must be a list of column names.", hint=f'For example {option}=["id"].')
-    if len(set(names)) != len(names):
-        raise DeclarationError(f"{option} names a column twice.")
-    return tuple(names)

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from weft.types import FieldType
+from weft.errors import DeclarationError
+from weft.types import FieldType, comparable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -88,15 +89,13 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Leased:
-    """The answer to a lease request. `exhausted` spans were delivered too often: the caller moves them to the dead
-    letters."""
+    """The answer to a lease request. `exhausted` spans were delivered too often: the caller makes them dead letters."""
 
     token: str
     spans: list[Span]
     exhausted: list[Span]
     lost: int
-    """Events that retention removed and that were not reported to this consumer yet. Non-zero only when nothing is
-    leased."""
+    """Events that retention removed, not reported to this consumer yet. Non-zero only when nothing is leased."""
     epoch: int
     """Counts the resets of this consumer: the same offset in another epoch is another delivery."""
 
@@ -132,8 +131,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A consumer's state: the last offset delivered, and how many events are not delivered (`lag`) or not acked
-    (`pending`)."""
+    """A consumer: the last offset delivered, how many events are not delivered (`lag`) or not acked (`pending`)."""
 
     consumer: str
     position: int
@@ -157,15 +155,13 @@ class Log(Protocol):
 
     @property
     def forbidden(self) -> str:
-        """Characters that a text column of this database cannot hold; such a text goes to `_weft_extra`, where they are
-        escaped."""
+        """Characters that no text column can hold; such a text goes to `_weft_extra`, where they are escaped."""
 
     def head(self) -> int:
         """Return the last offset that a reader may see; 0 for an empty stream."""
 
     def published(self) -> int:
-        """Return a number that grows by one with each event, or by little more where offsets have gaps, to compute
-        rates."""
+        """Return a number that grows by one with each event, or little more where offsets have gaps: for rates."""
 
     def floor(self) -> int:
         """Return the last offset that retention removed; 0 when nothing was."""
@@ -184,8 +180,7 @@ class Log(Protocol):
         """Return up to `limit` events with `after < offset <= upto`, in order."""
 
     def read_arrow(self, after: int, upto: int, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """Yield the range as Arrow record batches, in order and in bounded memory. JSON fields and `_weft_extra` are
-        texts."""
+        """Yield the range as Arrow batches, in order and in bounded memory. JSON and `_weft_extra` are texts."""
 
     def bound(self, after: int, upto: int, most: int) -> int:
         """Return an offset up to which a range has at most `most` events, and at least one if it has any."""
@@ -221,8 +216,7 @@ class Log(Protocol):
         """Return every consumer of this stream."""
 
     def trim(self, upto: int) -> int:
-        """Remove the events up to and including an offset, note the loss for each consumer, and return how many were
-        removed."""
+        """Remove the events up to and including an offset, note the loss for each consumer, and return how many."""
 
     def trim_keys(self, before: float) -> None:
         """Forget idempotency keys seen before a moment (seconds of the store's clock)."""
@@ -264,3 +258,27 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Close connections and threads. Later calls raise `ConnectionFailedError`."""
+
+
+def declare(log: Log, fields: dict[str, FieldType]) -> None:
+    """Give a stream the declared fields that it lacks; raise where it stores one in another way. None is changed."""
+    present = log.fields(fresh=True)
+    spelled = {comparable(name): name for name in present}
+    for name in fields:
+        stored_as = spelled.get(comparable(name), name)
+        if stored_as != name:
+            raise DeclarationError(
+                f"Field {name!r} of stream {log.schema}.{log.name} is stored as {stored_as!r}.",
+                hint="Databases take names that differ in case or accents for one: keep the stored name.",
+            )
+    missing = {name: kind for name, kind in fields.items() if name not in present}
+    if missing:
+        log.add_fields(missing)
+        present = log.fields(fresh=True)
+    for name, kind in fields.items():
+        stored = present[name]
+        if (stored.base, stored.precision, stored.scale) != (kind.base, kind.precision, kind.scale):
+            raise DeclarationError(
+                f"Field {name!r} of stream {log.schema}.{log.name} is declared {kind}, but stored as {stored}.",
+                hint="Stored data is never converted: keep the stored type, or give the field another name.",
+            )

@@ -31,8 +31,7 @@ OFFSET = "_weft_offset"
 MAX_ROWS = 1_000_000
 """The rows of a micro-batch where a source declares no limit: what one transaction of a database takes well."""
 MAX_FILES = 1000
-"""The files of a micro-batch without a limit: enough to be worth a job, few enough that a crash repeats no hours of
-work."""
+"""The files of a micro-batch without a limit: worth a job, and few enough that a crash repeats no hours of work."""
 
 
 @dataclass(frozen=True)
@@ -129,8 +128,7 @@ class StreamSource(ABC):
 
     @abstractmethod
     def lag(self, position: Any | None, source_log: Location | None) -> int | None:
-        """Return at most how many units come after a position, which is `None` before the first batch; `None` if that
-        is unknown."""
+        """Return at most how many units come after a position (`None` before the first batch); `None` if unknown."""
 
     @abstractmethod
     def end(self) -> str:

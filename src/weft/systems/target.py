@@ -69,8 +69,7 @@ class SparkTarget(ABC):
         one, before the commit."""
 
     def copy(self, rows: ArrowRows, load: Load, spark: SparkSession) -> Counts | None:
-        """Commit Arrow rows without making them Spark's; return `None`, with nothing written, where only `write`
-        can."""
+        """Commit Arrow rows without making them Spark's; return `None`, with nothing written, if only `write` can."""
         return None
 
     def has(self, load: Load, spark: SparkSession) -> bool:

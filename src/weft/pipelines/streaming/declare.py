@@ -9,8 +9,8 @@ from types import MappingProxyType
 from typing import Any, Unpack, overload
 
 from weft.errors import DeclarationError, NotFoundError, WeftError, unknown
-from weft.options import errors_at, refuse_unknown, text_option
-from weft.pipelines.options import connection_option, look_like, place_of, refuse_twice
+from weft.options import errors_at, look_like, refuse_unknown, text_option
+from weft.pipelines.options import connection_option, place_of, refuse_twice
 from weft.pipelines.streaming.endpoints import address, addresses, check_targets, connection_of, delivery_to, identity
 from weft.pipelines.streaming.options import KEPT, LATER, OPTIONS, StreamingOptions
 from weft.pipelines.streaming.spec import LOAD_OPTIONS, DeadLetters, Source, StreamingPipeline, Target

@@ -60,7 +60,8 @@ class JsonDecoder:
         self.tries_at_once = True
 
     def parse(self, values: pa.Array) -> Parsed:
-        columns = self._at_once(values) if self.tries_at_once else None
+        # Whether a value fits a known type is asked of each by itself.
+        columns = self._at_once(values) if self.tries_at_once and not self.known else None
         if columns is not None:
             return Parsed(columns, range(len(values)), {})
         parsed = self._one_by_one(values)
@@ -84,39 +85,16 @@ class JsonDecoder:
                 return None
             if any(is_deeper(kind, MAX_DEPTH) for kind in table.schema.types):
                 return None
-            wanted = {each.name: self._reading(each) for each in table.schema}
-            if None in wanted.values() or "" in wanted or len({name.lower() for name in wanted}) < len(wanted):
+            wanted = {each.name: without_times(each.type) for each in table.schema}
+            if "" in wanted or len({name.lower() for name in wanted}) < len(wanted):
                 return None
             self.seen = {name: kind for name, kind in wanted.items() if not pa.types.is_null(kind)}
             if all(each.type.equals(wanted[each.name]) for each in table.schema):
-                return self._finished(table)
+                if not all(map(_is_whole, table.columns)):
+                    return None
+                columns = {name: table.column(name).combine_chunks() for name in table.column_names}
+                return columns if all(map(_is_exact, columns.values())) else None
         return None
-
-    def _reading(self, field: pa.Field) -> pa.DataType | None:
-        """Return the type that Arrow is to read a column as; `None` where it cannot."""
-        known = self.known.get(field.name.lower())
-        if known is None:
-            return without_times(field.type)
-        if pa.types.is_timestamp(known) or pa.types.is_date(known):
-            return pa.string()
-        return known if _is_plain(known) else None
-
-    def _finished(self, table: pa.Table) -> dict[str, pa.Array] | None:
-        columns = {}
-        for name in table.column_names:
-            column = table.column(name)
-            if not _is_whole(column):
-                return None
-            column = column.combine_chunks()
-            if not _is_exact(column):
-                return None
-            known = self.known.get(name.lower(), column.type)
-            try:
-                # Arrow breaks nested ones also by a cast to the type that they have.
-                columns[name] = column if column.type.equals(known) else column.cast(known)
-            except pa.ArrowInvalid:
-                return None
-        return columns
 
     # ---------------------------------------------------------------------------------------------------- one by one
 
@@ -140,8 +118,7 @@ class JsonDecoder:
         )
 
     def _row(self, value: bytes) -> dict[str, Any]:
-        """Return the values of one message, as their columns hold them. Raise `ValueError` with the reason if it cannot
-        be parsed."""
+        """Return the values of one message, as their columns hold them, or raise `ValueError` with the reason."""
         try:
             value.decode()
             row = _decode(value)
@@ -168,7 +145,7 @@ class JsonDecoder:
 
     def _array(self, key: str, values: list[Any]) -> pa.Array:
         known = self.known.get(key)
-        return _inferred(values) if known is None else pa.array(values, storage(known))
+        return _inferred(values) if known is None else pa.array(values, _storage(known))
 
 
 def _is_regular(values: pa.Array) -> bool:
@@ -199,8 +176,8 @@ def _read(text: pa.Buffer, seen: Mapping[str, pa.DataType]) -> pa.Table | None:
 
 def _is_whole(column: pa.ChunkedArray) -> bool:
     """Return whether an array is as its type says. Arrow's reader forgets nulls in lists that come before it has seen
-    what a list is of, and leaves an array that is shorter than its lists; and it takes decimals of too many digits."""
-    if not pa.types.is_nested(column.type) and not pa.types.is_decimal(column.type):
+    what a list is of, and leaves an array that is shorter than its lists."""
+    if not pa.types.is_nested(column.type):
         return True
     try:
         column.validate(full=True)
@@ -244,14 +221,7 @@ def _texts(values: list[Any]) -> pa.Array:
 # ---------------------------------------------------------------------------------------------------------- known types
 
 
-def _is_plain(kind: pa.DataType) -> bool:
-    """Return whether Arrow reads JSON as this type as we do."""
-    types = pa.types
-    plain = (types.is_string, types.is_boolean, types.is_signed_integer, types.is_floating, types.is_decimal128)
-    return any(is_of(kind) for is_of in plain)
-
-
-def storage(kind: pa.DataType) -> pa.DataType:
+def _storage(kind: pa.DataType) -> pa.DataType:
     """Return the type that a column of a known type is of: JSON and UUIDs travel as texts."""
     return pa.string() if isinstance(kind, pa.BaseExtensionType) else kind
 

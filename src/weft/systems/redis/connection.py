@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 from urllib.parse import unquote, urlsplit
@@ -115,10 +116,9 @@ class RedisConnection(Connection):
             )
         if parts.fragment:
             raise self._malformed("has a # after the host", "Encode # as %23.")
-        parts_of_url = {"host": host, "port": port, "username": username or None, "password": password or None}
-        options = {name: value for name, value in parts_of_url.items() if value is not None}
-        options |= {"database": int(path)} if path else {}
-        options |= {"tls": True} if parts.scheme.lower() == "rediss" else {}
+        in_url = {"host": host, "port": port, "username": username or None, "password": password or None}
+        in_url |= {"database": int(path) if path else None, "tls": parts.scheme.lower() == "rediss" or None}
+        options = {name: value for name, value in in_url.items() if value is not None}
         return options | url_parameters(parts.query, _PARAMETERS, self._malformed)
 
     def secrets(self) -> set[str]:
@@ -134,14 +134,12 @@ class RedisConnection(Connection):
         report: dict[str, Any] = {}
         options = self.resolved().options()
         try:
-            opened = client.open_client(self, socket_timeout=options.get("connect_timeout", client.CONNECT_SECONDS))
-            try:
+            patience = options.get("connect_timeout", client.CONNECT_SECONDS)
+            with closing(client.open_client(self, socket_timeout=patience)) as opened:
                 with measured(report):
                     opened.ping()
                 about = client.info(opened, "server")
                 warning = client.durability_warning(opened)
-            finally:
-                opened.close()
         except client.ERRORS as error:
             raise self.unreachable(error, answered=client.answered(error)) from None
         what = "Redis cluster" if options.get("cluster") else "Redis"

@@ -22,8 +22,7 @@ GIVEN_BACK = "weft:given-back"
 BEGINNING = "0-0"
 LARGEST = 2**64 - 1
 GROUP_GONE = ("NOGROUP", "UNBLOCKED")
-"""How the errors of a server begin for a group that is gone. A request that waits while its stream is removed gets the
-second."""
+"""How errors about a group that is gone begin. A request that waits while its stream is removed gets the second."""
 LOOK_SECONDS = 1.0
 """How often readers look for entries that were given back or became idle, and for streams that were created again."""
 PATIENCE_SECONDS = 30.0
@@ -75,8 +74,7 @@ class Member:
         """How many pending entries were passed over because they are deleted."""
         self._last = BEGINNING
         self._position = BEGINNING
-        """A request for new entries returns those after this id, and after any claimed entry, which was delivered
-        before."""
+        """New entries are those after this id, and after any claimed entry, which was delivered before."""
         self._own_after: str | None = None
         self._own_counts = False
         self._claimed_up_to = BEGINNING
@@ -150,8 +148,7 @@ class Member:
         return _Pending(idle, True, pending) if pending else None
 
     def give_back(self, ids: Sequence[Any], *, undelivered: bool) -> Steps[int]:
-        """Release the entries that are still this member's to any member, and return how many. `undelivered`: nobody
-        saw them."""
+        """Release entries that are still this member's to any member; how many. `undelivered`: nobody saw them."""
         returned = 0
         for begin in range(0, len(ids), _MOST_AT_ONCE):
             some = ids[begin : begin + _MOST_AT_ONCE]

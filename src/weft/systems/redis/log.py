@@ -49,8 +49,7 @@ class _State(NamedTuple):
 
 
 class _Added:
-    """How many entries were ever added up to the offsets of this process's readers; fewer where some were deleted
-    unread."""
+    """How many entries were ever added up to the offsets of this process's readers; fewer where some went unread."""
 
     def __init__(self) -> None:
         self._known: dict[int, int] = {}
@@ -64,8 +63,7 @@ class _Added:
                 del self._known[next(iter(self._known))]
 
     def up_to(self, offset: int) -> int | None:
-        """Return the count of an offset that was noted. The offset that was not asked for the longest is forgotten
-        first."""
+        """Return the count of a noted offset. The offset that was not asked for the longest is forgotten first."""
         with self._lock:
             added = self._known.pop(offset, None)
             if added is not None:
@@ -296,9 +294,8 @@ class RedisLog:
     def _pages(
         self, after: int, upto: int, most: float = math.inf, wanted: Sequence[str] | None = None
     ) -> Iterator[tuple[resp.Bytes, resp.EntryPage]]:
-        """Yield the pages of a range, of at most so many entries, each with its reply, which is valid until the next
-        page."""
-        from weft.systems.redis.feed import RangeFeed
+        """Yield the pages of a range, of at most so many entries, each with its reply, valid until the next page."""
+        from weft.systems.redis.pages import RangeFeed
         from weft.systems.redis.wire import Wire
 
         # Stopped from the beginning: it waits for no server that is gone.

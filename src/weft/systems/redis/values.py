@@ -114,7 +114,7 @@ def page_of(entries: Sequence[Entry], fields: dict[str, FieldType], stream: str)
     for names, rows in shapes.items():
         values = list(zip(*(entries[row][1][1::2] for row in rows), strict=True))
         is_own = PUBLISH_ID.encode() in names
-        for name, column in zip(_columns(names), values, strict=True):
+        for name, column in zip(name_columns(names, ()), values, strict=True):
             _place(name, column, rows, is_own, fields, columns)
     return LogPage(
         (*fields, ROWID, PUBLISHED_AT, PUBLISH_ID, EXTRA),
@@ -126,14 +126,6 @@ def page_of(entries: Sequence[Entry], fields: dict[str, FieldType], stream: str)
             columns[EXTRA],
         ],
     )
-
-
-def _columns(names: Sequence[bytes]) -> list[str]:
-    """Return a column for each field; not one for two of the same name."""
-    texts = [name.decode(errors="backslashreplace") for name in names]
-    if len(set(texts)) == len(texts):
-        return texts
-    return name_columns(names, ())
 
 
 def _place(

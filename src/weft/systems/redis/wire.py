@@ -133,8 +133,7 @@ class Wire:
         return self._process == os.getpid()
 
     def _leave_to_parent(self) -> None:
-        """Drop what belongs to the process that this one was forked from: a command on its connection would take its
-        replies."""
+        """Drop what belongs to the parent of a forked process: a command on its connection would take its replies."""
         if not self.is_own:
             self._process = os.getpid()
             self._link = self._client = self._refused = None

@@ -1,4 +1,4 @@
-"""`scan_stream(…, to="spark")` of a system's own stream: a Spark DataFrame, whose tasks read ranges of ids."""
+"""`scan_stream(…, to="spark")`: a declared stream as the engine reads it, a system's own in tasks by ranges of ids."""
 
 from __future__ import annotations
 
@@ -6,25 +6,22 @@ import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 
 from weft.columns import canonical_batch, canonical_schema
 from weft.dataframes.layout import Layout, types_of
+from weft.dataframes.log_feed import offsets
 from weft.dataframes.reading import batches_of
-from weft.spark_support.sessions import read_source
-from weft.systems.pages import Comparison, PageFeed, Pages
+from weft.spark_support.lazy import F
+from weft.spark_support.sessions import OPERATORS, quoted, read_source
+from weft.streams.declare import Stream
+from weft.systems.base import Connection
+from weft.systems.log import EXTRA, META_TYPES, PUBLISHED_AT, ROWID
+from weft.systems.pages import Comparison, PageFeed, Pages, name_columns
 
 _numbers = itertools.count()
-# By the names of Spark's classes.
-_OPERATORS: dict[str, Literal["=", "<", "<=", ">", ">="]] = {
-    "EqualTo": "=",
-    "GreaterThan": ">",
-    "GreaterThanOrEqual": ">=",
-    "LessThan": "<",
-    "LessThanOrEqual": "<=",
-}
 
 
 @dataclass(frozen=True)
@@ -73,7 +70,7 @@ class PageScan:
 
 def _comparison(pushed: Any, layout: Layout) -> Comparison | None:
     """Return a filter of Spark as a comparison of an id or a timestamp, if it is one."""
-    operator = _OPERATORS.get(type(pushed).__name__)
+    operator = OPERATORS.get(type(pushed).__name__)
     if operator is not None and pushed.attribute == (layout.timestamp_column,):
         return Comparison("timestamp", operator, pushed.value)
     if operator is not None and pushed.attribute == (layout.id_column,):
@@ -120,3 +117,38 @@ def scan_pages(scan: PageScan) -> Any:
     spark = session.spark()
     parts = spark.sparkContext.defaultParallelism
     return read_source(spark, f"weft_stream_{next(_numbers)}", schema, RangeReader)
+
+
+def scan_log(connection: Connection, stream: str | Stream, layout: Layout, start: str, end: str) -> Any:
+    """Return a DataFrame of what a declared stream holds now."""
+    from pyspark.sql.pandas.types import from_arrow_type
+
+    from weft.engine import frames, session
+    from weft.engine.readers import stream_reader
+
+    (after, upto), reader = offsets(start, end), stream_reader(stream, connection)
+    reader = replace(
+        reader,
+        after=reader.upto if after is None else max(reader.after, after),
+        upto=reader.upto if upto is None else min(reader.upto, upto),
+    )
+    session.refuse_one_host(reader.one_host, "The source of this load")
+    spark = session.spark()
+    frame = frames.from_reader(spark, reader, spark.sparkContext.defaultParallelism)
+    own = {
+        layout.id_column: frame[ROWID].cast("string"),
+        layout.timestamp_column: F.unix_millis(frame[PUBLISHED_AT]),
+        layout.sequence_column: F.lit(0).cast("long"),
+    }
+    columns = {name: column for name, column in own.items() if name is not None}
+    stored = [name for name in reader.schema.names if name not in META_TYPES]
+    if layout.types is None:
+        fields = dict(zip(name_columns([name.encode() for name in stored], layout.reserved), stored, strict=True))
+        columns |= {name: frame[quoted(field)] for name, field in fields.items()}
+        columns[EXTRA] = frame[EXTRA]
+    else:
+        for name, kind in layout.types.items():
+            value = frame[quoted(name)] if name in stored else F.get_json_object(frame[EXTRA], f"$['{name}']")
+            kind = from_arrow_type(canonical_schema(pa.schema([(name, kind)]))[0].type, prefer_timestamp_ntz=True)
+            columns[name] = value.cast(kind) if layout.on_error == "raise" else value.try_cast(kind)
+    return frame.select(*(column.alias(name) for name, column in columns.items()))
