@@ -28,8 +28,8 @@ Check = Callable[[Any, str, str], Any]
 class Option:
     """What the annotation of an option says besides its name and type."""
 
-    says: str
-    """One sentence, for the docs and for editors."""
+    says: str = ""
+    """One sentence, for the tables in the docs that are made of the options."""
     default: str | None = None
     """The default in words, where the value itself does not say it."""
     check: Check | None = None
@@ -51,6 +51,8 @@ class Option:
 
     def checked(self, value: Any, where: str, word: str | None = None) -> Any:
         """Return the value as it is kept, or raise `DeclarationError`; errors call the option `word`."""
+        if value is None and types.NoneType in typing.get_args(self.type):
+            return None
         check = self.check or _check_of_type(self.type)
         return check(value, word or self.name, where)
 

@@ -227,6 +227,10 @@ class Connection:
         return value
 
 
+AnyConnection = str | Connection | type[Any]
+"""A connection or its name. A type checker takes what `@weft.connection` decorates for a class."""
+
+
 class Settings(dict[str, Any]):
     """A dict that may be a field of a frozen, hashable connection."""
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypedDict
 
 from weft.errors import DeclarationError
 from weft.options import Option, column_names, count, options_of, text_option
-from weft.pipelines.options import AnyConnection, connection_option
+from weft.pipelines.options import connection_option
 from weft.pipelines.streaming.endpoints import connection_of
 from weft.pipelines.streaming.spec import (
     Delivery,
@@ -32,7 +32,7 @@ from weft.pipelines.streaming.spec import (
 )
 from weft.pipelines.table import AnyTable
 from weft.streams.declare import Stream
-from weft.systems.base import Connection, system_for
+from weft.systems.base import AnyConnection, Connection, system_for
 from weft.systems.endpoint import endpoint_of
 from weft.systems.load import Columns
 

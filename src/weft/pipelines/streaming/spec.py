@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal, Never, Unpack, get_args
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, Self, Unpack, get_args
 
 from weft.errors import DeclarationError
 from weft.options import Option, column_names, count, errors_at, one_of, options_of, refuse_unknown, text_option
-from weft.pipelines.options import AnyConnection, connection_option
+from weft.pipelines.options import connection_option
 from weft.pipelines.table import AnyTable, Table, table_of
 from weft.streams.declare import Stream
-from weft.systems.base import Connection, Settings, system_for
+from weft.systems.base import AnyConnection, Connection, Settings, system_for
 from weft.systems.endpoint import endpoint_of, endpoint_options, endpoints, is_start
 from weft.systems.file_options import FileKeywords
 from weft.systems.load import Columns, MergeOptions, refuse_own
@@ -107,10 +107,6 @@ class Source:
     def name(self) -> str:
         """How metrics, errors and dead letters call it."""
         return self.query if isinstance(self.query, str) else self.query.name
-
-    def at(self, connection: Connection) -> Source:
-        """This source checked against the connection that its name leads to."""
-        return replace(replace(self, connection=connection), connection=self.connection)
 
     def _check_connection(self, connection: Connection) -> None:
         """Refuse what cannot be read from a connection, or not so."""
@@ -241,10 +237,6 @@ class Target:
             return self.stream if isinstance(self.stream, str) else self.stream.name
         return self.prefix or ""
 
-    def at(self, connection: Connection) -> Target:
-        """This target checked against the connection that its name leads to."""
-        return replace(replace(self, connection=connection), connection=self.connection)
-
     def _check_connection(self, connection: Connection) -> None:
         """Refuse what a connection cannot hold. A prefix of Delta is the table of that path."""
         endpoint = endpoint_of(connection)
@@ -294,46 +286,34 @@ _EXAMPLES = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, init=False)
+@dataclass(frozen=True, kw_only=True)
 class Lookup:
     """A table that `transform_sql` can join, read when the pipeline starts and again after each interval."""
 
-    connection: str | Connection | None = None
-    table: str | None = None
-    schema: str | None = None
-    query: str | None = None
-    refresh_interval_ms: int | None = None
+    connection: Annotated[
+        AnyConnection | None, Option("A connection or its name.", default="`default`", check=connection_option)
+    ] = None
+    table: Annotated[str | None, Option("The table.")] = None
+    schema: Annotated[str | None, Option("The table's schema.")] = None
+    query: Annotated[str | None, Option("SQL in the place of a table.")] = None
+    refresh_interval_ms: Annotated[
+        int | None,
+        Option(
+            "After how long it is read again, next to the batches; a batch that comes after a rest of that time "
+            "waits for it.",
+            default="once",
+        ),
+    ] = None
 
-    def __init__(
-        self,
-        *,
-        connection: Annotated[
-            AnyConnection | None, Option("A connection or its name.", default="`default`", check=connection_option)
-        ] = None,
-        table: Annotated[str | None, Option("The table.")] = None,
-        schema: Annotated[str | None, Option("The table's schema.")] = None,
-        query: Annotated[str | None, Option("SQL in the place of a table.")] = None,
-        refresh_interval_ms: Annotated[
-            int | None,
-            Option(
-                "After how long it is read again, next to the batches; a batch that comes after a rest of that time "
-                "waits for it.",
-                default="once",
-            ),
-        ] = None,
-        **more: Never,
-    ) -> None:
-        refuse_unknown(more, tuple(LOOKUP_OPTIONS), "Lookup")
-        where = f"Lookup {table}" if isinstance(table, str) else "Lookup"
-        values = {
-            "connection": connection,
-            "table": table,
-            "schema": schema,
-            "query": query,
-            "refresh_interval_ms": refresh_interval_ms,
-        }
-        for name, value in values.items():
-            _set(self, **{name: None if value is None else LOOKUP_OPTIONS[name].checked(value, where)})
+    def __new__(cls, **options: Any) -> Self:
+        # Before __init__, which would answer an unknown option with a bare TypeError.
+        refuse_unknown(options, tuple(LOOKUP_OPTIONS), "Lookup")
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        where = f"Lookup {self.table}" if isinstance(self.table, str) else "Lookup"
+        for name, option in LOOKUP_OPTIONS.items():
+            _set(self, **{name: option.checked(getattr(self, name), where)})
         if (self.table is None) == (self.query is None):
             raise DeclarationError(f"{where} needs a table or a query, not {'both' if self.table else 'neither'}.")
         if self.schema is not None and self.table is None:

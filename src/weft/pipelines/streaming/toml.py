@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import DeclarationError, NotFoundError, SettingsError, nearest
-from weft.options import errors_at, options_of
+from weft.options import errors_at, one_of, options_of
 from weft.pipelines.streaming.declare import DEAD_LETTERS, LATER_HINT, assemble, connection_fields
-from weft.pipelines.streaming.endpoints import connection_of
+from weft.pipelines.streaming.endpoints import checked, connection_of
 from weft.pipelines.streaming.options import LATER, OPTIONS
 from weft.pipelines.streaming.spec import LOAD_OPTIONS, SOURCE_OPTIONS, Source, StreamingPipeline, Target
 from weft.pipelines.streaming.toml_tables import TABLES, WORDS, structure_of
@@ -136,13 +136,8 @@ class _Table:
                 # Its type alone: what stands in the wrong place may be a URL with a password.
                 kind = "an empty text" if value == "" else _TYPES[type(value)]
                 raise DeclarationError(f"{self.where}: {name} must be {key.wanted}, not {kind}.")
-            if key.choices and value not in key.choices:
-                close = nearest(value, key.choices)
-                hint = f"Did you mean {close!r}? " if close else ""
-                raise DeclarationError(
-                    f"{self.where}: {name} is {value!r}.",
-                    hint=f"{hint}It can be {', '.join(map(repr, key.choices))}.",
-                )
+            if key.choices:
+                one_of(value, key.choices, name, self.where)
         for name, key in known.items():
             if key.needed and name not in self.values:
                 raise DeclarationError(f"{self.where}: {name} is missing.", hint=key.says)
@@ -218,8 +213,7 @@ def _source(table: _Table, file: _Table) -> Source:
     own = [name for name in SOURCE_OPTIONS if name not in ("connection", "query")]
     options = {**table.only(*own), **_endpoint_options(table, connection)}
     with errors_at(table.where):
-        source = Source(connection=connection, query=query, **options)
-        return source if (known := connection_of(connection)) is None else source.at(known)
+        return checked(Source(connection=connection, query=query, **options))
 
 
 def _targets(table: _Table) -> Iterator[Target]:
@@ -243,8 +237,7 @@ def _targets(table: _Table) -> Iterator[Target]:
             key = place.values.get("primary_key", key)
             options["table"] = (place.values.get("schema"), place.values["name"])
         with errors_at(table.where):
-            target = Target(connection=connection, primary_key=key, **options)
-            yield target if (known := connection_of(connection)) is None else target.at(known)
+            yield checked(Target(connection=connection, primary_key=key, **options))
 
 
 def _dead_letters(file: _Table, sources: list[_Table]) -> dict[str, Any]:
