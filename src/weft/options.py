@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from weft.errors import DeclarationError, did_you_mean, nearest
+from weft.errors import DeclarationError, did_you_mean, listed
 
 Check = Callable[[Any, str, str], Any]
 """Takes a value, the name of its option and where it was said; returns the checked value or raises."""
@@ -134,11 +134,8 @@ def text_option(value: object, option: str, where: str) -> str | None:
 def one_of(value: Any, allowed: Sequence[str], option: str, where: str) -> Any:
     """Return one of a few words."""
     if value not in allowed:
-        close = nearest(str(value), allowed)
-        hint = f"Did you mean {close!r}? " if close else ""
-        raise DeclarationError(
-            f"{where}: {option} is {value!r}.", hint=f"{hint}It can be {', '.join(map(repr, allowed))}."
-        )
+        hint = listed(str(value), allowed, f"It can be {', '.join(map(repr, allowed))}.")
+        raise DeclarationError(f"{where}: {option} is {value!r}.", hint=hint)
     return value
 
 
@@ -156,13 +153,12 @@ def flag(value: object, option: str, where: str) -> bool:
     return value
 
 
-def column_names(value: Any, option: str, where: str) -> tuple[str, ...]:
+def column_names(value: Any, option: str, where: str = "") -> tuple[str, ...]:
     """Return names of columns, each once."""
     names = (value,) if isinstance(value, str) else value
+    named = f"{where}: {option}" if where else option
     if not isinstance(names, list | tuple) or not all(isinstance(each, str) and each for each in names):
-        raise DeclarationError(
-            f"{where}: {option} must be a list of column names.", hint=f'For example {option}=["id"].'
-        )
+        raise DeclarationError(f"{named} must be a list of column names.", hint=f'For example {option}=["id"].')
     if len(set(names)) != len(names):
-        raise DeclarationError(f"{where}: {option} names a column twice.")
+        raise DeclarationError(f"{named} names a column twice.")
     return tuple(names)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, Unpack, get_args
 
@@ -46,7 +46,7 @@ class TargetOptions(TargetLoadOptions, total=False):
 
 
 class PipelineOptions(TargetOptions, total=False):
-    """What `@weft.pipeline` takes; docs/pipelines.md says what each means."""
+    """What `@weft.pipeline` takes; docs/pipelines.md says what each means. Those with an `Option` are fields of it."""
 
     target: AnyTable | PipelineTarget | None
     targets: Sequence[AnyTable | PipelineTarget] | None
@@ -299,7 +299,7 @@ def _targets(options: Mapping[str, Any], shared: Mapping[str, Any], where: str) 
 def _check(pipeline: Pipeline, where: str) -> None:
     for each in pipeline.targets:
         try:
-            load = each.plan(pipeline=pipeline.name, commit_key="declared", moment=datetime.now(UTC))
+            load = each.plan(pipeline=pipeline.name, commit_key="declared")
             if each.table.columns:
                 load.check_source(each.table.names)
         except DeclarationError as error:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict, TypeVar, Unpack, ov
 from weft.errors import DeclarationError, did_you_mean
 from weft.options import errors_at, refuse_unknown, variants
 from weft.systems.base import Connection
-from weft.systems.load import LOAD_COLUMNS, SCD2_COLUMNS
+from weft.systems.load import LOAD_COLUMNS, SCD2_COLUMNS, full_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -96,7 +96,7 @@ class Table:
     @property
     def full_name(self) -> str:
         """How errors and commands call it."""
-        return f"{self.schema}.{self.name}" if self.schema else self.name
+        return full_name(self.schema, self.name)
 
     @property
     def keys(self) -> tuple[str, ...]:

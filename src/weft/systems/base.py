@@ -27,6 +27,7 @@ from weft.errors import (
     WeftError,
     did_you_mean,
     installing,
+    listed,
 )
 
 ENTRY_POINTS = "weft.systems"
@@ -158,7 +159,6 @@ class Connection:
 
     def refuse_missing(self) -> None:
         """Raise if it is a file to be read that does not exist."""
-        return
 
     @property
     def is_private_memory(self) -> bool:
@@ -528,8 +528,7 @@ def url_scheme(url: str) -> str | None:
 
 def _no_system(what: str, name: str, noun: str, known: typing.Iterable[str]) -> NotFoundError:
     names = sorted(known)
-    hints = (did_you_mean(name, names), f"Known {noun}: {', '.join(names)}.")
-    return NotFoundError(what, hint=" ".join(filter(None, hints)))
+    return NotFoundError(what, hint=listed(name, names, f"Known {noun}: {', '.join(names)}."))
 
 
 @cache

@@ -12,7 +12,14 @@ from weft.pipelines.streaming.toml_tables import TABLES, Key, connection_hints
 from weft.systems.base import system_for, systems
 from weft.systems.endpoint import endpoint_options
 
-_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", dict: "object", (list, tuple): "array"}
+_TYPES: dict[Any, str] = {
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    dict: "object",
+    (list, tuple): "array",
+}
 
 
 def schema() -> dict[str, Any]:

@@ -14,7 +14,7 @@ from weft.streams.declare import Stream
 from weft.systems.base import AnyConnection, Connection, Settings, system_for
 from weft.systems.endpoint import endpoint_of, endpoint_options, endpoints, is_start
 from weft.systems.file_options import FileKeywords
-from weft.systems.load import Columns, MergeOptions, refuse_own
+from weft.systems.load import Columns, MergeOptions, full_name, refuse_own
 
 OnError = Literal["fail", "drop", "dlq"]
 Drift = Literal["evolve", "ignore", "fail"]
@@ -176,10 +176,10 @@ class Target:
             str | None, Option("The folder of the files in an object store; with Delta the table of that path.")
         ] = None,
         stream: Annotated[
-            str | Stream | None, Option("A topic, a stream of Redis, or one of ours: declared or by its name.")
+            str | Stream | None, Option("A topic, a stream of Redis, or a stream of Weft, declared or by its name.")
         ] = None,
         mode: Annotated[
-            Mode | None, Option("How rows meet those of the target; `merge` is for tables.", default="the pipeline's")
+            Mode | None, Option("How rows are written; `merge` is for tables.", default="the pipeline's")
         ] = None,
         primary_key: Annotated[
             Columns,
@@ -231,8 +231,7 @@ class Target:
     def name(self) -> str:
         """How metrics, errors and the ledger call it."""
         if self.table is not None:
-            schema, table = self.table
-            return f"{schema}.{table}" if schema else table
+            return full_name(*self.table)
         if self.stream is not None:
             return self.stream if isinstance(self.stream, str) else self.stream.name
         return self.prefix or ""
@@ -295,12 +294,11 @@ class Lookup:
     ] = None
     table: Annotated[str | None, Option("The table.")] = None
     schema: Annotated[str | None, Option("The table's schema.")] = None
-    query: Annotated[str | None, Option("SQL in the place of a table.")] = None
+    query: Annotated[str | None, Option("SQL instead of a table.")] = None
     refresh_interval_ms: Annotated[
         int | None,
         Option(
-            "After how long it is read again, next to the batches; a batch that comes after a rest of that time "
-            "waits for it.",
+            "After how long it is read again, while batches run; a batch after a pause of that length waits for it.",
             default="once",
         ),
     ] = None

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import DeclarationError, NotFoundError, SettingsError, nearest
-from weft.options import errors_at, one_of, options_of
+from weft.options import Option, errors_at, one_of, options_of
 from weft.pipelines.streaming.declare import DEAD_LETTERS, LATER_HINT, assemble, connection_fields
 from weft.pipelines.streaming.endpoints import checked, connection_of
 from weft.pipelines.streaming.options import LATER, OPTIONS
@@ -69,13 +69,16 @@ def _options(file: _Table) -> dict[str, Any]:
         if section:
             table.check()
         if key in table.values:
-            structure = structure_of(option.type)
-            options[name] = table.values[key] if structure is None else _structures(*structure, table, key)
+            options[name] = _value(option, table, key)
     return options
 
 
-def _structures(kind: str, cls: type, table: _Table, key: str) -> Any:
-    """Return what a table, the tables of an array or tables with names declare."""
+def _value(option: Option, table: _Table, key: str) -> Any:
+    """Return what stands under a key: a plain value, or what a table, an array of tables or named tables declare."""
+    structure = structure_of(option.type)
+    if structure is None:
+        return table.values[key]
+    kind, cls = structure
     if kind == "named":
         return {name: _structure(cls, each) for name, each in table.named(key)}
     if kind == "tables":
@@ -90,8 +93,7 @@ def _structure(cls: type, table: _Table) -> Any:
         table.check()
     for name, option in options.items():
         if name in table.values and name != "connection":
-            structure = structure_of(option.type)
-            values[name] = table.values[name] if structure is None else _structures(*structure, table, name)
+            values[name] = _value(option, table, name)
     with errors_at(table.where):
         return cls(**values)
 
