@@ -226,15 +226,9 @@ class Load:
                 f"The source of {self.name} has more than one column {sorted(repeated)[0]!r}.",
                 hint="Give each a name of its own: SELECT a.id AS id, b.id AS other_id …",
             )
-        named = {
-            "keys": self.keys,
-            "update_columns": self.update_columns or (),
-            "compare_columns": self.compare_columns or (),
-            "deduplicate_by": self.deduplicate_by,
-            "event_timestamp_column": (self.event_timestamp_column,) if self.event_timestamp_column else (),
-        }
-        for option, names in named.items():
-            for name in names:
+        for option in ("keys", "update_columns", "compare_columns", "deduplicate_by", "event_timestamp_column"):
+            names = getattr(self, option) or ()
+            for name in (names,) if isinstance(names, str) else names:
                 if name not in columns:
                     hint = did_you_mean(name, columns, f"Its columns: {', '.join(columns[:30])}.")
                     raise DeclarationError(f"The source of {self.name} has no column {name!r} ({option}).", hint=hint)

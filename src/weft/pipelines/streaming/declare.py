@@ -23,7 +23,7 @@ from weft.pipelines.streaming.endpoints import (
 from weft.pipelines.streaming.options import KEPT, LATER, OPTIONS, StreamingOptions
 from weft.pipelines.streaming.spec import LOAD_OPTIONS, DeadLetters, Source, StreamingPipeline, Target
 from weft.pipelines.table import table_of
-from weft.project import Project, build_connection, current
+from weft.project import build_connection, current
 from weft.streams.declare import Stream
 from weft.systems.base import Connection, system_for
 from weft.systems.endpoint import endpoint_of
@@ -112,12 +112,11 @@ def assemble(
     return pipeline
 
 
-def find(name: str, project: Project | None = None) -> StreamingPipeline:
+def find(name: str) -> StreamingPipeline:
     """Return a declared streaming pipeline by its name."""
-    project = project or current()
-    known = project.streaming_pipelines
+    known = current().streaming_pipelines
     if name not in known:
-        if name in project.pipelines:
+        if name in current().pipelines:
             raise NotFoundError(f"{name!r} is not a streaming pipeline.", hint=f"Run it with: weft run {name}")
         raise unknown(
             "streaming pipeline", name, known, otherwise="Declare it in a module of weft.toml, or give --module M."
