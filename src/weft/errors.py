@@ -124,6 +124,11 @@ def did_you_mean(name: str, candidates: Iterable[str], otherwise: str | None = N
     return otherwise if close is None else f"Did you mean {close!r}?"
 
 
+def listed(name: str, candidates: Iterable[str], listing: str) -> str:
+    """Return a hint with the candidate that looks most like `name`, if any comes close, and the list of all."""
+    return " ".join(filter(None, (did_you_mean(name, candidates), listing)))
+
+
 def unknown(kind: str, name: str, candidates: Iterable[str], *, otherwise: str | None = None) -> NotFoundError:
     """Return a `NotFoundError` for `name` that names the nearest candidate, or lists the few there are."""
     names = sorted(candidates)

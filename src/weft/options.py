@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from weft.errors import DeclarationError, did_you_mean, nearest
+from weft.errors import DeclarationError, did_you_mean, listed
 
 Check = Callable[[Any, str, str], Any]
 """Takes a value, the name of its option and where it was said; returns the checked value or raises."""
@@ -28,8 +28,8 @@ Check = Callable[[Any, str, str], Any]
 class Option:
     """What the annotation of an option says besides its name and type."""
 
-    says: str
-    """One sentence, for the docs and for editors."""
+    says: str = ""
+    """One sentence, for the tables in the docs that are made of the options."""
     default: str | None = None
     """The default in words, where the value itself does not say it."""
     check: Check | None = None
@@ -51,6 +51,8 @@ class Option:
 
     def checked(self, value: Any, where: str, word: str | None = None) -> Any:
         """Return the value as it is kept, or raise `DeclarationError`; errors call the option `word`."""
+        if value is None and types.NoneType in typing.get_args(self.type):
+            return None
         check = self.check or _check_of_type(self.type)
         return check(value, word or self.name, where)
 
@@ -140,11 +142,8 @@ def text_option(value: object, option: str, where: str) -> str | None:
 def one_of(value: Any, allowed: Sequence[str], option: str, where: str) -> Any:
     """Return one of a few words."""
     if value not in allowed:
-        close = nearest(str(value), allowed)
-        hint = f"Did you mean {close!r}? " if close else ""
-        raise DeclarationError(
-            f"{where}: {option} is {value!r}.", hint=f"{hint}It can be {', '.join(map(repr, allowed))}."
-        )
+        hint = listed(str(value), allowed, f"It can be {', '.join(map(repr, allowed))}.")
+        raise DeclarationError(f"{where}: {option} is {value!r}.", hint=hint)
     return value
 
 
@@ -162,12 +161,12 @@ def flag(value: object, option: str, where: str) -> bool:
     return value
 
 
-def column_names(value: Any, option: str, where: str) -> tuple[str, ...]:
+def column_names(value: Any, option: str, where: str = "") -> tuple[str, ...]:
     """Return names of columns, each once."""
     names = (value,) if isinstance(value, str) else value
-    place = f"{where}: " if where else ""
+    named = f"{where}: {option}" if where else option
     if not isinstance(names, list | tuple) or not all(isinstance(each, str) and each for each in names):
-        raise DeclarationError(f"{place}{option} must be a list of column names.", hint=f'For example {option}=["id"].')
+        raise DeclarationError(f"{named} must be a list of column names.", hint=f'For example {option}=["id"].')
     if len(set(names)) != len(names):
-        raise DeclarationError(f"{place}{option} names a column twice.")
+        raise DeclarationError(f"{named} names a column twice.")
     return tuple(names)

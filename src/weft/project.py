@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from weft import settings
 from weft.errors import DeclarationError, NotFoundError, SettingsError, WeftError, did_you_mean, unknown
-from weft.systems.base import Connection, system_for, system_for_url
+from weft.systems.base import AnyConnection, Connection, system_for, system_for_url
 
 if TYPE_CHECKING:
     from weft.pipelines.declare import Pipeline
@@ -90,7 +90,7 @@ class Project:
             self.connections[connection.name] = connection
         return connection
 
-    def connection(self, name: str | Connection | None = None) -> Connection:
+    def connection(self, name: AnyConnection | None = None) -> Connection:
         """Return the connection that `name` leads to (`default` when none is given); a connection stands for itself.
 
         The first of these wins: `WEFT_DSN_<NAME>`, `WEFT_DSN` (for `default`), `weft.toml` in the project's folder,

@@ -24,7 +24,7 @@ from weft.streams.declare import Stream
 from weft.streams.events import to_dicts
 from weft.streams.retention import aware
 from weft.streams.runtime import close, open_stream
-from weft.systems.base import Connection
+from weft.systems.base import AnyConnection, Connection
 from weft.systems.file import MEMORY
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class MemoryProject(Project):
         known = (*_declared_connections(outer), *outer.connections.values())
         self._replaced = {each for each in known if isinstance(each, Connection)}
 
-    def connection(self, name: str | Connection | None = None) -> Connection:
+    def connection(self, name: AnyConnection | None = None) -> Connection:
         """As for every project, except that what was declared outside leads to memory as well."""
         if isinstance(name, Connection) and name in self._replaced and name not in self.connections.values():
             # An unnamed one is known by its hash, which is the same for equal connections.

@@ -5,26 +5,25 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from types import MappingProxyType
-from typing import Any, Literal, Unpack, get_args
+from typing import Annotated, Any, Literal, Unpack, get_args
 
 from weft.errors import DeclarationError, NotFoundError, did_you_mean, unknown
-from weft.options import errors_at, flag, look_like, one_of, refuse_unknown, text_option
+from weft.options import Option, errors_at, look_like, one_of, options_of, refuse_unknown
 from weft.pipelines import graph
-from weft.pipelines.options import AnyConnection, connection_option, place_of, refuse_twice
+from weft.pipelines.options import connection_option, place_of, refuse_twice
 from weft.pipelines.retry import Retry
 from weft.pipelines.schedule import Schedule
 from weft.pipelines.table import AnyTable, Table, table_of
 from weft.pipelines.transforms import Deduplicate, Limit, Sample, Transform
 from weft.project import Project, current
-from weft.systems.base import Connection
+from weft.systems.base import AnyConnection, Connection
 from weft.systems.expectation import REACTIONS, Expectation, Reaction
 from weft.systems.load import AnyMode, Columns, Load, TableOptions
 
 Drift = Literal["error", "warn", "evolve", "ignore"]
 DRIFTS: tuple[str, ...] = get_args(Drift)
-_ENGINES = ("spark", "pushdown")
 _ALIASES = {"ttl": "ttl_seconds"}
 
 
@@ -47,30 +46,32 @@ class TargetOptions(TargetLoadOptions, total=False):
 
 
 class PipelineOptions(TargetOptions, total=False):
-    """What `@weft.pipeline` takes; docs/pipelines.md says what each means."""
+    """What `@weft.pipeline` takes; docs/pipelines.md says what each means. Those with an `Option` are fields of it."""
 
     target: AnyTable | PipelineTarget | None
     targets: Sequence[AnyTable | PipelineTarget] | None
     name: str
     schedule: str | None
     timezone: str
-    source_connection: AnyConnection | None
+    source_connection: Annotated[AnyConnection | None, Option(check=connection_option)]
     target_connection: AnyConnection | None
-    source_table: str | None
-    transforms_pre: Transform | Sequence[Transform]
-    transforms_post: str | Callable[..., Any] | Sequence[str | Callable[..., Any]]
-    incremental_column: str | None
-    lookback: float | timedelta | None
-    count_late: bool
-    depends_on: str | Pipeline | Sequence[str | Pipeline]
-    upstream_freshness_secs: float | timedelta | None
+    source_table: Annotated[str | None, Option()]
+    transforms_pre: Annotated[Transform | Sequence[Transform], Option(check=_transforms)]
+    transforms_post: Annotated[
+        str | Callable[..., Any] | Sequence[str | Callable[..., Any]], Option(check=_transforms_post)
+    ]
+    incremental_column: Annotated[str | None, Option()]
+    lookback: Annotated[float | timedelta | None, Option(check=_lookback)]
+    count_late: Annotated[bool, Option()]
+    depends_on: Annotated[str | Pipeline | Sequence[str | Pipeline], Option(check=_depends_on)]
+    upstream_freshness_secs: Annotated[float | timedelta | None, Option(check=_seconds)]
     retry: Mapping[str, Any] | Retry | None
-    freshness_sla: float | timedelta | None
-    continue_on_failure: bool
-    engine: Literal["spark", "pushdown"] | None
-    description: str | None
-    tags: str | Sequence[str]
-    owner: str | None
+    freshness_sla: Annotated[float | timedelta | None, Option(check=_seconds)]
+    continue_on_failure: Annotated[bool, Option()]
+    engine: Annotated[Literal["spark", "pushdown"] | None, Option()]
+    description: Annotated[str | None, Option()]
+    tags: Annotated[str | Sequence[str], Option(check=_texts)]
+    owner: Annotated[str | None, Option()]
 
 
 _LOAD_OPTIONS = tuple(name for name in TargetLoadOptions.__annotations__ if name not in _ALIASES)
@@ -235,9 +236,9 @@ def _make(function: Callable[..., Any], options: Mapping[str, Any]) -> Pipeline:
     refuse_unknown(options, OPTIONS, where)
     if not isinstance(name, str) or not name or len(name) > 200 or not name.isprintable():
         raise DeclarationError(f"{where}: a pipeline's name has 1 to 200 printable characters.")
-    transforms = _transforms(options.get("transforms_pre", ()), where)
+    values = {name: each.checked(options[name], where) for name, each in _KEPT.items() if name in options}
     shared = {key: value for key, value in options.items() if key in _TARGET_OPTIONS and value is not None}
-    for each in transforms:
+    for each in values.get("transforms_pre", ()):
         if isinstance(each, Deduplicate):
             shared.setdefault("deduplicate_by", list(each.columns))
     cron = options.get("schedule")
@@ -252,33 +253,16 @@ def _make(function: Callable[..., Any], options: Mapping[str, Any]) -> Pipeline:
             hint="Add one, or leave retry out: weft run tries once, and goes on with what failed when called again.",
         )
 
-    def text(option: str) -> str | None:
-        return text_option(options.get(option), option, where)
-
     pipeline = Pipeline(
         name=name,
         function=function,
         targets=_targets(options, shared, where),
         schedule=schedule,
-        source_connection=connection_option(options.get("source_connection"), "source_connection", where),
-        source_table=text("source_table"),
-        transforms_pre=transforms,
-        transforms_post=_after(options.get("transforms_post", ()), where),
-        incremental_column=text("incremental_column"),
-        lookback=options.get("lookback"),
-        count_late=flag(options.get("count_late", True), "count_late", where),
-        depends_on=_depends_on(options.get("depends_on", ()), where),
-        upstream_freshness_secs=_seconds(options.get("upstream_freshness_secs"), "upstream_freshness_secs", where),
         retry=retry,
-        freshness_sla=_seconds(options.get("freshness_sla"), "freshness_sla", where),
-        continue_on_failure=flag(options.get("continue_on_failure", False), "continue_on_failure", where),
-        engine=None if options.get("engine") is None else one_of(options["engine"], _ENGINES, "engine", where),
-        description=text("description") or inspect.getdoc(function),
-        tags=_texts(options.get("tags", ()), "tags", where),
-        owner=text("owner"),
         parameters=_parameters(function, where),
         origin=f"{function.__module__}.{getattr(function, '__qualname__', name)}",
         place=place_of(function),
+        **{**values, "description": values.get("description") or inspect.getdoc(function)},
     )
     _check(pipeline, where)
     return pipeline
@@ -313,11 +297,9 @@ def _targets(options: Mapping[str, Any], shared: Mapping[str, Any], where: str) 
 
 
 def _check(pipeline: Pipeline, where: str) -> None:
-    if isinstance(pipeline.lookback, bool) or not isinstance(pipeline.lookback, int | float | timedelta | None):
-        raise DeclarationError(f"{where}: lookback is a timedelta, or a number for a column of numbers.")
     for each in pipeline.targets:
         try:
-            load = each.plan(pipeline=pipeline.name, commit_key="declared", moment=datetime.now(UTC))
+            load = each.plan(pipeline=pipeline.name, commit_key="declared")
             if each.table.columns:
                 load.check_source(each.table.names)
         except DeclarationError as error:
@@ -434,7 +416,7 @@ def _listed(value: Any) -> Sequence[Any]:
     return value if isinstance(value, list | tuple) else [value]
 
 
-def _transforms(value: object, where: str) -> tuple[Transform, ...]:
+def _transforms(value: object, option: str, where: str) -> tuple[Transform, ...]:
     for each in _listed(value):
         if not isinstance(each, Transform):
             raise DeclarationError(
@@ -444,16 +426,22 @@ def _transforms(value: object, where: str) -> tuple[Transform, ...]:
     return tuple(_listed(value))
 
 
-def _after(value: object, where: str) -> tuple[str | Callable[..., Any], ...]:
+def _transforms_post(value: object, option: str, where: str) -> tuple[str | Callable[..., Any], ...]:
     for each in _listed(value):
         if not (isinstance(each, str) and each.strip()) and not callable(each):
             raise DeclarationError(f"{where}: transforms_post takes SQL and functions, not {each!r}.")
     return tuple(_listed(value))
 
 
-def _depends_on(value: object, where: str) -> tuple[str, ...]:
+def _lookback(value: object, option: str, where: str) -> float | timedelta:
+    if isinstance(value, bool) or not isinstance(value, int | float | timedelta):
+        raise DeclarationError(f"{where}: lookback is a timedelta, or a number for a column of numbers.")
+    return value
+
+
+def _depends_on(value: object, option: str, where: str) -> tuple[str, ...]:
     names = [each.name if isinstance(each, Pipeline) else each for each in _listed(value)]
-    return _texts(names, "depends_on", where)
+    return _texts(names, option, where)
 
 
 def _texts(value: object, option: str, where: str) -> tuple[str, ...]:
@@ -463,9 +451,7 @@ def _texts(value: object, option: str, where: str) -> tuple[str, ...]:
     return tuple(listed)
 
 
-def _seconds(value: object, option: str, where: str) -> float | None:
-    if value is None:
-        return None
+def _seconds(value: object, option: str, where: str) -> float:
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
         raise DeclarationError(f"{where}: {option} must be a number of seconds above 0, not {value!r}.")
@@ -482,3 +468,7 @@ def _parameters(function: Callable[..., Any], where: str) -> int:
             hint="def load(): …, def load(conn): … or def load(source, target): …",
         )
     return len(needed)
+
+
+_KEPT = {name: each for name, each in options_of(PipelineOptions).items() if name not in _TARGET_OPTIONS}
+"""The options whose checked values are fields of a pipeline; the others make its targets, schedule and retry."""

@@ -12,9 +12,6 @@ from weft.project import short_path
 from weft.settings import redact_url
 from weft.systems.base import Connection
 
-AnyConnection = str | Connection | type[Any]
-"""A connection or its name. A type checker takes what `@weft.connection` decorates for a class."""
-
 
 def connection_option(value: object, option: str, where: str) -> str | Connection | None:
     """Return a connection or its name, or nothing."""

@@ -19,7 +19,7 @@ from functools import cached_property, lru_cache
 from typing import Literal
 from zoneinfo import ZoneInfo, available_timezones
 
-from weft.errors import DeclarationError, did_you_mean, nearest
+from weft.errors import DeclarationError, did_you_mean, listed
 
 _DAY = timedelta(days=1)
 # A 29 February that is a Sunday may come 40 years after the last one.
@@ -143,11 +143,8 @@ class Schedule:
         text = self.cron.strip() if isinstance(self.cron, str) else ""
         if text.startswith("@"):
             if text.lower() not in _NICKNAMES:
-                close = nearest(text.lower(), _NICKNAMES)
-                known = f"Known: {', '.join(_NICKNAMES)}."
-                raise DeclarationError(
-                    f"There is no schedule {text!r}.", hint=f"Did you mean {close!r}? {known}" if close else known
-                )
+                hint = listed(text.lower(), _NICKNAMES, f"Known: {', '.join(_NICKNAMES)}.")
+                raise DeclarationError(f"There is no schedule {text!r}.", hint=hint)
             text = _NICKNAMES[text.lower()]
         parts = text.split()
         if len(parts) != len(_FIELDS):

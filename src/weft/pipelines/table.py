@@ -15,12 +15,12 @@ import typing
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, TypeVar, Unpack, overload
 
 from weft.errors import DeclarationError, did_you_mean
 from weft.options import errors_at, refuse_unknown, variants
 from weft.systems.base import Connection
-from weft.systems.load import LOAD_COLUMNS, SCD2_COLUMNS
+from weft.systems.load import LOAD_COLUMNS, SCD2_COLUMNS, full_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -96,7 +96,7 @@ class Table:
     @property
     def full_name(self) -> str:
         """How errors and commands call it."""
-        return f"{self.schema}.{self.name}" if self.schema else self.name
+        return full_name(self.schema, self.name)
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -115,38 +115,32 @@ AnyTable = str | tuple[str | None, str] | list[str] | type[Any] | Table
 Class = TypeVar("Class", bound=type)
 
 
+class TableKeywords(TypedDict, total=False):
+    """What `@weft.table` takes."""
+
+    schema: str | None
+    name: str | None
+    connection: str | Connection | None
+    load_columns: bool
+
+
 @overload
 def table(cls: Class, /) -> Class: ...
 @overload
-def table(
-    *,
-    schema: str | None = None,
-    name: str | None = None,
-    connection: str | Connection | None = None,
-    load_columns: bool = False,
-) -> Callable[[Class], Class]: ...
-def table(
-    cls: type | None = None,
-    /,
-    *,
-    schema: str | None = None,
-    name: str | None = None,
-    connection: str | Connection | None = None,
-    load_columns: bool = False,
-    **unknown_options: Any,
-) -> Any:
+def table(**options: Unpack[TableKeywords]) -> Callable[[Class], Class]: ...
+def table(cls: type | None = None, /, **options: Any) -> Any:
     """Declare a target table. Its name is that of the class in snake case, unless `name` says otherwise.
 
     Each annotation is a column: a type of `weft.types`, with `| None` where it may be null, and in `Annotated` also
     `pk()`, `natural_key()` and normalizers (`weft.normalize`), which are applied from left to right. `__merge_keys__`
     names the columns by which rows are matched. `load_columns` adds `_loaded_at` and `_batch_id`.
     """
-    refuse_unknown(unknown_options, ("schema", "name", "connection", "load_columns"), "@table")
+    refuse_unknown(options, tuple(TableKeywords.__annotations__), "@table")
 
     def declare(cls: type) -> type:
         if not isinstance(cls, type):
             raise DeclarationError(f"@table decorates a class, not a {type(cls).__name__}.")
-        setattr(cls, SPECIFICATION, _specify(cls, schema, name, connection, load_columns))
+        setattr(cls, SPECIFICATION, _specify(cls, **options))
         return cls
 
     return declare if cls is None else declare(cls)
@@ -158,9 +152,7 @@ def table_of(cls: object) -> Table | None:
     return table if isinstance(table, Table) else None
 
 
-def _specify(
-    cls: type, schema: str | None, name: str | None, connection: str | Connection | None, load_columns: bool
-) -> Table:
+def _specify(cls: type, *, schema: str | None = None, name: str | None = None, **options: Any) -> Table:
     where = f"Table {cls.__name__}"
     body = {key: value for key, value in vars(cls).items() if not key.startswith("__")}
     # The form without columns: `schema`, `name` and `primary_key` as plain attributes.
@@ -186,13 +178,12 @@ def _specify(
     return Table(
         name=name,
         schema=schema,
-        connection=connection,
         columns=columns,
         primary_key=primary,
         natural_keys=natural,
         merge_keys=merge,
-        load_columns=load_columns,
         origin=f"{cls.__module__}.{cls.__qualname__}",
+        **options,
     )
 
 

@@ -17,6 +17,7 @@ from weft.errors import EventsLostError
 from weft.server import bodies
 from weft.server.access import opened_by, unauthorized
 from weft.server.answers import AnswerPage
+from weft.server.keys import Scope
 from weft.server.problems import Problem, bad_parameter
 from weft.server.service import json_response, service_of
 from weft.streams import consuming
@@ -28,20 +29,22 @@ _ROWIDS = list[dict[str, Any]]
 _TURN_SECONDS = 1.0
 
 
-class Consume(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class _Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    consumer: _NAME
+
+
+class Consume(_Body, kw_only=True):
     """The body of `/consume`."""
 
-    consumer: _NAME
     batch_size: Annotated[int, Meta(ge=1)] = 100
     member: _NAME | None = None
     lease: Annotated[float, Meta(gt=0)] = 60
     wait: Annotated[float, Meta(ge=0)] = 0
 
 
-class Ack(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class Ack(_Body, kw_only=True):
     """The body of `/ack`."""
 
-    consumer: _NAME
     events: _ROWIDS
     token: _NAME | None = None
     member: _NAME | None = None
@@ -54,28 +57,32 @@ class Nack(Ack, kw_only=True):
     reason: str | None = None
 
 
-class Reset(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class Reset(_Body, kw_only=True):
     """The body of `/reset`."""
 
-    consumer: _NAME
     to: Annotated[int, Meta(ge=0, le=2**63 - 1)] | str = "start"
 
 
-Body = TypeVar("Body", Consume, Ack, Nack, Reset)
+Body = TypeVar("Body", bound=_Body)
 
 
-async def _body(request: Request, kind: type[Body]) -> Body:
+async def _open(request: Request, kind: type[Body], scope: Scope = "read") -> tuple[Opened, Body]:
+    """Return the stream that a request may use, and its body."""
     service, headers = service_of(request), request.headers
+    ready = await service.open(request, scope)
     bodies.require_json(bodies.media_type(headers))
     body = await service.bodies.read(request)
-    return bodies.parse(bodies.unpack(body, headers, service.limits.body_bytes), kind)
+    return ready, bodies.parse(bodies.unpack(body, headers, service.limits.body_bytes), kind)
+
+
+def _done(ready: Opened, asked: _Body, **result: Any) -> Response:
+    return json_response({"stream": ready.stream.name, "consumer": asked.consumer, **result})
 
 
 async def consume(request: Request) -> Response:
     """Answer with a batch under a lease. Its `token` fences the ack: with it an ack that comes too late is refused."""
     service = service_of(request)
-    ready = await service.open(request, "read")
-    asked = await _body(request, Consume)
+    ready, asked = await _open(request, Consume)
     # A name that reveals nothing of this machine.
     member = asked.member or f"http:{secrets.token_hex(8)}"
     deadline = time.monotonic() + min(asked.wait, service.limits.wait_seconds)
@@ -122,19 +129,15 @@ async def consume(request: Request) -> Response:
 
 async def ack(request: Request) -> Response:
     """Acknowledge events, by their `_weft_rowid`."""
-    service = service_of(request)
-    ready = await service.open(request, "read")
-    asked = await _body(request, Ack)
-    with service.room(ready.stream):
+    ready, asked = await _open(request, Ack)
+    with service_of(request).room(ready.stream):
         done = await consuming.ack(ready.stream, asked.consumer, _leased(ready, asked), member=asked.member)
-    return json_response({"stream": ready.stream.name, "consumer": asked.consumer, "acknowledged": done})
+    return _done(ready, asked, acknowledged=done)
 
 
 async def nack(request: Request) -> Response:
-    service = service_of(request)
-    ready = await service.open(request, "read")
-    asked = await _body(request, Nack)
-    with service.room(ready.stream):
+    ready, asked = await _open(request, Nack)
+    with service_of(request).room(ready.stream):
         done = await consuming.nack(
             ready.stream,
             asked.consumer,
@@ -143,10 +146,10 @@ async def nack(request: Request) -> Response:
             reason=asked.reason,
             member=asked.member,
         )
-    return json_response({"stream": ready.stream.name, "consumer": asked.consumer, "returned": done})
+    return _done(ready, asked, returned=done)
 
 
-def _leased(ready: Opened, asked: Ack | Nack) -> _ROWIDS:
+def _leased(ready: Opened, asked: Ack) -> _ROWIDS:
     if asked.token is None:
         return asked.events
     lease = Lease(ready.stream.name, asked.consumer, asked.token)
@@ -159,13 +162,11 @@ def _leased(ready: Opened, asked: Ack | Nack) -> _ROWIDS:
 
 
 async def reset(request: Request) -> Response:
-    service = service_of(request)
-    ready = await service.open(request, "admin")
-    asked = await _body(request, Reset)
+    ready, asked = await _open(request, Reset, "admin")
     to = asked.to if isinstance(asked.to, int) or asked.to in ("start", "end") else moment(asked.to, "to")
-    with service.room(ready.stream):
+    with service_of(request).room(ready.stream):
         position = await consuming.reset(ready.stream, asked.consumer, to)
-    return json_response({"stream": ready.stream.name, "consumer": asked.consumer, "position": position})
+    return _done(ready, asked, position=position)
 
 
 async def groups(request: Request) -> Response:

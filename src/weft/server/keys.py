@@ -11,8 +11,8 @@ import hmac
 import logging
 import secrets
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args
 
 import pyarrow as pa
 
-from weft.errors import ConnectionFailedError, NotFoundError, SettingsError, StorageError, WeftError, nearest
+from weft.errors import ConnectionFailedError, NotFoundError, SettingsError, StorageError, WeftError, did_you_mean
 from weft.operate.runlog_tables import insert_row, instant
 from weft.project import DEFAULT, current
 from weft.server.cached_probe import CachedProbe
@@ -169,8 +169,7 @@ class KeyTable:
             )
         keys = self.all()
         if key_id not in keys:
-            close = nearest(key_id, keys)
-            hint = f"Did you mean {close!r}?" if close else "weft apikey list shows what there is."
+            hint = did_you_mean(key_id, keys, "weft apikey list shows what there is.")
             raise NotFoundError(f"There is no key {key_id!r}.", hint=hint)
         return keys[key_id]
 
@@ -218,11 +217,9 @@ def open_key_table() -> KeyTable:
         raise
 
 
-@contextmanager
-def key_table() -> Iterator[KeyTable]:
-    """Open the keys of this project, and close them at the end."""
-    with closing(open_key_table()) as table:
-        yield table
+def key_table() -> closing[KeyTable]:
+    """Open the keys of this project for a `with` block."""
+    return closing(open_key_table())
 
 
 class KnownKeys:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from weft.errors import SettingsError, nearest
+from weft.errors import SettingsError, did_you_mean
 from weft.project import current
 from weft.settings import PROJECT_FILE, read_project_file
 
@@ -44,11 +44,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         known = (*cls.__struct_fields__, "keys")
         for name, value in settings.items():
             if name not in known:
-                close = nearest(name, known)
-                raise SettingsError(
-                    f"{PROJECT_FILE}: [server] has no setting {name!r}.",
-                    hint=f"Did you mean {close!r}?" if close else f"There are {', '.join(known)}.",
-                )
+                hint = did_you_mean(name, known, f"There are {', '.join(known)}.")
+                raise SettingsError(f"{PROJECT_FILE}: [server] has no setting {name!r}.", hint=hint)
             wanted = type(cls.__struct_defaults__[cls.__struct_fields__.index(name)])
             if isinstance(value, bool) or not isinstance(value, (int, wanted)) or not 0 < value < 2**53:
                 number = "whole number" if wanted is int else "number"

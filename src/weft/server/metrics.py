@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -87,13 +88,11 @@ class ServerMetrics:
             _forget_dead(folder)
             counts = CollectorRegistry()
             MultiProcessCollector(counts, folder)  # type: ignore[no-untyped-call]
-        states = CollectorRegistry()
-        states.register(_StreamCollector(standings))
-        return generate_latest(counts) + generate_latest(states)
+        return generate_latest(counts) + generate_latest(_StreamCollector(standings))
 
 
-class _StreamCollector:
-    """The state of streams, for the registry."""
+class _StreamCollector(Collector):
+    """The state of streams."""
 
     def __init__(self, standings: dict[str, Standing]) -> None:
         self._standings = standings

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -31,6 +31,8 @@ _NAME = {
     "description": "A declared stream, its quarantine or its dead letters.",
     "schema": {"type": "string"},
 }
+_KEY = {"type": "http", "scheme": "bearer", "description": "A key of this service: weft_…"}
+_TOKEN = {"type": "http", "scheme": "bearer", "description": "The token of a stream."}
 _REASONS = {
     400: "The body is not JSON, or a header is malformed; `position` says where.",
     401: "A credential is missing or wrong.",
@@ -47,6 +49,11 @@ _REASONS = {
     431: "The headers are too large.",
     500: "It failed here. The log of the service has the reason under `request_id`.",
     503: "The database does not answer or cannot keep up; `retry_after` says when to come again.",
+}
+_HEADERS = {
+    "Retry-After": "Seconds to wait.",
+    "WWW-Authenticate": "What to send.",
+    "X-Request-Id": "What the log of the service calls this request.",
 }
 _ALWAYS = (421, 431, 500)
 _CLOSED = (401, 403, 429, 503)
@@ -88,15 +95,10 @@ def document(streams: Sequence[Stream]) -> dict[str, Any]:
                 **bodies,
                 **{f"Event.{stream.name}": event_schema(stream) for stream in streams},
             },
-            "securitySchemes": _security_schemes(streams),
+            "securitySchemes": {"key": _KEY, "stream": _TOKEN, **dict(map(_security_scheme, streams))},
             "headers": {
-                "Retry-After": {"description": "Seconds to wait.", "required": True, "schema": {"type": "string"}},
-                "WWW-Authenticate": {"description": "What to send.", "required": True, "schema": {"type": "string"}},
-                "X-Request-Id": {
-                    "description": "What the log of the service calls this request.",
-                    "required": True,
-                    "schema": {"type": "string"},
-                },
+                name: {"description": text, "required": True, "schema": {"type": "string"}}
+                for name, text in _HEADERS.items()
             },
         },
     }
@@ -212,7 +214,7 @@ def _path_of(stream: Stream) -> dict[str, Any]:
     publish = _publish(f"publish.{stream.name}", f"Publish to {stream.name}", ref(f"Event.{stream.name}"))
     if stream.description:
         publish["description"] = stream.description
-    own: dict[str, list[str]] = {} if stream.auth is None else {_scheme_of(stream): []}
+    own: dict[str, list[str]] = {} if stream.auth is None else {_security_scheme(stream)[0]: []}
     security = [own, {"key": []}]
     return {"get": details | {"security": security}, "post": publish | {"security": security}}
 
@@ -299,27 +301,12 @@ def _query(name: str, schema: dict[str, Any], description: str | None = None) ->
     return parameter | ({"description": description} if description else {})
 
 
-def _security_schemes(streams: Iterable[Stream]) -> dict[str, Any]:
-    schemes: dict[str, Any] = {
-        "key": {"type": "http", "scheme": "bearer", "description": "A key of this service: weft_…"},
-        "stream": {"type": "http", "scheme": "bearer", "description": "The token of a stream."},
-    }
-    for stream in streams:
-        auth = stream.auth or {}
-        if auth.get("type") == "api_key":
-            schemes[_scheme_of(stream)] = {"type": "apiKey", "in": "header", "name": auth["header"]}
-        elif auth.get("type") == "hmac":
-            schemes[_scheme_of(stream)] = {
-                "type": "apiKey",
-                "in": "header",
-                "name": webhooks.SIGNATURE,
-                "description": f"A webhook's signature, with the headers {webhooks.ID} and {webhooks.TIMESTAMP}.",
-            }
-    return schemes
-
-
-def _scheme_of(stream: Stream) -> str:
+def _security_scheme(stream: Stream) -> tuple[str, dict[str, Any]]:
+    """Return how a stream's own credential is sent, by its name in the document."""
     auth = stream.auth or {}
     if auth.get("type") == "api_key":
-        return f"header.{auth['header'].lower()}"
-    return "webhook" if auth.get("type") == "hmac" else "stream"
+        return f"header.{auth['header'].lower()}", {"type": "apiKey", "in": "header", "name": auth["header"]}
+    if auth.get("type") == "hmac":
+        text = f"A webhook's signature, with the headers {webhooks.ID} and {webhooks.TIMESTAMP}."
+        return "webhook", {"type": "apiKey", "in": "header", "name": webhooks.SIGNATURE, "description": text}
+    return "stream", _TOKEN

@@ -38,22 +38,12 @@ def _headers(name: str, content: bytes) -> dict[str, str]:
     }
 
 
-def _send(request: Request, name: str) -> Response:
+async def page(request: Request, name: str | None = None) -> Response:
+    """Answer with a file: this one, or the one that the path names."""
+    name = name or request.path_params["file"]
     if name not in _files():
         raise HTTPException(404)
     content, headers = _files()[name]
     if request.headers.get("if-none-match") == headers["etag"]:
         return Response(status_code=304, headers=headers)
     return Response(content, headers=headers)
-
-
-async def dashboard(request: Request) -> Response:
-    return _send(request, "dashboard.html")
-
-
-async def docs(request: Request) -> Response:
-    return _send(request, "docs.html")
-
-
-async def static(request: Request) -> Response:
-    return _send(request, request.path_params["file"])

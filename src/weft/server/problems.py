@@ -27,6 +27,17 @@ _RETRY_SECONDS = 1.0
 _FULL_SECONDS = 30.0
 
 
+_PARAMETER = 422, "parameter", "A parameter does not fit"
+# Errors that a client can do something about, each with the members of its problem.
+_OF_CLIENTS: tuple[tuple[type[WeftError], int, str, str, tuple[str, ...]], ...] = (
+    (SchemaError, 422, "event", "An event does not fit", ("index", "field")),
+    (NotFoundError, 404, "not-found", "Not found", ()),
+    (LeaseLostError, 409, "lease-lost", "The lease was lost", ("rowids",)),
+    (EventsLostError, 410, "events-lost", "Events were removed", ("lost",)),
+    (SettingsError, *_PARAMETER, ()),
+)
+
+
 class Problem(Exception):
     """An answer that is an error. `more` are members of the body besides those of RFC 9457."""
 
@@ -67,25 +78,17 @@ def later(status: int, kind: str, title: str, detail: str, seconds: float) -> Pr
 
 
 def bad_parameter(detail: str, **more: Any) -> Problem:
-    return Problem(422, "parameter", "A parameter does not fit", detail, **more)
+    return Problem(*_PARAMETER, detail, **more)
 
 
 def of_error(error: BaseException, request_id: str, stream: str | None = None) -> Problem:
     """Return the problem that an error is for a client. Internal details are written to the log only."""
     if isinstance(error, Problem):
         return error
-    if isinstance(error, SchemaError):
-        return Problem(
-            422, "event", "An event does not fit", error.what, **_hint(error), index=error.index, field=error.field
-        )
-    if isinstance(error, NotFoundError):
-        return Problem(404, "not-found", "Not found", error.what, **_hint(error))
-    if isinstance(error, LeaseLostError):
-        return Problem(409, "lease-lost", "The lease was lost", error.what, **_hint(error), rowids=list(error.rowids))
-    if isinstance(error, EventsLostError):
-        return Problem(410, "events-lost", "Events were removed", error.what, **_hint(error), lost=error.lost)
-    if isinstance(error, SettingsError):
-        return bad_parameter(error.what, **_hint(error))
+    for cls, status, kind, title, members in _OF_CLIENTS:
+        if isinstance(error, cls):
+            more: dict[str, Any] = {} if error.hint is None else {"hint": error.hint}
+            return Problem(status, kind, title, error.what, **more, **{name: getattr(error, name) for name in members})
     where = "" if stream is None else f" of {stream!r}"
     if isinstance(error, StorageError):
         logger.error("%s storage: %s", request_id, error.what)
@@ -100,7 +103,3 @@ def of_error(error: BaseException, request_id: str, stream: str | None = None) -
     else:
         logger.error("%s failed", request_id, exc_info=error)
     return Problem(500, "internal", "It failed here", "The log of the service has the reason under this request_id.")
-
-
-def _hint(error: WeftError) -> dict[str, Any]:
-    return {} if error.hint is None else {"hint": error.hint}

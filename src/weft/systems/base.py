@@ -27,6 +27,7 @@ from weft.errors import (
     WeftError,
     did_you_mean,
     installing,
+    listed,
 )
 from weft.options import refuse_unknown
 
@@ -156,7 +157,6 @@ class Connection:
 
     def refuse_missing(self) -> None:
         """Raise if it is a file to be read that does not exist."""
-        return
 
     @property
     def is_private_memory(self) -> bool:
@@ -223,6 +223,10 @@ class Connection:
             is_reference = isinstance(value, str) and re.fullmatch(r"\$\{[^}]*\}", value)
             return value if is_reference and not self._is_resolved else settings.HIDDEN
         return value
+
+
+AnyConnection = str | Connection | type[Any]
+"""A connection or its name. A type checker takes what `@weft.connection` decorates for a class."""
 
 
 class Settings(dict[str, Any]):
@@ -522,8 +526,7 @@ def url_scheme(url: str) -> str | None:
 
 def _no_system(what: str, name: str, noun: str, known: typing.Iterable[str]) -> NotFoundError:
     names = sorted(known)
-    hints = (did_you_mean(name, names), f"Known {noun}: {', '.join(names)}.")
-    return NotFoundError(what, hint=" ".join(filter(None, hints)))
+    return NotFoundError(what, hint=listed(name, names, f"Known {noun}: {', '.join(names)}."))
 
 
 @cache

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypedDict, get_args
 from uuid import uuid4
 
-from weft.errors import DeclarationError, did_you_mean
+from weft.errors import DeclarationError, did_you_mean, listed
 from weft.options import Option, column_names, refuse_unknown
 from weft.systems.expectation import Expectation
 from weft.systems.watermark import Watermark
@@ -20,6 +20,13 @@ Mode = Literal["append", "truncate", "merge", "scd2"]
 MODES: tuple[str, ...] = get_args(Mode)
 AnyMode = Mode | Literal["scd1"]
 _ALIASES = {"scd1": "merge"}
+_MODES_OF = {
+    "event_timestamp_column": ("scd2",),
+    "ttl_seconds": ("scd2",),
+    "update_columns": ("merge",),
+    "compare_columns": ("merge", "scd2"),
+}
+"""The options that only some modes have."""
 
 UNNAMED = "once:"
 """The prefix of the names of loads without a commit key."""
@@ -45,15 +52,15 @@ class MergeOptions(TypedDict, total=False):
 
     update_columns: Annotated[
         Columns | None,
-        Option("What a merge writes to a row that is there.", default="all but the keys", check=column_names),
+        Option("The columns that a merge writes to an existing row.", default="all but the keys", check=column_names),
     ]
     compare_columns: Annotated[
         Columns | None,
-        Option("What must differ for a row to count as changed.", default="what is written", check=column_names),
+        Option("The columns in which a changed row differs.", default="those that are written", check=column_names),
     ]
     deduplicate_by: Annotated[
         Columns | None,
-        Option("Of rows with one key, the greatest in these columns stays.", check=column_names),
+        Option("Of rows with the same key, a merge keeps the greatest in these columns.", check=column_names),
     ]
 
 
@@ -103,15 +110,13 @@ class Load:
     mode: Mode = "append"
     keys: tuple[str, ...] = ()
     update_columns: tuple[str, ...] | None = None
-    """What a merge writes to a row that is there; all columns but the keys where `None`."""
     compare_columns: tuple[str, ...] | None = None
-    """What must differ for a row to count as changed; the updated columns (scd2: all but keys and event time)."""
+    """`None` is for the updated columns (scd2: all but keys and event time)."""
     event_timestamp_column: str | None = None
     """scd2: the column that says since when a row is so; the moment of the load where `None`."""
     handle_deletes: Literal["hard", "soft"] | None = None
     """Rows whose key the source no longer has: `hard` removes them (merge), `soft` closes their version (scd2)."""
     deduplicate_by: tuple[str, ...] = ()
-    """Of the source rows with one key, keep the one that is greatest in these columns."""
     ttl_seconds: float | None = None
     """scd2: close current versions that began longer ago than this."""
     allow_empty: bool = False
@@ -151,19 +156,19 @@ class Load:
             )
         mode = _ALIASES.get(mode, mode)
         if mode not in MODES:
-            hints = (did_you_mean(mode, MODES), f"Modes: {', '.join(MODES)}.")
-            raise DeclarationError(f"There is no mode {mode!r}.", hint=" ".join(filter(None, hints)))
+            raise DeclarationError(
+                f"There is no mode {mode!r}.", hint=listed(mode, MODES, f"Modes: {', '.join(MODES)}.")
+            )
         for name in ("update_columns", "compare_columns"):
             if options.get(name) is not None:
-                options[name] = column_names(options[name], name, "")
-        options["deduplicate_by"] = column_names(options.get("deduplicate_by") or (), "deduplicate_by", "")
-        full = f"{schema}.{table}" if schema else table
+                options[name] = column_names(options[name], name)
+        options["deduplicate_by"] = column_names(options.get("deduplicate_by") or (), "deduplicate_by")
         load = cls(
             schema=schema,
             table=table,
             mode=mode,  # type: ignore[arg-type]
-            keys=column_names(keys or (), "keys", ""),
-            pipeline=options.pop("pipeline", None) or full,
+            keys=column_names(keys or (), "keys"),
+            pipeline=options.pop("pipeline", None) or full_name(schema, table),
             # A load without a commit key still has a name: a task that Spark retries must find the first try.
             checkpoint_id=commit_key if commit_key is not None else f"{UNNAMED}{uuid4()}",
             moment=moment or datetime.now(UTC),
@@ -175,7 +180,7 @@ class Load:
     @property
     def name(self) -> str:
         """How errors call the target."""
-        return f"{self.schema}.{self.table}" if self.schema else self.table
+        return full_name(self.schema, self.table)
 
     @property
     def tracks_rows(self) -> bool:
@@ -199,13 +204,9 @@ class Load:
                 f"The mode {self.mode!r} cannot handle deletes {self.handle_deletes!r}.",
                 hint="merge removes missing rows (hard), scd2 closes their version (soft).",
             )
-        for name in ("event_timestamp_column", "ttl_seconds"):
-            if getattr(self, name) is not None and self.mode != "scd2":
-                raise DeclarationError(f"{name} is an option of scd2, not of {self.mode}.")
-        if self.update_columns is not None and self.mode != "merge":
-            raise DeclarationError(f"update_columns is an option of merge, not of {self.mode}.")
-        if self.compare_columns is not None and not self.tracks_rows:
-            raise DeclarationError(f"compare_columns is an option of merge and scd2, not of {self.mode}.")
+        for name, modes in _MODES_OF.items():
+            if getattr(self, name) is not None and self.mode not in modes:
+                raise DeclarationError(f"{name} is an option of {' and '.join(modes)}, not of {self.mode}.")
         if self.on_bad_rows not in ("fail", "quarantine"):
             raise DeclarationError(f"on_bad_rows is 'fail' or 'quarantine', not {self.on_bad_rows!r}.")
         if self.ttl_seconds is not None and not self.ttl_seconds > 0:
@@ -221,15 +222,9 @@ class Load:
                 f"The source of {self.name} has more than one column {sorted(repeated)[0]!r}.",
                 hint="Give each a name of its own: SELECT a.id AS id, b.id AS other_id …",
             )
-        named = {
-            "keys": self.keys,
-            "update_columns": self.update_columns or (),
-            "compare_columns": self.compare_columns or (),
-            "deduplicate_by": self.deduplicate_by,
-            "event_timestamp_column": (self.event_timestamp_column,) if self.event_timestamp_column else (),
-        }
-        for option, names in named.items():
-            for name in names:
+        for option in ("keys", "update_columns", "compare_columns", "deduplicate_by", "event_timestamp_column"):
+            names = getattr(self, option) or ()
+            for name in (names,) if isinstance(names, str) else names:
                 if name not in columns:
                     hint = did_you_mean(name, columns, f"Its columns: {', '.join(columns[:30])}.")
                     raise DeclarationError(f"The source of {self.name} has no column {name!r} ({option}).", hint=hint)
@@ -282,9 +277,14 @@ class Counts:
         return replace(Counts(**dict(both)), replayed=self.replayed or other.replayed)
 
 
+def full_name(schema: str | None, table: str) -> str:
+    """Return how errors and commands call a table."""
+    return f"{schema}.{table}" if schema else table
+
+
 def refuse_own(schema: str | None, table: str, where: str = "") -> None:
     """Refuse the schema of a database in which Weft keeps its own tables."""
-    name = f"{schema}.{table}" if schema else table
+    name = full_name(schema, table)
     if name.lower().startswith("weft."):
         raise DeclarationError(
             f"{where}{name} cannot be written: the schema weft has the tables that Weft itself needs.",

@@ -11,11 +11,19 @@ from typing import Any, Unpack, overload
 from weft.errors import DeclarationError, NotFoundError, WeftError, unknown
 from weft.options import errors_at, look_like, refuse_unknown, text_option
 from weft.pipelines.options import connection_option, place_of, refuse_twice
-from weft.pipelines.streaming.endpoints import address, addresses, check_targets, connection_of, delivery_to, identity
+from weft.pipelines.streaming.endpoints import (
+    address,
+    addresses,
+    check_targets,
+    checked,
+    connection_of,
+    delivery_to,
+    identity,
+)
 from weft.pipelines.streaming.options import KEPT, LATER, OPTIONS, StreamingOptions
 from weft.pipelines.streaming.spec import LOAD_OPTIONS, DeadLetters, Source, StreamingPipeline, Target
 from weft.pipelines.table import table_of
-from weft.project import Project, build_connection, current
+from weft.project import build_connection, current
 from weft.streams.declare import Stream
 from weft.systems.base import Connection, system_for
 from weft.systems.endpoint import endpoint_of
@@ -85,13 +93,15 @@ def assemble(
     def word(option: str) -> str:
         return words.get(option, option)
 
-    refuse_later(options, where)
+    for name in LATER:
+        if options.get(name) is not None:
+            raise DeclarationError(f"{where}: {name} comes later.", hint=LATER_HINT)
     options = {name: value for name, value in options.items() if name not in LATER}
     of_kind = () if options.get("source_kind") is None else connection_fields(options["source_kind"], where)
     refuse_unknown(options, (*OPTIONS, *of_kind, *other_options), where)
     inline = {name: value for name, value in options.items() if name not in OPTIONS}
     said = {name: value for name, value in options.items() if value is not None}
-    values: dict[str, Any] = {"name": OPTIONS["name"].checked(said.pop("name", None), where, word("name"))}
+    values: dict[str, Any] = {"name": OPTIONS["name"].checked(said.pop("name", ""), where, word("name"))}
     parts: dict[str, Any] = {"sources": _sources(said, inline, where), "targets": _targets(said, where, word)}
     for name, value in said.items():
         if name in KEPT:
@@ -102,24 +112,16 @@ def assemble(
     return pipeline
 
 
-def find(name: str, project: Project | None = None) -> StreamingPipeline:
+def find(name: str) -> StreamingPipeline:
     """Return a declared streaming pipeline by its name."""
-    project = project or current()
-    known = project.streaming_pipelines
+    known = current().streaming_pipelines
     if name not in known:
-        if name in project.pipelines:
+        if name in current().pipelines:
             raise NotFoundError(f"{name!r} is not a streaming pipeline.", hint=f"Run it with: weft run {name}")
         raise unknown(
             "streaming pipeline", name, known, otherwise="Declare it in a module of weft.toml, or give --module M."
         )
     return known[name]
-
-
-def refuse_later(options: Mapping[str, Any], where: str) -> None:
-    """Raise for what a later version will take."""
-    for word in LATER:
-        if options.get(word) is not None:
-            raise DeclarationError(f"{where}: {word} comes later.", hint=LATER_HINT)
 
 
 def connection_fields(kind: Any, where: str) -> tuple[str, ...]:
@@ -165,7 +167,7 @@ def _sources(options: Mapping[str, Any], inline: Mapping[str, Any], where: str) 
             hint="Metrics, errors and dead letters know them by their names.",
         )
     with errors_at(where):
-        return tuple(each if (at := connection_of(each.connection)) is None else each.at(at) for each in sources)
+        return tuple(map(checked, sources))
 
 
 def _source(part: Any, query: str | None, where: str) -> Source:
@@ -258,9 +260,7 @@ def _complete(target: Target, mode: str, keys: tuple[str, ...], order: tuple[str
     else:
         own = target.primary_key or (declared.primary_key if declared else ())
     options = {"deduplicate_by": order, **target.options} if mode == "merge" and order else target.options
-    completed = replace(target, mode=mode, has_mode=True, primary_key=own, options=options)
-    connection = connection_of(completed.connection)
-    return completed if connection is None else completed.at(connection)
+    return checked(replace(target, mode=mode, has_mode=True, primary_key=own, options=options))
 
 
 def sql_name(function: Any) -> str:

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
+from typing import TypeVar
 
 from weft.errors import DeclarationError, WeftError
 from weft.options import errors_at
 from weft.pipelines.streaming.spec import Delivery, Source, StreamingPipeline, Target
 from weft.project import current
-from weft.systems.base import Connection
+from weft.systems.base import AnyConnection, Connection
 from weft.systems.endpoint import endpoint_of
 
 
-def connection_of(connection: str | Connection | None) -> Connection | None:
+def connection_of(connection: AnyConnection | None) -> Connection | None:
     """Return the connection that a name leads to, or `None` where it is registered or set later, before a run."""
     with suppress(WeftError):
         return current().connection(connection)
     return None
+
+
+Part = TypeVar("Part", Source, Target)
+
+
+def checked(part: Part) -> Part:
+    """Return a source or target checked against its connection, where that is known: its start and options as kept."""
+    connection = connection_of(part.connection)
+    if connection is None:
+        return part
+    return replace(replace(part, connection=connection), connection=part.connection)
 
 
 def identity(connection: str | Connection | None) -> object:
@@ -54,8 +67,7 @@ def check_targets(pipeline: StreamingPipeline, where: str) -> None:
     """Refuse targets that their connections cannot hold, or that are also sources, as far as connections are known."""
     read = set[object]().union(*map(addresses, pipeline.sources))
     for target in pipeline.targets:
-        if (connection := connection_of(target.connection)) is not None:
-            with errors_at(where):
-                target.at(connection)
+        with errors_at(where):
+            checked(target)
         if address(target) in read:
             raise DeclarationError(f"{where}: it would read what it writes to {target.name}, without end.")

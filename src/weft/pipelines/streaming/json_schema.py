@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import types
 import typing
-from collections.abc import Iterable
 from typing import Any
 
+from weft.options import variants
 from weft.pipelines.streaming.toml_tables import TABLES, Key, connection_hints
 from weft.systems.base import system_for, systems
 from weft.systems.endpoint import endpoint_options
 
-_TYPES: dict[Any, dict[str, Any]] = {
-    str: {"type": "string"},
-    int: {"type": "integer"},
-    float: {"type": "number"},
-    bool: {"type": "boolean"},
+_TYPES: dict[Any, str] = {
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    dict: "object",
+    (list, tuple): "array",
 }
 
 
@@ -84,21 +85,17 @@ def _has_no_default(each: dataclasses.Field[Any]) -> bool:
 
 
 def _key(key: Key) -> dict[str, Any]:
-    types_of_key: list[dict[str, Any]] = []
-    for kind in key.kinds:
-        inside = {"$ref": f"#/$defs/{key.inside}"}
-        types_of_key.append(
-            {
-                "text": {"enum": list(key.choices)} if key.choices else {"type": "string", "minLength": 1},
-                "count": {"type": "integer", "minimum": 1},
-                "texts": {"type": "array", "items": {"type": "string"}},
-                "table": inside,
-                "tables": {"type": "array", "minItems": 1, "items": inside},
-                "named": {"type": "object", "additionalProperties": inside},
-                "object": {"type": "object"},
-            }[kind]
-        )
-    return {"description": key.says, **(types_of_key[0] if len(types_of_key) == 1 else {"anyOf": types_of_key})}
+    inside = {"$ref": f"#/$defs/{key.inside}"}
+    kinds: dict[str, dict[str, Any]] = {
+        "text": {"enum": list(key.choices)} if key.choices else {"type": "string", "minLength": 1},
+        "count": {"type": "integer", "minimum": 1},
+        "texts": {"type": "array", "items": {"type": "string"}},
+        "table": inside,
+        "tables": {"type": "array", "minItems": 1, "items": inside},
+        "named": {"type": "object", "additionalProperties": inside},
+        "object": {"type": "object"},
+    }
+    return {"description": key.says, **_any_of([kinds[kind] for kind in key.kinds])}
 
 
 def _fields(hints: dict[str, Any]) -> dict[str, Any]:
@@ -107,24 +104,19 @@ def _fields(hints: dict[str, Any]) -> dict[str, Any]:
 
 def _type(hint: Any) -> dict[str, Any]:
     """Return what a field of a connection takes, in the words of JSON."""
-    origin = typing.get_origin(hint)
-    if origin in (typing.Union, types.UnionType):
-        return _any_of(_type(each) for each in typing.get_args(hint) if each is not types.NoneType)
-    if origin is typing.Literal:
+    return _any_of([_variant(each) for each in variants(hint)])
+
+
+def _variant(hint: Any) -> dict[str, Any]:
+    plain = typing.get_origin(hint) or hint
+    if plain is typing.Literal:
         return {"enum": list(typing.get_args(hint))}
-    if hint in _TYPES:
-        return dict(_TYPES[hint])
-    plain = origin or hint
-    if isinstance(plain, type) and issubclass(plain, dict):
-        return {"type": "object"}
-    if isinstance(plain, type) and issubclass(plain, list | tuple):
-        return {"type": "array"}
-    return {}
+    names = (name for kind, name in _TYPES.items() if isinstance(plain, type) and issubclass(plain, kind))
+    return {"type": name} if (name := next(names, None)) else {}
 
 
-def _any_of(schemas: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    listed = list(schemas)
-    return listed[0] if len(listed) == 1 else {"anyOf": listed}
+def _any_of(schemas: list[dict[str, Any]]) -> dict[str, Any]:
+    return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
 
 
 def text() -> str:

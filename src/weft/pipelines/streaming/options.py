@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypedDict
 
 from weft.errors import DeclarationError
 from weft.options import Option, column_names, count, options_of, text_option
-from weft.pipelines.options import AnyConnection, connection_option
+from weft.pipelines.options import connection_option
 from weft.pipelines.streaming.endpoints import connection_of
 from weft.pipelines.streaming.spec import (
     Delivery,
@@ -32,7 +32,7 @@ from weft.pipelines.streaming.spec import (
 )
 from weft.pipelines.table import AnyTable
 from weft.streams.declare import Stream
-from weft.systems.base import Connection, system_for
+from weft.systems.base import AnyConnection, Connection, system_for
 from weft.systems.endpoint import endpoint_of
 from weft.systems.load import Columns
 
@@ -169,7 +169,7 @@ class StreamingOptions(TypedDict, total=False):
     name: Annotated[
         str | None,
         Option(
-            "What metrics, the checkpoint and errors call it: no slash in it, no dot first.",
+            "Its name in metrics, errors and the folder of the checkpoint: no slash, and no dot first.",
             default="the function's name",
             key="pipeline_name",
             check=_name,
@@ -199,7 +199,7 @@ class StreamingOptions(TypedDict, total=False):
     source_kind: Annotated[
         str | None,
         Option(
-            'The kind of a connection whose fields stand next to it: `source_kind="kafka", bootstrap_servers="…"`.',
+            'The kind of a connection whose fields are options too: `source_kind="kafka", bootstrap_servers="…"`.',
             key="source.kind",
         ),
     ]
@@ -218,7 +218,7 @@ class StreamingOptions(TypedDict, total=False):
     target_primary_key: Annotated[
         Columns | None,
         Option(
-            "The columns that tell its rows apart.",
+            "The columns that identify a row.",
             default="those of the declared table",
             key="target.table.primary_key",
         ),
@@ -234,8 +234,8 @@ class StreamingOptions(TypedDict, total=False):
     mode: Annotated[
         Mode | None,
         Option(
-            "How rows meet those of the targets: `append` adds every row, `merge` matches rows by their keys; a "
-            "target may say its own.",
+            "How rows are written: `append` adds every row, `merge` matches rows by their keys; a target may have a "
+            "mode of its own.",
             default="`append`",
             check=check_mode,
         ),
@@ -251,8 +251,8 @@ class StreamingOptions(TypedDict, total=False):
     deduplicate_by: Annotated[
         Columns | None,
         Option(
-            "Of rows with one key in a batch the greatest in these columns stays, for every merge that says none of "
-            'its own: `"_weft_rowid"` of a stream, which the table gets as a column then, or `"_event_ts"`, which '
+            "Of rows with the same key in a batch, a merge keeps the greatest in these columns, unless its target "
+            'names others: `"_weft_rowid"` of a stream, which becomes a column of the table, or `"_event_ts"`, which '
             "events of one publish share.",
             default="a key twice in a batch is an error",
             check=column_names,
@@ -270,7 +270,7 @@ class StreamingOptions(TypedDict, total=False):
     transform_on_error: Annotated[
         OnError | None,
         Option(
-            "What becomes of rows that the SQL fails for: `fail`, `drop` them, or `dlq`: to the dead letters.",
+            "What happens to rows for which the SQL fails: `fail`, `drop`, or `dlq` (dead letters).",
             key="transform.on_error",
         ),
     ]
@@ -315,7 +315,7 @@ class StreamingOptions(TypedDict, total=False):
             inside="dead_letter_connection",
         ),
     ]
-    on_drift: Annotated[Drift | None, Option("What becomes of columns that are new: `evolve`, `ignore` or `fail`.")]
+    on_drift: Annotated[Drift | None, Option("What happens to new columns: `evolve`, `ignore` or `fail`.")]
     every: Annotated[
         str | timedelta | None,
         Option(
@@ -329,7 +329,7 @@ class StreamingOptions(TypedDict, total=False):
     idle_pause_ms: Annotated[
         int | None,
         Option(
-            "How long a source without news is left alone.",
+            "How long to wait until a source without new rows is asked again.",
             check=_pause,
             field="idle_pause_seconds",
             show=lambda seconds: round(seconds * 1000),
@@ -353,12 +353,12 @@ class StreamingOptions(TypedDict, total=False):
     profile: Annotated[
         Profile | None,
         Option(
-            "What it is tuned for: `low_latency` does not compile the plans of batches; `throughput` does, as if "
-            "nothing were said. The JVM's own is [another setting](engine.md).",
+            "What it is tuned for: `low_latency` does not compile the plans of batches; `throughput` does, as does a "
+            "pipeline without a profile. The JVM has [its own profile](engine.md).",
             default="neither",
         ),
     ]
-    description: Annotated[str | None, Option("What it is for: people see it.", default="the docstring")]
+    description: Annotated[str | None, Option("What it is for, shown to people.", default="the docstring")]
 
 
 OPTIONS = options_of(StreamingOptions)

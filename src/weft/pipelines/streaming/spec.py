@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal, Never, Unpack, get_args
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, Self, Unpack, get_args
 
 from weft.errors import DeclarationError
 from weft.options import Option, column_names, count, errors_at, one_of, options_of, refuse_unknown, text_option
-from weft.pipelines.options import AnyConnection, connection_option
+from weft.pipelines.options import connection_option
 from weft.pipelines.table import AnyTable, Table, table_of
 from weft.streams.declare import Stream
-from weft.systems.base import Connection, Settings, system_for
+from weft.systems.base import AnyConnection, Connection, Settings, system_for
 from weft.systems.endpoint import endpoint_of, endpoint_options, endpoints, is_start
 from weft.systems.file_options import FileKeywords
-from weft.systems.load import Columns, MergeOptions, refuse_own
+from weft.systems.load import Columns, MergeOptions, full_name, refuse_own
 
 OnError = Literal["fail", "drop", "dlq"]
 Drift = Literal["evolve", "ignore", "fail"]
@@ -108,10 +108,6 @@ class Source:
         """How metrics, errors and dead letters call it."""
         return self.query if isinstance(self.query, str) else self.query.name
 
-    def at(self, connection: Connection) -> Source:
-        """This source checked against the connection that its name leads to."""
-        return replace(replace(self, connection=connection), connection=self.connection)
-
     def _check_connection(self, connection: Connection) -> None:
         """Refuse what cannot be read from a connection, or not so."""
         where = f"Source {self.name!r}"
@@ -180,10 +176,10 @@ class Target:
             str | None, Option("The folder of the files in an object store; with Delta the table of that path.")
         ] = None,
         stream: Annotated[
-            str | Stream | None, Option("A topic, a stream of Redis, or one of ours: declared or by its name.")
+            str | Stream | None, Option("A topic, a stream of Redis, or a stream of Weft, declared or by its name.")
         ] = None,
         mode: Annotated[
-            Mode | None, Option("How rows meet those of the target; `merge` is for tables.", default="the pipeline's")
+            Mode | None, Option("How rows are written; `merge` is for tables.", default="the pipeline's")
         ] = None,
         primary_key: Annotated[
             Columns,
@@ -235,15 +231,10 @@ class Target:
     def name(self) -> str:
         """How metrics, errors and the ledger call it."""
         if self.table is not None:
-            schema, table = self.table
-            return f"{schema}.{table}" if schema else table
+            return full_name(*self.table)
         if self.stream is not None:
             return self.stream if isinstance(self.stream, str) else self.stream.name
         return self.prefix or ""
-
-    def at(self, connection: Connection) -> Target:
-        """This target checked against the connection that its name leads to."""
-        return replace(replace(self, connection=connection), connection=self.connection)
 
     def _check_connection(self, connection: Connection) -> None:
         """Refuse what a connection cannot hold. A prefix of Delta is the table of that path."""
@@ -294,46 +285,33 @@ _EXAMPLES = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, init=False)
+@dataclass(frozen=True, kw_only=True)
 class Lookup:
     """A table that `transform_sql` can join, read when the pipeline starts and again after each interval."""
 
-    connection: str | Connection | None = None
-    table: str | None = None
-    schema: str | None = None
-    query: str | None = None
-    refresh_interval_ms: int | None = None
+    connection: Annotated[
+        AnyConnection | None, Option("A connection or its name.", default="`default`", check=connection_option)
+    ] = None
+    table: Annotated[str | None, Option("The table.")] = None
+    schema: Annotated[str | None, Option("The table's schema.")] = None
+    query: Annotated[str | None, Option("SQL instead of a table.")] = None
+    refresh_interval_ms: Annotated[
+        int | None,
+        Option(
+            "After how long it is read again, while batches run; a batch after a pause of that length waits for it.",
+            default="once",
+        ),
+    ] = None
 
-    def __init__(
-        self,
-        *,
-        connection: Annotated[
-            AnyConnection | None, Option("A connection or its name.", default="`default`", check=connection_option)
-        ] = None,
-        table: Annotated[str | None, Option("The table.")] = None,
-        schema: Annotated[str | None, Option("The table's schema.")] = None,
-        query: Annotated[str | None, Option("SQL in the place of a table.")] = None,
-        refresh_interval_ms: Annotated[
-            int | None,
-            Option(
-                "After how long it is read again, next to the batches; a batch that comes after a rest of that time "
-                "waits for it.",
-                default="once",
-            ),
-        ] = None,
-        **more: Never,
-    ) -> None:
-        refuse_unknown(more, tuple(LOOKUP_OPTIONS), "Lookup")
-        where = f"Lookup {table}" if isinstance(table, str) else "Lookup"
-        values = {
-            "connection": connection,
-            "table": table,
-            "schema": schema,
-            "query": query,
-            "refresh_interval_ms": refresh_interval_ms,
-        }
-        for name, value in values.items():
-            _set(self, **{name: None if value is None else LOOKUP_OPTIONS[name].checked(value, where)})
+    def __new__(cls, **options: Any) -> Self:
+        # Before __init__, which would answer an unknown option with a bare TypeError.
+        refuse_unknown(options, tuple(LOOKUP_OPTIONS), "Lookup")
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        where = f"Lookup {self.table}" if isinstance(self.table, str) else "Lookup"
+        for name, option in LOOKUP_OPTIONS.items():
+            _set(self, **{name: option.checked(getattr(self, name), where)})
         if (self.table is None) == (self.query is None):
             raise DeclarationError(f"{where} needs a table or a query, not {'both' if self.table else 'neither'}.")
         if self.schema is not None and self.table is None:

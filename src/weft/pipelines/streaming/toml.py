@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import DeclarationError, NotFoundError, SettingsError, nearest
-from weft.options import errors_at, options_of
+from weft.options import Option, errors_at, one_of, options_of
 from weft.pipelines.streaming.declare import DEAD_LETTERS, LATER_HINT, assemble, connection_fields
-from weft.pipelines.streaming.endpoints import connection_of
+from weft.pipelines.streaming.endpoints import checked, connection_of
 from weft.pipelines.streaming.options import LATER, OPTIONS
 from weft.pipelines.streaming.spec import LOAD_OPTIONS, SOURCE_OPTIONS, Source, StreamingPipeline, Target
 from weft.pipelines.streaming.toml_tables import TABLES, WORDS, structure_of
@@ -69,13 +69,16 @@ def _options(file: _Table) -> dict[str, Any]:
         if section:
             table.check()
         if key in table.values:
-            structure = structure_of(option.type)
-            options[name] = table.values[key] if structure is None else _structures(*structure, table, key)
+            options[name] = _value(option, table, key)
     return options
 
 
-def _structures(kind: str, cls: type, table: _Table, key: str) -> Any:
-    """Return what a table, the tables of an array or tables with names declare."""
+def _value(option: Option, table: _Table, key: str) -> Any:
+    """Return what stands under a key: a plain value, or what a table, an array of tables or named tables declare."""
+    structure = structure_of(option.type)
+    if structure is None:
+        return table.values[key]
+    kind, cls = structure
     if kind == "named":
         return {name: _structure(cls, each) for name, each in table.named(key)}
     if kind == "tables":
@@ -90,8 +93,7 @@ def _structure(cls: type, table: _Table) -> Any:
         table.check()
     for name, option in options.items():
         if name in table.values and name != "connection":
-            structure = structure_of(option.type)
-            values[name] = table.values[name] if structure is None else _structures(*structure, table, name)
+            values[name] = _value(option, table, name)
     with errors_at(table.where):
         return cls(**values)
 
@@ -136,13 +138,8 @@ class _Table:
                 # Its type alone: what stands in the wrong place may be a URL with a password.
                 kind = "an empty text" if value == "" else _TYPES[type(value)]
                 raise DeclarationError(f"{self.where}: {name} must be {key.wanted}, not {kind}.")
-            if key.choices and value not in key.choices:
-                close = nearest(value, key.choices)
-                hint = f"Did you mean {close!r}? " if close else ""
-                raise DeclarationError(
-                    f"{self.where}: {name} is {value!r}.",
-                    hint=f"{hint}It can be {', '.join(map(repr, key.choices))}.",
-                )
+            if key.choices:
+                one_of(value, key.choices, name, self.where)
         for name, key in known.items():
             if key.needed and name not in self.values:
                 raise DeclarationError(f"{self.where}: {name} is missing.", hint=key.says)
@@ -218,8 +215,7 @@ def _source(table: _Table, file: _Table) -> Source:
     own = [name for name in SOURCE_OPTIONS if name not in ("connection", "query")]
     options = {**table.only(*own), **_endpoint_options(table, connection)}
     with errors_at(table.where):
-        source = Source(connection=connection, query=query, **options)
-        return source if (known := connection_of(connection)) is None else source.at(known)
+        return checked(Source(connection=connection, query=query, **options))
 
 
 def _targets(table: _Table) -> Iterator[Target]:
@@ -243,8 +239,7 @@ def _targets(table: _Table) -> Iterator[Target]:
             key = place.values.get("primary_key", key)
             options["table"] = (place.values.get("schema"), place.values["name"])
         with errors_at(table.where):
-            target = Target(connection=connection, primary_key=key, **options)
-            yield target if (known := connection_of(connection)) is None else target.at(known)
+            yield checked(Target(connection=connection, primary_key=key, **options))
 
 
 def _dead_letters(file: _Table, sources: list[_Table]) -> dict[str, Any]:

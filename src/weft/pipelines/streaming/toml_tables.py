@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -15,14 +15,24 @@ from weft.pipelines.streaming.spec import LOAD_OPTIONS, SOURCE_OPTIONS, TARGET_O
 from weft.systems.base import system_for
 
 Kind = Literal["text", "count", "texts", "table", "tables", "named", "object"]
-_NOUNS = {
-    "text": "a text",
-    "count": "a whole number of at least 1",
-    "texts": "a list of texts",
-    "table": "a table",
-    "tables": "a list of tables",
-    "named": "a table of tables",
-    "object": "a table",
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+# What a key of each kind takes: in words, and as a check.
+_KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "text": ("a text", lambda value: isinstance(value, str) and value != ""),
+    "count": ("a whole number of at least 1", lambda value: type(value) is int and value >= 1),
+    "texts": ("a list of texts", lambda value: isinstance(value, list) and all(isinstance(e, str) for e in value)),
+    "table": ("a table", _is_table),
+    "tables": (
+        "a list of tables",
+        lambda value: isinstance(value, list) and value != [] and all(map(_is_table, value)),
+    ),
+    "named": ("a table of tables", lambda value: _is_table(value) and all(map(_is_table, value.values()))),
+    "object": ("a table", _is_table),
 }
 
 
@@ -38,26 +48,12 @@ class Key:
 
     def fits(self, value: object) -> bool:
         """Return whether this key takes a value of TOML; choices are not looked at."""
-        return any(_fits(kind, value) for kind in self.kinds)
+        return any(_KINDS[kind][1](value) for kind in self.kinds)
 
     @property
     def wanted(self) -> str:
         """What it takes, in words."""
-        return " or ".join(_NOUNS[kind] for kind in self.kinds)
-
-
-def _fits(kind: str, value: object) -> bool:
-    if kind == "text":
-        return isinstance(value, str) and value != ""
-    if kind == "count":
-        return type(value) is int and value >= 1
-    if kind == "texts":
-        return isinstance(value, list) and all(isinstance(each, str) for each in value)
-    if kind == "tables":
-        return isinstance(value, list) and bool(value) and all(isinstance(each, dict) for each in value)
-    if kind == "named":
-        return isinstance(value, dict) and all(isinstance(each, dict) for each in value.values())
-    return isinstance(value, dict)
+        return " or ".join(_KINDS[kind][0] for kind in self.kinds)
 
 
 # ------------------------------------------------------------------------------------------------- keys made of options
@@ -102,8 +98,8 @@ def _keys(options: Mapping[str, Option]) -> dict[str, Key]:
 # ----------------------------------------------------------------------------------------------- what only the file has
 
 _CONNECTION = {
-    "connection": Key("The name of a connection that is registered or in weft.toml; `default` where nothing is said."),
-    "kind": Key("The kind of a connection whose fields stand next to it: kafka, postgres, object_store_local …"),
+    "connection": Key("The name of a connection that is registered or in weft.toml; `default` where it is left out."),
+    "kind": Key("The kind of a connection whose fields are in this table: kafka, postgres, object_store_local …"),
 }
 _READ_OPTIONS = {"read_options": Key("How files are read.", ("table",), "read_options")}
 _TABLE_NAME = {"schema": Key("Its schema."), "name": Key("Its name.", needed=True)}
@@ -115,7 +111,7 @@ _PARTS = {
         **_READ_OPTIONS,
     },
     "target": {**_CONNECTION, **_keys(TARGET_OPTIONS), **_keys(LOAD_OPTIONS), **_READ_OPTIONS},
-    "table": {**_TABLE_NAME, "primary_key": Key("The columns that tell rows apart.", ("text", "texts"))},
+    "table": {**_TABLE_NAME, "primary_key": Key("The columns that identify a row.", ("text", "texts"))},
     "dead_letter_table": _TABLE_NAME,
     "dead_letter_connection": {"kind": replace(_CONNECTION["kind"], needed=True)},
     "read_options": {
