@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import ClassVar
@@ -142,15 +143,9 @@ class MySQLTables(SqlTables):
                     yield bare_rows(session.value(f"SELECT count(*) FROM {subquery(part.sql)} AS q"))
                     return
                 sql = self._selection(session, part.sql, wanted, pruned=columns is not None)
-                done = False
-                try:
-                    for batch in results.rows(session.driver, sql, [field.type for field in wanted], wanted.names):
+                with closing(results.rows(session.driver, sql, wanted)) as received:
+                    for batch in received:
                         yield _in_schema(batch, wanted)
-                    done = True
-                finally:
-                    if not done:
-                        # What is still under way would be taken for the answer to the next statement.
-                        session.driver.cut()
 
         return prefetch(read, cancel=lambda: opened[0].cut() if opened else None)
 
