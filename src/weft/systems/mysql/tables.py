@@ -9,7 +9,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import cached_property
 from typing import ClassVar
 
@@ -26,8 +26,7 @@ from weft.systems.mysql.driver import LOCK_SECONDS, Driver
 from weft.systems.mysql.sessions import MySQLSessions, quote
 from weft.systems.sql.driver import Role, Session, SqlDriver, closed_on_error
 from weft.systems.sql.prefetch import prefetch
-from weft.systems.sql.queries import bare_rows, subquery
-from weft.systems.sql.tables import ROW, Column, Slice, SqlTables
+from weft.systems.sql.tables import ROW, Column, Slice, SqlTables, bare_rows, subquery
 
 # Keys in the index of a staging table. An index takes 3,072 bytes, four a letter.
 _INDEXED = 4
@@ -314,10 +313,6 @@ class MySQLTables(SqlTables):
         """Each value with its length before it; null has none."""
         parts = ", ".join(f"IFNULL(CONCAT(LENGTH({each}), ':', {each}), 'N')" for each in expressions)
         return f"MD5(CONCAT('', {parts}))"
-
-    def moment(self, value: datetime) -> str:
-        text = value.astimezone(UTC).replace(tzinfo=None).isoformat(sep=" ", timespec="microseconds")
-        return f"TIMESTAMP'{text}'"
 
     def add_seconds(self, expression: str, seconds: float) -> str:
         return f"({expression} + INTERVAL {round(seconds * 1_000_000)} MICROSECOND)"

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from weft.systems.base import require
-from weft.systems.postgres import adbc
 from weft.systems.sql import chunks
 from weft.types import FieldType
 
@@ -53,7 +52,7 @@ def _read(dbapi: Any, store: PostgresStore, sql: str) -> list[pa.RecordBatch]:
             driver = store.arrow_idle.pop()
         fresh = driver is None
         try:
-            driver = driver or adbc.connect(dbapi, store)
+            driver = driver or store.connect_adbc(dbapi)
             with closing(driver.cursor()) as cursor:
                 cursor.execute(sql)
                 read = list(cursor.fetch_record_batch())
@@ -63,7 +62,7 @@ def _read(dbapi: Any, store: PostgresStore, sql: str) -> list[pa.RecordBatch]:
             # The server may have been restarted: what else is idle is broken as well.
             store.close_arrow_idle()
             if fresh:
-                raise adbc.explain(dbapi, store, error) from None
+                raise store.explain_adbc(dbapi, error) from None
         else:
             store.arrow_idle.append(driver)
             return read

@@ -12,12 +12,11 @@ import pyarrow.compute as pc
 
 from weft.errors import SchemaError, WeftError
 from weft.systems.base import require
-from weft.systems.postgres import adbc
 from weft.systems.postgres.sessions import PostgresSessions
 from weft.systems.postgres.types import ANY_NUMERIC, sql_type
 from weft.systems.sql import decimals
 from weft.systems.sql.prefetch import prefetch
-from weft.systems.sql.queries import subquery
+from weft.systems.sql.tables import subquery
 
 # Of one batch, as the driver counts them. Four are in memory at once: being read, waiting, being used.
 _BATCH_BYTES = 4 * 1024 * 1024
@@ -36,7 +35,7 @@ def batches(
 
     def read() -> Iterator[pa.RecordBatch]:
         try:
-            with closing(adbc.connect(dbapi, sessions)) as driver, closing(driver.cursor()) as cursor:
+            with closing(sessions.connect_adbc(dbapi)) as driver, closing(driver.cursor()) as cursor:
                 if snapshot is not None:
                     cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
                     cursor.execute(f"SET TRANSACTION SNAPSHOT '{snapshot}'")
@@ -57,7 +56,7 @@ def batches(
             if isinstance(error, WeftError):
                 raise
             # What goes wrong in the middle of the rows comes through Arrow, as an OSError.
-            raise adbc.explain(dbapi, sessions, error) from None
+            raise sessions.explain_adbc(dbapi, error) from None
 
     def cancel() -> None:
         with ending, suppress(dbapi.Error):
