@@ -27,7 +27,7 @@ from weft.errors import ConnectionFailedError, SchemaError
 from weft.systems.base import Connection
 from weft.systems.log import EXTRA, PUBLISH_ID, PUBLISHED_AT, ROWID, Batch
 from weft.systems.mysql.driver import LOCK_SECONDS, Driver
-from weft.systems.mysql.sessions import BUSY, MySQLSessions, quote
+from weft.systems.mysql.sessions import BUSY, MySQLSessions
 from weft.systems.sql.driver import Session
 from weft.systems.sql.log import SqlLog
 from weft.systems.sql.store import SqlStore, bound, contiguous, publish_ids
@@ -95,11 +95,11 @@ class MySQLStore(MySQLSessions, SqlStore):
         """The table and its row in the catalogue; both statements leave alone what another made meanwhile."""
         more = {ROWID: " PRIMARY KEY", PUBLISHED_AT: " NOT NULL DEFAULT (UTC_TIMESTAMP(6))"}
         spelled = ", ".join(
-            f"{quote(column)} {kind.sql('mysql')}{more.get(column, '')}" for column, kind in columns.items()
+            f"{self.quote(column)} {kind.sql('mysql')}{more.get(column, '')}" for column, kind in columns.items()
         )
         table = self.table(schema, name)
         session.run(f"CREATE TABLE IF NOT EXISTS {table} ({spelled}) {_STORAGE}")
-        highest = session.value(f"SELECT max({quote(ROWID)}) FROM {table}") or 0
+        highest = session.value(f"SELECT max({self.quote(ROWID)}) FROM {table}") or 0
         session.run(self.insert_ignore(self.streams, ("name", "head")), (f"{schema}.{name}", highest))
 
     def add_column(self, log: SqlLog, name: str, kind: FieldType) -> None:
@@ -111,7 +111,7 @@ class MySQLStore(MySQLSessions, SqlStore):
                     return
                 session.run("SET SESSION lock_wait_timeout = 1")
                 try:
-                    session.run(f"ALTER TABLE {log.table} ADD COLUMN {quote(name)} {kind.sql('mysql')}")
+                    session.run(f"ALTER TABLE {log.table} ADD COLUMN {self.quote(name)} {kind.sql('mysql')}")
                     return
                 except pymysql.OperationalError as error:
                     if error.args[0] == ER.DUP_FIELDNAME:
@@ -142,7 +142,7 @@ class MySQLStore(MySQLSessions, SqlStore):
         )
         ranges = contiguous(batches, int(cursor.lastrowid) - count + 1)
         names = [PUBLISH_ID, ROWID, *first.columns, *([EXTRA] if first.extra is not None else [])]
-        into = f"INSERT INTO {log.table} ({', '.join(map(quote, names))}) VALUES ".encode()
+        into = f"INSERT INTO {log.table} ({', '.join(map(self.quote, names))}) VALUES ".encode()
         binders = [_BINDERS.get(types[name].base) for name in first.columns]
         offsets = itertools.count(ranges[0][0])
         rows = chain.from_iterable(_rows(batch, offsets, binders) for batch in batches)

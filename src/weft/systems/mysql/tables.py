@@ -23,7 +23,7 @@ from weft.errors import BusyError, DeclarationError, SchemaError, WeftError
 from weft.systems.log import ROWID
 from weft.systems.mysql import copy, results, types
 from weft.systems.mysql.driver import LOCK_SECONDS, Driver
-from weft.systems.mysql.sessions import MySQLSessions, quote
+from weft.systems.mysql.sessions import MySQLSessions
 from weft.systems.sql.driver import Role, Session, SqlDriver, closed_on_error
 from weft.systems.sql.prefetch import prefetch
 from weft.systems.sql.tables import ROW, Column, Slice, SqlTables, bare_rows, subquery
@@ -88,7 +88,6 @@ class MySQLTables(SqlTables):
     sessions: ClassVar[type[SqlDriver]] = LoadSessions
     clock: ClassVar[str | None] = "UTC_TIMESTAMP(6)"
     row_lock: ClassVar[str] = " FOR UPDATE"
-    has_schemas: ClassVar[bool] = False
     random: ClassVar[str] = "rand()"
     earliest: ClassVar[datetime] = datetime(1000, 1, 1)
 
@@ -355,7 +354,7 @@ def _stored(session: Session, schema: str, table: str) -> dict[str, types.Stored
         )
         checked = {clause.lower() for (clause,) in clauses}
     return {
-        name: types.Stored(kind, comment, f"json_valid({quote(name.lower())})" in checked, in_stream)
+        name: types.Stored(kind, comment, f"json_valid({session.store.quote(name.lower())})" in checked, in_stream)
         for name, kind, comment in rows
     }
 

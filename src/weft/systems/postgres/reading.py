@@ -28,7 +28,7 @@ def batches(
     """These columns of a query's result. The next batches are read while the last one is used."""
     dbapi = require("adbc_driver_postgresql.dbapi", "postgres")
     schema = pa.schema(fields)
-    wanted = ", ".join(_select(sessions.quote(field.name), field) for field in fields)
+    wanted = ", ".join(selected(sessions.quote(field.name), field) for field in fields)
     running: list[Any] = []
     # Nothing may be cancelled that is being closed.
     ending = threading.Lock()
@@ -48,7 +48,7 @@ def batches(
                     with closing(cursor.fetch_record_batch()) as reader:
                         for batch in reader:
                             if batch.num_rows:
-                                yield _typed(batch, schema)
+                                yield typed(batch, schema)
                 finally:
                     with ending:
                         running.clear()
@@ -66,7 +66,7 @@ def batches(
     return prefetch(read, cancel=cancel)
 
 
-def _select(column: str, field: pa.Field) -> str:
+def selected(column: str, field: pa.Field) -> str:
     """A column in a type that the driver decodes; texts for what it does not, or not in every version."""
     kind = field.type
     if pa.types.is_list(kind):
@@ -84,7 +84,8 @@ def _select(column: str, field: pa.Field) -> str:
     return f"{column}::bigint" if kind == pa.int64() else column
 
 
-def _typed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+def typed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Columns that were `selected`, in the types of a schema."""
     if not len(schema):
         return batch.select([])
     arrays = []

@@ -70,8 +70,6 @@ class SqlTables(ABC):
     """The server's clock at the statement, not at the beginning of its transaction; `None` where SQL has none."""
     row_lock: ClassVar[str] = ""
     """The clause of SELECT that locks its rows; empty where one connection at a time may write."""
-    has_schemas: ClassVar[bool] = True
-    """Whether Weft's own tables are in a schema `weft`; else their names begin with `weft.`."""
     widens_columns: ClassVar[bool] = True
     """Whether the type of a column can be changed to a wider one."""
     explain: ClassVar[str] = "EXPLAIN"

@@ -71,7 +71,6 @@ class SqliteTables(SqlTables):
     one_host: ClassVar[bool] = True
     one_writer: ClassVar[bool] = True
     clock: ClassVar[str | None] = "strftime('%Y-%m-%dT%H:%M:%f+00:00', 'now')"
-    has_schemas: ClassVar[bool] = False
     # SQLite stores any value whatever a column's type is called, and cannot change a type.
     widens_columns: ClassVar[bool] = False
     explain: ClassVar[str] = "EXPLAIN QUERY PLAN"
