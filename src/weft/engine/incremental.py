@@ -15,8 +15,7 @@ import pyarrow as pa
 from weft.errors import DeclarationError, did_you_mean
 from weft.systems.sql import tokens
 from weft.systems.sql.literals import literal
-from weft.systems.sql.queries import subquery
-from weft.systems.sql.tables import SqlTables
+from weft.systems.sql.tables import SqlTables, subquery
 from weft.systems.watermark import UNKNOWN, Watermark, subtract_lookback, text_of
 
 _MARK = r"\$watermark\b"

@@ -35,8 +35,7 @@ from weft.systems.load import Counts, Load
 from weft.systems.sql import commit as sql_commit
 from weft.systems.sql.checks import refuse_unknown_columns
 from weft.systems.sql.commit import Batches, CarryOut, Query
-from weft.systems.sql.queries import subquery
-from weft.systems.sql.tables import Slice, SqlTables
+from weft.systems.sql.tables import Slice, SqlTables, subquery
 from weft.systems.sql.target import create_statement
 
 

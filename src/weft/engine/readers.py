@@ -19,8 +19,7 @@ from weft.streams.declare import Stream
 from weft.systems.base import Connection, system_for
 from weft.systems.log import META_TYPES, ROWID, Log
 from weft.systems.sql.prefetch import prefetch
-from weft.systems.sql.queries import subquery
-from weft.systems.sql.tables import Column, Slice, SqlTables
+from weft.systems.sql.tables import Column, Slice, SqlTables, subquery
 from weft.types import FieldType
 
 # Enough to be worth a task of its own.

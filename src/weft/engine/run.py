@@ -28,8 +28,7 @@ from weft.systems.base import Connection, system_for
 from weft.systems.load import Load
 from weft.systems.sql import commit as sql_commit
 from weft.systems.sql import watermarks
-from weft.systems.sql.queries import subquery
-from weft.systems.sql.tables import SqlTables
+from weft.systems.sql.tables import SqlTables, subquery
 from weft.systems.watermark import UNKNOWN, Watermark
 
 # Tests stop a process at each of these steps, by a handler on this logger.

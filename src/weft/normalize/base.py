@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
-from weft.errors import DeclarationError, nearest
+from weft.errors import DeclarationError, did_you_mean
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -80,12 +80,9 @@ def strict(function: Callable[_P, _R]) -> Callable[_P, _R]:
     @functools.wraps(function)
     def checked(*arguments: _P.args, **named: _P.kwargs) -> _R:
         for unknown in named.keys() - signature.parameters.keys():
-            close = nearest(unknown, signature.parameters)
-            known = ", ".join(signature.parameters) or "nothing"
-            raise DeclarationError(
-                f"{name}() has no argument {unknown!r}.",
-                hint=f"Did you mean {close!r}?" if close else f"It takes {known}.",
-            )
+            known = f"It takes {', '.join(signature.parameters) or 'nothing'}."
+            hint = did_you_mean(unknown, signature.parameters, known)
+            raise DeclarationError(f"{name}() has no argument {unknown!r}.", hint=hint)
         try:
             signature.bind(*arguments, **named)
         except TypeError as error:
@@ -105,9 +102,8 @@ def one_of(value: object, allowed: tuple[str, ...], what: str) -> str:
     """Return one of a few texts; else raise a `DeclarationError` that names the nearest."""
     if isinstance(value, str) and value in allowed:
         return value
-    close = nearest(value, allowed) if isinstance(value, str) else None
     raise DeclarationError(
-        f"{what} cannot be {value!r}.", hint=f"Did you mean {close!r}?" if close else f"One of: {', '.join(allowed)}."
+        f"{what} cannot be {value!r}.", hint=did_you_mean(str(value), allowed, f"One of: {', '.join(allowed)}.")
     )
 
 
@@ -174,3 +170,37 @@ def fitting(constant: Any, value: Value, who: str) -> Any:
             f"{who} has the value {constant!r}, which does not fit the column {value.column!r}: "
             f"it is {value.kind} there."
         ) from None
+
+
+@dataclass(frozen=True)
+class Parser(Normalizer):
+    """A step from text to another type."""
+
+    on_failure: str = "null"
+    default: Any = None
+
+    def read(self, x: exp.Expr, writer: SqlWriter) -> exp.Expr:
+        """Parse the text; null where it cannot be parsed."""
+        raise NotImplementedError
+
+    def parsed(self, value: Value, writer: SqlWriter, kind: pa.DataType) -> Value:
+        """Parse the text, or return what the user chose for texts that cannot be parsed."""
+        result = self.read(value.sql, writer)
+        if self.on_failure != "null":
+            if self.on_failure == "error":
+                instead = writer.failed(value.sql, f"{value.column}: {self.name} cannot read", kind)
+            else:
+                instead = writer.literal(fitting(self.default, value._replace(kind=kind), self.name), kind)
+            # The text is looked at a second time only where it could not be read.
+            result = writer.coalesce(result, writer.case((writer.is_not_null(value.sql), instead)))
+        return value._replace(sql=result, kind=kind)
+
+
+def checked_failure(on_failure: object, default: object, who: str) -> None:
+    """Refuse what does not go together."""
+    one_of(on_failure, ("null", "error", "default"), f"on_failure of {who}")
+    if (on_failure == "default") != (default is not None):
+        raise DeclarationError(
+            f"{who} takes on_failure='default' and default=… together.",
+            hint="Say both, or neither: without them a text that cannot be read becomes null.",
+        )

@@ -8,9 +8,8 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from weft.errors import DeclarationError
-from weft.normalize.base import Normalizer, Value, fitting, strict, whole
+from weft.normalize.base import Normalizer, Parser, Value, checked_failure, fitting, strict, whole
 from weft.normalize.base import text as checked_text
-from weft.normalize.failure import Parser, checked_failure
 from weft.normalize.times import OnFailure
 
 if TYPE_CHECKING:

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from datetime import date, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
-from weft.errors import DeclarationError, nearest
-from weft.normalize.base import Normalizer, Value, one_of, strict
-from weft.normalize.failure import Parser, checked_failure
+from weft.errors import DeclarationError, did_you_mean
+from weft.normalize.base import Normalizer, Parser, Value, checked_failure, one_of, strict
 from weft.normalize.formats import Format, checked
 
 if TYPE_CHECKING:
@@ -155,11 +154,8 @@ def to_timezone(zone: str) -> Normalizer:
     from zoneinfo import available_timezones
 
     if not isinstance(zone, str) or zone not in available_timezones():
-        close = nearest(zone, available_timezones()) if isinstance(zone, str) else None
-        raise DeclarationError(
-            f"to_timezone() knows no time zone {zone!r}.",
-            hint=f"Did you mean {close!r}?" if close else "Zones have names such as Europe/Berlin, or UTC.",
-        )
+        hint = did_you_mean(str(zone), available_timezones(), "Zones have names such as Europe/Berlin, or UTC.")
+        raise DeclarationError(f"to_timezone() knows no time zone {zone!r}.", hint=hint)
     return ToTimezone(zone)
 
 

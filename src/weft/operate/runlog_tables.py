@@ -111,7 +111,7 @@ class LogTables:
     def create(self) -> None:
         """Create missing tables; another process may do so at the same moment."""
         with self.session("publish") as session:
-            if self.tables.has_schemas:
+            if self.tables.driver.has_schemas:
                 self.tables.create_schema(session, "weft")
             for statement in statements(self.tables, self.runs, self.claims):
                 session.run(statement)
@@ -217,7 +217,7 @@ def schemes() -> list[str]:
 def _script(tables: SqlTables) -> str:
     """Return the statements for a person to run."""
     quote = tables.quote
-    if tables.has_schemas:
+    if tables.driver.has_schemas:
         schema = [f"CREATE SCHEMA IF NOT EXISTS {quote('weft')}"]
         names = [f"{quote('weft')}.{quote(table)}" for table in _TABLES]
     else:

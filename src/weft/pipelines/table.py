@@ -274,7 +274,7 @@ def _check_text(name: str, kind: Any, normalizers: list[Normalizer], where: str)
     """Refuse a step that takes and gives text in a column of another type, with nothing behind it that reads it."""
     if not normalizers or kind.arrow == "string":
         return
-    from weft.normalize.failure import Parser
+    from weft.normalize.base import Parser
     from weft.normalize.text import TextStep
     from weft.normalize.values import Sql
 

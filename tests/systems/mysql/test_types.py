@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from systems import field_types
 from systems.field_types import check_every_type
 from weft.systems.log import Batch
-from weft.systems.mysql import arrow
 from weft.systems.mysql.store import MySQLStore
 from weft.systems.sql.log import SqlLog
 from weft.types import FieldType
@@ -85,12 +84,3 @@ def test_arrow_ranges(store: MySQLStore) -> None:
     assert sum(batch.num_rows for batch in log.read_arrow(0, count, [])) == count
     log.trim(50)
     assert read(0, 52) == [51, 52]
-
-
-def test_arrow_in_order_whatever_the_server_does(store: MySQLStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = store.open("events", "t", {"n": FieldType("int64")})
-    store.append([Batch(log, [("p", 3)], ("n",), [[1, 2, 3]])])
-    parse = arrow._parse
-    monkeypatch.setattr(arrow, "_parse", lambda lines, types: parse(b"\n".join(lines.split(b"\n")[::-1]), types))
-    (batch,) = log.read_arrow(0, 3, ["n"])
-    assert batch.column("n").to_pylist() == [1, 2, 3]

@@ -6,7 +6,7 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from weft.errors import DeclarationError, nearest
+from weft.errors import DeclarationError, did_you_mean
 
 if TYPE_CHECKING:
     from weft.normalize.dialects.base import SqlWriter
@@ -18,10 +18,7 @@ DIALECTS = ("duckdb", "mysql", "postgres", "spark", "sqlite")
 def writer_for(dialect: str) -> SqlWriter:
     """Return the writer of a dialect."""
     if dialect not in DIALECTS:
-        close = nearest(dialect, DIALECTS)
-        raise DeclarationError(
-            f"Normalizers cannot be written for {dialect!r}.",
-            hint=f"Did you mean {close!r}?" if close else f"Dialects: {', '.join(DIALECTS)}.",
-        )
+        hint = did_you_mean(dialect, DIALECTS, f"Dialects: {', '.join(DIALECTS)}.")
+        raise DeclarationError(f"Normalizers cannot be written for {dialect!r}.", hint=hint)
     writer: SqlWriter = import_module(f"weft.normalize.dialects.{dialect}").WRITER
     return writer

@@ -165,6 +165,13 @@ class SqlWriter:
         """Each letter's upper case, which may be several letters."""
         raise NotImplementedError
 
+    def spelled_upper(self, x: exp.Expr, finds: Callable[[exp.Expr, str], exp.Expr]) -> exp.Expr:
+        """With the upper case of letters that are several there: rare, so they are looked for first."""
+        spelled = x
+        for letter, letters in SEVERAL_UPPER.items():
+            spelled = self.replace(spelled, letter, letters)
+        return self.case((finds(x, f"[{''.join(SEVERAL_UPPER)}]"), spelled), otherwise=x)
+
     def trim(self, x: exp.Expr) -> exp.Expr:
         """Without white space at both ends."""
         return self.call("BTRIM", x, WHITESPACE)
@@ -213,7 +220,7 @@ class SqlWriter:
 
     def substitute(self, x: exp.Expr, pattern: str, replacement: patterns.Replacement) -> exp.Expr:
         """Every match of a pattern replaced. The pattern is as `patterns.written` gives it for this dialect."""
-        raise NotImplementedError
+        return self.call("REGEXP_REPLACE", x, pattern, self.replacement(replacement), "g")
 
     def regex_replace(self, x: exp.Expr, pattern: str, replacement: patterns.Replacement) -> exp.Expr:
         """Every match of a pattern in Python's syntax replaced."""
@@ -269,7 +276,7 @@ class SqlWriter:
 
     def to_zone(self, x: exp.Expr, kind: pa.DataType, zone: str) -> exp.Expr:
         """The time that clocks in a zone show at an instant; a time without a zone is in UTC."""
-        raise NotImplementedError
+        return at_zone(x if kind == UTC_TIME else self.to_utc(x, kind), zone)
 
     def truncate_time(self, x: exp.Expr, kind: pa.DataType, unit: str) -> exp.Expr:
         """The beginning of the year, quarter, month, week (Monday), day, hour, minute or second."""

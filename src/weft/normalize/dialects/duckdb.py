@@ -8,9 +8,8 @@ import pyarrow as pa
 from sqlglot import exp
 
 from weft.columns import LOCAL_TIME, UTC_TIME
-from weft.normalize import patterns
 from weft.normalize.base import family
-from weft.normalize.dialects.base import SEVERAL_UPPER, WHITESPACE, SqlWriter, at_zone
+from weft.normalize.dialects.base import WHITESPACE, SqlWriter, at_zone
 
 
 class DuckDB(SqlWriter):
@@ -28,25 +27,13 @@ class DuckDB(SqlWriter):
         return self.call("LOWER", self.replace(x, "İ", "İ".lower()))
 
     def upper(self, x: exp.Expr) -> exp.Expr:
-        """Some letters are several in upper case: rare, so they are looked for first."""
-        several = f"[{''.join(SEVERAL_UPPER)}]"
-        spelled = x
-        for letter, letters in SEVERAL_UPPER.items():
-            spelled = self.replace(spelled, letter, letters)
-        is_rare = self.call("REGEXP_MATCHES", x, several)
-        return self.once(x, lambda x: self.call("UPPER", self.case((is_rare, spelled), otherwise=x)))
+        return self.call("UPPER", self.spelled_upper(x, lambda x, letters: self.call("REGEXP_MATCHES", x, letters)))
 
     def trim(self, x: exp.Expr) -> exp.Expr:
         return self.call("TRIM", x, WHITESPACE)
 
     def matches(self, x: exp.Expr, pattern: str) -> exp.Expr:
         return self.call("REGEXP_FULL_MATCH", x, pattern)
-
-    def substitute(self, x: exp.Expr, pattern: str, replacement: patterns.Replacement) -> exp.Expr:
-        return self.call("REGEXP_REPLACE", x, pattern, self.replacement(replacement), "g")
-
-    def to_zone(self, x: exp.Expr, kind: pa.DataType, zone: str) -> exp.Expr:
-        return at_zone(x if kind == UTC_TIME else self.to_utc(x, kind), zone)
 
     def truncate_time(self, x: exp.Expr, kind: pa.DataType, unit: str) -> exp.Expr:
         """As times of UTC's clock."""

@@ -13,7 +13,7 @@ from sqlglot import exp
 from weft.columns import LOCAL_TIME, UTC_TIME
 from weft.normalize import patterns
 from weft.normalize.base import family
-from weft.normalize.dialects.base import ISO_INSTANT, SEVERAL_UPPER, WHITESPACE, SqlWriter
+from weft.normalize.dialects.base import ISO_INSTANT, WHITESPACE, SqlWriter
 
 # Byte by byte, and without padding: else "a" and "a " are the same.
 _BINARY = "/*M! utf8mb4_nopad_bin */ /*!80000 utf8mb4_0900_bin */"
@@ -66,13 +66,8 @@ class MySQL(SqlWriter):
         return _collated(self.call("LOWER", _collated(spelled, _LETTERS)), _BINARY)
 
     def upper(self, x: exp.Expr) -> exp.Expr:
-        """Some letters are several in upper case: rare, so they are looked for first."""
-        spelled = x
-        for letter, letters in SEVERAL_UPPER.items():
-            spelled = self.replace(spelled, letter, letters)
-        is_rare = self._finds(x, f"[{''.join(SEVERAL_UPPER)}]")
-        chosen = self.case((is_rare, spelled), otherwise=x)
-        return _collated(self.call("UPPER", _collated(chosen, _LETTERS)), _BINARY)
+        spelled = self.spelled_upper(x, self._finds)
+        return _collated(self.call("UPPER", _collated(spelled, _LETTERS)), _BINARY)
 
     def trim(self, x: exp.Expr) -> exp.Expr:
         """TRIM takes one text, not a set. Without the look behind, white space inside would take quadratic time."""

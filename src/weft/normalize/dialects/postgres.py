@@ -10,7 +10,6 @@ import pyarrow as pa
 from sqlglot import exp
 
 from weft.columns import LOCAL_TIME, UTC_TIME
-from weft.normalize import patterns
 from weft.normalize.base import family
 from weft.normalize.dialects.base import ISO_INSTANT, SqlWriter, at_zone
 from weft.normalize.formats import Format, checked
@@ -78,9 +77,6 @@ class Postgres(SqlWriter):
     def matches(self, x: exp.Expr, pattern: str) -> exp.Expr:
         """`$` is the end, and nothing but the end."""
         return exp.RegexpLike(this=exp.Paren(this=x.copy()), expression=self.text(f"^({pattern})$"))
-
-    def substitute(self, x: exp.Expr, pattern: str, replacement: patterns.Replacement) -> exp.Expr:
-        return self.call("REGEXP_REPLACE", x, pattern, self.replacement(replacement), "g")
 
     # ------------------------------------------------------------------------------------------------------------ times
 
@@ -199,9 +195,6 @@ class Postgres(SqlWriter):
     def to_day(self, x: exp.Expr, kind: pa.DataType) -> exp.Expr:
         """Whatever zone the session is in."""
         return self.cast(at_zone(x, "UTC") if kind == UTC_TIME else x, pa.date32())
-
-    def to_zone(self, x: exp.Expr, kind: pa.DataType, zone: str) -> exp.Expr:
-        return at_zone(x if kind == UTC_TIME else self.to_utc(x, kind), zone)
 
     def truncate_time(self, x: exp.Expr, kind: pa.DataType, unit: str) -> exp.Expr:
         if kind == UTC_TIME:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 import re
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
-from typing import Any, ClassVar
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from typing import IO, Any, ClassVar
 
 import duckdb
 
@@ -153,11 +154,6 @@ class DuckDBSessions(SqlDriver):
         if role != "read":
             driver.execute("BEGIN TRANSACTION")
 
-    def commit(self, driver: duckdb.DuckDBPyConnection, role: Role) -> None:
-        """Commit; this is where some conflicts are found."""
-        if role != "read":
-            driver.execute("COMMIT")
-
     def rollback(self, driver: duckdb.DuckDBPyConnection) -> None:
         """Undo what was open; a failed COMMIT did so itself."""
         with suppress(duckdb.TransactionException):
@@ -215,3 +211,31 @@ def _is_held(error: BaseException) -> bool:
 def _one_line(error: BaseException) -> Exception:
     # The lines that follow show the statement, which may hold values.
     return Exception(str(error).strip().partition("\n")[0].partition(" See also")[0])
+
+
+# ---------------------------------------------------------------------------------------------- turns of many processes
+
+_FILE_TURN_SECONDS, _FILE_TURN_PAUSE = 30.0, 0.002
+
+
+@contextmanager
+def waiting_turn(path: str, *, exclusive: bool) -> Iterator[None]:
+    """Wait for a turn at the database in `path`, by a lock on a file next to it; readers share theirs."""
+    with ExitStack() as stack:
+        if path != MEMORY:
+            # Where no lock can be made the database will say why.
+            with suppress(OSError):
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                _lock(stack.enter_context(open(f"{path}.lock", "a")), exclusive=exclusive)
+        yield
+
+
+def _lock(file: IO[str], *, exclusive: bool) -> None:
+    """Lock a file; closing it unlocks it. A process that holds the lock for very long is not waited for."""
+    deadline = time.monotonic() + _FILE_TURN_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            fcntl.flock(file, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            time.sleep(_FILE_TURN_PAUSE)

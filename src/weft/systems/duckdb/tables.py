@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
-from datetime import UTC, datetime
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -15,13 +14,11 @@ import pyarrow.compute as pc
 
 from weft.columns import canonical_batch, canonical_schema, hint_of, hinted, is_nested, nested_to_json
 from weft.errors import DeclarationError, SchemaError
-from weft.systems.duckdb import file_lock
 from weft.systems.duckdb.connection import DuckDBConnection
-from weft.systems.duckdb.sessions import DuckDBSessions, is_rejection
+from weft.systems.duckdb.sessions import DuckDBSessions, is_rejection, waiting_turn
 from weft.systems.file import MEMORY
 from weft.systems.sql.driver import Role, Session, SqlDriver
-from weft.systems.sql.queries import bare_rows, subquery
-from weft.systems.sql.tables import Column, Slice, SqlTables
+from weft.systems.sql.tables import Column, Slice, SqlTables, bare_rows, subquery
 from weft.systems.sql.tokens import quote_name
 
 # A batch's rows: a multiple of what DuckDB's own vectors have.
@@ -56,7 +53,7 @@ class DuckDBTables(SqlTables):
     def waiting_turn(self, role: Role) -> AbstractContextManager[None]:
         """One process at a time can open the file, and the one that waits longest asks least often: next to busy
         processes it would never open it. So processes that open it often take turns before they ask."""
-        return file_lock.waiting(self.connection.path or MEMORY, exclusive=role != "read")
+        return waiting_turn(self.connection.path or MEMORY, exclusive=role != "read")
 
     def create_index(self, name: str, table: str, columns: Sequence[str]) -> str | None:
         """None is needed: DuckDB keeps the least and the greatest value of each block of rows."""
@@ -188,11 +185,6 @@ class DuckDBTables(SqlTables):
         """Hash a JSON list of texts, in which null, empty and shifted values differ."""
         texts = ", ".join(f"CAST({each} AS VARCHAR)" for each in expressions)
         return f"md5(CAST(to_json([{texts}]) AS VARCHAR))"
-
-    def moment(self, value: datetime) -> str:
-        return (
-            f"TIMESTAMPTZ '{value.astimezone(UTC).replace(tzinfo=None).isoformat(sep=' ', timespec='microseconds')}+00'"
-        )
 
     def add_seconds(self, expression: str, seconds: float) -> str:
         return f"({expression} + to_microseconds({round(seconds * 1_000_000)}))"

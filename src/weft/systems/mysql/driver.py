@@ -21,7 +21,7 @@ LOCK_SECONDS = 30
 # How long it may take to reach the server once more, to end a statement there.
 _STOP_SECONDS = 5
 
-# What GROUP_CONCAT may give at once: no less than the longest value, no more than a packet has by default.
+# What GROUP_CONCAT of a user's query may give at once: no more than a packet has by default.
 _JOINED_BYTES = 16 * 1024 * 1024
 
 # Each statement sees what is committed at its start: a reader's head must not come from an older view than its locks.

@@ -7,7 +7,7 @@ which are exact (FLOAT is not: six digits; so such columns are asked for as DOUB
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,19 +73,22 @@ def _text(packet: Any) -> str:
     return str((packet.read_length_coded_string() or b"").decode())
 
 
-def rows(driver: Any, sql: str, kinds: Sequence[pa.DataType], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Run a query and read its rows as they come. A caller that stops before the end must drop the connection."""
-    driver._execute_command(_QUERY, sql)
-    first = driver._read_packet()
-    count = first.read_length_encoded_integer()
-    if count != len(kinds):
-        raise SchemaError(f"The query has {count} columns, and had {len(kinds)} when it was described.")
-    for _ in range(count + 1):  # and the end of them
-        driver._read_packet()
-    schema = pa.schema(list(zip(names, kinds, strict=True)))
-    for data, starts in _chunks(driver):
-        if len(starts):
-            yield _batch(data, starts, schema)
+def rows(driver: Any, sql: str, schema: pa.Schema) -> Generator[pa.RecordBatch, None, None]:
+    """Run a query and read its rows as they come. Where that ends early, the connection does too: what is still under
+    way would be taken for the answer to the next statement."""
+    try:
+        driver._execute_command(_QUERY, sql)
+        count = driver._read_packet().read_length_encoded_integer()
+        if count != len(schema):
+            raise SchemaError(f"The query has {count} columns, and had {len(schema)} when it was described.")
+        for _ in range(count + 1):  # and the end of them
+            driver._read_packet()
+        for data, starts in _chunks(driver):
+            if starts:
+                yield _batch(data, starts, schema)
+    except BaseException:
+        driver.cut()
+        raise
 
 
 def _chunks(driver: Any) -> Iterator[tuple[bytearray, list[int]]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, ClassVar
 
 import pymysql
@@ -14,13 +13,14 @@ from weft.errors import BusyError, ConnectionFailedError, SchemaError, StorageEr
 from weft.systems.mysql.connection import MySQLConnection
 from weft.systems.mysql.driver import Driver, connect
 from weft.systems.sql.driver import Role, SqlDriver, readable
-from weft.systems.sql.tokens import quote_name
 
 
 class MySQLSessions(SqlDriver):
     """Pooled connections. There are no schemas: what is `name` in schema `schema` elsewhere is `schema.name` here."""
 
     dialect: ClassVar[str] = "mysql"
+    quotation_mark: ClassVar[str] = "`"
+    has_schemas: ClassVar[bool] = False
     driver_error: ClassVar[type[BaseException]] = pymysql.Error
     connection: MySQLConnection
 
@@ -76,15 +76,6 @@ class MySQLSessions(SqlDriver):
             return SchemaError(what)
         return WeftError(what)
 
-    # ------------------------------------------------------------------------------------------------------------ names
-
-    def quote(self, name: str) -> str:
-        return quote(name)
-
-    def table(self, schema: str, name: str) -> str:
-        """The table is called `schema.name`."""
-        return quote(f"{schema}.{name}")
-
 
 # No connection, refused, too many, shut down, killed, cut off, silent; a user or database that is not there.
 _LOST = {
@@ -104,9 +95,3 @@ _FULL = {
 _DENIED = {ER.DBACCESS_DENIED_ERROR, ER.TABLEACCESS_DENIED_ERROR, ER.COLUMNACCESS_DENIED_ERROR, 1227}
 # A packet, a row, a number of columns or of decimals (MySQL: 30) beyond the server's limits; a text that is none.
 _TOO_LARGE = {ER.NET_PACKET_TOO_LARGE, ER.TOO_BIG_ROWSIZE, ER.TOO_MANY_FIELDS, 1425, 1366}
-
-
-@lru_cache(maxsize=4096)
-def quote(name: str) -> str:
-    """A quoted identifier."""
-    return quote_name(name, "`")

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from datetime import UTC, date, datetime
+from datetime import date, datetime
 from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -27,14 +27,14 @@ from weft.errors import ConnectionFailedError, SchemaError
 from weft.systems.base import Connection
 from weft.systems.log import EXTRA, PUBLISH_ID, PUBLISHED_AT, ROWID, Batch
 from weft.systems.mysql.driver import LOCK_SECONDS, Driver
-from weft.systems.mysql.sessions import BUSY, MySQLSessions, quote
+from weft.systems.mysql.sessions import BUSY, MySQLSessions
 from weft.systems.sql.driver import Session
 from weft.systems.sql.log import SqlLog
 from weft.systems.sql.store import SqlStore, bound, contiguous, publish_ids
 from weft.types import FieldType, from_sql
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    pass
 
 # One INSERT takes no more than this, unless a single event does: the server parses a statement as a whole.
 _STATEMENT_BYTES = 4 * 1024 * 1024
@@ -50,7 +50,6 @@ _LOOK_SECONDS = 0.2
 class MySQLStore(MySQLSessions, SqlStore):
     """A MySQL or MariaDB database. Durability is the server's choice here: bookkeeping commits as publishes do."""
 
-    dialect: ClassVar[str] = "mysql"
     # SYSDATE, unlike NOW, is the time after the wait for a lock.
     now_sql: ClassVar[str] = "CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)"
 
@@ -77,47 +76,30 @@ class MySQLStore(MySQLSessions, SqlStore):
         return {row[0]: from_sql("mysql", row[1], row[8]) for row in rows}
 
     def create_catalogue(self, session: Session) -> None:
-        """The four bookkeeping tables. Where they are, nothing is asked for that a user without CREATE may not do."""
-        if self.reflect(session, "weft", "keys"):
-            return
         # Without padding: under other collations "a" and "a " are the same name.
         collation = "utf8mb4_nopad_bin" if session.driver.is_mariadb() else "utf8mb4_0900_bin"
         text = f"CHARACTER SET utf8mb4 COLLATE {collation}"
-        name = f"VARCHAR(255) {text} NOT NULL"
-        for table, columns in (
-            (
-                self.streams,
-                f"id INT AUTO_INCREMENT PRIMARY KEY, name {name} UNIQUE, head BIGINT NOT NULL DEFAULT 0, "
-                "floor BIGINT NOT NULL DEFAULT 0",
-            ),
-            (
-                self.groups,
-                f"stream INT NOT NULL, consumer {name}, position BIGINT NOT NULL, lost BIGINT NOT NULL, "
-                "untold BIGINT NOT NULL, epoch BIGINT NOT NULL, PRIMARY KEY (stream, consumer)",
-            ),
-            (
-                self.leases,
-                f"stream INT NOT NULL, consumer {name}, first BIGINT NOT NULL, last BIGINT NOT NULL, "
-                f"events BIGINT NOT NULL, member {name}, token {name}, expires BIGINT NOT NULL, "
-                f"deliveries BIGINT NOT NULL, reason LONGTEXT {text}, PRIMARY KEY (stream, consumer, first)",
-            ),
-            (
-                self.keys,
-                "stream INT NOT NULL, id VARBINARY(20) NOT NULL, seen BIGINT NOT NULL, PRIMARY KEY (stream, id), "
-                "KEY (stream, seen)",
-            ),
-        ):
-            session.run(f"CREATE TABLE IF NOT EXISTS {table} ({columns}) {_STORAGE}")
+        self.create_tables(
+            session,
+            **dict.fromkeys(("stream", "name"), f"VARCHAR(255) {text}"),
+            text=f"LONGTEXT {text}",
+            id="INT AUTO_INCREMENT",
+            number="INT",
+            offset="BIGINT",
+            key="VARBINARY(20)",
+            index=", KEY (stream, seen)",
+            storage=f" {_STORAGE}",
+        )
 
     def create_stream(self, session: Session, schema: str, name: str, columns: dict[str, FieldType]) -> None:
         """The table and its row in the catalogue; both statements leave alone what another made meanwhile."""
         more = {ROWID: " PRIMARY KEY", PUBLISHED_AT: " NOT NULL DEFAULT (UTC_TIMESTAMP(6))"}
         spelled = ", ".join(
-            f"{quote(column)} {kind.sql('mysql')}{more.get(column, '')}" for column, kind in columns.items()
+            f"{self.quote(column)} {kind.sql('mysql')}{more.get(column, '')}" for column, kind in columns.items()
         )
         table = self.table(schema, name)
         session.run(f"CREATE TABLE IF NOT EXISTS {table} ({spelled}) {_STORAGE}")
-        highest = session.value(f"SELECT max({quote(ROWID)}) FROM {table}") or 0
+        highest = session.value(f"SELECT max({self.quote(ROWID)}) FROM {table}") or 0
         session.run(self.insert_ignore(self.streams, ("name", "head")), (f"{schema}.{name}", highest))
 
     def add_columns(self, log: SqlLog, columns: dict[str, FieldType]) -> None:
@@ -129,7 +111,9 @@ class MySQLStore(MySQLSessions, SqlStore):
                 missing = {name: kind for name, kind in columns.items() if name not in present}
                 if not missing:
                     return
-                added = ", ".join(f"ADD COLUMN {quote(name)} {kind.sql('mysql')}" for name, kind in missing.items())
+                added = ", ".join(
+                    f"ADD COLUMN {self.quote(name)} {kind.sql('mysql')}" for name, kind in missing.items()
+                )
                 session.run("SET SESSION lock_wait_timeout = 1")
                 try:
                     session.run(f"ALTER TABLE {log.table} {added}")
@@ -167,7 +151,7 @@ class MySQLStore(MySQLSessions, SqlStore):
         )
         ranges = contiguous(batches, int(cursor.lastrowid) - count + 1)
         names = [PUBLISH_ID, ROWID, *first.columns, *([EXTRA] if first.extra is not None else [])]
-        into = f"INSERT INTO {log.table} ({', '.join(map(quote, names))}) VALUES ".encode()
+        into = f"INSERT INTO {log.table} ({', '.join(map(self.quote, names))}) VALUES ".encode()
         binders = [_BINDERS.get(types[name].base) for name in first.columns]
         offsets = itertools.count(ranges[0][0])
         rows = chain.from_iterable(_rows(batch, offsets, binders) for batch in batches)
@@ -197,12 +181,6 @@ class MySQLStore(MySQLSessions, SqlStore):
 
     # ---------------------------------------------------------------------------------------------------------- reading
 
-    def bind(self, value: Any, kind: FieldType) -> Any:
-        """A value as PyMySQL takes it: it would leave out a time zone."""
-        if isinstance(value, datetime):
-            return value.astimezone(UTC).replace(tzinfo=None)
-        return str(value) if isinstance(value, UUID) else value
-
     decoders: ClassVar[dict[str, Callable[[Any], Any]]] = {
         "bool": bool,
         "date": date.fromisoformat,
@@ -211,14 +189,6 @@ class MySQLStore(MySQLSessions, SqlStore):
         "json": msgspec.json.decode,
         "uuid": UUID,
     }
-
-    def arrow_batches(
-        self, log: SqlLog, after: int, upto: int, columns: dict[str, FieldType]
-    ) -> Iterator[pa.RecordBatch]:
-        """The server writes CSV, Arrow reads it."""
-        from weft.systems.mysql import arrow
-
-        return arrow.batches(self, log, after, upto, columns)
 
     # ---------------------------------------------------------------------------------------------------------- waiting
 

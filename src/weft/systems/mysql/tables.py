@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import UTC, datetime
+from contextlib import closing
+from datetime import datetime
 from functools import cached_property
 from typing import ClassVar
 
@@ -22,11 +23,10 @@ from weft.errors import BusyError, DeclarationError, SchemaError, WeftError
 from weft.systems.log import ROWID
 from weft.systems.mysql import copy, results, types
 from weft.systems.mysql.driver import LOCK_SECONDS, Driver
-from weft.systems.mysql.sessions import MySQLSessions, quote
+from weft.systems.mysql.sessions import MySQLSessions
 from weft.systems.sql.driver import Role, Session, SqlDriver, closed_on_error
 from weft.systems.sql.prefetch import prefetch
-from weft.systems.sql.queries import bare_rows, subquery
-from weft.systems.sql.tables import ROW, Column, Slice, SqlTables
+from weft.systems.sql.tables import ROW, Column, Slice, SqlTables, bare_rows, subquery
 
 # Keys in the index of a staging table. An index takes 3,072 bytes, four a letter.
 _INDEXED = 4
@@ -88,7 +88,6 @@ class MySQLTables(SqlTables):
     sessions: ClassVar[type[SqlDriver]] = LoadSessions
     clock: ClassVar[str | None] = "UTC_TIMESTAMP(6)"
     row_lock: ClassVar[str] = " FOR UPDATE"
-    has_schemas: ClassVar[bool] = False
     random: ClassVar[str] = "rand()"
     earliest: ClassVar[datetime] = datetime(1000, 1, 1)
 
@@ -142,15 +141,9 @@ class MySQLTables(SqlTables):
                     yield bare_rows(session.value(f"SELECT count(*) FROM {subquery(part.sql)} AS q"))
                     return
                 sql = self._selection(session, part.sql, wanted, pruned=columns is not None)
-                done = False
-                try:
-                    for batch in results.rows(session.driver, sql, [field.type for field in wanted], wanted.names):
+                with closing(results.rows(session.driver, sql, wanted)) as received:
+                    for batch in received:
                         yield _in_schema(batch, wanted)
-                    done = True
-                finally:
-                    if not done:
-                        # What is still under way would be taken for the answer to the next statement.
-                        session.driver.cut()
 
         return prefetch(read, cancel=lambda: opened[0].cut() if opened else None)
 
@@ -320,10 +313,6 @@ class MySQLTables(SqlTables):
         parts = ", ".join(f"IFNULL(CONCAT(LENGTH({each}), ':', {each}), 'N')" for each in expressions)
         return f"MD5(CONCAT('', {parts}))"
 
-    def moment(self, value: datetime) -> str:
-        text = value.astimezone(UTC).replace(tzinfo=None).isoformat(sep=" ", timespec="microseconds")
-        return f"TIMESTAMP'{text}'"
-
     def add_seconds(self, expression: str, seconds: float) -> str:
         return f"({expression} + INTERVAL {round(seconds * 1_000_000)} MICROSECOND)"
 
@@ -365,7 +354,7 @@ def _stored(session: Session, schema: str, table: str) -> dict[str, types.Stored
         )
         checked = {clause.lower() for (clause,) in clauses}
     return {
-        name: types.Stored(kind, comment, f"json_valid({quote(name.lower())})" in checked, in_stream)
+        name: types.Stored(kind, comment, f"json_valid({session.store.quote(name.lower())})" in checked, in_stream)
         for name, kind, comment in rows
     }
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from weft.systems.base import require
-from weft.systems.postgres import adbc
+from weft.systems.postgres import reading
 from weft.systems.sql import chunks
 from weft.types import FieldType
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 # Some of these are in memory at once: what the threads work on and what waits for the reader.
 _CHUNK_BYTES = 16 * 1024 * 1024
-_NATIVE = ("bool", "int32", "int64", "float32", "float64", "date", "timestamp", "bytes")
 
 
 def batches(
@@ -30,16 +29,13 @@ def batches(
     In two ranges at a time: by the index, which keeps the order, one alone is a third slower than a plain scan.
     """
     dbapi = require("adbc_driver_postgresql.dbapi", "postgres")
-    # The other types come as texts: what ADBC makes of them differs by version, and a decimal must keep its digits.
-    wanted = ", ".join(
-        store.quote(name) if kind.base in _NATIVE else f"{store.quote(name)}::text" for name, kind in columns.items()
-    )
     schema = pa.schema([(name, kind.arrow) for name, kind in columns.items()])
+    wanted = ", ".join(reading.selected(store.quote(field.name), field) for field in schema)
 
     def read(first: int, last: int) -> tuple[list[pa.RecordBatch], int]:
         where = f"{log.rowid} > {int(first)} AND {log.rowid} <= {int(last)}"
         rows = _read(dbapi, store, f"SELECT {wanted} FROM {log.table} WHERE {where} ORDER BY {log.rowid}")
-        done = [_cast(batch, schema) for batch in rows if batch.num_rows]
+        done = [reading.typed(batch, schema) for batch in rows if batch.num_rows]
         return done, sum(batch.nbytes for batch in done)
 
     return chunks.in_order(read, after, upto, workers=2, chunk_bytes=_CHUNK_BYTES)
@@ -53,7 +49,7 @@ def _read(dbapi: Any, store: PostgresStore, sql: str) -> list[pa.RecordBatch]:
             driver = store.arrow_idle.pop()
         fresh = driver is None
         try:
-            driver = driver or adbc.connect(dbapi, store)
+            driver = driver or store.connect_adbc(dbapi)
             with closing(driver.cursor()) as cursor:
                 cursor.execute(sql)
                 read = list(cursor.fetch_record_batch())
@@ -63,12 +59,7 @@ def _read(dbapi: Any, store: PostgresStore, sql: str) -> list[pa.RecordBatch]:
             # The server may have been restarted: what else is idle is broken as well.
             store.close_arrow_idle()
             if fresh:
-                raise adbc.explain(dbapi, store, error) from None
+                raise store.explain_adbc(dbapi, error) from None
         else:
             store.arrow_idle.append(driver)
             return read
-
-
-def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    arrays = [array.cast(field.type) for array, field in zip(batch.columns, schema, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -12,12 +12,11 @@ import pyarrow.compute as pc
 
 from weft.errors import SchemaError, WeftError
 from weft.systems.base import require
-from weft.systems.postgres import adbc
 from weft.systems.postgres.sessions import PostgresSessions
 from weft.systems.postgres.types import ANY_NUMERIC, sql_type
 from weft.systems.sql import decimals
 from weft.systems.sql.prefetch import prefetch
-from weft.systems.sql.queries import subquery
+from weft.systems.sql.tables import subquery
 
 # Of one batch, as the driver counts them. Four are in memory at once: being read, waiting, being used.
 _BATCH_BYTES = 4 * 1024 * 1024
@@ -29,14 +28,14 @@ def batches(
     """These columns of a query's result. The next batches are read while the last one is used."""
     dbapi = require("adbc_driver_postgresql.dbapi", "postgres")
     schema = pa.schema(fields)
-    wanted = ", ".join(_select(sessions.quote(field.name), field) for field in fields)
+    wanted = ", ".join(selected(sessions.quote(field.name), field) for field in fields)
     running: list[Any] = []
     # Nothing may be cancelled that is being closed.
     ending = threading.Lock()
 
     def read() -> Iterator[pa.RecordBatch]:
         try:
-            with closing(adbc.connect(dbapi, sessions)) as driver, closing(driver.cursor()) as cursor:
+            with closing(sessions.connect_adbc(dbapi)) as driver, closing(driver.cursor()) as cursor:
                 if snapshot is not None:
                     cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
                     cursor.execute(f"SET TRANSACTION SNAPSHOT '{snapshot}'")
@@ -49,7 +48,7 @@ def batches(
                     with closing(cursor.fetch_record_batch()) as reader:
                         for batch in reader:
                             if batch.num_rows:
-                                yield _typed(batch, schema)
+                                yield typed(batch, schema)
                 finally:
                     with ending:
                         running.clear()
@@ -57,7 +56,7 @@ def batches(
             if isinstance(error, WeftError):
                 raise
             # What goes wrong in the middle of the rows comes through Arrow, as an OSError.
-            raise adbc.explain(dbapi, sessions, error) from None
+            raise sessions.explain_adbc(dbapi, error) from None
 
     def cancel() -> None:
         with ending, suppress(dbapi.Error):
@@ -67,7 +66,7 @@ def batches(
     return prefetch(read, cancel=cancel)
 
 
-def _select(column: str, field: pa.Field) -> str:
+def selected(column: str, field: pa.Field) -> str:
     """A column in a type that the driver decodes; texts for what it does not, or not in every version."""
     kind = field.type
     if pa.types.is_list(kind):
@@ -85,7 +84,8 @@ def _select(column: str, field: pa.Field) -> str:
     return f"{column}::bigint" if kind == pa.int64() else column
 
 
-def _typed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+def typed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Columns that were `selected`, in the types of a schema."""
     if not len(schema):
         return batch.select([])
     arrays = []

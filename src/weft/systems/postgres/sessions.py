@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any, ClassVar
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.types.string import TextBinaryLoader, TextLoader
 
 from weft import settings
@@ -70,6 +71,19 @@ class PostgresSessions(SqlDriver):
             # Only a server says FATAL; libpq gives no SQLSTATE here.
             raise self.connection.unreachable(error, answered="FATAL" in str(error)) from None
         return driver
+
+    def connect_adbc(self, dbapi: Any) -> Any:
+        """A connection of the ADBC driver, which reads Arrow: ranges of streams and queries of loads."""
+        driver = dbapi.connect(make_conninfo(**self.parameters()), autocommit=True)
+        with closed_on_error(driver), closing(driver.cursor()) as cursor:
+            cursor.execute("SET TimeZone = 'UTC'")
+        return driver
+
+    def explain_adbc(self, dbapi: Any, error: Exception) -> WeftError:
+        """An error of the ADBC driver as one of Weft, without secrets."""
+        text = " ".join(settings.redact(str(error), self.connection.secrets()).split())
+        kind = ConnectionFailedError if isinstance(error, dbapi.OperationalError) else WeftError
+        return kind(f"PostgreSQL ({self.connection.target}): {text}")
 
     def rollback(self, driver: psycopg.Connection[Any]) -> None:
         if driver.closed:

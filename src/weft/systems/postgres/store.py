@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from functools import lru_cache
 from itertools import accumulate, chain
@@ -32,7 +32,7 @@ from weft.systems.sql.tokens import quote_name
 from weft.types import FieldType, from_sql, round_float32
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    pass
 
 # ALTER TABLE waits no longer than this at a time: everybody who comes to the table meanwhile waits behind it.
 _ALTER_LOCK = "100ms"
@@ -88,26 +88,11 @@ class PostgresStore(PostgresSessions, SqlStore):
         return {column: from_sql("postgres", kind) for column, kind in rows} or None
 
     def create_catalogue(self, session: Session) -> None:
-        """The four bookkeeping tables. Where they are, nothing is asked for that a role without CREATE may not do."""
-        if self.reflect(session, "weft", "keys"):
-            return
         self.create_schema(session, "weft")
-        for statement in (
-            f"CREATE TABLE IF NOT EXISTS {self.streams} ("
-            f"id integer GENERATED ALWAYS AS IDENTITY (MAXVALUE {_MAX_STREAM}) PRIMARY KEY, name text NOT NULL UNIQUE, "
-            "head bigint NOT NULL DEFAULT 0, floor bigint NOT NULL DEFAULT 0)",
-            f"CREATE TABLE IF NOT EXISTS {self.groups} (stream integer NOT NULL, consumer text NOT NULL, "
-            "position bigint NOT NULL, lost bigint NOT NULL, untold bigint NOT NULL, epoch bigint NOT NULL, "
-            "PRIMARY KEY (stream, consumer))",
-            f"CREATE TABLE IF NOT EXISTS {self.leases} (stream integer NOT NULL, consumer text NOT NULL, "
-            "first bigint NOT NULL, last bigint NOT NULL, events bigint NOT NULL, member text NOT NULL, "
-            "token text NOT NULL, expires bigint NOT NULL, deliveries bigint NOT NULL, reason text, "
-            "PRIMARY KEY (stream, consumer, first))",
-            f"CREATE TABLE IF NOT EXISTS {self.keys} (stream integer NOT NULL, id bytea NOT NULL, "
-            "seen bigint NOT NULL, PRIMARY KEY (stream, id))",
-            f"CREATE INDEX IF NOT EXISTS keys_seen ON {self.keys} (stream, seen)",
-        ):
-            session.run(statement)
+        number = f"integer GENERATED ALWAYS AS IDENTITY (MAXVALUE {_MAX_STREAM})"
+        texts = dict.fromkeys(("stream", "name", "text"), "text")
+        self.create_tables(session, id=number, number="integer", offset="bigint", key="bytea", **texts)
+        session.run(f"CREATE INDEX IF NOT EXISTS keys_seen ON {self.keys} (stream, seen)")
 
     def create_stream(self, session: Session, schema: str, name: str, columns: dict[str, FieldType]) -> None:
         """The table and its sequence."""
@@ -225,21 +210,10 @@ class PostgresStore(PostgresSessions, SqlStore):
         fence = _fence_sql(self.sequence(log.number), log.number)
         return int(session.value(f"SELECT max({ROWID}) FROM {log.table} WHERE {ROWID} <= ({fence})") or 0)
 
-    def bind(self, value: Any, kind: FieldType) -> Any:
-        """psycopg takes every canonical value as it is."""
-        return value
-
     decoders: ClassVar[dict[str, Callable[[Any], Any]]] = {
         "float32": round_float32,
         "json": msgspec.json.decode,
     }
-
-    def arrow_batches(
-        self, log: SqlLog, after: int, upto: int, columns: dict[str, FieldType]
-    ) -> Iterator[pa.RecordBatch]:
-        from weft.systems.postgres import arrow
-
-        return arrow.batches(self, log, after, upto, columns)
 
     # ---------------------------------------------------------------------------------------------------------- waiting
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, timedelta
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -11,12 +11,11 @@ import psycopg
 import pyarrow as pa
 
 from weft.columns import hint_of, is_binary_json, is_nested, length_of
-from weft.errors import DeclarationError, SchemaError, WeftError, nearest
+from weft.errors import DeclarationError, SchemaError, WeftError, did_you_mean
 from weft.systems.postgres import copy, types
 from weft.systems.postgres.sessions import PostgresSessions
 from weft.systems.sql.driver import Session, SqlDriver
-from weft.systems.sql.queries import subquery
-from weft.systems.sql.tables import ROW, Column, Slice, SqlTables, causes, check_event_time
+from weft.systems.sql.tables import ROW, Column, Slice, SqlTables, causes, check_event_time, subquery
 
 # The keys of our advisory locks: "load" in ASCII, then a hash of the table's name.
 _LOCK_SPACE = 0x6C6F6164
@@ -115,8 +114,7 @@ class PostgresTables(SqlTables):
     def _bounds(self, session: Session, sql: str, schema: pa.Schema, parts: int, by: str) -> list[str]:
         """Return where all parts but the first begin, as literals."""
         if by not in schema.names:
-            close = nearest(by, schema.names)
-            hint = f"Did you mean {close!r}?" if close else f"Its columns: {', '.join(schema.names[:30])}."
+            hint = did_you_mean(by, schema.names, f"Its columns: {', '.join(schema.names[:30])}.")
             raise DeclarationError(f"The query has no column {by!r} to be split by.", hint=hint)
         kind = schema.field(by).type
         column = self.quote(by)
@@ -302,9 +300,6 @@ class PostgresTables(SqlTables):
     def row_hash(self, expressions: Sequence[str]) -> str:
         """Hash the row's text, in which nulls are empty and empty texts quoted."""
         return f"md5(ROW({', '.join(expressions)})::text)"
-
-    def moment(self, value: datetime) -> str:
-        return f"TIMESTAMPTZ '{value.astimezone(UTC).isoformat()}'"
 
     def add_seconds(self, expression: str, seconds: float) -> str:
         return f"({expression} + INTERVAL '{seconds:.6f} seconds')"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from weft.errors import DeclarationError, LoadRefusedError, nearest
+from weft.errors import DeclarationError, LoadRefusedError, did_you_mean
 from weft.systems.expectation import Expectation, Reaction
 from weft.systems.load import MOST_ASIDE, Load
 from weft.systems.sql import quarantine
@@ -42,10 +42,9 @@ def refuse_unknown_columns(checks: tuple[Expectation, ...], columns: list[str], 
     for check in checks:
         for name in check.columns:
             if name not in columns:
-                close = nearest(name, columns)
                 raise DeclarationError(
                     f"The expectation {check} of {target} is about a column that is not loaded.",
-                    hint=f"Did you mean {close!r}?" if close else f"Columns: {', '.join(columns[:30])}.",
+                    hint=did_you_mean(name, columns, f"Columns: {', '.join(columns[:30])}."),
                 )
 
 

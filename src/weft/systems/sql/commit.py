@@ -24,10 +24,9 @@ from weft.systems.sql import checks, ledger, quarantine, watermarks
 from weft.systems.sql.driver import Session
 from weft.systems.sql.merge import Merge
 from weft.systems.sql.move import LoadTransaction, Move, Truncate
-from weft.systems.sql.queries import subquery
 from weft.systems.sql.scd2 import Scd2, Scd2ByEvent
 from weft.systems.sql.staging import ATTEMPT
-from weft.systems.sql.tables import Column, SqlTables
+from weft.systems.sql.tables import Column, SqlTables, subquery
 from weft.systems.sql.target import check_columns, ensure
 
 # Tests stop a process at each of these steps, by a handler on this logger.

@@ -65,6 +65,10 @@ class SqlDriver(ABC):
     """The base class of the driver's errors."""
     takes_question_marks: ClassVar[bool] = False
     """Whether the driver's placeholder is `?`, as everywhere in this code; else it is `%s`."""
+    quotation_mark: ClassVar[str] = '"'
+    """The mark around identifiers."""
+    has_schemas: ClassVar[bool] = True
+    """Whether tables are in schemas; else their names begin with that of the schema: `weft.commits`."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection.resolved()
@@ -102,11 +106,11 @@ class SqlDriver(ABC):
 
     def table(self, schema: str, name: str) -> str:
         """Return the quoted name of a table in a schema."""
-        return f"{self.quote(schema)}.{self.quote(name)}"
+        return f"{self.quote(schema)}.{self.quote(name)}" if self.has_schemas else self.quote(f"{schema}.{name}")
 
     def quote(self, name: str) -> str:
         """Return a quoted identifier."""
-        return quote_name(name)
+        return quote_name(name, self.quotation_mark)
 
     def alive(self, driver: Any) -> bool:
         """Whether a connection that was idle for long, or has something to read, still answers."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from weft.errors import unknown
 from weft.systems.log import META_TYPES, PUBLISHED_AT, ROWID, Group, Leased, LogPage, Refused, Release
 from weft.systems.sql import leases
 from weft.systems.sql.leases import ConsumerLeases
+from weft.systems.sql.literals import literal
 from weft.types import FieldType
 
 if TYPE_CHECKING:
@@ -109,12 +110,12 @@ class SqlLog:
 
     def first_since(self, moment: datetime) -> int:
         """The first offset published at or after a moment; one past the head if there is none."""
-        head = self.head()
+        head, since = self.head(), literal(moment.astimezone(UTC), self.store.dialect)
         # Only up to the head: an event above it may have a neighbour before it that is still to appear.
         offset = self._one(
-            f"SELECT {self.rowid} FROM {self.table} WHERE {self.store.quote(PUBLISHED_AT)} >= ? AND {self.rowid} <= ? "
-            f"ORDER BY {self.rowid} LIMIT 1",
-            (self.store.bind(moment, META_TYPES[PUBLISHED_AT]), head),
+            f"SELECT {self.rowid} FROM {self.table} WHERE {self.store.quote(PUBLISHED_AT)} >= {since} "
+            f"AND {self.rowid} <= ? ORDER BY {self.rowid} LIMIT 1",
+            (head,),
         )
         return head + 1 if offset is None else int(offset)
 

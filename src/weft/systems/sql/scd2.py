@@ -36,7 +36,8 @@ class Scd2(ComparedMove):
             # The clock went back: this load is later than what is stored, whatever the clock says.
             last = f"(SELECT max({self._q(SINCE)}) FROM {delta} AS d)"
             latest = self.session.value(f"SELECT {tables.add_seconds(last, 0.000_001)}")
-            now = tables.moment(latest if isinstance(latest, datetime) else datetime.fromisoformat(str(latest)))
+            moment = latest if isinstance(latest, datetime) else datetime.fromisoformat(str(latest))
+            now = tables.moment(moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC))
         if hits:
             self.session.run(
                 tables.update_from(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from itertools import chain, groupby, islice, repeat
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,6 +22,19 @@ if TYPE_CHECKING:
 
 # Idempotency keys in one statement. Every SQLite takes 999 values.
 _KEYS = 900
+_CATALOGUE = {
+    "streams": "(id {id} PRIMARY KEY, name {stream} NOT NULL UNIQUE, head {offset} NOT NULL DEFAULT 0, "
+    "floor {offset} NOT NULL DEFAULT 0){storage}",
+    "groups": "(stream {number} NOT NULL, consumer {name} NOT NULL, position {offset} NOT NULL, "
+    "lost {offset} NOT NULL, untold {offset} NOT NULL, epoch {offset} NOT NULL, "
+    "PRIMARY KEY (stream, consumer)){storage}{clustered}",
+    "leases": "(stream {number} NOT NULL, consumer {name} NOT NULL, first {offset} NOT NULL, last {offset} NOT NULL, "
+    "events {offset} NOT NULL, member {name} NOT NULL, token {name} NOT NULL, expires {offset} NOT NULL, "
+    "deliveries {offset} NOT NULL, reason {text}, PRIMARY KEY (stream, consumer, first)){storage}{clustered}",
+    "keys": "(stream {number} NOT NULL, id {key} NOT NULL, seen {offset} NOT NULL, "
+    "PRIMARY KEY (stream, id){index}){storage}{clustered}",
+}
+"""The bookkeeping tables, with the types of a dialect to be put in."""
 
 
 class SqlStore(SqlDriver):
@@ -49,7 +63,7 @@ class SqlStore(SqlDriver):
 
     @abstractmethod
     def create_catalogue(self, session: Session) -> None:
-        """Create the four bookkeeping tables where they are missing."""
+        """Create the four bookkeeping tables, by `create_tables`; those that are there already stay."""
 
     @abstractmethod
     def create_stream(self, session: Session, schema: str, name: str, columns: dict[str, FieldType]) -> None:
@@ -63,15 +77,15 @@ class SqlStore(SqlDriver):
     def insert(self, session: Session, log: SqlLog, batches: Sequence[Batch]) -> list[tuple[int, int]]:
         """Insert batches of the same columns; return the first and last offset of each publish that has events."""
 
-    @abstractmethod
     def arrow_batches(
         self, log: SqlLog, after: int, upto: int, columns: dict[str, FieldType]
     ) -> Iterator[pa.RecordBatch]:
         """Read a range as Arrow record batches, in order and in bounded memory."""
-
-    @abstractmethod
-    def bind(self, value: Any, kind: FieldType) -> Any:
-        """Return a canonical value as a parameter of the driver."""
+        # Only now: to import pyarrow takes longer than many publishes.
+        batches: Iterator[pa.RecordBatch] = import_module(f"weft.systems.{self.dialect}.arrow").batches(
+            self, log, after, upto, columns
+        )
+        return batches
 
     def insert_ignore(self, table: str, columns: Sequence[str]) -> str:
         """Return an INSERT that leaves an existing row as it is."""
@@ -110,8 +124,16 @@ class SqlStore(SqlDriver):
     def _prepare(self) -> None:
         if not self._ready:
             with self.session("publish") as session:
-                self.create_catalogue(session)
+                # Where they are, nothing is asked for that a role without CREATE may not do.
+                if self.reflect(session, "weft", "keys") is None:
+                    self.create_catalogue(session)
             self._ready = True
+
+    def create_tables(self, session: Session, **types: str) -> None:
+        """Create the bookkeeping tables of columns of these types."""
+        words = {"storage": "", "clustered": "", "index": ""} | types
+        for name, columns in _CATALOGUE.items():
+            session.run(f"CREATE TABLE IF NOT EXISTS {self.table('weft', name)} {columns.format_map(words)}")
 
     def open(self, schema: str, name: str, fields: dict[str, FieldType]) -> SqlLog:
         """Return a stream's log; create its table where it is missing, and add the declared columns that it lacks."""

@@ -38,6 +38,6 @@ def create_system_table(tables: SqlTables, name: str, fields: pa.Schema, key: Se
 
 def _create(tables: SqlTables, table: str, definitions: Sequence[str]) -> None:
     with tables.driver.session("publish") as session:
-        if tables.has_schemas:
+        if tables.driver.has_schemas:
             tables.create_schema(session, "weft")
         session.run(f"CREATE TABLE IF NOT EXISTS {table} ({', '.join(definitions)})")

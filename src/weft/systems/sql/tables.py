@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -15,6 +15,7 @@ import pyarrow as pa
 from weft.errors import DeclarationError, WeftError
 from weft.systems.base import Connection
 from weft.systems.sql.driver import Role, Session, SqlDriver
+from weft.systems.sql.literals import literal
 
 ROW = "_weft_row"
 """The number of a staged row, where rows are moved piece by piece."""
@@ -69,8 +70,6 @@ class SqlTables(ABC):
     """The server's clock at the statement, not at the beginning of its transaction; `None` where SQL has none."""
     row_lock: ClassVar[str] = ""
     """The clause of SELECT that locks its rows; empty where one connection at a time may write."""
-    has_schemas: ClassVar[bool] = True
-    """Whether Weft's own tables are in a schema `weft`; else their names begin with `weft.`."""
     widens_columns: ClassVar[bool] = True
     """Whether the type of a column can be changed to a wider one."""
     explain: ClassVar[str] = "EXPLAIN"
@@ -292,9 +291,9 @@ class SqlTables(ABC):
     def row_hash(self, expressions: Sequence[str]) -> str:
         """Return the hexadecimal hash of values, in which null, empty and shifted values differ."""
 
-    @abstractmethod
     def moment(self, value: datetime) -> str:
         """Return the literal of an instant, of the type of `valid_from`."""
+        return literal(value.astimezone(UTC), self.dialect)
 
     @abstractmethod
     def add_seconds(self, expression: str, seconds: float) -> str:
@@ -321,3 +320,13 @@ def causes(error: BaseException) -> Iterator[BaseException]:
     while cause is not None:
         yield cause
         cause = cause.__context__ if isinstance(cause, WeftError) else None
+
+
+def subquery(sql: str) -> str:
+    """Return the query in parentheses, whatever it ends with: a comment must not swallow the parenthesis."""
+    return f"({sql.strip().rstrip(';').rstrip()}\n)"
+
+
+def bare_rows(count: int) -> pa.RecordBatch:
+    """Return so many rows without a column, for a query of which only the number of rows matters."""
+    return pa.RecordBatch.from_struct_array(pa.StructArray.from_buffers(pa.struct([]), count, [None], children=[]))

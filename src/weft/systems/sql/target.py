@@ -8,7 +8,7 @@ import re
 import pyarrow as pa
 
 from weft.columns import hint_of, length_of
-from weft.errors import LoadRefusedError, WeftError, nearest
+from weft.errors import LoadRefusedError, WeftError, did_you_mean
 from weft.systems.load import IS_CURRENT, ROW_HASH, SCD2_COLUMNS, VALID_FROM, VALID_TO, Load
 from weft.systems.sql import watermarks
 from weft.systems.sql.tables import Column, SqlTables
@@ -168,8 +168,7 @@ def check_columns(load: Load, written: pa.Schema, columns: list[Column]) -> None
     present = {column.name: column for column in columns}
     for name in written.names:
         if name not in present:
-            close = nearest(name, present)
-            hint = f"Did you mean {close!r}?" if close else f"Its columns: {', '.join(list(present)[:30])}."
+            hint = did_you_mean(name, present, f"Its columns: {', '.join(list(present)[:30])}.")
             raise LoadRefusedError(f"The table {load.name} has no column {name!r}, which the source has.", hint=hint)
         if present[name].generated:
             raise LoadRefusedError(

@@ -31,6 +31,7 @@ class SqliteSessions(SqlDriver):
     dialect: ClassVar[str] = "sqlite"
     driver_error: ClassVar[type[BaseException]] = sqlite3.Error
     takes_question_marks: ClassVar[bool] = True
+    has_schemas: ClassVar[bool] = False
     connection: SQLiteConnection
 
     def __init__(self, connection: Connection) -> None:
@@ -173,12 +174,6 @@ class SqliteSessions(SqlDriver):
             if self._memory is not None:
                 self._memory.close()
             self._memory = None
-
-    # ------------------------------------------------------------------------------------------------------------ names
-
-    def table(self, schema: str, name: str) -> str:
-        """SQLite has no schemas: the table is called "schema.name"."""
-        return self.quote(f"{schema}.{name}")
 
 
 class _InUse:

@@ -7,7 +7,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from functools import lru_cache
@@ -25,7 +25,7 @@ from weft.systems.sqlite.sessions import SqliteSessions
 from weft.types import FieldType, comparable, from_sql
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    pass
 
 # Reading `data_version` costs some microseconds: at this pace a waiting process uses 1-3 % of a core and wakes within
 # milliseconds.
@@ -84,22 +84,11 @@ class SqliteStore(SqliteSessions, SqlStore):
         return {column: from_sql("sqlite", kind) for column, kind in rows} or None
 
     def create_catalogue(self, session: Session) -> None:
-        """The four bookkeeping tables."""
-        whole = "INTEGER NOT NULL"
-        for statement in (
-            # Without case, as SQLite compares the names of the tables: one table is one stream.
-            f"CREATE TABLE IF NOT EXISTS {self.streams} (id INTEGER PRIMARY KEY, "
-            f"name TEXT NOT NULL UNIQUE COLLATE NOCASE, head {whole} DEFAULT 0, floor {whole} DEFAULT 0)",
-            f"CREATE TABLE IF NOT EXISTS {self.groups} (stream {whole}, consumer TEXT NOT NULL, position {whole}, "
-            f"lost {whole}, untold {whole}, epoch {whole}, PRIMARY KEY (stream, consumer)) WITHOUT ROWID",
-            f"CREATE TABLE IF NOT EXISTS {self.leases} (stream {whole}, consumer TEXT NOT NULL, first {whole}, "
-            f"last {whole}, events {whole}, member TEXT NOT NULL, token TEXT NOT NULL, expires {whole}, "
-            f"deliveries {whole}, reason TEXT, PRIMARY KEY (stream, consumer, first)) WITHOUT ROWID",
-            f"CREATE TABLE IF NOT EXISTS {self.keys} (stream {whole}, id BLOB NOT NULL, seen {whole}, "
-            "PRIMARY KEY (stream, id)) WITHOUT ROWID",
-            f"CREATE INDEX IF NOT EXISTS {self.table('weft', 'keys_seen')} ON {self.keys} (stream, seen)",
-        ):
-            session.run(statement)
+        # Without case, as SQLite compares the names of the tables: one table is one stream.
+        texts = {"stream": "TEXT COLLATE NOCASE", "name": "TEXT", "text": "TEXT"}
+        numbers = dict.fromkeys(("id", "number", "offset"), "INTEGER")
+        self.create_tables(session, **numbers, **texts, key="BLOB", clustered=" WITHOUT ROWID")
+        session.run(f"CREATE INDEX IF NOT EXISTS {self.table('weft', 'keys_seen')} ON {self.keys} (stream, seen)")
 
     def create_stream(self, session: Session, schema: str, name: str, columns: dict[str, FieldType]) -> None:
         """The table; AUTOINCREMENT never gives an offset twice, not even after the last events were trimmed."""
@@ -148,10 +137,6 @@ class SqliteStore(SqliteSessions, SqlStore):
         )
         return fresh
 
-    def bind(self, value: Any, kind: FieldType) -> Any:
-        bind = _BINDERS.get(kind.base)
-        return value if bind is None or value is None else bind(value)
-
     decoders: ClassVar[dict[str, Callable[[Any], Any]]] = {
         "bool": bool,
         "decimal": Decimal,
@@ -161,14 +146,6 @@ class SqliteStore(SqliteSessions, SqlStore):
         "json": json.loads,
         "uuid": UUID,
     }
-
-    def arrow_batches(
-        self, log: SqlLog, after: int, upto: int, columns: dict[str, FieldType]
-    ) -> Iterator[pa.RecordBatch]:
-        """Columns are concatenated inside SQLite, in threads."""
-        from weft.systems.sqlite import arrow
-
-        return arrow.batches(self, log, after, upto, columns)
 
     # ---------------------------------------------------------------------------------------------------------- waiting
 

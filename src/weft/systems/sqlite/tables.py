@@ -7,7 +7,6 @@ import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
-from datetime import UTC, datetime
 from itertools import chain
 from typing import ClassVar
 
@@ -17,8 +16,7 @@ from weft.columns import hint_of, is_nested
 from weft.errors import ConnectionFailedError, SchemaError, WeftError
 from weft.systems.base import Connection
 from weft.systems.sql.driver import Role, Session, SqlDriver
-from weft.systems.sql.queries import bare_rows, subquery
-from weft.systems.sql.tables import ROW, Column, Slice, SqlTables, causes, check_event_time
+from weft.systems.sql.tables import ROW, Column, Slice, SqlTables, bare_rows, causes, check_event_time, subquery
 from weft.systems.sqlite import casts, functions, rows, types
 from weft.systems.sqlite.sessions import SqliteSessions
 
@@ -73,7 +71,6 @@ class SqliteTables(SqlTables):
     one_host: ClassVar[bool] = True
     one_writer: ClassVar[bool] = True
     clock: ClassVar[str | None] = "strftime('%Y-%m-%dT%H:%M:%f+00:00', 'now')"
-    has_schemas: ClassVar[bool] = False
     # SQLite stores any value whatever a column's type is called, and cannot change a type.
     widens_columns: ClassVar[bool] = False
     explain: ClassVar[str] = "EXPLAIN QUERY PLAN"
@@ -276,10 +273,6 @@ class SqliteTables(SqlTables):
     def ordered(self, expression: str, field: pa.Field) -> str:
         """Decimals are stored as texts, of which '9' comes after '10'."""
         return f"{expression} COLLATE weft_decimal" if pa.types.is_decimal(field.type) else expression
-
-    def moment(self, value: datetime) -> str:
-        """A text, as timestamps are stored."""
-        return f"'{value.astimezone(UTC).isoformat(timespec='microseconds')}'"
 
     def add_seconds(self, expression: str, seconds: float) -> str:
         return f"weft_add_seconds({expression}, {seconds!r})"
