@@ -21,7 +21,7 @@ class DryRun:
         refuse_unknown_columns(load.checks, frame.columns, load.name)
         load.check_source(frame.columns)
         self.load, self.target = load, files.target_of(connection)
-        self.spark = sessions.own_session(connectors.ready(frame.sparkSession, connection), {})
+        self.spark = sessions.own_session(connectors.ready(frame.sparkSession, connection))
         self.frame = load_checks.without_void(sessions.moved_to(frame, self.spark))
         connection.configure(self.spark)
         self.stored = self.target.stored(load, self.spark)

@@ -22,8 +22,7 @@ from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.project import current
 from weft.settings import interpolate
 from weft.spark_support import outcome
-from weft.spark_support.folder import place_of
-from weft.spark_support.location import Location
+from weft.spark_support.folder import Location, place_of
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _BUCKET = re.compile(r"^s3n?://")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from weft.spark_support.location import Location
+from weft.spark_support.folder import Location
 from weft.systems.stream_source import OFFSET
 
 

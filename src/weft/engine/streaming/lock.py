@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from weft.errors import BusyError, StorageError
-from weft.spark_support.location import Location
+from weft.spark_support.folder import Location
 from weft.spark_support.sessions import java_class
 from weft.systems import process
 from weft.systems.lease import HeldError, Lease

@@ -14,7 +14,7 @@ import pyarrow as pa
 from weft.engine.readers import StreamReader, stream_reader
 from weft.engine.streaming import log_offsets
 from weft.errors import DeclarationError, WeftError
-from weft.spark_support.location import Location
+from weft.spark_support.folder import Location
 from weft.streams import runtime
 from weft.streams.declare import Stream
 from weft.systems.log import META_TYPES, PUBLISHED_AT, ROWID, Log

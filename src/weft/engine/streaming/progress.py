@@ -14,7 +14,7 @@ from weft.engine.streaming.checkpoint import Checkpoint
 from weft.engine.streaming.sources import open_source
 from weft.errors import WeftError
 from weft.pipelines.streaming.spec import Source
-from weft.spark_support.location import Location
+from weft.spark_support.folder import Location
 from weft.systems.stream_source import BatchRows, StreamSource, UntypedRows, counted
 
 _log = logging.getLogger("weft.engine")

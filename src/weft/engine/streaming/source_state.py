@@ -18,7 +18,7 @@ from weft.engine.streaming.sources import open_source
 from weft.errors import DeclarationError
 from weft.pipelines.streaming.spec import Source, StreamingPipeline
 from weft.project import current
-from weft.spark_support.location import Location
+from weft.spark_support.folder import Location
 
 
 class Sources:

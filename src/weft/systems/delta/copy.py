@@ -61,7 +61,7 @@ class _Copy:
     def __init__(self, rows: ArrowRows, connection: Connection, load: Load, spark: Any, codec: str) -> None:
         connection.configure(spark)
         self.rows, self.connection, self.load, self.codec = rows, connection, load, codec
-        self.spark: Any = sessions.own_session(spark, {})
+        self.spark: Any = sessions.own_session(spark)
         self.table = DeltaTable(self.spark, connection, load.schema, load.table)
 
     def run(self) -> Counts | None:

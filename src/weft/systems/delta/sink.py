@@ -59,7 +59,7 @@ class _Write:
         connection.configure(spark)
         self.load, self.put_aside = load, put_aside
         self.label = f"weft {uuid4()}"
-        self.spark: Any = sessions.own_session(spark, {})
+        self.spark: Any = sessions.own_session(spark)
         self.frame = without_void(sessions.moved_to(frame, self.spark))
         self.table = DeltaTable(self.spark, connection, load.schema, load.table)
 

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from weft.errors import DeclarationError, NotFoundError
+from weft.spark_support.folder import Location
 from weft.spark_support.lazy import F
-from weft.spark_support.location import Location
 from weft.systems.delta import source as delta
 from weft.systems.objects.listing import client, list_files, path_of
 from weft.systems.objects.paths import table_path

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from weft.errors import DeclarationError, NotFoundError, StorageError, WeftError
 from weft.spark_support import outcome
-from weft.spark_support.location import Location
+from weft.spark_support.folder import Location
 from weft.systems.dead_letter_store import DeadLetter
 from weft.systems.kafka import source as kafka
 from weft.systems.kafka.client import admin

@@ -110,7 +110,7 @@ def read_files(
     such a row is an error.
     """
     connection.configure(spark)
-    own: Any = sessions.own_session(spark, {})
+    own: Any = sessions.own_session(spark)
     parts = []
     for kind, heads in _group_files(own, connection, _root(connection, prefix), changed).items():
         options, paths = connection.options.with_format(kind.format), list(heads)

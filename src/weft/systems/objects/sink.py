@@ -152,7 +152,7 @@ class _Write(_Load):
     """A load whose files Spark writes."""
 
     def __init__(self, frame: DataFrame, connection: Any, load: Load, spark: SparkSession) -> None:
-        super().__init__(connection, load, sessions.own_session(spark, {}))
+        super().__init__(connection, load, sessions.own_session(spark))
         self.frame = without_void(sessions.moved_to(frame, self.spark))
 
     def run(self) -> Counts:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from weft.errors import DeclarationError, StorageError
 from weft.spark_support import outcome
-from weft.spark_support.folder import GLOB
-from weft.spark_support.location import Location
+from weft.spark_support.folder import GLOB, Location
 from weft.systems.dead_letter_store import DeadLetter
 from weft.systems.objects import file_stream
 from weft.systems.objects.listing import client, list_files, path_of
