@@ -14,7 +14,7 @@ from weft.spark_support import outcome
 from weft.spark_support.folder import GLOB, Location
 from weft.systems.dead_letter_store import DeadLetter
 from weft.systems.objects import file_stream
-from weft.systems.objects.listing import client, list_files, path_of
+from weft.systems.objects.paths import client, list_files, path_of
 from weft.systems.objects.reading import BAD
 from weft.systems.stream_source import (
     EVENT_TIME,
@@ -123,7 +123,6 @@ class FileSource(StreamSource):
         self._upto = -1
 
     def follow(self, spark: SparkSession, start: str) -> DataFrame:
-        """Return the files that are there, each once."""
         return file_stream.follow(spark, self.connection, self.name, self.settings.max_files or MAX_FILES)
 
     def take(self, frame: DataFrame) -> FileRows:
@@ -157,7 +156,6 @@ class FileSource(StreamSource):
 
     @classmethod
     def show(cls, position: Any, source_log: Location | None) -> str | None:
-        """Return how many files were read."""
         if not isinstance(position, Mapping) or set(position) != {"logOffset"}:
             return None
         if source_log is None:
