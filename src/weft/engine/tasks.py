@@ -76,7 +76,7 @@ def write_frame(
         return _commit(tables, load, schema, counted, carry_out)
 
     tables.close()
-    results = written(frame.coalesce(1), tables, schema, write, unpack)
+    results = _written(frame.coalesce(1), tables, schema, write, unpack)
     # Spark calls no task for a query without partitions.
     return results[0] if results else carry_out(tables, load, Batches(schema, []))
 
@@ -85,10 +85,10 @@ def stage_frame(frame: Any, tables: SqlTables, table: str, schema: pa.Schema, un
     """Put the rows of each partition into the staging table, and return what each attempt that counts put there.
 
     Spark hands the driver one result a partition, of the attempt that counts; what the others wrote is never moved."""
-    return written(frame, tables, schema, functools.partial(staging.fill, tables, table, schema), unpack)
+    return _written(frame, tables, schema, functools.partial(staging.fill, tables, table, schema), unpack)
 
 
-def written(
+def _written(
     frame: Any,
     tables: SqlTables,
     schema: pa.Schema,

@@ -15,8 +15,10 @@ import pytest
 
 from weft import DeclarationError, KafkaConnection
 from weft.systems.kafka import client, source
+from weft.systems.kafka.stream_source import KafkaSource
 from weft.systems.kafka.target import TopicTarget
 from weft.systems.load import Load
+from weft.systems.stream_source import SourceSettings
 
 Batch = Callable[[str], Any]
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -195,7 +197,8 @@ def test_offsets(kafka: Any, connection: KafkaConnection) -> None:
     topic = kafka.create_topic(partitions=2)
     for second in range(3):
         kafka.produce(topic, [b"{}"], timestamp=milliseconds(NOON + timedelta(seconds=second)))
-    assert source.latest(connection, topic) == {0: 3, 1: 0}
+    admin = client.admin(connection)
+    assert admin.latest(topic) == {0: 3, 1: 0}
     for moment, expected in (
         (NOON - timedelta(days=1), 0),
         (NOON, 0),
@@ -203,8 +206,8 @@ def test_offsets(kafka: Any, connection: KafkaConnection) -> None:
         (NOON + timedelta(seconds=2), 2),
         (NOON + timedelta(seconds=3), 3),
     ):
-        assert source.offsets_at(connection, topic, moment) == {0: expected, 1: 0}
-    source.commit_offsets(connection, topic, {0: 2, 1: 0})
+        assert admin.first_since(topic, moment) == {0: expected, 1: 0}
+    KafkaSource(connection, SourceSettings(topic)).committed({topic: {"0": 2, "1": 0}})
     asked = kafka.admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions("shop")])["shop"]
     found = {place.partition: place.offset for place in asked.result(30).topic_partitions if place.topic == topic}
     assert found == {0: 2, 1: 0}
@@ -216,5 +219,5 @@ def test_offsets_that_cannot_be_committed_are_a_line_in_the_log(
     topic = kafka.create_topic()
     for connection in (KafkaConnection(kafka.bootstrap, group_id="g"), KafkaConnection("127.0.0.1:1", group_id="g")):
         caplog.clear()
-        source.commit_offsets(connection, f"{topic}-missing", {0: 1})
+        KafkaSource(connection, SourceSettings(f"{topic}-missing")).committed({f"{topic}-missing": {"0": 1}})
         assert f"The offsets of {topic}-missing were not committed" in caplog.text

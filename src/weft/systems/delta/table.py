@@ -150,19 +150,6 @@ def writer(load: Load) -> str:
     return f"weft:{hashlib.sha256(names.encode()).hexdigest()[:40]}"
 
 
-def settings(load: Load, label: str) -> dict[str, str]:
-    """Return the settings by which a commit of the session counts once for a load, and can be found by its label. They
-    apply to every commit of the session."""
-    start = "spark.databricks.delta."
-    return {
-        f"{start}write.txnAppId": writer(load),
-        f"{start}write.txnVersion": str(load.batch_id),
-        f"{start}commitInfo.userMetadata": label,
-        # The rows to merge are computed once, and counted when they are.
-        f"{start}merge.materializeSource": "all",
-    }
-
-
 def retried(action: Callable[[], Result], load: Load) -> Result:
     """Run an action again if its commit conflicts with that of another load."""
     for attempt in range(ATTEMPTS):

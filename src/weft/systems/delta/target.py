@@ -13,7 +13,7 @@ from weft.spark_support.folder import folder_for
 from weft.spark_support.lazy import F
 from weft.systems.base import Connection
 from weft.systems.delta import changes, copy
-from weft.systems.delta.table import DeltaTable, properties, read, retried, settings
+from weft.systems.delta.table import DeltaTable, properties, read, retried, writer
 from weft.systems.lease import table_lock
 from weft.systems.load import IS_CURRENT, MODES, VALID_FROM, VALID_TO, Counts, Load
 from weft.systems.load_checks import cast_to_table, checked_keys, extended_schema, refuse_empty, without_void
@@ -116,9 +116,15 @@ class _Write:
             source.unpersist()
 
     def _mark(self) -> None:
-        """Let the next commit be the load's own."""
-        for name, value in settings(self.load, self.label).items():
-            self.spark.conf.set(name, value)
+        """Let the next commits of the session count once for the load, and be found by its label."""
+        for name, value in {
+            "write.txnAppId": writer(self.load),
+            "write.txnVersion": str(self.load.batch_id),
+            "commitInfo.userMetadata": self.label,
+            # The rows to merge are computed once, and counted when they are.
+            "merge.materializeSource": "all",
+        }.items():
+            self.spark.conf.set(f"spark.databricks.delta.{name}", value)
 
     def _checked(self, source: DataFrame, columns: StructType | None) -> Counts:
         load, put_aside, aside = self.load, self.put_aside, 0
