@@ -17,8 +17,7 @@ from servers import wait_until
 from weft.engine import session
 from weft.engine.streaming.checkpoint import Checkpoint, prepared_session
 from weft.engine.streaming.progress import SourceLag
-from weft.spark_support.folder import BucketFolder, LocalFolder
-from weft.spark_support.location import Location
+from weft.spark_support.folder import BucketFolder, LocalFolder, Location
 from workers import declare
 
 pytest.importorskip("pyspark")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from weft.engine.spool import read_first
+from weft.engine.readers import read_first
 
 SCHEMA = pa.schema([("n", pa.int64()), ("text", pa.string())])
 

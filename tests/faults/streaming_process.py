@@ -84,7 +84,7 @@ def watch(job: dict[str, Any]) -> None:
 
 def _watch_offsets(killer: Killer) -> None:
     """Spark asks for the offsets of the next batch, and gets no answer."""
-    from weft.engine.streaming.log_offsets import Offsets
+    from weft.engine.streaming.log_source import Offsets
 
     following = Offsets.following
 
@@ -102,10 +102,10 @@ def _watch_offsets(killer: Killer) -> None:
 
 def _watch_publishes(killer: Killer) -> None:
     """A batch is several publishes, and one of them is done."""
-    from weft.engine.streaming import publish
+    from weft.engine.streaming import commits
     from weft.streams import publishing
 
-    publish._EVENTS = 7
+    commits._EVENTS = 7
     real = publishing.publish_sync
 
     def publish_sync(*given: Any, **options: Any) -> Any:

@@ -18,7 +18,7 @@ import weft
 from engine.streaming.conftest import declare, here, rows, run_once, way  # noqa: F401 - fixtures
 from faults.streaming_targets import Place, place_of  # noqa: F401 - fixture
 from faults.test_streaming_forgotten import forget_last_commit
-from weft.engine.streaming.dead_letter_stores import stream_of
+from weft.engine.streaming.dead_letters import stream_of
 from weft.systems.base import system_for
 from weft.systems.redis.ids import Keys, to_offset
 

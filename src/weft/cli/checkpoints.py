@@ -22,6 +22,7 @@ from weft.cli.common import (
 from weft.cli.consume import find_pipeline
 from weft.engine.streaming.checkpoint import Checkpoint, CheckpointState, stored
 from weft.engine.streaming.progress import SourceLag
+from weft.engine.streaming.source_state import Sources
 from weft.engine.streaming.sources import open_source, show_position
 from weft.errors import DeclarationError, StorageError, WeftError, unknown
 from weft.project import current
@@ -215,7 +216,7 @@ def rewind(
                 f"so that {', '.join(stay)} cannot stay where it is.",
                 hint=f"Finish it first: weft consume {quote(what)} --once.",
             )
-        checkpoint.sources().check(pipeline)
+        Sources(checkpoint.home).check(pipeline)
         if len(state.offsets) != len(pipeline.sources):  # of an old checkpoint that does not name its sources
             raise DeclarationError(
                 f"The checkpoint of {pipeline.name} is of {len(state.offsets)} sources, and now it has "

@@ -26,6 +26,7 @@ from weft.engine.java import Java, find_java
 from weft.engine.log import Log
 from weft.engine.session import connect, disconnect
 from weft.errors import StorageError
+from weft.spark_support.sessions import read_source
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -105,29 +106,18 @@ def _exercise(spark: SparkSession, folder: Path) -> None:
     """What loads and queries usually do, so that the classes for it are in the archive."""
     import pyarrow as pa
     from pyspark.sql import functions
-    from pyspark.sql.datasource import DataSource, DataSourceReader
+    from pyspark.sql.datasource import DataSourceReader
 
     def same(batches: Any) -> Any:
         yield from batches
 
-    class Numbers(DataSource):
+    class Numbers(DataSourceReader):
         """A data source in Python, as those of SQL databases are."""
 
-        @classmethod
-        def name(cls) -> str:
-            return "weft_training"
+        def read(self, partition: Any) -> Any:
+            import pyarrow
 
-        def schema(self) -> str:
-            return "id bigint, name string"
-
-        def reader(self, schema: Any) -> DataSourceReader:
-            class NumbersReader(DataSourceReader):
-                def read(self, partition: Any) -> Any:
-                    import pyarrow
-
-                    yield pyarrow.RecordBatch.from_pydict({"id": [1, 2], "name": ["a", "b"]})
-
-            return NumbersReader()
+            yield pyarrow.RecordBatch.from_pydict({"id": [1, 2], "name": ["a", "b"]})
 
     rows = pa.table({"id": [1, 2, 3], "name": ["a", "b", None], "amount": [1.5, 2.5, None]})
     table = spark.createDataFrame(rows).withColumn("at", functions.current_timestamp())
@@ -141,8 +131,7 @@ def _exercise(spark: SparkSession, folder: Path) -> None:
     spark.sql(query).collect()
     table.mapInArrow(same, table.schema).toArrow()
     spark.sparkContext.parallelize([1, 2], 2).map(str).collect()
-    spark.dataSource.register(Numbers)
-    spark.read.format("weft_training").load().filter("id > 1").toArrow()
+    read_source(spark, "weft_training", "id bigint, name string", Numbers).filter("id > 1").toArrow()
     for form in ("parquet", "json", "csv", "orc"):
         path = str(folder / form)
         table.write.format(form).mode("overwrite").save(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -62,10 +62,12 @@ def read_settings(root: Path) -> SparkSettings:
         if key not in _KEYS:
             raise _unknown_key(key)
     master = os.environ.get(_MASTER_VARIABLE) or _text(table, "master", "local[*]")
+    profile = os.environ.get(_PROFILE_VARIABLE)
+    where = _PROFILE_VARIABLE if profile else "profile"
     return SparkSettings(
         root=root,
         master=master,
-        profile=_profile(table),
+        profile=_one_of(get_args(Profile), profile or _text(table, "profile", "") or "quick", where),
         conf=_conf(table.get("conf", {}), master),
         jars=_jars(table.get("jars", []), root),
         log_level=_one_of(get_args(LogLevel), _text(table, "log_level", "WARN").upper(), "log_level"),
@@ -128,13 +130,6 @@ def masters(master: str) -> list[tuple[str, int]]:
     return [(host.strip("[]"), int(port)) for host, _, port in addresses]
 
 
-def _profile(table: Mapping[str, Any]) -> Profile:
-    variable = os.environ.get(_PROFILE_VARIABLE)
-    where = _PROFILE_VARIABLE if variable else "profile"
-    profile: Profile = _one_of(get_args(Profile), variable or _text(table, "profile", "") or "quick", where)
-    return profile
-
-
 def _conf(table: object, master: str) -> dict[str, str]:
     where = f"{PROJECT_FILE}, [spark.conf]"
     if not isinstance(table, dict):
@@ -142,8 +137,7 @@ def _conf(table: object, master: str) -> dict[str, str]:
             f"{PROJECT_FILE}: spark.conf must be a table.",
             hint='Write [spark.conf] and "spark.sql.ansi.enabled" = false below.',
         )
-    conf: dict[str, str] = {}
-    _flatten(table, "", conf, where)
+    conf = dict(_flattened(table, "", where))
     for key in conf:
         if not key.startswith("spark."):
             raise SettingsError(f"{where}: {key!r} is not a setting of Spark.", hint="They begin with spark.")
@@ -152,18 +146,16 @@ def _conf(table: object, master: str) -> dict[str, str]:
     return conf
 
 
-def _flatten(table: Mapping[str, Any], prefix: str, conf: dict[str, str], where: str) -> None:
+def _flattened(table: Mapping[str, Any], prefix: str, where: str) -> Iterator[tuple[str, str]]:
     """Settings of Spark hold dots; written without quotes, TOML makes tables of them."""
     for key, value in table.items():
         name = prefix + key
         if isinstance(value, dict):
-            _flatten(value, name + ".", conf, where)
-        elif isinstance(value, bool):
-            conf[name] = str(value).lower()
-        elif isinstance(value, int | float):
-            conf[name] = str(value)
+            yield from _flattened(value, name + ".", where)
+        elif isinstance(value, bool | int | float):
+            yield name, str(value).lower() if isinstance(value, bool) else str(value)
         elif isinstance(value, str):
-            conf[name] = interpolate(value, f"{where}, {name}")
+            yield name, interpolate(value, f"{where}, {name}")
         else:
             # The value is not shown: it may be a secret.
             raise SettingsError(f"{where}: {name} must be a text, a number or true or false.")

@@ -1,7 +1,5 @@
 """The jars and settings that Spark needs for a connection: added to the running session when it is first used.
 
-    frame = connectors.ready(session.spark(), connection).read…
-
 Not when the session starts: a load should not wait for the jars of a bucket that it does not use.
 """
 

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from weft.engine import connectors, session
+from weft.engine import connectors, frame_projection, inputs, session, tasks
+from weft.engine.inputs import Input
 from weft.engine.progress import progress
+from weft.engine.readers import RowReader, opened_parts
 from weft.errors import DeclarationError, NotFoundError, WeftError
 from weft.project import current
-from weft.spark_support import outcome
-from weft.systems import files_by_path
+from weft.spark_support import outcome, sessions
+from weft.systems import files_by_path, load_checks
 from weft.systems.base import Connection, system_for, systems
 from weft.systems.load import Counts, Load
+from weft.systems.sql.checks import refuse_unknown_columns
 from weft.systems.target import ArrowRows, SparkTarget
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+Work = Callable[[int, Iterable[pa.RecordBatch]], Any]
 
 
 def target_of(connection: Connection, verb: str = "written") -> SparkTarget:
@@ -117,3 +127,112 @@ def _loading(connection: Connection, load: Load) -> Iterator[None]:
 def refuse_one_host(connection: Connection, role: str) -> None:
     """Refuse a folder of this machine where Spark's workers are on others."""
     session.refuse_one_host(connection.one_host, f"The {role} of this load, {connection.label},")
+
+
+# ------------------------------------------------------------------------------ rows that are Arrow where they are read
+# Targets write files of them there: no row crosses the JVM.
+
+
+def rows_of(data: Input, reader: RowReader | None) -> ArrowRows | None:
+    """Return the input of a load as such rows; `None` for what only Spark can read."""
+    if reader is not None:
+        reader.close()
+        return _RowsElsewhere(reader)
+    return _RowsHere(data) if isinstance(data, inputs.Memory) else None
+
+
+@dataclass(frozen=True)
+class _RowsElsewhere:
+    """Rows that tasks read."""
+
+    reader: RowReader
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self.reader.schema
+
+    @property
+    def columns(self) -> StructType:
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        return from_arrow_schema(self.schema, prefer_timestamp_ntz=True)
+
+    def each_part(self, work: Work) -> list[Any]:
+        context = session.spark().sparkContext
+        job = functools.partial(tasks.read, self.reader, work)
+        with opened_parts(self.reader, context.defaultParallelism) as parts:
+            results = context.parallelize(list(enumerate(parts)), len(parts)).map(job).collect()
+        return [outcome.unpack(each) for each in results]
+
+
+@dataclass(frozen=True)
+class _RowsHere:
+    """Rows that this process has."""
+
+    rows: inputs.Memory
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self.rows.schema
+
+    @property
+    def columns(self) -> StructType:
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        # As `createDataFrame` does.
+        is_local = session.spark().conf.get("spark.sql.timestampType") == "TIMESTAMP_NTZ"
+        return from_arrow_schema(self.schema, prefer_timestamp_ntz=is_local)
+
+    def each_part(self, work: Work) -> list[Any]:
+        return [work(0, self.rows.batches)]
+
+
+# ------------------------------------------------------------------------------------------------- what a load would do
+
+
+class DryRun:
+    """A load whose columns fit its target. Spark works out what it would do, and nothing is written; what it is refused
+    for without looking at rows is refused here."""
+
+    def __init__(self, frame: Any, connection: Connection, load: Load) -> None:
+        refuse(connection, load)
+        refuse_unknown_columns(load.checks, frame.columns, load.name)
+        load.check_source(frame.columns)
+        self.load, self.target = load, target_of(connection)
+        self.spark = sessions.own_session(connectors.ready(frame.sparkSession, connection))
+        self.frame = load_checks.without_void(sessions.moved_to(frame, self.spark))
+        connection.configure(self.spark)
+        self.stored = self.target.stored(load, self.spark)
+        if self.stored is not None and (load.mode != "truncate" or self.target.keeps_columns):
+            self.frame = load_checks.cast_to_table(self.frame, self.stored.schema, load)
+            self.stored = load_checks.with_all_columns(
+                self.stored, load_checks.extended_schema(self.stored.schema, self.frame)
+            )
+
+    @property
+    def creates(self) -> str | None:
+        """The table that would be made, where there is none."""
+        if self.stored is not None:
+            return None
+        columns = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in self.frame.schema)
+        return f"{self.load.name} ({columns})"
+
+    def run(self) -> Counts:
+        """Try the rows; raises where they are refused."""
+        what = f"try the load of {self.load.name}"
+        with outcome.explained(what), frame_projection.expected(self.frame, self.load) as (frame, warnings):
+            return replace(self._counts(frame), warnings=warnings)
+
+    def _counts(self, frame: Any) -> Counts:
+        load, stored = self.load, self.stored
+        if load.keys:
+            frame, total, kept = load_checks.checked_keys(frame, load)
+        else:
+            total = kept = frame.count()
+        load_checks.refuse_empty(load, total)
+        if load.tracks_rows:
+            changed = self.target.changes(frame, stored, load)
+            unchanged = kept - changed.inserted - changed.updated
+            return replace(changed, rows_read=total, unchanged=unchanged)
+        deleted = stored.count() if load.mode == "truncate" and stored is not None else 0
+        return Counts(rows_read=total, inserted=kept, deleted=deleted)

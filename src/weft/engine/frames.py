@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from datetime import date, datetime
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -14,6 +16,7 @@ from weft.engine.readers import RowReader, SqlReader, reader_for
 from weft.errors import DeclarationError
 from weft.spark_support import outcome, sessions
 from weft.systems.base import Connection
+from weft.systems.sql.tables import SqlTables
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -75,7 +78,6 @@ def from_reader(spark: Any, reader: RowReader, parts: int = 1) -> Any:
     from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    from weft.engine.filters import condition
     from weft.engine.tasks import freeze_imports
 
     schema = from_arrow_schema(reader.schema, prefer_timestamp_ntz=True)
@@ -93,7 +95,7 @@ def from_reader(spark: Any, reader: RowReader, parts: int = 1) -> Any:
 
         def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
             for each in filters:
-                sql = condition(each, reader) if isinstance(reader, SqlReader) else None
+                sql = _condition(each, reader) if isinstance(reader, SqlReader) else None
                 if sql is None:
                     yield each
                 else:
@@ -137,3 +139,42 @@ def transformed(frame: Any, sql: str) -> Any:
                 f"transform_sql reads a table that is not there: {missing}.",
                 hint=f"It can read: {known}. The table source has the rows.",
             ) from None
+
+
+def _condition(pushed: Any, reader: SqlReader) -> str | None:
+    """The condition in SQL, or `None` where the database might mean something else by it: then Spark applies it."""
+    kind = type(pushed).__name__
+    if kind == "Not":
+        inner = _condition(pushed.child, reader)
+        return None if inner is None else f"NOT ({inner})"
+    path: tuple[str, ...] = getattr(pushed, "attribute", ())
+    if len(path) != 1 or path[0] not in reader.schema.names:
+        return None
+    name, field = reader.tables.quote(path[0]), reader.schema.field(path[0])
+    if kind in ("IsNull", "IsNotNull"):
+        return f"{name} IS {'NOT ' if kind == 'IsNotNull' else ''}NULL"
+    if kind in sessions.OPERATORS:
+        value = _literal(pushed.value, field, reader.tables)
+        return None if value is None else f"{name} {sessions.OPERATORS[kind]} {value}"
+    if kind == "In":
+        values = [_literal(value, field, reader.tables) for value in pushed.value]
+        return None if not values or None in values else f"{name} IN ({', '.join(map(str, values))})"
+    return None
+
+
+def _literal(value: object, field: pa.Field, tables: SqlTables) -> str | None:
+    """Return a literal, for the types whose values the database compares as Spark does.
+
+    Not texts: they are compared by collations, which may ignore case or trailing spaces.
+    """
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int) and pa.types.is_integer(field.type):
+        return str(value)
+    if not tables.native_decimals:
+        return None
+    if isinstance(value, Decimal) and pa.types.is_decimal(field.type) and value.is_finite():
+        return f"{value:f}"
+    if isinstance(value, date) and not isinstance(value, datetime) and pa.types.is_date32(field.type):
+        return f"DATE '{value.isoformat()}'"
+    return None

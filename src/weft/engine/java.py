@@ -23,7 +23,6 @@ class Java:
 
     @property
     def executable(self) -> Path:
-        """The program."""
         return self.home / "bin" / "java"
 
     @property

@@ -230,7 +230,7 @@ class Job:
         with progress(f"loading {self.load.name}") as counter, outcome.explained(f"load {self.load.name}"):
             if not session.is_local() and not tables.one_writer:
                 return self._staged(frame, schema, tables, unpack)
-            # On one machine a single writer is faster than several and a move: measured in docs/benchmarks.md.
+            # On one machine one writer is faster than several that stage their rows to be moved.
             return tasks.write_frame(frame, tables, self.load, schema, counter, unpack)
 
     def _staged(self, frame: Any, schema: pa.Schema, tables: SqlTables, unpack: tasks.Unpack | None) -> Counts:
@@ -238,9 +238,7 @@ class Job:
         from weft.engine import tasks
 
         with staging.staging_table(tables, schema) as table:
-            stage = tasks.unpacking(unpack, tasks.stage(tables, table, schema))
-            results = frame.mapInArrow(stage, tasks.RESULT).collect()
-            staged = [outcome.unpack(bytes(each)) for (each,) in results]
+            staged = tasks.stage_frame(frame, tables, table, schema, unpack)
             attempts = tuple(attempt for attempt, _, _ in staged)
             rows = StagedRows(table, schema, attempts, sum(sent for _, _, sent in staged))
             return sql_commit.commit(tables, self.load, rows)
@@ -249,14 +247,14 @@ class Job:
 
     def _into_files(self, data: Input) -> Counts:
         """Load rows as they are where they fit, else as Spark makes them fit."""
-        from weft.engine import arrow_copy, files, frame_projection, frames, session
+        from weft.engine import files, frame_projection, frames, session
 
         files.refuse(self.connection, self.load)
         if self.engine == "pushdown":
             raise DeclarationError(f"A load into {self.connection.label} runs on Spark.", hint="Leave engine= out.")
         with opened_reader(data, self.source, self.connection) as reader:
             session.refuse_one_host(reader is not None and reader.one_host, "The source of this load")
-            rows = arrow_copy.rows_of(data, reader) if self.transform_sql is None else None
+            rows = files.rows_of(data, reader) if self.transform_sql is None else None
             frame = frames.of(data, reader, self.source, self.transform_sql) if rows is None else None
             if self.projection is not None:
                 schema = frame_projection.schema_of(frame) if rows is None else rows.schema

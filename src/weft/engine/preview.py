@@ -22,10 +22,10 @@ from weft.engine.readers import (
     opened_reader,
     opened_tables,
     read_all,
+    read_first,
     reader_for,
     stored_columns,
 )
-from weft.engine.spool import read_first
 from weft.errors import LoadRefusedError, WeftError
 from weft.pipelines.declare import Pipeline, PipelineTarget
 from weft.project import current
@@ -34,7 +34,7 @@ from weft.systems.base import system_for
 from weft.systems.load import Counts, Load
 from weft.systems.sql import commit as sql_commit
 from weft.systems.sql.checks import refuse_unknown_columns
-from weft.systems.sql.commit import Batches, CarryOut, Query
+from weft.systems.sql.commit import Batches, Query
 from weft.systems.sql.tables import Slice, SqlTables, subquery
 from weft.systems.sql.target import create_statement
 
@@ -144,8 +144,11 @@ def _preview_tables(
         # Without its columns there is nothing yet that the rows could be compared with.
         carry_out = sql_commit.attempt_unmade if result.creates is not None or result.adds else sql_commit.attempt
         try:
-            if source is None:
-                counts = _by_task(frame, schema, tables, load, carry_out)
+            if source is None:  # rows that only Spark has: where a run would write them, in a task
+                from weft.engine import tasks
+
+                with outcome.explained(f"try the load of {load.name}"):
+                    counts = tasks.write_frame(frame, tables, load, schema, carry_out=carry_out)
             else:
                 counts = carry_out(tables, load, source)
         except WeftError as error:
@@ -160,14 +163,6 @@ def _first(reader: RowReader, rows: int) -> pa.Table:
         return pa.Table.from_batches(reader.tables.read(limited, reader.schema), reader.schema)
     first = itertools.islice(read_all(reader), 1)
     return pa.Table.from_batches(first, reader.schema).slice(0, rows)
-
-
-def _by_task(frame: Any, schema: pa.Schema, tables: SqlTables, load: Load, carry_out: CarryOut) -> Counts:
-    """Try rows that only Spark has: where a run would write them, in a task."""
-    from weft.engine import tasks
-
-    with outcome.explained(f"try the load of {load.name}"):
-        return tasks.write_frame(frame, tables, load, schema, carry_out=carry_out)
 
 
 def _compare(result: Preview, load: Load, schema: pa.Schema, tables: SqlTables) -> None:
@@ -194,7 +189,7 @@ def explain(tables: SqlTables, sql: str) -> list[str]:
 
 def _preview_files(result: Preview, job: Job, data: Input, rows: int, trial: bool) -> None:
     from weft.engine import frame_projection, frames
-    from weft.engine.dry_run import DryRun
+    from weft.engine.files import DryRun
 
     reader = reader_for(data, job.source, job.connection)
     if isinstance(reader, SqlReader):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -17,7 +18,7 @@ from weft.project import current
 from weft.streams import runtime
 from weft.streams.declare import Stream
 from weft.systems.base import Connection, system_for
-from weft.systems.log import META_TYPES, ROWID, Log
+from weft.systems.log import META_TYPES, PUBLISHED_AT, ROWID, Log
 from weft.systems.sql.prefetch import prefetch
 from weft.systems.sql.tables import Column, Slice, SqlTables, subquery
 from weft.types import FieldType
@@ -58,7 +59,6 @@ class SqlReader:
 
     @property
     def one_host(self) -> bool:
-        """Whether only this machine can read it."""
         return self.tables.one_host
 
     def parts(self, wanted: int) -> tuple[list[Any], Any]:
@@ -68,14 +68,12 @@ class SqlReader:
         return [Slice(self.sql)], None
 
     def read(self, part: Any, conditions: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a part."""
         if conditions:
             wanted = " AND ".join(f"({each})" for each in conditions)
             part = replace(part, sql=f"SELECT * FROM {subquery(part.sql)} AS q WHERE {wanted}")
         return self.tables.read(part, self.schema)
 
     def close(self) -> None:
-        """Close the connections of this process."""
         self.tables.close()
 
     def selecting(self, columns: Sequence[str]) -> SqlReader:
@@ -98,16 +96,24 @@ class StreamReader:
     upto: int
     advice: str = "Run this again to read what is left. Keep events for longer, or load more often."
     """What to do where some were removed."""
+    time_column: str = PUBLISHED_AT
+    """The name under which the time of publication is read."""
+    columns: tuple[str, ...] | None = None
+    """The columns that are read; `None` for all."""
 
     @property
     def one_host(self) -> bool:
-        """Whether only this machine can read it."""
         return self.connection.one_host
 
     @property
     def schema(self) -> pa.Schema:
         """The stored columns: the fields, then what Weft adds."""
-        return pa.schema([_field(name, kind) for name, kind in self.types])
+        fields = (_field(self.time_column if name == PUBLISHED_AT else name, kind) for name, kind in self.types)
+        return pa.schema([each for each in fields if self.columns is None or each.name in self.columns])
+
+    def selecting(self, columns: Sequence[str]) -> StreamReader:
+        """Return the same events with these columns alone."""
+        return replace(self, columns=tuple(columns))
 
     def parts(self, wanted: int) -> tuple[list[Any], Any]:
         """Return ranges of about the same length."""
@@ -133,11 +139,15 @@ class StreamReader:
     def read_from(self, log: Log, reached: int, upto: int) -> Iterator[pa.RecordBatch]:
         """Yield the events of a range, of a stream that is open."""
         schema = self.schema
-        for batch in log.read_arrow(reached, upto, schema.names):
-            offsets = batch.column(schema.names.index(ROWID))
+        stored = [PUBLISHED_AT if name == self.time_column else name for name in schema.names]
+        # The offsets show whether some are missing.
+        asked = [name for name, _ in self.types if name == ROWID or name in stored]
+        places, rowid = [asked.index(name) for name in stored], asked.index(ROWID)
+        for batch in log.read_arrow(reached, upto, asked):
+            offsets = batch.column(rowid)
             self._check_gap(log, reached, offsets[0].as_py())
             reached = offsets[-1].as_py()
-            yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+            yield pa.RecordBatch.from_arrays([batch.column(place) for place in places], schema=schema)
         self._check_gap(log, reached, upto + 1)
 
     def _check_gap(self, log: Log, reached: int, following: int) -> None:
@@ -206,6 +216,27 @@ def read_all(reader: RowReader) -> Iterator[pa.RecordBatch]:
     with opened_parts(reader, 1) as parts:
         for part in parts:
             yield from reader.read(part)
+
+
+def read_first(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Return the same batches, all of which have been read when this returns; they are kept in a file until then.
+
+    A SQLite or DuckDB file has one writer. A load that held it while it waits for a slow source would keep every
+    publisher out: so the rows come first, and the transaction lasts as long as writing takes."""
+    spooled = _spooled(schema, batches)
+    next(spooled)  # a generator that has begun closes its file, also when nobody reads it
+    return spooled
+
+
+def _spooled(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[Any]:
+    with tempfile.TemporaryFile(prefix="weft-spool-") as file:
+        with pa.ipc.new_stream(file, schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+        file.seek(0)
+        with pa.ipc.open_stream(file) as reader:
+            yield None
+            yield from reader
 
 
 def open_tables(connection: Connection) -> SqlTables:

@@ -1,9 +1,5 @@
 """The one Spark session of the process: made when it is first needed, from `[spark]` in weft.toml.
 
-    from weft.engine.session import spark
-
-    spark().sql("SELECT 1").show()
-
 A session that is there already, because the caller made one or because the process was started by spark-submit, is used
 as it is.
 """
@@ -17,6 +13,7 @@ import signal
 import socket
 import sys
 import threading
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -25,7 +22,6 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from weft.engine import archive_files, config, jvm
-from weft.engine.executor_package import ship
 from weft.engine.java import find_java
 from weft.engine.log import Log
 from weft.errors import ConnectionFailedError, DeclarationError, MissingExtraError, SettingsError, WeftError, installing
@@ -264,6 +260,22 @@ def _adopt(session: SparkSession) -> None:
             session.conf.set(key, value)
     if not config.is_local(session.sparkContext.master or ""):
         ship(session.sparkContext)
+
+
+def ship(context: SparkContext) -> None:
+    """Send our own package to the executors of a cluster, as a zip from which every task imports, before one that is
+    installed there. What it imports in turn must be there already."""
+    # Spark's own temporary folder: it is removed when the context stops, and the executors may ask until then.
+    folder = Path(str(context._temp_dir)) / "weft-package"
+    if folder.exists():
+        return
+    folder.mkdir()
+    source = Path(__file__).parents[1]
+    with zipfile.ZipFile(folder / "weft.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in sorted(source.rglob("*")):
+            if file.is_file() and "__pycache__" not in file.parts:
+                archive.write(file, Path("weft") / file.relative_to(source))
+    context.addPyFile(str(folder / "weft.zip"))
 
 
 def connect(machine: jvm.Jvm, conf: Mapping[str, str]) -> tuple[SparkSession, Any]:

@@ -11,8 +11,7 @@ import pyarrow as pa
 
 from weft.columns import canonical_batch
 from weft.engine.progress import Counter
-from weft.engine.readers import RowReader
-from weft.engine.spool import read_first
+from weft.engine.readers import RowReader, read_first
 from weft.spark_support import outcome
 from weft.systems.load import Counts, Load
 from weft.systems.sql import staging
@@ -20,9 +19,7 @@ from weft.systems.sql.commit import Batches, CarryOut, commit
 from weft.systems.sql.prefetch import prefetch
 from weft.systems.sql.tables import SqlTables
 
-RESULT = "outcome binary"
 Unpack = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-Work = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 @functools.cache
@@ -74,42 +71,40 @@ def write_frame(
 ) -> Counts:
     """Write the rows of a DataFrame in one transaction of one task."""
 
-    def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        def canonical() -> Iterator[pa.RecordBatch]:
-            rows = (canonical_batch(batch, schema) for batch in batches)
-            return rows if counter is None else counter.counted(rows)
-
-        freeze_imports()
-        result = outcome.of(
-            lambda: _commit(tables, load, schema, prefetch(canonical), carry_out), finally_=tables.close
-        )
-        yield pa.RecordBatch.from_pydict({"outcome": [result]})
+    def write(batches: Iterable[pa.RecordBatch]) -> Counts:
+        counted = batches if counter is None else counter.counted(batches)
+        return _commit(tables, load, schema, counted, carry_out)
 
     tables.close()
-    results = frame.coalesce(1).mapInArrow(unpacking(unpack, write), RESULT).collect()
-    if not results:
-        # Spark calls no task for a query without partitions.
-        return carry_out(tables, load, Batches(schema, []))
-    return outcome.unpack(bytes(results[0][0]))  # type: ignore[no-any-return]
+    results = _written(frame.coalesce(1), tables, schema, write, unpack)
+    # Spark calls no task for a query without partitions.
+    return results[0] if results else carry_out(tables, load, Batches(schema, []))
 
 
-def unpacking(unpack: Unpack | None, work: Work) -> Work:
-    """Return work that unpacks its rows first, where `unpack` is given."""
-    return work if unpack is None else lambda batches: work(unpack(batches))
+def stage_frame(frame: Any, tables: SqlTables, table: str, schema: pa.Schema, unpack: Unpack | None) -> list[Any]:
+    """Put the rows of each partition into the staging table, and return what each attempt that counts put there.
+
+    Spark hands the driver one result a partition, of the attempt that counts; what the others wrote is never moved."""
+    return _written(frame, tables, schema, functools.partial(staging.fill, tables, table, schema), unpack)
 
 
-def stage(tables: SqlTables, table: str, schema: pa.Schema) -> Work:
-    """Return a function for `mapInArrow` over many partitions: each attempt puts its rows into the staging table.
-
-    Spark hands the driver one result a partition, of the attempt that counts; what the others wrote is never moved.
-    """
+def _written(
+    frame: Any,
+    tables: SqlTables,
+    schema: pa.Schema,
+    write: Callable[[Iterable[pa.RecordBatch]], Any],
+    unpack: Unpack | None,
+) -> list[Any]:
+    """Return what `write` returns for the rows of each partition, which are unpacked first where `unpack` is given."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rows = batches if unpack is None else unpack(batches)
+
         def canonical() -> Iterator[pa.RecordBatch]:
-            return (canonical_batch(batch, schema) for batch in batches)
+            return (canonical_batch(batch, schema) for batch in rows)
 
         freeze_imports()
-        result = outcome.of(lambda: staging.fill(tables, table, schema, prefetch(canonical)), finally_=tables.close)
+        result = outcome.of(lambda: write(prefetch(canonical)), finally_=tables.close)
         yield pa.RecordBatch.from_pydict({"outcome": [result]})
 
-    return run
+    return [outcome.unpack(bytes(each)) for (each,) in frame.mapInArrow(run, "outcome binary").collect()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -52,12 +52,12 @@ def java_class(spark: Any, name: str) -> Any:
     return JavaClass(name, spark._jvm._gateway_client)
 
 
-def own_session(spark: Any, conf: Mapping[str, str]) -> Any:
+def own_session(spark: Any) -> Any:
     """Return a copy of a session with settings of its own, so that two loads at once do not read each other's."""
     from pyspark.sql import SparkSession
 
     own = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
-    for name, value in {**CONF, **conf}.items():
+    for name, value in CONF.items():
         own.conf.set(name, value)
     return own
 
@@ -86,8 +86,9 @@ def moved_to(frame: Any, spark: Any) -> Any:
     return DataFrame(dataset.ofRows(spark._jsparkSession, plan), spark)
 
 
-def read_source(spark: Any, name: str, schema: Any, reader: Callable[[], Any]) -> Any:
-    """Return the DataFrame of a data source in Python, whose partitions a `DataSourceReader` reads."""
+def read_source(spark: Any, name: str, schema: Any, reader: Callable[[], Any], *, follow: bool = False) -> Any:
+    """Return the DataFrame of a data source in Python, whose partitions a `DataSourceReader` reads; to `follow` it, a
+    `SimpleDataSourceStreamReader`."""
     from pyspark.sql.datasource import DataSource
 
     class Source(DataSource):
@@ -103,8 +104,11 @@ def read_source(spark: Any, name: str, schema: Any, reader: Callable[[], Any]) -
         def reader(self, schema: Any) -> Any:
             return reader()
 
+        def simpleStreamReader(self, schema: Any) -> Any:
+            return reader()
+
     spark.dataSource.register(Source)
-    return spark.read.format(name).load()
+    return (spark.readStream if follow else spark.read).format(name).load()
 
 
 def references(frame: Any, name: str) -> bool:

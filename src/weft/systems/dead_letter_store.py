@@ -1,7 +1,7 @@
 """Dead letters, and the capability of a system to keep them.
 
 A dead letter is one row that could not be read, transformed or stored, with the reason and its origin. A store is
-named by `System.dead_letter_store`; `weft.engine.streaming.dead_letter_stores` opens the one that a pipeline declares.
+named by `System.dead_letter_store`; `weft.engine.streaming.dead_letters` opens the one that a pipeline declares.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def read(spark: Any, path: str) -> Any:
 
     if _is_delta(path):
         return spark.read.format("delta").load(path)
-    own = own_session(spark, {})
+    own = own_session(spark)
     table = source.read_table(own, path)
     return source.read_path(own, path) if table is None else table
 

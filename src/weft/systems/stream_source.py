@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pyarrow as pa
 
 from weft.errors import DeclarationError
-from weft.spark_support.location import Location
+from weft.spark_support.folder import Location
 from weft.systems.dead_letter_store import DeadLetter
 
 if TYPE_CHECKING:

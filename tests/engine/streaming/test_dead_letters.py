@@ -16,7 +16,7 @@ import weft
 from conftest import System
 from engine.streaming.conftest import declare, forget_last_commit, rows, run_once
 from engine.streaming.letters import letters_of, replay_all
-from weft.engine.streaming.dead_letter_stores import stream_of
+from weft.engine.streaming.dead_letters import stream_of
 from weft.errors import WeftError
 from weft.pipelines.streaming.declare import make
 

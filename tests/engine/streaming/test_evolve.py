@@ -15,7 +15,7 @@ import weft
 from engine.streaming.conftest import declare, open_lake, run_once
 from weft.errors import BusyError, LoadRefusedError
 from weft.systems.load import Declared, Load
-from weft.systems.objects import sink
+from weft.systems.objects.target import FileTarget
 
 pytestmark = pytest.mark.usefixtures("spark", "here")
 
@@ -193,7 +193,7 @@ def test_another_load_gave_the_table_a_column_meanwhile(spark: Any, place: Place
 
     def write(sql: str) -> None:
         load = replace(Load.declare(target="copies"), declared=Declared(on_drift="evolve"))
-        sink.write(spark.sql(sql), lake, load)
+        FileTarget(lake).write(spark.sql(sql), load, spark)
 
     write("SELECT 1 AS n")
     with at("staged", lambda: write("SELECT 2 AS n, 'x' AS more")), pytest.raises(BusyError, match="got other columns"):

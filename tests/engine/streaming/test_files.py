@@ -7,7 +7,6 @@ import gzip
 import io
 import os
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +148,7 @@ def test_what_sql_asks_for(sql: str, is_asked: bool, project: Path, spark: Any) 
     source = weft.ObjectStoreLocalConnection(str(project / "lake"), name="lake")
     put(source, "raw/a.csv", "id,a\n1,1\n")
     path = (project / "lake/raw/a.csv").as_uri()
-    dated = read_files(spark, source, "raw", {path: datetime.now(UTC)}, "_event_ts", {})
+    dated = read_files(spark, source, "raw", [path], {})
     assert dated is not None
     session = spark.newSession()
     names = "SELECT 1 AS id, timestamp '2026-01-01' AS name"

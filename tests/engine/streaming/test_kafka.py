@@ -10,7 +10,7 @@ import pytest
 import weft
 from engine.streaming.conftest import declare, forget_last_commit, rows, run_once
 from servers import wait_until
-from weft.engine.streaming.dead_letter_stores import stream_of
+from weft.engine.streaming.dead_letters import stream_of
 from weft.engine.streaming.query import Query
 from weft.errors import WeftError
 from weft.pipelines.streaming.declare import make

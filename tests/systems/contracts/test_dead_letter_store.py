@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import weft
-from weft.engine.streaming.dead_letter_stores import open_store
+from weft.engine.streaming.dead_letters import open_store
 from weft.pipelines.streaming.declare import make
 from weft.project import Project
 from weft.systems.dead_letter_store import DeadLetterStore, StoredLetter

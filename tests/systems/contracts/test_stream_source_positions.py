@@ -18,8 +18,7 @@ import pytest
 import weft
 from weft.engine.streaming.sources import open_source, show_position
 from weft.project import Project
-from weft.spark_support.folder import LocalFolder
-from weft.spark_support.location import Location
+from weft.spark_support.folder import LocalFolder, Location
 from weft.systems.stream_source import StreamSource
 
 BEFORE, LATER = datetime(2020, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC)

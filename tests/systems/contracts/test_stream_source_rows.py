@@ -16,7 +16,7 @@ import pytest
 
 import weft
 from tests.engine.streaming.conftest import forget_last_commit, rows, run_once
-from weft.engine.streaming.dead_letter_stores import open_store
+from weft.engine.streaming.dead_letters import open_store
 from weft.pipelines.streaming.declare import make
 from weft.project import Project
 from weft.systems.dead_letter_store import StoredLetter

@@ -18,7 +18,9 @@ import weft
 from systems.objects.test_copy import EDGES, Attempts, given, some, table
 from weft import BusyError, DeltaLocalConnection, DeltaS3Connection, LoadRefusedError
 from weft.engine import frames, inputs
-from weft.systems.delta import copy, sink, source
+from weft.systems.delta import copy
+from weft.systems.delta import table as delta
+from weft.systems.delta.target import DeltaTarget
 from weft.systems.load import Counts, Load
 
 
@@ -40,13 +42,13 @@ def log(name: str = "orders") -> list[dict[str, dict[str, Any]]]:
 
 
 def ids(spark: Any, lake: Any, name: str = "orders") -> list[int]:
-    return sorted(row.id for row in source.read(spark, lake, name).collect())
+    return sorted(row.id for row in delta.read(spark, lake, name).collect())
 
 
 def both_ways(spark: Any, lake: Any, data: pa.Table) -> tuple[dict[str, Any], dict[str, Any]]:
     """The commit of Delta's own writer, and ours, of the same rows."""
     frame = frames.from_memory(spark, inputs.understand(data, has_source=False)).coalesce(1)
-    wanted = sink.write(frame, lake, load(name="theirs"))
+    wanted = DeltaTarget(lake).write(frame, load(name="theirs"), spark)
     found = copy.copy(given(data), lake, load(name="ours"), spark=spark)
     assert (found.rows_read, found.inserted, found.deleted) == (wanted.rows_read, wanted.inserted, wanted.deleted)
     return log("theirs")[0], log("ours")[0]
@@ -68,7 +70,7 @@ def test_the_same_as_delta(spark: Any, lake: DeltaLocalConnection) -> None:
     assert ours["add"]["path"] == file.name
     assert ours["add"]["size"] == file.stat().st_size
     assert _statistics(ours) == _statistics(theirs)
-    read = [source.read(spark, lake, name).toArrow() for name in ("theirs", "ours")]
+    read = [delta.read(spark, lake, name).toArrow() for name in ("theirs", "ours")]
     assert repr(read[0].to_pylist()) == repr(read[1].to_pylist())
     assert read[0].schema == read[1].schema
 
@@ -109,7 +111,7 @@ def test_ranges_of_long_texts_hold_them(spark: Any, lake: DeltaLocalConnection) 
     found = json.loads(log()[0]["add"]["stats"])
     assert found["minValues"]["name"] == "a" * 32
     assert found["maxValues"]["name"] > max(texts)
-    stored = source.read(spark, lake, "orders")
+    stored = delta.read(spark, lake, "orders")
     for text in texts:
         assert stored.where(stored.name == text).count() == 1
     # Of texts whose end is not known, because it is the last character that there is or too far away, nothing is said.
@@ -123,7 +125,7 @@ def test_files_are_passed_by(spark: Any, lake: DeltaLocalConnection) -> None:
     for number in (1, 100):
         copy.copy(given(pa.table({"id": [number], "d": [math.nan]})), lake, load(), spark=spark)
     first, second = (Path("lake/orders") / commit["add"]["path"] for commit in log())
-    stored = source.read(spark, lake, "orders")
+    stored = delta.read(spark, lake, "orders")
     # Whoever opens the other one fails.
     first.unlink()
     assert [row.id for row in stored.where("id > 50").collect()] == [100]
@@ -151,9 +153,9 @@ def test_a_commit_key_counts_once(spark: Any, lake: DeltaLocalConnection, mode: 
     assert not copy.copy(some(1), lake, planned, spark=spark).replayed
     assert copy.copy(some(2), lake, planned, spark=spark) == Counts(replayed=True)
     # The ledger is one, whichever way a load takes.
-    assert sink.write(spark.sql("SELECT 3L AS id, 'x' AS name"), lake, planned) == Counts(replayed=True)
+    assert DeltaTarget(lake).write(spark.sql("SELECT 3L AS id, 'x' AS name"), planned, spark) == Counts(replayed=True)
     tuesday = load(mode, commit_key="tuesday")
-    assert not sink.write(spark.sql("SELECT 3L AS id, 'x' AS name"), lake, tuesday).replayed
+    assert not DeltaTarget(lake).write(spark.sql("SELECT 3L AS id, 'x' AS name"), tuesday, spark).replayed
     assert copy.copy(some(2), lake, tuesday, spark=spark) == Counts(replayed=True)
 
 
@@ -218,7 +220,7 @@ def test_rows_that_are_left_to_delta(spark: Any, lake: DeltaLocalConnection) -> 
 def test_the_columns_of_the_table_in_its_order(spark: Any, lake: DeltaLocalConnection) -> None:
     copy.copy(some(1), lake, load(), spark=spark)
     copy.copy(given(pa.table({"name": ["x"], "id": [2]})), lake, load(), spark=spark)
-    assert [tuple(row) for row in source.read(spark, lake, "orders").orderBy("id").collect()] == [(1, "n1"), (2, "x")]
+    assert [tuple(row) for row in delta.read(spark, lake, "orders").orderBy("id").collect()] == [(1, "n1"), (2, "x")]
 
 
 class Meanwhile:

@@ -14,7 +14,8 @@ import pytest
 
 from engine import oracle
 from weft import DeltaLocalConnection, DeltaS3Connection, LoadRefusedError
-from weft.systems.delta import sink, source
+from weft.systems.delta import table as delta
+from weft.systems.delta.target import DeltaTarget
 from weft.systems.load import Counts, Load
 
 MOMENT = datetime(2026, 11, 15, 12, tzinfo=UTC)
@@ -35,7 +36,7 @@ def load(mode: str = "append", **options: Any) -> Load:
 
 
 def rows_of(spark: Any, lake: Any, table: str = "orders") -> list[dict[str, Any]]:
-    rows = [row.asDict() for row in source.read(spark, lake, table, "sales").collect()]
+    rows = [row.asDict() for row in delta.read(spark, lake, table, "sales").collect()]
     for row in rows:
         assert row.pop("row_hash", "x")
         for name, value in row.items():
@@ -50,7 +51,7 @@ def canonical(rows: list[dict[str, Any]]) -> list[Any]:
 
 def write(spark: Any, lake: Any, rows: list[dict[str, Any]], planned: Load) -> Counts:
     frame = spark.createDataFrame([tuple(row.values()) for row in rows], SCHEMA)
-    return sink.write(frame, lake, planned)
+    return DeltaTarget(lake).write(frame, planned, spark)
 
 
 def versions(lake: DeltaLocalConnection) -> int:
@@ -205,23 +206,25 @@ def test_hostile_names(spark: Any, lake: DeltaLocalConnection) -> None:
     frame = spark.createDataFrame([tuple(range(7))], ", ".join(f"`{name.replace('`', '``')}` int" for name in names))
     for table in ('it\'s a "select" ünï`*?[c]{d}%41:', "_" + "x" * 100):
         planned = Load.declare(target=(None, table), mode="merge", keys=["a b", "a.b"], moment=MOMENT)
-        assert sink.write(frame, lake, planned).inserted == 1
-        assert sink.write(frame, lake, planned).replayed
+        assert DeltaTarget(lake).write(frame, planned, spark).inserted == 1
+        assert DeltaTarget(lake).write(frame, planned, spark).replayed
         again = Load.declare(target=(None, table), mode="merge", keys=["a b", "a.b"], moment=MOMENT)
-        assert sink.write(frame, lake, again).unchanged == 1
-        assert source.read(spark, lake, table).collect()[0].asDict() == dict(zip(names, range(7), strict=True))
+        assert DeltaTarget(lake).write(frame, again, spark).unchanged == 1
+        assert delta.read(spark, lake, table).collect()[0].asDict() == dict(zip(names, range(7), strict=True))
 
 
 def test_columns_that_do_not_fit(spark: Any, lake: DeltaLocalConnection) -> None:
     write(spark, lake, [row(1)], load())
     with pytest.raises(LoadRefusedError, match=r"no column 'nane'[\s\S]*Did you mean 'name'"):
-        sink.write(spark.sql("SELECT 1L AS id, 'a' AS nane"), lake, load("merge"))
+        DeltaTarget(lake).write(spark.sql("SELECT 1L AS id, 'a' AS nane"), load("merge"), spark)
     with pytest.raises(LoadRefusedError, match=r"'amount' of sales\.orders is double, and string in the source"):
-        sink.write(spark.sql("SELECT 1L AS id, 'a' AS amount"), lake, load())
+        DeltaTarget(lake).write(spark.sql("SELECT 1L AS id, 'a' AS amount"), load(), spark)
     with pytest.raises(LoadRefusedError, match="no column 'valid_from', which scd2 needs"):
         write(spark, lake, [row(1)], load("scd2"))
     # Narrower numbers and nulls without a type fit, and columns may be left out.
-    assert sink.write(spark.sql("SELECT 2 AS id, NULL AS name, 1.5F AS amount"), lake, load()).inserted == 1
+    assert (
+        DeltaTarget(lake).write(spark.sql("SELECT 2 AS id, NULL AS name, 1.5F AS amount"), load(), spark).inserted == 1
+    )
 
 
 @pytest.mark.timing

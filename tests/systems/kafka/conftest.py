@@ -3,7 +3,7 @@
 def test_something(connection, kafka, batch):
     topic = kafka.create_topic()
     kafka.produce(topic, [b'{"n": 1}'])
-    good, bad = source.rows(batch(topic), connection)     the messages that are there now
+    rows = source.rows(batch(topic), connection)     the messages that are there now
 """
 
 from __future__ import annotations

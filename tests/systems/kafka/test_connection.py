@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import pytest
 from kafka_server import PASSWORD, SCRAM, USER
 from servers import wait_until
 from weft import ConnectionFailedError, DeclarationError, KafkaConnection, NotFoundError, SettingsError
-from weft.systems.kafka import client, options, source, target
+from weft.systems.kafka import client, options, source
+from weft.systems.kafka.target import TopicTarget
+from weft.systems.load import Load
 
 
 def test_what_the_clients_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,10 +120,12 @@ def test_sign_in(kafka: Any, spark: Any, mechanism: str) -> None:
     if mechanism in SCRAM:
         kafka.add_scram_user()
     assert made.check()["server"] == "Kafka, 1 broker"
-    assert target.write(spark.createDataFrame([(1,)], "n int"), made, topic, batch_id="b") == 1
+    frame = spark.createDataFrame([(1,)], "n int")
+    assert TopicTarget(made).write(frame, Load.declare(target=topic), spark).inserted == 1
     assert client.send(made, topic, [(None, b'{"n": 2}')]) == 1
     read = spark.read.format("kafka").options(**options.for_spark(made)).option("subscribe", topic).load()
-    with source.rows(read, made) as (good, _):
+    with closing(source.rows(read, made)) as rows:
+        good = rows.good
         assert sorted(row.n for row in good.collect()) == [1, 2]
 
 
@@ -129,7 +134,8 @@ def test_tls(kafka: Any, spark: Any) -> None:
     made = KafkaConnection(kafka.tls_bootstrap, ssl_ca_location=str(kafka.certificate))
     topic = kafka.create_topic()
     assert made.check()["server"] == "Kafka, 1 broker"
-    assert target.write(spark.createDataFrame([(1,)], "n int"), made, topic, batch_id="b") == 1
+    frame = spark.createDataFrame([(1,)], "n int")
+    assert TopicTarget(made).write(frame, Load.declare(target=topic), spark).inserted == 1
     assert [json.loads(message.value()) for message in kafka.messages(topic)] == [{"n": 1}]
     with pytest.raises(ConnectionFailedError, match=r"(?i)certificate verify failed|SSL handshake failed"):
         KafkaConnection(kafka.tls_bootstrap, security_protocol="SSL").check()
@@ -152,7 +158,7 @@ def test_a_wrong_password_is_told_without_it(kafka: Any, monkeypatch: pytest.Mon
 def test_a_topic_that_is_not_there(kafka: Any, connection: KafkaConnection, spark: Any) -> None:
     topic = kafka.create_topic()
     for ask in (
-        lambda: source.latest(connection, f"{topic}x"),
+        lambda: client.admin(connection).latest(f"{topic}x"),
         lambda: source.stream(spark, connection, f"{topic}x"),
         lambda: client.send(connection, f"{topic}x", []),
     ):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable
+from contextlib import closing
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -13,7 +14,11 @@ import pyarrow as pa
 import pytest
 
 from weft import DeclarationError, KafkaConnection
-from weft.systems.kafka import client, source, target
+from weft.systems.kafka import client, source
+from weft.systems.kafka.stream_source import KafkaSource
+from weft.systems.kafka.target import TopicTarget
+from weft.systems.load import Load
+from weft.systems.stream_source import SourceSettings
 
 Batch = Callable[[str], Any]
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -23,12 +28,17 @@ def milliseconds(moment: datetime) -> int:
     return int(moment.timestamp() * 1000)
 
 
+def write(frame: Any, connection: KafkaConnection, topic: str, *keys: str) -> int:
+    load = Load(table=topic, keys=keys, checkpoint_id="load", batch_id=7, moment=NOON)
+    return TopicTarget(connection).write(frame, load, frame.sparkSession).inserted
+
+
 def test_json(kafka: Any, connection: KafkaConnection, batch: Batch) -> None:
     topic = kafka.create_topic(partitions=2)
     kafka.produce(topic, [b'{"id": 1, "name": "a"}', b"bad", None], timestamp=milliseconds(NOON))
     kafka.produce(topic, [b'{"ID": 2.5, "deep": {"x": [1]}, "at": "2026-01-01"}'], 1, timestamp=milliseconds(NOON))
-    with source.rows(batch(topic), connection, {"at": pa.date32()}) as rows:
-        good, bad = rows
+    with closing(source.rows(batch(topic), connection, {"at": pa.date32()})) as rows:
+        good, bad = rows.good, rows.bad
         assert (rows.good_rows, rows.bad_rows, rows.tombstones) == (2, 1, 1)
         assert dict(good.dtypes) == {
             "ID": "double",
@@ -52,7 +62,8 @@ def test_messages_are_read_once(kafka: Any, connection: KafkaConnection, batch: 
 
     topic = kafka.create_topic()
     kafka.produce(topic, [b'{"n": 1}', b"bad"])
-    with source.rows(batch(topic), connection) as (good, bad):
+    with closing(source.rows(batch(topic), connection)) as rows:
+        good, bad = rows.good, rows.bad
         kafka.admin.delete_records([TopicPartition(topic, 0, 2)])[TopicPartition(topic, 0)].result(30)
         for _ in range(2):
             assert [row.n for row in good.collect()] == [1]
@@ -63,7 +74,8 @@ def test_what_was_kept_is_let_go(kafka: Any, connection: KafkaConnection, batch:
     topic = kafka.create_topic()
     kafka.produce(topic, [b'{"n": 1}'])
     before = spark.sparkContext._jsc.getPersistentRDDs().size()
-    with source.rows(batch(topic), connection) as (good, _):
+    with closing(source.rows(batch(topic), connection)) as rows:
+        good = rows.good
         assert good.count() == 1
         assert spark.sparkContext._jsc.getPersistentRDDs().size() == before + 1
     assert spark.sparkContext._jsc.getPersistentRDDs().size() == before
@@ -72,16 +84,16 @@ def test_what_was_kept_is_let_go(kafka: Any, connection: KafkaConnection, batch:
 def test_nothing_but_tombstones(kafka: Any, connection: KafkaConnection, batch: Batch) -> None:
     topic = kafka.create_topic()
     kafka.produce(topic, [None, None], key=b"k")
-    with source.rows(batch(topic), connection) as rows:
-        good, bad = rows
+    with closing(source.rows(batch(topic), connection)) as rows:
+        good, bad = rows.good, rows.bad
         assert (rows.good_rows, rows.bad_rows, rows.tombstones) == (0, 0, 2)
         assert good.columns == ["_event_ts"]
         assert good.count() == bad.count() == 0
 
 
 def test_an_empty_topic(kafka: Any, connection: KafkaConnection, batch: Batch) -> None:
-    with source.rows(batch(kafka.create_topic()), connection, {"n": pa.int64()}) as rows:
-        good, bad = rows
+    with closing(source.rows(batch(kafka.create_topic()), connection, {"n": pa.int64()})) as rows:
+        good, bad = rows.good, rows.bad
         assert (rows.good_rows, rows.bad_rows, rows.tombstones) == (0, 0, 0)
         assert good.count() == bad.count() == 0
 
@@ -92,7 +104,8 @@ def test_columns_that_spark_gives_a_meaning_to(kafka: Any, connection: KafkaConn
     kafka.produce(
         topic, [json.dumps({**dict.fromkeys(names, 1), "nothing": None}).encode()], timestamp=milliseconds(NOON)
     )
-    with source.rows(batch(topic), connection) as (good, _):
+    with closing(source.rows(batch(topic), connection)) as rows:
+        good = rows.good
         assert dict(good.dtypes)["nothing"] == "void"
         (row,) = good.toArrow().to_pylist()
         assert row == {**dict.fromkeys(names, 1), "nothing": None, "_event_ts": NOON}
@@ -108,7 +121,7 @@ def _add(batches: Any, more: int) -> Any:
 def test_rows_in_a_task(kafka: Any, connection: KafkaConnection, batch: Batch) -> None:
     topic = kafka.create_topic()
     kafka.produce(topic, [b'{"n": 1}', b'{"n": 2}', b"bad"])
-    with source.rows(batch(topic), connection) as rows:
+    with closing(source.rows(batch(topic), connection)) as rows:
         assert rows.packed is not None
         assert rows.columns is not None
         unpack = functools.partial(source.unpack, pa.schema([rows.columns.field("n")]))
@@ -120,8 +133,8 @@ def test_raw_bytes(kafka: Any, batch: Batch) -> None:
     topic = kafka.create_topic()
     kafka.produce(topic, [b"\xff\n", None], key=b"k", timestamp=milliseconds(NOON))
     raw = KafkaConnection(kafka.bootstrap, payload_format="raw_bytes")
-    with source.rows(batch(topic), raw) as rows:
-        good, bad = rows
+    with closing(source.rows(batch(topic), raw)) as rows:
+        good, bad = rows.good, rows.bad
         assert good.toArrow().to_pylist() == [
             {"key": b"k", "value": value, "topic": topic, "partition": 0, "offset": number, "_event_ts": NOON}
             for number, value in enumerate([b"\xff\n", None])
@@ -141,10 +154,10 @@ def test_rows_there_and_back(kafka: Any, connection: KafkaConnection, batch: Bat
         (2, None, None, None, None, None, None, None, None, None),
     ]
     frame = spark.createDataFrame(rows, schema)
-    assert target.write(frame, connection, topic, keys=["id"], batch_id="load-7") == 2
+    assert write(frame, connection, topic, "id") == 2
     messages = kafka.messages(topic)
     assert {message.key() for message in messages} == {b"1", b"2"}
-    assert all(message.headers() == [("weft-batch-id", b"load-7")] for message in messages)
+    assert all(message.headers() == [("weft-batch-id", b"load 7")] for message in messages)
     known = {
         "price": pa.decimal128(10, 2),
         "day": pa.date32(),
@@ -152,7 +165,8 @@ def test_rows_there_and_back(kafka: Any, connection: KafkaConnection, batch: Bat
         "local": pa.timestamp("us"),
         "data": pa.binary(),
     }
-    with source.rows(batch(topic), connection, known) as (good, bad):
+    with closing(source.rows(batch(topic), connection, known)) as rows:
+        good, bad = rows.good, rows.bad
         assert bad.count() == 0
         found = good.drop("_event_ts").orderBy("id").toArrow().to_pylist()
         assert found == frame.orderBy("id").toArrow().to_pylist()
@@ -161,12 +175,12 @@ def test_rows_there_and_back(kafka: Any, connection: KafkaConnection, batch: Bat
 def test_keys_of_messages(kafka: Any, connection: KafkaConnection, spark: Any) -> None:
     topic = kafka.create_topic()
     frame = spark.createDataFrame([(1, "x")], "a int, b string")
-    assert target.write(frame, connection, topic, batch_id="1") == 1
-    assert target.write(frame, connection, topic, keys=["a", "b"], batch_id="1") == 1
-    assert target.write(frame.limit(0), connection, topic, batch_id="1") == 0
+    assert write(frame, connection, topic) == 1
+    assert write(frame, connection, topic, "a", "b") == 1
+    assert write(frame.limit(0), connection, topic) == 0
     assert [message.key() for message in kafka.messages(topic)] == [None, b'{"a":1,"b":"x"}']
     with pytest.raises(DeclarationError, match=r"key 'bb' of messages[\s\S]*Did you mean 'b'"):
-        target.write(frame, connection, topic, keys=["bb"], batch_id="1")
+        write(frame, connection, topic, "bb")
 
 
 def test_send(kafka: Any, connection: KafkaConnection) -> None:
@@ -183,7 +197,8 @@ def test_offsets(kafka: Any, connection: KafkaConnection) -> None:
     topic = kafka.create_topic(partitions=2)
     for second in range(3):
         kafka.produce(topic, [b"{}"], timestamp=milliseconds(NOON + timedelta(seconds=second)))
-    assert source.latest(connection, topic) == {0: 3, 1: 0}
+    admin = client.admin(connection)
+    assert admin.latest(topic) == {0: 3, 1: 0}
     for moment, expected in (
         (NOON - timedelta(days=1), 0),
         (NOON, 0),
@@ -191,8 +206,8 @@ def test_offsets(kafka: Any, connection: KafkaConnection) -> None:
         (NOON + timedelta(seconds=2), 2),
         (NOON + timedelta(seconds=3), 3),
     ):
-        assert source.offsets_at(connection, topic, moment) == {0: expected, 1: 0}
-    source.commit_offsets(connection, topic, {0: 2, 1: 0})
+        assert admin.first_since(topic, moment) == {0: expected, 1: 0}
+    KafkaSource(connection, SourceSettings(topic)).committed({topic: {"0": 2, "1": 0}})
     asked = kafka.admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions("shop")])["shop"]
     found = {place.partition: place.offset for place in asked.result(30).topic_partitions if place.topic == topic}
     assert found == {0: 2, 1: 0}
@@ -204,5 +219,5 @@ def test_offsets_that_cannot_be_committed_are_a_line_in_the_log(
     topic = kafka.create_topic()
     for connection in (KafkaConnection(kafka.bootstrap, group_id="g"), KafkaConnection("127.0.0.1:1", group_id="g")):
         caplog.clear()
-        source.commit_offsets(connection, f"{topic}-missing", {0: 1})
+        KafkaSource(connection, SourceSettings(f"{topic}-missing")).committed({f"{topic}-missing": {"0": 1}})
         assert f"The offsets of {topic}-missing were not committed" in caplog.text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 import servers
 from weft import KafkaConnection
-from weft.systems.kafka import source
+from weft.systems.kafka import client, source
 
 # A broker takes its time to start again.
 
@@ -39,7 +40,8 @@ def follow(spark: Any, tmp_path: Path) -> Iterator[Follow]:
         found: list[list[int]] = []
 
         def take(frame: Any, _: int) -> None:
-            with source.rows(frame, connection) as (good, _bad):
+            with closing(source.rows(frame, connection)) as rows:
+                good = rows.good
                 found.append(sorted(row.n for row in good.collect()))
 
         stream = source.stream(spark, connection, topic, **options)
@@ -94,7 +96,7 @@ def test_a_broker_that_dies_and_comes_back(own_kafka: Any, follow: Follow) -> No
     own_kafka.restart()
     own_kafka.produce(topic, numbers(3))
     reads(found, [1, 2, 3])
-    assert source.latest(connection, topic) == {0: 3}
+    assert client.admin(connection).latest(topic) == {0: 3}
 
 
 @pytest.mark.timing
@@ -102,11 +104,11 @@ def test_a_broker_that_dies_and_comes_back(own_kafka: Any, follow: Follow) -> No
 def test_a_broker_that_was_down_and_answers_late(own_kafka: Any) -> None:
     connection = KafkaConnection(own_kafka.bootstrap)
     topic = own_kafka.create_topic()
-    assert source.latest(connection, topic) == {0: 0}
+    assert client.admin(connection).latest(topic) == {0: 0}
     own_kafka.kill()  # which the client notices, and says the next time that it is asked
     own_kafka.restart()
     own_kafka.process.send_signal(signal.SIGSTOP)
     late = threading.Timer(2, own_kafka.process.send_signal, [signal.SIGCONT])
     late.start()
-    assert source.latest(connection, topic) == {0: 0}
+    assert client.admin(connection).latest(topic) == {0: 0}
     late.join()

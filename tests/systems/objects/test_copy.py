@@ -25,12 +25,14 @@ from systems.objects.test_sink import (  # noqa: F401
     numbers,
     staging,
     stop_at,
+    write,
 )
 from weft import LoadRefusedError, ObjectStoreS3Connection
-from weft.engine import arrow_copy, frames, inputs
-from weft.systems.load import Counts
-from weft.systems.objects import sink, source
+from weft.engine import files, frames, inputs
+from weft.systems.load import Counts, Load
+from weft.systems.objects import source
 from weft.systems.objects.manifest import Manifest
+from weft.systems.objects.target import FileTarget
 
 FLAT = pa.schema(
     {
@@ -71,7 +73,7 @@ def table(rows: list[tuple[Any, ...]] = EDGES, schema: pa.Schema = FLAT) -> pa.T
 
 
 def given(data: Any) -> Any:
-    return arrow_copy.rows_of(inputs.understand(data, has_source=False), None)
+    return files.rows_of(inputs.understand(data, has_source=False), None)
 
 
 def some(*numbers: int) -> Any:
@@ -79,11 +81,15 @@ def some(*numbers: int) -> Any:
     return given(pa.table({"id": pa.array(numbers, pa.int64()), "name": names}))
 
 
+def copy(rows: Any, lake: Any, load: Load, spark: Any) -> Any:
+    return FileTarget(lake).copy(rows, load, spark)
+
+
 def test_the_same_as_spark(spark: Any) -> None:
     lake = connection()
     frame = frames.from_memory(spark, inputs.understand(table(), has_source=False)).coalesce(1)
-    wanted = sink.write(frame, lake, load(table="theirs"))
-    found = sink.copy(given(table()), lake, load(table="ours"), spark=spark)
+    wanted = write(frame, lake, load(table="theirs"))
+    found = copy(given(table()), lake, load(table="ours"), spark)
     assert (found.rows_read, found.inserted, found.deleted) == (wanted.rows_read, wanted.inserted, wanted.deleted)
     (theirs,), (ours,) = (list(Path(f"lake/sales/{name}").iterdir()) for name in ("theirs", "ours"))
     assert found.bytes == ours.stat().st_size
@@ -113,15 +119,15 @@ def _local() -> Any:
 
 def test_append_and_truncate(spark: Any) -> None:
     lake = connection()
-    counts = sink.copy(some(1, 2), lake, load(), spark=spark)
+    counts = copy(some(1, 2), lake, load(), spark)
     assert (counts.rows_read, counts.inserted, counts.deleted) == (2, 2, 0)
     monday = load(commit_key="monday")
-    assert not sink.copy(some(3), lake, monday, spark=spark).replayed
-    assert sink.copy(some(3), lake, monday, spark=spark) == Counts(replayed=True)
+    assert not copy(some(3), lake, monday, spark).replayed
+    assert copy(some(3), lake, monday, spark) == Counts(replayed=True)
     # The ledger is one, whichever way a load takes.
-    assert sink.write(spark.sql("SELECT 3L AS id, 'x' AS name"), lake, monday) == Counts(replayed=True)
+    assert write(spark.sql("SELECT 3L AS id, 'x' AS name"), lake, monday) == Counts(replayed=True)
     assert numbers(spark, lake) == [1, 2, 3]
-    counts = sink.copy(some(9), lake, load("truncate"), spark=spark)
+    counts = copy(some(9), lake, load("truncate"), spark)
     assert (counts.inserted, counts.deleted) == (1, 3)
     assert numbers(spark, lake) == [9]
     assert len(list(Path("lake/sales/orders").iterdir())) == 1
@@ -130,12 +136,12 @@ def test_append_and_truncate(spark: Any) -> None:
 
 def test_empty_source(spark: Any) -> None:
     lake = connection()
-    assert sink.copy(some(), lake, load(), spark=spark) == Counts()
+    assert copy(some(), lake, load(), spark) == Counts()
     assert everything() == []
-    sink.copy(some(1), lake, load(), spark=spark)
+    copy(some(1), lake, load(), spark)
     with pytest.raises(LoadRefusedError, match="allow_empty=True"):
-        sink.copy(some(), lake, load("truncate"), spark=spark)
-    assert sink.copy(some(), lake, load("truncate", allow_empty=True), spark=spark).deleted == 1
+        copy(some(), lake, load("truncate"), spark)
+    assert copy(some(), lake, load("truncate", allow_empty=True), spark).deleted == 1
     assert numbers(spark, lake) == []
     assert list(Path("lake/sales/orders").iterdir()) == []
 
@@ -146,7 +152,7 @@ def test_row_groups(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet, "_GROUP_BYTES", 100_000)
     lake = connection()
     data = pa.table({"id": range(200_000), "name": ["a"] * 200_000})
-    assert sink.copy(given(data), lake, load(), spark=spark).inserted == 200_000
+    assert copy(given(data), lake, load(), spark).inserted == 200_000
     (file,) = Path("lake/sales/orders").iterdir()
     assert pq.ParquetFile(file).num_row_groups == 4
     assert numbers(spark, lake) == list(range(200_000))
@@ -154,15 +160,15 @@ def test_row_groups(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_columns_follow_the_table(spark: Any) -> None:
     lake = connection()
-    sink.copy(some(1), lake, load(), spark=spark)
+    copy(some(1), lake, load(), spark)
     turned = pa.table({"name": ["x"], "id": pa.array([2], pa.int64())})
-    assert sink.copy(given(turned), lake, load(), spark=spark).inserted == 1
+    assert copy(given(turned), lake, load(), spark).inserted == 1
     files = [pq.ParquetFile(path).schema_arrow.names for path in Path("lake/sales/orders").iterdir()]
     assert files == [["id", "name"]] * 2
     before = everything()
     # What must be converted, filled or refused is for Spark.
     for other in (pa.table({"id": [1]}), pa.table({"id": pa.array([1], pa.int32()), "name": ["x"]})):
-        assert sink.copy(given(other), lake, load(), spark=spark) is None
+        assert copy(given(other), lake, load(), spark) is None
     assert everything() == before
 
 
@@ -174,24 +180,24 @@ def test_columns_follow_the_table(spark: Any) -> None:
     ],
 )
 def test_what_is_left_to_spark(spark: Any, data: dict[str, Any]) -> None:
-    assert sink.copy(given(pa.table(data)), connection(), load(), spark=spark) is None
+    assert copy(given(pa.table(data)), connection(), load(), spark) is None
     assert everything() == []
 
 
 def test_settings_that_are_left_to_spark(spark: Any) -> None:
-    assert sink.copy(some(1), connection("csv"), load(), spark=spark) is None
-    assert sink.copy(some(1), connection(), load(keys=["id"], deduplicate_by="name"), spark=spark) is None
+    assert copy(some(1), connection("csv"), load(), spark) is None
+    assert copy(some(1), connection(), load(keys=["id"], deduplicate_by="name"), spark) is None
     short = spark.newSession()
     short.conf.set("spark.sql.files.maxRecordsPerFile", "1")
-    assert sink.copy(some(1, 2), connection(), load(), spark=short) is None
+    assert copy(some(1, 2), connection(), load(), short) is None
     assert everything() == []
 
 
 def test_compression(spark: Any) -> None:
     for compression in ("snappy", "gzip", "zstd", "uncompressed"):
         lake = connection(parquet_compression=compression)
-        sink.copy(some(1), lake, load(table=compression), spark=spark)
-        sink.write(spark.sql("SELECT 1L AS id, 'x' AS name"), lake, load(table=compression))
+        copy(some(1), lake, load(table=compression), spark)
+        write(spark.sql("SELECT 1L AS id, 'x' AS name"), lake, load(table=compression))
         files = list(Path(f"lake/sales/{compression}").iterdir())
         assert len({file.name.partition(".")[2] for file in files}) == 1
         for file in files:
@@ -202,7 +208,7 @@ def test_hostile_names(spark: Any) -> None:
     names = ["select", "a b", 'q"uo`te', "\u00fcn\u00ef", "x" * 80, "a.b", "k=;{}()", "a", "A"]
     rows = given(pa.table({name: [number] for number, name in enumerate(names)}))
     for number in range(2):
-        assert sink.copy(rows, connection(), load(table="a*b?[c]{d}"), spark=spark).inserted == 1 - number
+        assert copy(rows, connection(), load(table="a*b?[c]{d}"), spark).inserted == 1 - number
         rows = given(pa.table({name: pa.array([], pa.int64()) for name in names}))
     found = source.read(spark, connection(), "sales/a*b?[c]{d}").collect()[0]
     assert found.asDict() == {name: number for number, name in enumerate(names)}
@@ -229,14 +235,14 @@ class Attempts:
 
 def test_only_attempts_that_spark_counts(spark: Any) -> None:
     lake = connection()
-    assert sink.copy(Attempts(some(1, 2)), lake, load(), spark=spark).inserted == 4
+    assert copy(Attempts(some(1, 2)), lake, load(), spark).inserted == 4
     assert numbers(spark, lake) == [1, 1, 2, 2]
     assert len(list(Path("lake/sales/orders").iterdir())) == 2
     assert staging() == []
 
 
 @pytest.mark.parametrize(
-    ("mode", "step"), [("truncate", "published"), *((mode, step) for mode in sink.MODES for step in STEPS)]
+    ("mode", "step"), [("truncate", "published"), *((mode, step) for mode in FileTarget.modes for step in STEPS)]
 )
 def test_stopped_at_each_step(
     spark: Any,
@@ -246,17 +252,17 @@ def test_stopped_at_each_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lake = connection()
-    sink.copy(some(1, 2), lake, load(), spark=spark)
+    copy(some(1, 2), lake, load(), spark)
     planned = load(mode, commit_key="monday")
     with monkeypatch.context() as patch:
         patch.setattr(Manifest, "abandon", lambda *_: None)
         stop_at(step)
         with pytest.raises(Stop):
-            sink.copy(some(3), lake, planned, spark=spark)
+            copy(some(3), lake, planned, spark)
     after = [1, 2, 3] if mode == "append" else [3]
     assert numbers(spark, lake) == (after if step in ("committed", "published") else [1, 2])
     leave_to_the_dead()
-    counts = sink.copy(some(3), lake, planned, spark=spark)
+    counts = copy(some(3), lake, planned, spark)
     assert counts.replayed == (step in ("recorded", "moved", "published", "committed"))
     assert numbers(spark, lake) == after
     assert staging() == []
@@ -268,7 +274,7 @@ def test_a_failed_load_leaves_nothing(spark: Any) -> None:
         raise ValueError("oh no")
 
     with pytest.raises(ValueError, match="oh no"):
-        sink.copy(given(batches()), connection(), load(), spark=spark)
+        copy(given(batches()), connection(), load(), spark)
     assert everything() == []
 
 
@@ -279,7 +285,7 @@ def test_loads_at_once(spark: Any) -> None:
 
     def run(number: int) -> None:
         try:
-            sink.copy(some(number), lake, load(), spark=spark)
+            copy(some(number), lake, load(), spark)
         except BaseException as error:
             failed.append(error)
 
@@ -295,11 +301,11 @@ def test_loads_at_once(spark: Any) -> None:
 def test_bucket(spark: Any, s3: Any) -> None:
     lake = ObjectStoreS3Connection(**s3.fields(), prefix="a lake", format="parquet")
     planned = load(commit_key="monday")
-    assert sink.copy(some(1, 2), lake, planned, spark=spark).inserted == 2
-    assert sink.copy(some(1, 2), lake, planned, spark=spark).replayed
-    assert sink.copy(Attempts(some(3)), lake, load(), spark=spark).inserted == 2
+    assert copy(some(1, 2), lake, planned, spark).inserted == 2
+    assert copy(some(1, 2), lake, planned, spark).replayed
+    assert copy(Attempts(some(3)), lake, load(), spark).inserted == 2
     assert numbers(spark, lake) == [1, 2, 3, 3]
-    assert sink.copy(some(4), lake, load("truncate"), spark=spark).deleted == 4
+    assert copy(some(4), lake, load("truncate"), spark).deleted == 4
     assert numbers(spark, lake) == [4]
     keys = s3.keys(lake.bucket)
     assert len([key for key in keys if key.startswith("a lake/sales/orders/")]) == 1
@@ -309,11 +315,11 @@ def test_bucket(spark: Any, s3: Any) -> None:
 def test_a_bucket_whose_server_only_spark_finds(spark: Any, s3: Any) -> None:
     fields = {key: value for key, value in s3.fields().items() if key != "endpoint"}
     lake = ObjectStoreS3Connection(**{**fields, "region": None}, format="parquet")
-    assert sink.copy(some(1), lake, load(), spark=spark) is None
+    assert copy(some(1), lake, load(), spark) is None
 
 
 def test_times_before_1970_and_the_year_1(spark: Any) -> None:
     moments = [datetime(1, 1, 1, tzinfo=UTC) + timedelta(microseconds=1), datetime(1969, 12, 31, 23, 59, 59, 1, UTC)]
-    sink.copy(given(pa.table({"at": pa.array(moments, pa.timestamp("us", "UTC"))})), connection(), load(), spark=spark)
+    copy(given(pa.table({"at": pa.array(moments, pa.timestamp("us", "UTC"))})), connection(), load(), spark)
     plain = spark.newSession().read.parquet(str(Path("lake/sales/orders").absolute()))
     assert plain.toArrow()["at"].to_pylist() == moments

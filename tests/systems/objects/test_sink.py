@@ -17,8 +17,9 @@ import pytest
 from weft import DeclarationError, LoadRefusedError, ObjectStoreLocalConnection, ObjectStoreS3Connection
 from weft.systems import process
 from weft.systems.load import Counts, Load
-from weft.systems.objects import sink, source
+from weft.systems.objects import source
 from weft.systems.objects.manifest import Manifest
+from weft.systems.objects.target import FileTarget
 
 FORMATS = ["parquet", "csv", "json_lines", "orc"]
 each_format = pytest.mark.parametrize("format", FORMATS)
@@ -36,6 +37,12 @@ def frame(spark: Any, *numbers: int) -> Any:
     return spark.createDataFrame([(number, f"n{number}") for number in numbers], "id long, name string").coalesce(1)
 
 
+def write(rows: Any, lake: Any, load: Load) -> Counts:
+    target = FileTarget(lake)
+    target.check(load)
+    return target.write(rows, load, rows.sparkSession)
+
+
 def numbers(spark: Any, lake: Any, table: str = "orders") -> list[int]:
     return sorted(row.id for row in source.read(spark, lake, f"sales/{table}").collect())
 
@@ -51,12 +58,12 @@ def staging(folder: str = "lake") -> list[str]:
 @each_format
 def test_append_and_truncate(spark: Any, format: str) -> None:
     lake = connection(format)
-    counts = sink.write(frame(spark, 1, 2), lake, load())
+    counts = write(frame(spark, 1, 2), lake, load())
     assert (counts.rows_read, counts.inserted, counts.deleted) == (2, 2, 0)
     assert counts.bytes == sum(path.stat().st_size for path in Path("lake/sales/orders").iterdir())
-    sink.write(frame(spark, 3), lake, load())
+    write(frame(spark, 3), lake, load())
     assert numbers(spark, lake) == [1, 2, 3]
-    counts = sink.write(frame(spark, 9), lake, load("truncate"))
+    counts = write(frame(spark, 9), lake, load("truncate"))
     assert (counts.inserted, counts.deleted) == (1, 3)
     assert numbers(spark, lake) == [9]
     assert len(list(Path("lake/sales/orders").iterdir())) == 1
@@ -65,15 +72,15 @@ def test_append_and_truncate(spark: Any, format: str) -> None:
 
 def test_empty_source(spark: Any) -> None:
     lake = connection()
-    assert sink.write(frame(spark), lake, load()) == Counts()
+    assert write(frame(spark), lake, load()) == Counts()
     assert everything() == []
-    sink.write(frame(spark, 1), lake, load())
+    write(frame(spark, 1), lake, load())
     before = everything()
     with pytest.raises(LoadRefusedError, match="allow_empty=True"):
-        sink.write(frame(spark), lake, load("truncate"))
-    assert sink.write(frame(spark), lake, load()) == Counts()
+        write(frame(spark), lake, load("truncate"))
+    assert write(frame(spark), lake, load()) == Counts()
     assert everything() == before
-    assert sink.write(frame(spark), lake, load("truncate", allow_empty=True)).deleted == 1
+    assert write(frame(spark), lake, load("truncate", allow_empty=True)).deleted == 1
     assert numbers(spark, lake) == []
     assert list(Path("lake/sales/orders").iterdir()) == []
 
@@ -81,45 +88,45 @@ def test_empty_source(spark: Any) -> None:
 @pytest.mark.parametrize("mode", ["append", "truncate"])
 def test_a_commit_key_counts_once(spark: Any, mode: str) -> None:
     lake, planned = connection(), load(mode, commit_key="monday")
-    sink.write(frame(spark, 1), lake, planned)
+    write(frame(spark, 1), lake, planned)
     before = everything()
-    assert sink.write(frame(spark, 2), lake, planned) == Counts(replayed=True)
+    assert write(frame(spark, 2), lake, planned) == Counts(replayed=True)
     assert everything() == before
-    assert not sink.write(frame(spark, 2), lake, load(mode, commit_key="tuesday")).replayed
+    assert not write(frame(spark, 2), lake, load(mode, commit_key="tuesday")).replayed
 
 
 @pytest.mark.parametrize(("mode", "instead"), [("merge", "append, truncate"), ("scd2", "delta_local")])
 def test_what_files_cannot_do(spark: Any, mode: str, instead: str) -> None:
     with pytest.raises(DeclarationError, match=f"in the mode '{mode}'[\\s\\S]*{instead}"):
-        sink.write(frame(spark, 1), connection(), load(mode, keys=["id"]))
+        write(frame(spark, 1), connection(), load(mode, keys=["id"]))
     with pytest.raises(DeclarationError, match="quarantine"):
-        sink.write(frame(spark, 1), connection(), load(on_bad_rows="quarantine"))
+        write(frame(spark, 1), connection(), load(on_bad_rows="quarantine"))
     assert not Path("lake").exists()
 
 
 def test_columns_follow_the_table(spark: Any) -> None:
     lake = connection("csv")
-    sink.write(frame(spark, 1), lake, load())
-    sink.write(spark.sql("SELECT 'x' AS name, 2 AS id"), lake, load())
-    sink.write(spark.sql("SELECT 3L AS id"), lake, load())
+    write(frame(spark, 1), lake, load())
+    write(spark.sql("SELECT 'x' AS name, 2 AS id"), lake, load())
+    write(spark.sql("SELECT 3L AS id"), lake, load())
     rows = source.read(spark, lake, "sales/orders").collect()
     assert {(row.id, row.name) for row in rows} == {(1, "n1"), (2, "x"), (3, None)}
     with pytest.raises(LoadRefusedError, match=r"no column 'nane'[\s\S]*Did you mean 'name'"):
-        sink.write(spark.sql("SELECT 1L AS id, 'a' AS nane"), lake, load())
+        write(spark.sql("SELECT 1L AS id, 'a' AS nane"), lake, load())
     with pytest.raises(LoadRefusedError, match=r"'id' of sales\.orders is bigint, and string in the source"):
-        sink.write(spark.sql("SELECT 'a' AS id"), lake, load())
+        write(spark.sql("SELECT 'a' AS id"), lake, load())
     with pytest.raises(LoadRefusedError, match=r"are csv, and orc is to be added"):
-        sink.write(frame(spark, 1), connection("orc"), load())
+        write(frame(spark, 1), connection("orc"), load())
     with pytest.raises(LoadRefusedError, match=r"have sep ',', and ';' is to be added"):
-        sink.write(frame(spark, 1), connection("csv", csv_delimiter=";"), load())
+        write(frame(spark, 1), connection("csv", csv_delimiter=";"), load())
     # What is replaced may be anything.
-    sink.write(spark.sql("SELECT 'a' AS other"), connection("orc"), load("truncate"))
+    write(spark.sql("SELECT 'a' AS other"), connection("orc"), load("truncate"))
 
 
 def test_one_row_a_key(spark: Any) -> None:
     lake = connection()
     given = spark.createDataFrame([(1, "old"), (1, "new"), (2, "a")], "id long, name string")
-    counts = sink.write(given, lake, load(keys=["id"], deduplicate_by="name"))
+    counts = write(given, lake, load(keys=["id"], deduplicate_by="name"))
     assert (counts.rows_read, counts.inserted) == (3, 2)
     assert {row.name for row in source.read(spark, lake, "sales/orders").collect()} == {"old", "a"}
 
@@ -156,7 +163,7 @@ ROWS = [
 def test_types_survive(spark: Any, format: str) -> None:
     lake = connection(format)
     given = spark.createDataFrame(ROWS, TYPES)
-    sink.write(given, lake, load())
+    write(given, lake, load())
     found = source.read(spark, lake, "sales/orders")
     assert [(field.name, field.dataType) for field in found.schema] == [
         (field.name, field.dataType) for field in given.schema
@@ -169,7 +176,7 @@ def test_types_survive(spark: Any, format: str) -> None:
 def test_csv_dialect(spark: Any) -> None:
     lake = connection("csv", csv_delimiter=";", csv_header=False, csv_quote="'", csv_escape="\\", csv_null_value="\\N")
     given = spark.createDataFrame([(1, "it's;"), (2, None), (3, ""), (4, 'a\\"b')], "id long, name string")
-    sink.write(given.coalesce(1), lake, load())
+    write(given.coalesce(1), lake, load())
     (file,) = Path("lake/sales/orders").iterdir()
     assert file.read_text().splitlines() == ["1;'it\\'s;'", "2;\\N", "3;''", '4;a\\"b']
     assert sorted(source.read(spark, lake, "sales/orders").collect()) == sorted(given.collect())
@@ -178,10 +185,10 @@ def test_csv_dialect(spark: Any) -> None:
 def test_csv_of_one_column(spark: Any) -> None:
     given = spark.createDataFrame([("a",), (None,)], "name string")
     with pytest.raises(LoadRefusedError, match=r"1 rows of sales\.orders are nothing but a null[\s\S]*csv_null_value"):
-        sink.write(given, connection("csv"), load())
+        write(given, connection("csv"), load())
     assert everything() == []
     lake = connection("csv", csv_null_value="\\N")
-    sink.write(given, lake, load())
+    write(given, lake, load())
     assert source.read(spark, lake, "sales/orders").count() == 2
 
 
@@ -189,7 +196,7 @@ def test_parquet_compression(spark: Any) -> None:
     import pyarrow.parquet as pq
 
     for compression in ("snappy", "gzip", "zstd", "uncompressed"):
-        sink.write(frame(spark, 1), connection(parquet_compression=compression), load(table=compression))
+        write(frame(spark, 1), connection(parquet_compression=compression), load(table=compression))
         file = next(Path(f"lake/sales/{compression}").iterdir())
         assert pq.ParquetFile(file).metadata.row_group(0).column(0).compression == compression.upper()
 
@@ -201,15 +208,15 @@ def test_other_readers(spark: Any) -> None:
 
     lake = connection()
     given = spark.createDataFrame(ROWS, TYPES).select("i64", "at", "day", "t", "n")
-    sink.write(given, lake, load())
-    sink.write(given, lake, load())
+    write(given, lake, load())
+    write(given, lake, load())
     folder = str(Path("lake/sales/orders").absolute())
     assert spark.read.parquet(folder).count() == 14
     assert pyarrow.dataset.dataset(folder).to_table().num_rows == 14
     assert polars.read_parquet(folder)["at"].drop_nulls().dt.year().to_list() == [9999, 1] * 2
     assert duckdb.sql(f"SELECT count(*), max(n) FROM '{folder}/*.parquet'").fetchall() == [(14, ROWS[0][7])]
     for format, scan in (("csv", polars.read_csv), ("json_lines", polars.read_ndjson)):
-        sink.write(frame(spark, 1, 2), connection(format), load(table=format))
+        write(frame(spark, 1, 2), connection(format), load(table=format))
         assert scan(f"lake/sales/{format}/*")["id"].sort().to_list() == [1, 2]
 
 
@@ -223,15 +230,15 @@ def test_hostile_names(spark: Any) -> None:
         lake = connection(format, prefix=format)
         if format == "orc":
             with pytest.raises(LoadRefusedError, match="ORC files lose columns with a ` in their name"):
-                sink.write(given, lake, Load.declare(target=(None, "x")))
+                write(given, lake, Load.declare(target=(None, "x")))
             given = given.drop('q"uo`te')
             names.remove('q"uo`te')
         # The format decides about names of columns; those of tables are folders, whatever the files are.
         for table in TABLES if format == FORMATS[0] else ["it's a*b?[c]{d}%41:y=1"]:
-            sink.write(given, lake, Load.declare(target=(None, table)))
+            write(given, lake, Load.declare(target=(None, table)))
             assert source.read(spark, lake, table).collect()[0].asDict() == given.collect()[0].asDict()
     with pytest.raises(DeclarationError, match="cannot be part of a table's name"):
-        sink.write(given, connection(), Load.declare(target=(None, "../outside")))
+        write(given, connection(), Load.declare(target=(None, "../outside")))
 
 
 class Stop(Exception):
@@ -272,24 +279,24 @@ STEPS = ["begun", "staged", "recorded", "moved", "committed"]
 
 
 @pytest.mark.parametrize(
-    ("mode", "step"), [("truncate", "published"), *((mode, step) for mode in sink.MODES for step in STEPS)]
+    ("mode", "step"), [("truncate", "published"), *((mode, step) for mode in FileTarget.modes for step in STEPS)]
 )
 def test_stopped_at_each_step(spark: Any, mode: str, step: str, stop_at: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     lake = connection()
-    sink.write(frame(spark, 1, 2), lake, load())
+    write(frame(spark, 1, 2), lake, load())
     planned = load(mode, commit_key="monday")
     with monkeypatch.context() as patch:
         # Nobody cleans up after a killed process.
         patch.setattr(Manifest, "abandon", lambda *_: None)
         stop_at(step)
         with pytest.raises(Stop):
-            sink.write(frame(spark, 3), lake, planned)
+            write(frame(spark, 3), lake, planned)
     # Readers see the state before or after, never half of it.
     after = [1, 2, 3] if mode == "append" else [3]
     is_seen = step in ("committed", "published")
     assert numbers(spark, lake) == (after if is_seen else [1, 2])
     leave_to_the_dead()
-    counts = sink.write(frame(spark, 3), lake, planned)
+    counts = write(frame(spark, 3), lake, planned)
     assert counts.replayed == (step in ("recorded", "moved", "published", "committed"))
     assert numbers(spark, lake) == after
     assert len(list(Path("lake/sales/orders").iterdir())) == len(Manifest(_local(), "lake/sales/orders").state().files)
@@ -304,11 +311,11 @@ def _local() -> Any:
 
 def test_the_next_load_finishes_a_dead_one(spark: Any, stop_at: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     lake = connection()
-    sink.write(frame(spark, 1), lake, load())
+    write(frame(spark, 1), lake, load())
     stop_at("recorded")
     with pytest.raises(Stop):
-        sink.write(frame(spark, 2), lake, load("truncate"))
-    sink.write(frame(spark, 3), lake, load())
+        write(frame(spark, 2), lake, load("truncate"))
+    write(frame(spark, 3), lake, load())
     assert numbers(spark, lake) == [2, 3]
     assert staging() == []
 
@@ -316,20 +323,20 @@ def test_the_next_load_finishes_a_dead_one(spark: Any, stop_at: Any, monkeypatch
 def test_a_failed_load_leaves_nothing(spark: Any) -> None:
     lake = connection()
     with pytest.raises(Exception, match="oh no"):
-        sink.write(spark.sql("SELECT raise_error('oh no') AS x"), lake, load())
+        write(spark.sql("SELECT raise_error('oh no') AS x"), lake, load())
     assert everything() == []
 
 
 @pytest.mark.timing
 def test_loads_at_once(spark: Any) -> None:
     lake = connection()
-    sink.write(frame(spark, 0), lake, load())
+    write(frame(spark, 0), lake, load())
     failed: list[BaseException] = []
 
     def run(number: int) -> None:
         try:
             mode = "truncate" if number == 4 else "append"
-            sink.write(frame(spark, number), lake, load(mode))
+            write(frame(spark, number), lake, load(mode))
         except BaseException as error:
             failed.append(error)
 
@@ -352,20 +359,20 @@ def test_the_log_stays_short(spark: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(manifest, "_WHOLE_EVERY", 2)
     lake = connection()
     for number in range(9):
-        sink.write(frame(spark, number), lake, load(commit_key=str(number)))
+        write(frame(spark, number), lake, load(commit_key=str(number)))
     assert numbers(spark, lake) == list(range(9))
-    assert sink.write(frame(spark, 0), lake, load(commit_key="0")).replayed
+    assert write(frame(spark, 0), lake, load(commit_key="0")).replayed
     assert len([name for name in everything() if "/log/" in name and name.endswith(".json")]) <= 5
 
 
 def test_bucket(spark: Any, s3: Any) -> None:
     lake = ObjectStoreS3Connection(**s3.fields(), prefix="lake", format="parquet")
     planned = load(commit_key="monday")
-    assert sink.write(frame(spark, 1, 2), lake, planned).inserted == 2
-    assert sink.write(frame(spark, 1, 2), lake, planned).replayed
-    sink.write(frame(spark, 3), lake, load())
+    assert write(frame(spark, 1, 2), lake, planned).inserted == 2
+    assert write(frame(spark, 1, 2), lake, planned).replayed
+    write(frame(spark, 3), lake, load())
     assert numbers(spark, lake) == [1, 2, 3]
-    counts = sink.write(frame(spark, 4), lake, load("truncate"))
+    counts = write(frame(spark, 4), lake, load("truncate"))
     assert (counts.inserted, counts.deleted) == (1, 3)
     assert numbers(spark, lake) == [4]
     keys = s3.keys(lake.bucket)

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weft.engine import inputs
-from weft.engine.streaming.columns import Columns
 from weft.engine.streaming.commits import NO_STORE, Commits
 from weft.engine.streaming.dead_letters import DeadLetterBox
 from weft.engine.streaming.progress import Watched
+from weft.engine.streaming.source_state import Columns
 from weft.engine.streaming.transform import Transform, TypedRows, together
 from weft.errors import ConnectionFailedError, DeclarationError, LoadRefusedError, WeftError
 from weft.pipelines.streaming.spec import StreamingPipeline

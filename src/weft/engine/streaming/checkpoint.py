@@ -14,16 +14,14 @@ from urllib.parse import quote, unquote
 from uuid import uuid4
 
 from weft.engine import connectors, session
-from weft.engine.streaming.columns import Columns
 from weft.engine.streaming.lock import Lock
-from weft.engine.streaming.source_state import Sources, Starts
+from weft.engine.streaming.source_state import Columns, Sources, Starts
 from weft.errors import NotFoundError, StorageError, did_you_mean
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.project import current
 from weft.settings import interpolate
 from weft.spark_support import outcome
-from weft.spark_support.folder import place_of
-from weft.spark_support.location import Location
+from weft.spark_support.folder import Location, place_of
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _BUCKET = re.compile(r"^s3n?://")
@@ -120,18 +118,6 @@ class Checkpoint:
             self.lock.release()
 
     # -------------------------------------------------------------------------------------------------------- how it is
-
-    def columns(self) -> Columns:
-        """Return the file of the columns that its sources have had, kept with Spark's log and moved with it."""
-        return Columns(self.home)
-
-    def starts(self) -> Starts:
-        """Return the file of where its sources began, kept and moved like their columns."""
-        return Starts(self.home)
-
-    def sources(self) -> Sources:
-        """Return the file of its sources, kept and moved like their columns."""
-        return Sources(self.home)
 
     def source_log(self, number: int) -> Location:
         """Return where Spark keeps what a source has of its own, such as the names of files that were read."""

@@ -2,33 +2,43 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import sha256
+from typing import Any
 
 import pyarrow as pa
 
-from weft.engine import files, inputs, session
+from weft.engine import connectors, files, frames, inputs, session
 from weft.engine.inputs import Input
 from weft.engine.load import Job
-from weft.engine.readers import open_tables, stored_columns
+from weft.engine.projection import TableProjection
+from weft.engine.readers import open_tables, read_all, stored_columns
 from weft.engine.streaming import dead_letters
-from weft.engine.streaming.projection import DeclaredColumns, TargetColumns
-from weft.engine.streaming.publish import published
 from weft.engine.streaming.transform import WithOrigins
 from weft.errors import LoadRefusedError, WeftError
+from weft.pipelines import declare
 from weft.pipelines.streaming.endpoints import check_targets, delivery_to
-from weft.pipelines.streaming.spec import StreamingPipeline, Target
+from weft.pipelines.streaming.spec import Drift, StreamingPipeline, Target
+from weft.pipelines.table import Table
 from weft.project import current
+from weft.spark_support import outcome
 from weft.spark_support.sessions import quoted
+from weft.streams.declare import Stream
 from weft.systems.base import Connection, system_for
-from weft.systems.load import KEY_LENGTH, Counts, Load
+from weft.systems.load import KEY_LENGTH, Counts, Declared, Load
+from weft.systems.log import RESERVED_PREFIX
 from weft.systems.sql import ledger
 from weft.systems.sql.tables import SqlTables
+from weft.systems.stream_source import EVENT_TIME
+from weft.systems.target import SparkTarget
 
+# So many events are one publish: all of them or none, and few enough to be held as Python objects.
+_EVENTS = 100_000
 NO_STORE = "Name a place where such rows go alone: dead_letter_stream, dead_letter_table, dead_letter_path …"
 
 
@@ -43,7 +53,6 @@ class Commits:
         self._from = ", ".join(each.name for each in pipeline.sources)
 
     def close(self) -> None:
-        """Close the databases."""
         for tables in self._tables.values():
             tables.close()
 
@@ -114,7 +123,7 @@ class Commits:
             **options,
         )
         is_recorded = delivery_to(self._pipeline, target) == "exactly_once"
-        return connection, dataclasses.replace(load, is_recorded=is_recorded)
+        return connection, replace(load, is_recorded=is_recorded)
 
     def _put_aside(self, target: Target, checkpoint: str, batch_id: int, with_origins: WithOrigins) -> None:
         """Store what a target rejected of a batch as letters."""
@@ -177,7 +186,7 @@ def _selected(rows: Input, columns: TargetColumns | DeclaredColumns, load: Load)
     if len(wanted) == len(names):
         return rows
     if packed is not None:
-        packed = dataclasses.replace(packed, schema=pa.schema([packed.schema.field(name) for name in wanted]))
+        packed = replace(packed, schema=pa.schema([packed.schema.field(name) for name in wanted]))
     return inputs.Frame(rows.frame.select(*map(quoted, wanted)), packed)
 
 
@@ -191,3 +200,141 @@ def _columns(connection: Connection, tables: SqlTables | None, load: Load) -> fr
         columns = stored_columns(tables, load.schema, load.table)
         names = None if columns is None else [each.name for each in columns]
     return None if names is None else frozenset(name.lower() for name in names)
+
+
+# ------------------------------------------------------------------------------------------ which columns a target gets
+
+
+@dataclass(frozen=True)
+class TargetColumns:
+    """Chooses the columns of a batch that a target gets. What Weft adds to rows is written where the target has a
+    column for it; a new table has one for the time of the event."""
+
+    present: frozenset[str] | None
+    """The columns of the target; `None` where there is no table yet."""
+    on_drift: Drift
+
+    def __call__(self, load: Load, source: pa.Schema, tables: SqlTables | None) -> Load:
+        on_drift = "evolve" if self.on_drift == "evolve" else "ignore"
+        return replace(load, declared=Declared(schema=None, on_drift=on_drift))
+
+    def wanted(self, load: Load, names: Sequence[str]) -> list[str]:
+        """Return those of the columns that are written. The others are left out before rows go anywhere: a database
+        would have to take them into a table of ours first."""
+        return [name for name in names if self._is_wanted(name, load)]
+
+    def runs_in(self, dialect: str) -> bool:
+        return True
+
+    def _is_wanted(self, name: str, load: Load) -> bool:
+        if name.lower() in (self.present or ()):
+            return True
+        is_named = name in load.deduplicate_by
+        if self.present is None:
+            return is_named or not name.startswith(RESERVED_PREFIX)
+        if _is_own(name) and not is_named:
+            return False
+        if self.on_drift == "fail":
+            raise LoadRefusedError(
+                f"The source of {load.name} has a column {name!r} that the table does not have.",
+                hint="Add it to the table, leave it out by transform_sql, or say on_drift='evolve' or 'ignore'.",
+            )
+        return self.on_drift == "evolve"
+
+
+_DRIFTS: dict[Drift, declare.Drift] = {"evolve": "evolve", "ignore": "ignore", "fail": "error"}
+
+
+class DeclaredColumns(TableProjection):
+    """Maps a batch to a table under `@weft.table`, as a load of a declared pipeline does. What Weft adds to rows is
+    written where the table declares a column for it."""
+
+    @classmethod
+    def of(cls, table: Table, on_drift: Drift) -> DeclaredColumns:
+        """Return the projection of a declared table."""
+        return cls(declare.PipelineTarget(table=table, on_drift=_DRIFTS[on_drift]))
+
+    def wanted(self, load: Load, names: Sequence[str]) -> list[str]:
+        """Return the columns of these that the projection is about."""
+        return [name for name in names if not _is_own(name) or name in self.target.table.names]
+
+
+def _is_own(name: str) -> bool:
+    return name.startswith(RESERVED_PREFIX) or name == EVENT_TIME
+
+
+# --------------------------------------------------------------------------------------------------- streams and topics
+
+
+def published(pipeline: StreamingPipeline, target: Target, rows: Input, checkpoint: str, batch_id: int) -> Counts:
+    """Publish the rows of a batch to a topic or stream."""
+    connection, topic = current().connection(target.connection), topic_target(target)
+    if topic is None:
+        return _published_events(target, connection, rows, f"{checkpoint} {batch_id}")
+    load = Load(
+        table=target.name,
+        keys=target.primary_key,
+        pipeline=pipeline.name,
+        checkpoint_id=checkpoint,
+        batch_id=batch_id,
+        moment=datetime.now(UTC),
+    )
+    frame = frames.of(rows, rows.reader if isinstance(rows, inputs.Readable) else None, None)
+    with outcome.explained(f"write to {target.name}"):
+        return topic.write(frame, load, connectors.ready(frame.sparkSession, connection))
+
+
+def topic_target(target: Target) -> SparkTarget | None:
+    """Return the topics of a target's connection; `None` where the target is a stream of ours."""
+    connection = current().connection(target.connection)
+    target_class = system_for(connection.kind).load("target")
+    if target_class is None or isinstance(target.stream, Stream):
+        return None
+    opened: SparkTarget = target_class(connection)
+    return opened
+
+
+def _published_events(target: Target, connection: Connection, rows: Input, key: str) -> Counts:
+    """Publish rows to a stream of ours. A batch that is tried again is found by its key where it is one publish, and
+    stored again where it is several: which rows come first may differ between two tries, so that a key could lose
+    some."""
+    from weft.streams.publishing import publish_sync
+    from weft.streams.runtime import open_stream
+
+    assert target.stream is not None
+    ready = open_stream(target.stream, connection)
+    parts = _events(rows, keeps_time=EVENT_TIME in ready.stream.fields)
+    first = list(itertools.islice(parts, 2))
+    once = f"{key} {target.name}" if len(first) == 1 else None
+    read = stored = 0
+    for events in itertools.chain(first, parts):
+        reply = publish_sync(ready.stream, events, connection=connection, idempotency_key=once)
+        read += len(events)
+        stored += reply["rows_received"] - reply["rows_deduplicated"]
+    return Counts(rows_read=read, inserted=stored)
+
+
+def _events(rows: Input, *, keeps_time: bool) -> Iterator[list[dict[str, Any]]]:
+    gathered: list[dict[str, Any]] = []
+    for batch in _batches(rows):
+        names = [
+            name
+            for name in batch.schema.names
+            if not name.startswith(RESERVED_PREFIX) and (keeps_time or name != EVENT_TIME)
+        ]
+        gathered += batch.select(names).to_pylist()
+        while len(gathered) > _EVENTS:
+            yield gathered[:_EVENTS]
+            gathered = gathered[_EVENTS:]
+    if gathered:
+        yield gathered
+
+
+def _batches(rows: Input) -> Iterator[Any]:
+    if isinstance(rows, inputs.Memory):
+        yield from rows.batches
+    elif isinstance(rows, inputs.Readable):
+        yield from read_all(rows.reader)
+    elif isinstance(rows, inputs.Frame):
+        with outcome.explained("run the batch"):
+            yield from rows.frame.toArrow().to_batches()

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from weft.errors import BusyError, StorageError
-from weft.spark_support.location import Location
+from weft.spark_support.folder import Location
 from weft.spark_support.sessions import java_class
 from weft.systems import process
 from weft.systems.lease import HeldError, Lease
@@ -62,13 +62,13 @@ class Lock:
             held.close()
             raise
         self._held, self._owner = held, {"process": this}
-        self._note(**self._owner)
+        self._note()
 
     def hold(self, spark: Any) -> None:
         """Go on holding it with this session, whose JVM outlives a process that is killed, by some seconds."""
         number = java_class(spark, "java.lang.ProcessHandle").current().pid()
         self._owner = {"process": process.this_process(), "jvm": process.name_of(number)}
-        self._note(**self._owner)
+        self._note()
 
     def lease(self, home: Location, lost: Callable[[], None]) -> None:
         """Keep other machines out too, by files in this folder. `lost` is called when another one took it."""
@@ -112,12 +112,12 @@ class Lock:
             return None
         return _pid(noted) if noted is not None and _is_there(noted) else None
 
-    def _note(self, **processes: str) -> None:
+    def _note(self) -> None:
         if self._held is None:
             return
         try:
             self._held.truncate(0)
-            self._held.write(json.dumps(processes))
+            self._held.write(json.dumps(self._owner))
             self._held.flush()
         except OSError as error:
             held, self._held = self._held, None

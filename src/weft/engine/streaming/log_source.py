@@ -1,23 +1,30 @@
 """A stream of ours as a source of streaming pipelines, on any system that has a log. A position is the offset of the
-last event that was read."""
+last event that was read.
+
+The query decides which offsets a batch has, the batch reads them. Spark's log keeps the offsets, so that a batch which
+is tried again has the same rows. The rows do not pass through the query: a batch reads them as any load does, with the
+columns that the stream has by then, and where there is no SQL in the same task that writes them.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
 
 from weft.engine.readers import StreamReader, stream_reader
-from weft.engine.streaming import log_offsets
-from weft.errors import DeclarationError, WeftError
-from weft.spark_support.location import Location
+from weft.errors import DeclarationError, StorageError, WeftError
+from weft.spark_support.folder import Location
+from weft.spark_support.sessions import read_source
 from weft.streams import runtime
 from weft.streams.declare import Stream
-from weft.systems.log import META_TYPES, PUBLISHED_AT, ROWID, Log
+from weft.systems.base import system_for
+from weft.systems.log import META_TYPES, Log, Store
 from weft.systems.stream_source import (
     EVENT_TIME,
     MAX_ROWS,
@@ -32,50 +39,9 @@ SMALL = 20_000
 """So few rows are read and written by the driver itself: to plan a job takes longer than to carry it out."""
 MOST_COUNTED = 100_000
 """Lag is counted no further on Redis, where entries are counted one by one."""
+# In turns: a session keeps every name, and each query of a pipeline has the session of the one before.
+_numbers = itertools.cycle(range(100))
 _RESET = "To begin with what is left: weft checkpoints reset. Keep events for longer than the pipeline may be away."
-
-
-@dataclass(frozen=True)
-class EventReader(StreamReader):
-    """Reads the events of a range, with the column of the event's time."""
-
-    columns: tuple[str, ...] | None = None
-    """The columns that are read; `None` for all."""
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The fields, then what Weft adds."""
-        named = [field.with_name(EVENT_TIME) if field.name == PUBLISHED_AT else field for field in super().schema]
-        return pa.schema(named if self.columns is None else [field for field in named if field.name in self.columns])
-
-    def selecting(self, columns: Sequence[str]) -> EventReader:
-        """Return a reader of the same events with these columns alone."""
-        return dataclasses.replace(self, columns=tuple(columns))
-
-    def read(self, part: Any, conditions: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
-        """Yield the events of a part."""
-        return self._named(self._plain.read(part, conditions))
-
-    def read_all(self, log: Log) -> pa.Table:
-        """Return all events, read from a stream that is open: for a few, opening it again would take longest."""
-        return pa.Table.from_batches(self._named(self._plain.read_from(log, self.after, self.upto)), self.schema)
-
-    @property
-    def _stored(self) -> list[str]:
-        return [PUBLISHED_AT if name == EVENT_TIME else name for name in self.schema.names]
-
-    @property
-    def _plain(self) -> StreamReader:
-        # The offsets show whether some are missing.
-        needed = {*self._stored, ROWID}
-        types = tuple(each for each in self.types if each[0] in needed)
-        stream = (self.connection, self.stream_schema, self.stream)
-        return StreamReader(*stream, types, self.after, self.upto, self.advice)
-
-    def _named(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        stored, schema = self._stored, self.schema
-        for batch in batches:
-            yield pa.RecordBatch.from_arrays([batch.column(name) for name in stored], schema=schema)
 
 
 @dataclass(frozen=True)
@@ -85,9 +51,8 @@ class EventRows(ReaderRows):
     log: Any = None
 
     def gather(self) -> pa.Table:
-        """Return all events, read by this process."""
-        rows: pa.Table = self.reader.read_all(self.log)
-        return rows
+        reader = self.reader
+        return pa.Table.from_batches(reader.read_from(self.log, reader.after, reader.upto), reader.schema)
 
 
 class LogSource(StreamSource):
@@ -103,17 +68,8 @@ class LogSource(StreamSource):
         self._stream = stream
 
     def follow(self, spark: Any, start: str) -> Any:
-        """Return the ranges of offsets that are there."""
-        now = stream_reader(self._stream, self.connection)
-        offsets = log_offsets.Offsets(
-            now.connection,
-            now.stream_schema,
-            now.stream,
-            start,
-            self.settings.max_rows or MAX_ROWS,
-            self.settings.wait_seconds,
-        )
-        return log_offsets.stream(spark, offsets)
+        reader, settings = stream_reader(self._stream, self.connection), self.settings
+        return _stream(spark, Offsets(reader, start, settings.max_rows or MAX_ROWS, settings.wait_seconds))
 
     def take(self, frame: Any) -> EventRows:
         """Return the events between two offsets, with the columns that the stream has now."""
@@ -129,23 +85,20 @@ class LogSource(StreamSource):
         return EventRows(self.name, reader, size, log=log)
 
     def validate(self) -> str:
-        """Raise if no such stream is declared."""
         runtime.find(self._stream)
         return ""
 
     def declared_schema(self) -> pa.Schema:
-        """Return the declared fields, then what Weft adds."""
         stream = runtime.find(self._stream)
         types = tuple({**stream.fields, **META_TYPES}.items())
-        return EventReader(self.connection, stream.schema, stream.name, types, 0, 0).schema
+        return StreamReader(self.connection, stream.schema, stream.name, types, 0, 0, time_column=EVENT_TIME).schema
 
     def stored_schema(self) -> pa.Schema:
-        """Return the stored fields, then what Weft adds."""
         return self._reader().schema
 
-    def _reader(self, after: int = 0, upto: int = 0) -> EventReader:
+    def _reader(self, after: int = 0, upto: int = 0) -> StreamReader:
         now = stream_reader(self._stream, self.connection)
-        return EventReader(now.connection, now.stream_schema, now.stream, now.types, after, upto, _RESET)
+        return replace(now, after=after, upto=upto, advice=_RESET, time_column=EVENT_TIME)
 
     @property
     def _log(self) -> Log:
@@ -155,11 +108,9 @@ class LogSource(StreamSource):
 
     @classmethod
     def show(cls, position: Any, source_log: Location | None) -> str | None:
-        """Return the offset."""
         return f"{position:,}" if type(position) is int else None
 
     def lag(self, position: int | None, source_log: Location | None) -> int | None:
-        """Return how many events come after an offset, at most."""
         start = self.settings.start
         if position is None and start != "earliest" and not start.isdecimal():
             return None
@@ -172,7 +123,6 @@ class LogSource(StreamSource):
         return log.extent(position, log.head(), MOST_COUNTED)
 
     def end(self) -> str:
-        """Return the next event."""
         return str(self._log.head() + 1)
 
     def reached(self, rows: BatchRows, reported: Any | None) -> int | None:
@@ -180,7 +130,6 @@ class LogSource(StreamSource):
         return getattr(rows.reader, "upto", None) if isinstance(rows, EventRows) else None
 
     def count(self, rows: BatchRows) -> int:
-        """Return how many events the batch had, counted by their offsets."""
         if not isinstance(rows, EventRows) or rows.reader is None:
             return rows.size or 0
         try:
@@ -189,17 +138,14 @@ class LogSource(StreamSource):
             return 0
 
     def stay(self, position: int | None, source_log: Location) -> Rewind:
-        """Return the position itself."""
         return Rewind(position, None if position is None else position + 1)
 
     def rewind_to_offset(self, position: int | None, offset: str, source_log: Location) -> Rewind:
-        """Return the position before an event."""
         if not offset.isdecimal() or not int(offset):
             raise DeclarationError(f"{offset!r} is not an offset of the stream {self.name}: an offset is one number.")
         return self._from(position, int(offset))
 
     def rewind_to_time(self, position: int | None, moment: datetime, source_log: Location) -> Rewind:
-        """Return the position before the first event that was published since."""
         return self._from(position, self._log.first_since(moment))
 
     def _from(self, position: int | None, first: int) -> Rewind:
@@ -212,3 +158,99 @@ class LogSource(StreamSource):
             note = f"retention removed the events of {self.name} up to {floor:,}."
             first = floor + 1
         return Rewind(first - 1, first, f"event {first:,} of {self.name}; it was at {position:,}", note)
+
+
+# -------------------------------------------------------------------------------- the offsets as a data source of Spark
+
+
+@dataclass
+class Offsets:
+    """The offsets of a stream, opened in the process in which Spark asks for them."""
+
+    reader: StreamReader
+    start: str = "earliest"
+    max_rows: int = 1_000_000
+    wait_seconds: float = 0.1
+    """How long to wait for new events: meanwhile the query cannot end, and its other sources wait too."""
+
+    end: int | None = None
+    """Where to stop, if anywhere."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what is open: the reader is copied to tasks, which read nothing but their range."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    @cached_property
+    def store(self) -> Store:
+        connection = self.reader.connection
+        opened: Store = system_for(connection.kind).load_log()(connection)
+        return opened
+
+    @cached_property
+    def log(self) -> Log:
+        self._seen: object = None
+        return self.store.open(self.reader.stream_schema, self.reader.stream, {})
+
+    def first(self) -> int:
+        """Return the offset after which a new checkpoint begins."""
+        if self.start == "earliest":
+            return self.log.floor()
+        if self.start == "latest":
+            return self.log.head()
+        if self.start.isdecimal():
+            after, head = int(self.start) - 1, self.log.head()
+            if after > head:
+                raise DeclarationError(
+                    f"The stream {self.reader.stream!r} cannot start at {self.start}: its last event is {head}.",
+                    hint="latest begins with what comes next.",
+                )
+            return after
+        raise DeclarationError(
+            f"The stream {self.reader.stream!r} cannot start at {self.start!r}.",
+            hint="earliest, latest, or the offset of an event.",
+        )
+
+    def following(self, after: int) -> int:
+        """Return the last offset of the next batch; `after` itself where nothing new came within `wait_seconds`."""
+        log = self.log
+        head = log.head() if self.end is None else self.end
+        if head <= after and self.end is None:
+            self._seen = self.store.changed(self._seen, self.wait_seconds)
+            head = log.head()
+        if head < after:
+            raise StorageError(
+                f"The stream {self.reader.stream!r} ends at offset {head}, and was read up to {after}: it is another "
+                "one, or an older copy. To start again: weft checkpoints reset.",
+            )
+        return after if head <= after else log.bound(after, head, self.max_rows)
+
+
+def _stream(spark: Any, offsets: Offsets) -> Any:
+    """Return a streaming DataFrame of ranges of offsets."""
+    from pyspark.sql.datasource import SimpleDataSourceStreamReader
+    from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
+
+    class OffsetRanges(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow):
+        def __init__(self) -> None:
+            self.offsets = offsets
+
+        def initialOffset(self) -> dict[str, int]:
+            return {"offset": self.offsets.first()}
+
+        def prepareForTriggerAvailableNow(self) -> None:
+            self.offsets.end = self.offsets.log.head()
+
+        def read(self, start: dict[str, int]) -> tuple[Iterator[tuple[int, int]], dict[str, int]]:
+            after = start["offset"]
+            upto = self.offsets.following(after)
+            return iter([] if upto == after else [(after, upto)]), {"offset": upto}
+
+        def readBetweenOffsets(self, start: dict[str, int], end: dict[str, int]) -> Iterator[tuple[int, int]]:
+            return iter([(start["offset"], end["offset"])])
+
+        def commit(self, end: dict[str, int]) -> None:
+            pass
+
+    return read_source(
+        spark, f"weft_offsets_{next(_numbers)}", "first_after BIGINT, upto BIGINT", OffsetRanges, follow=True
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -19,29 +18,9 @@ from weft.systems.base import system_for
 _log = logging.getLogger("weft.engine")
 
 
-class Lookups:
-    """All lookups of a pipeline, in one session."""
+class LookupTable:
+    """One lookup of a pipeline, in the session of its query."""
 
-    def __init__(self, declared: Mapping[str, Lookup], spark: Any) -> None:
-        self._tables = {name: _Table(name, lookup, spark) for name, lookup in declared.items()}
-
-    @property
-    def swaps(self) -> int:
-        """How often a table took the place of another."""
-        return sum(each.swaps for each in self._tables.values())
-
-    def ready(self) -> None:
-        """Make every table ready for a batch, as fresh as it could be read meanwhile."""
-        for each in self._tables.values():
-            each.ready()
-
-    def close(self) -> None:
-        """Let go of the rows."""
-        for each in self._tables.values():
-            each.close()
-
-
-class _Table:
     def __init__(self, name: str, lookup: Lookup, spark: Any) -> None:
         self.name, self.lookup, self.spark = name, lookup, spark
         self._threads = ThreadPoolExecutor(1, thread_name_prefix=f"weft-lookup-{name}")
@@ -49,8 +28,10 @@ class _Table:
         self._held: Any = None
         self._read_at = self._asked_at = 0.0
         self.swaps = 0
+        """How often a table took the place of another."""
 
     def ready(self) -> None:
+        """Make the table ready for a batch, as fresh as it could be read meanwhile."""
         # Without batches for an interval nothing starts a refresh: the next batch would join an old table.
         rested, self._asked_at = self._is_past(self._asked_at), time.monotonic()
         if self._held is None:

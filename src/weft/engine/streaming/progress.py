@@ -11,10 +11,11 @@ from contextlib import suppress
 from typing import Any
 
 from weft.engine.streaming.checkpoint import Checkpoint
+from weft.engine.streaming.source_state import Starts
 from weft.engine.streaming.sources import open_source
 from weft.errors import WeftError
 from weft.pipelines.streaming.spec import Source
-from weft.spark_support.location import Location
+from weft.spark_support.folder import Location
 from weft.systems.stream_source import BatchRows, StreamSource, UntypedRows, counted
 
 _log = logging.getLogger("weft.engine")
@@ -34,7 +35,6 @@ class Watched:
         """The position that Spark reported last: its log has it sooner."""
 
     def take(self, frame: Any) -> BatchRows:
-        """Return the rows of a micro-batch."""
         self.rows = self.source.take(frame)
         return self.rows
 
@@ -64,7 +64,7 @@ class SourceLag:
     def _begin(self) -> None:
         """Find out where the sources are, in a log that can be read now: after the JVM ended, at a URL another one."""
         positions = self._checkpoint.state().offsets
-        self._sources = {each.name: each for each in self._checkpoint.starts().known([*self._sources.values()])}
+        self._sources = {each.name: each for each in Starts(self._checkpoint.home).known([*self._sources.values()])}
         self._positions = {**dict(zip(self._sources, positions, strict=False)), **self._positions}
         self._home, self._opened = self._checkpoint.home, {}
 

@@ -16,7 +16,7 @@ from weft.engine import session
 from weft.engine.streaming.batch import Batches, BatchResult, joined
 from weft.engine.streaming.checkpoint import Checkpoint, prepared_session
 from weft.engine.streaming.progress import Watched, listen, warn_of_removed
-from weft.engine.streaming.source_state import Sources
+from weft.engine.streaming.source_state import Columns, Sources, Starts
 from weft.engine.streaming.sources import open_source, refuse_unreachable
 from weft.errors import NotFoundError
 from weft.pipelines.streaming.spec import StreamingPipeline
@@ -92,10 +92,10 @@ class Query:
             is_heard = self._idle is not None or any(each.wants_commits for each in opened)
             if is_heard:  # each time, not once in ten seconds
                 spark.conf.set("spark.sql.streaming.noDataProgressEventInterval", "0")
-            self._batches = Batches(self.pipeline, self.watched, self.checkpoint.columns())
-            noted = self.checkpoint.sources()
+            self._batches = Batches(self.pipeline, self.watched, Columns(self.checkpoint.home))
+            noted = Sources(self.checkpoint.home)
             self._noted = None if noted.check(self.pipeline) else noted
-            starts = self.checkpoint.starts().settle(sources)
+            starts = Starts(self.checkpoint.home).settle(sources)
             for source in opened:
                 refuse_unreachable(source)
             carry_out = WeakMethod(self._carry_out)  # Spark's query keeps what it calls

@@ -33,11 +33,11 @@ from weft.engine import connectors, files, frame_projection, session
 from weft.engine.readers import opened_tables, stored_columns
 from weft.engine.streaming.batch import Batches
 from weft.engine.streaming.checkpoint import Checkpoint
-from weft.engine.streaming.columns import Columns
-from weft.engine.streaming.dead_letters import DeadLetterBox, failing_rows, without_rows
+from weft.engine.streaming.dead_letters import DeadLetterBox, failing_rows, note_of, without_rows
 from weft.engine.streaming.functions import selecting_also
 from weft.engine.streaming.lock import opened
 from weft.engine.streaming.row_origin import ORIGIN, origin_of
+from weft.engine.streaming.source_state import Columns
 from weft.engine.streaming.sources import open_source
 from weft.engine.streaming.transform import WithOrigins, memory_of
 from weft.errors import BusyError, ConnectionFailedError, NotFoundError, WeftError
@@ -145,15 +145,7 @@ class Replay:
     # ------------------------------------------------------------------------------------------------------------- sets
 
     def _begin(self, letters: Sequence[StoredLetter]) -> None:
-        note = StoredLetter(
-            stage="replay",
-            error="",
-            source="",
-            payload=json.dumps([each.letter_id for each in letters]),
-            failed_at=datetime.now(UTC),
-            letter_id=uuid4().hex,
-            pipeline=self.pipeline.name,
-        )
+        note = note_of("replay", [each.letter_id for each in letters], uuid4().hex, self.pipeline.name)
         self.box.put_stored([note])
         _steps.debug("noted")
         self._carry_out(note, letters)
@@ -225,7 +217,7 @@ class Replay:
         return bool(having)
 
     def _columns(self) -> Columns:
-        return Checkpoint.of(self.pipeline).columns()
+        return Columns(Checkpoint.of(self.pipeline).home)
 
     def _targets(self, letter: StoredLetter) -> Sequence[Target]:
         """Return where the row of a letter goes."""

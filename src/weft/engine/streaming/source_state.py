@@ -1,11 +1,14 @@
-"""What a checkpoint keeps of its sources next to Spark's log: which they are, and where those with `start="latest"`
-began.
+"""What a checkpoint keeps of its sources next to Spark's log: which they are, where those with `start="latest"` began,
+and the columns that they have had.
 
 Spark's log knows sources by their order alone: a pipeline that reads another one under the same name would go on in it
 at the position of the one before, and skip what is before that.
 
-And it records where a source begins together with its first batch, which may come days later. A pipeline that was
-restarted before that would begin at the end once more, and skip what came between.
+It records where a source begins together with its first batch, which may come days later. A pipeline that was restarted
+before that would begin at the end once more, and skip what came between.
+
+Files and messages bring their own columns. With those of all batches kept, SQL which names a column goes on working
+where a batch does not have it.
 """
 
 from __future__ import annotations
@@ -13,27 +16,42 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import pyarrow as pa
 
 from weft.engine.streaming.sources import open_source
 from weft.errors import DeclarationError
 from weft.pipelines.streaming.spec import Source, StreamingPipeline
 from weft.project import current
-from weft.spark_support.location import Location
+from weft.spark_support.folder import Location
+from weft.systems.stream_source import OFFSET
 
 
-class Sources:
-    """The pipeline that a checkpoint is of, and its sources in their order. Kept in it from its first batch on, and
-    gone with it."""
+class _Kept:
+    """A file of JSON in a checkpoint: moved with it, and gone with it."""
+
+    NAME: ClassVar[str]
+
+    def __init__(self, checkpoint: Location) -> None:
+        self._home, self._file = checkpoint, checkpoint.at(self.NAME)
+
+    def _read(self) -> Any:
+        """Return what is kept, or `None`."""
+        return json.loads(self._file.read() or "null")
+
+    def _write(self, kept: Any) -> None:
+        self._file.write(json.dumps(kept))
+
+
+class Sources(_Kept):
+    """The pipeline that a checkpoint is of, and its sources in their order, from its first batch on."""
 
     NAME = "sources.json"
 
-    def __init__(self, home: Location) -> None:
-        """`home`: the checkpoint."""
-        self._file = home.at(self.NAME)
-
     def check(self, pipeline: StreamingPipeline) -> bool:
         """Raise where it is another pipeline, or reads others; whether they are noted at all."""
-        noted, now = json.loads(self._file.read() or "null"), _named(pipeline.sources)
+        noted, now = self._read(), _named(pipeline.sources)
         owner, before = (noted["pipeline"], noted["sources"]) if isinstance(noted, dict) else (None, noted)
         if owner is not None and owner != pipeline.name:
             raise DeclarationError(
@@ -52,8 +70,7 @@ class Sources:
 
     def note(self, pipeline: StreamingPipeline) -> None:
         """Remember a pipeline."""
-        noted = {"pipeline": pipeline.name, "sources": _named(pipeline.sources)}
-        self._file.write(json.dumps(noted))
+        self._write({"pipeline": pipeline.name, "sources": _named(pipeline.sources)})
 
 
 def _named(sources: Sequence[Source]) -> list[list[str]]:
@@ -64,33 +81,26 @@ def _listed(named: list[list[str]]) -> str:
     return ", ".join(f"{name} ({kind})" for kind, name in named)
 
 
-class Starts:
-    """By source, what its `start="latest"` was when the checkpoint was new. Kept in it, and gone with it."""
+class Starts(_Kept):
+    """By source, what its `start="latest"` was when the checkpoint was new."""
 
     NAME = "starts.json"
-
-    def __init__(self, home: Location) -> None:
-        """`home`: the checkpoint."""
-        self._home, self._file = home, home.at(self.NAME)
 
     def settle(self, sources: Sequence[Source]) -> list[str]:
         """Where each source begins. An end is looked up once; when this returns, a crash does not make it forgotten."""
         if self._home.at("metadata").read() is None:  # what Spark writes first
             for each in sources:
                 open_source(each).check_start()
-        known = self._read()
+        known = self._read() or {}
         ends = {each.name: open_source(each).end() for each in sources if _is_open(each) and each.name not in known}
         if ends:
             known |= ends
-            self._file.write(json.dumps(known))
+            self._write(known)
         return [each.start for each in _begun(sources, known)]
 
     def known(self, sources: Sequence[Source]) -> list[Source]:
         """Return the sources, each with the start at which it began, if it has begun."""
-        return _begun(sources, self._read())
-
-    def _read(self) -> dict[str, str]:
-        return dict(json.loads(self._file.read() or "{}"))
+        return _begun(sources, self._read() or {})
 
 
 def _is_open(source: Source) -> bool:
@@ -102,3 +112,65 @@ def _begun(sources: Sequence[Source], known: dict[str, str]) -> list[Source]:
         dataclasses.replace(each, start=known.get(each.name, each.start)) if _is_open(each) else each
         for each in sources
     ]
+
+
+class Columns(_Kept):
+    """By source, the columns of all batches so far, with the type that each had last."""
+
+    NAME = "columns.json"
+
+    def __init__(self, checkpoint: Location) -> None:
+        super().__init__(checkpoint)
+        self._checkpoint = ""
+        self._known: dict[str, dict[str, Any]] = {}
+
+    def complete(self, frame: Any, source: str, checkpoint: str) -> Any:
+        """A batch with all columns that its source has had. One of nulls alone has the type that it had before."""
+        from pyspark.sql import functions as F
+        from pyspark.sql.types import NullType, StructField
+
+        known = self._of(source, checkpoint)
+        fields = {field.name: field for field in frame.schema}
+        # SQL takes `Id` and `id` for one column.
+        here = {name.lower(): name for name in fields}
+        missing = {}
+        for name, text in known.items():
+            spelled = here.get(name.lower(), name)
+            if spelled not in fields or isinstance(fields[spelled].dataType, NullType):
+                missing[spelled] = F.lit(None).cast(StructField.fromJson(text).dataType)
+        new = {
+            name: field.jsonValue()
+            for name, field in fields.items()
+            if not isinstance(field.dataType, NullType) and known.get(name) != field.jsonValue() and name != OFFSET
+        }
+        if new:
+            newer = {name.lower() for name in new}
+            for name in [each for each in known if each.lower() in newer]:
+                del known[name]
+            known.update(new)
+            self._write({"checkpoint": self._checkpoint, "columns": self._known})
+        # Each step over a DataFrame takes as long as to write some thousand rows.
+        return frame.withColumns(missing) if missing else frame
+
+    def types(self, source: str, checkpoint: str) -> dict[str, Any]:
+        """Return the types that the columns of a source had last."""
+        from pyspark.sql.types import StructField
+
+        return {name: StructField.fromJson(text).dataType for name, text in self._of(source, checkpoint).items()}
+
+    def kept(self, source: str) -> list[pa.Field]:
+        """Return all columns that a source has had."""
+        from pyspark.sql.pandas.types import to_arrow_type
+        from pyspark.sql.types import StructField
+
+        columns = (self._read() or {"columns": {}})["columns"].get(source, {})
+        kinds = {name: StructField.fromJson(text).dataType for name, text in columns.items()}
+        return [pa.field(name, to_arrow_type(kind, timezone="UTC")) for name, kind in kinds.items()]
+
+    def _of(self, source: str, checkpoint: str) -> dict[str, Any]:
+        if checkpoint != self._checkpoint:
+            stored = self._read()
+            # That of a checkpoint that was reset says nothing.
+            is_its_own = stored is not None and stored["checkpoint"] == checkpoint
+            self._checkpoint, self._known = checkpoint, stored["columns"] if is_its_own else {}
+        return self._known.setdefault(source, {})

@@ -11,7 +11,7 @@ from weft.engine.streaming.log_source import LogSource
 from weft.errors import DeclarationError, WeftError
 from weft.pipelines.streaming.spec import Source
 from weft.project import current
-from weft.spark_support.location import Location
+from weft.spark_support.folder import Location
 from weft.streams.declare import Stream
 from weft.systems.base import system_for, systems
 from weft.systems.stream_source import SourceSettings, StreamSource

@@ -28,12 +28,10 @@ class SparkEngine:
 
     @property
     def location(self) -> str:
-        """The folder of the checkpoint."""
         return self.checkpoint.location
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock of the checkpoint, also between two queries."""
         with self.checkpoint.locked():
             self.lag = SourceLag(self.pipeline.sources, self.checkpoint)
             yield
@@ -61,7 +59,6 @@ class SparkEngine:
         query.start()
 
     def wait(self) -> None:
-        """Wait for the query's end."""
         assert self._query is not None
         try:
             self._query.wait()
@@ -73,7 +70,6 @@ class SparkEngine:
             raise
 
     def stop(self) -> None:
-        """Finish the batch in hand, and end the query."""
         if (query := self._query) is not None:
             query.stop()
 

@@ -13,10 +13,10 @@ import pyarrow as pa
 from weft.engine import frames, inputs
 from weft.engine.inputs import Input
 from weft.engine.streaming import dead_letters, functions
-from weft.engine.streaming.columns import Columns
 from weft.engine.streaming.log_source import SMALL
-from weft.engine.streaming.lookups import Lookups
+from weft.engine.streaming.lookups import LookupTable
 from weft.engine.streaming.row_origin import ORIGIN
+from weft.engine.streaming.source_state import Columns
 from weft.errors import WeftError
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.spark_support import outcome
@@ -44,15 +44,14 @@ class Transform:
 
     def __init__(self, pipeline: StreamingPipeline, columns: Columns) -> None:
         self._pipeline, self._columns = pipeline, columns
-        self._lookups: Lookups | None = None
+        self._lookups: list[LookupTable] | None = None
         self._seen: tuple[list[tuple[str, str]], int] | None = None
         self._needs_time = True
         """Whether the SQL asks when files were changed, over the columns and lookups that were last seen."""
 
     def close(self) -> None:
-        """Release the lookups."""
-        if self._lookups is not None:
-            self._lookups.close()
+        for each in self._lookups or ():
+            each.close()
 
     def run(self, parts: Sequence[TypedRows], spark: Any, checkpoint: str) -> Transformed:
         """Return the rows for the targets, with those apart that the SQL fails for."""
@@ -126,7 +125,7 @@ class Transform:
             return moved_to(together(rows), spark)
 
         def seen(rows: Any) -> tuple[list[tuple[str, str]], int]:
-            return rows.dtypes, 0 if self._lookups is None else self._lookups.swaps
+            return rows.dtypes, sum(each.swaps for each in self._lookups or ())
 
         is_costly = any(isinstance(each, FrameRows) and each.time_is_costly for each in parts)
         if is_costly and sql is not None and not self._needs_time:
@@ -178,8 +177,10 @@ class Transform:
     def _transformed(self, rows: Any, sql: str) -> Any:
         if self._lookups is None:
             functions.register(rows.sparkSession, self._pipeline.udfs, self._pipeline.aggregate_udfs)
-            self._lookups = Lookups(self._pipeline.lookups, rows.sparkSession)
-        self._lookups.ready()
+            lookups = self._pipeline.lookups.items()
+            self._lookups = [LookupTable(name, each, rows.sparkSession) for name, each in lookups]
+        for table in self._lookups:
+            table.ready()
         return functions.transformed(rows, sql, self._pipeline.aggregate_udfs)
 
     def _materialized(self, result: Any, is_small: bool, *, now: bool = False) -> Input:

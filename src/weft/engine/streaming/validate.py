@@ -13,8 +13,8 @@ from weft.engine import inputs, session
 from weft.engine.frames import from_memory
 from weft.engine.readers import opened_tables, stored_columns
 from weft.engine.streaming import functions
+from weft.engine.streaming.commits import topic_target
 from weft.engine.streaming.dead_letters import DeadLetterBox
-from weft.engine.streaming.publish import topic_target
 from weft.engine.streaming.sources import open_source, refuse_unreachable
 from weft.engine.streaming.transform import together
 from weft.engine.validate import ValidationResult, open_connection, run_check

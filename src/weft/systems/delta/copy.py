@@ -47,7 +47,7 @@ _encoder = msgspec.json.Encoder(decimal_format="number")
 
 
 def copy(rows: ArrowRows, connection: Connection, load: Load, *, spark: SparkSession) -> Counts | None:
-    """Load rows into a table, as `sink.write` does. `None` where only that can do it; nothing was written then."""
+    """Load rows into a table. `None` where only `DeltaTarget.write` can do it; nothing was written then."""
     load.check_source(rows.schema.names)
     if load.mode not in ("append", "truncate") or load.keys or load.on_bad_rows != "fail":
         return None
@@ -61,7 +61,7 @@ class _Copy:
     def __init__(self, rows: ArrowRows, connection: Connection, load: Load, spark: Any, codec: str) -> None:
         connection.configure(spark)
         self.rows, self.connection, self.load, self.codec = rows, connection, load, codec
-        self.spark: Any = sessions.own_session(spark, {})
+        self.spark: Any = sessions.own_session(spark)
         self.table = DeltaTable(self.spark, connection, load.schema, load.table)
 
     def run(self) -> Counts | None:
@@ -95,8 +95,7 @@ class _Copy:
 
     def _transaction(self) -> Any:
         """Return a transaction of Delta's, in which a table that is not there yet has the columns of the rows."""
-        log = self._java(f"{_DELTA}DeltaLog").forTable(self.spark._jsparkSession, self.table.path)
-        transaction = log.startTransaction()
+        transaction = self.table.log().startTransaction()
         if transaction.readVersion() < 0:
             transaction.updateMetadata(self._action("metaData", self._new_table()), False)
         return transaction

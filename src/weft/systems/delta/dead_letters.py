@@ -11,8 +11,8 @@ from weft.errors import NotFoundError
 from weft.spark_support import outcome
 from weft.systems.base import Connection
 from weft.systems.dead_letter_store import SCHEMA, StoredLetter
-from weft.systems.delta import sink, source
-from weft.systems.delta.table import DeltaTable
+from weft.systems.delta.table import DeltaTable, read
+from weft.systems.delta.target import DeltaTarget
 from weft.systems.sql.dead_letters import letter_load
 from weft.systems.sql.literals import literal
 
@@ -32,7 +32,8 @@ class DeltaLetters:
         spark = self._spark()
         with outcome.explained(f"write to {self.name}"):
             try:
-                sink.write(spark.createDataFrame(rows), self._connection, letter_load(self._table, self._pipeline))
+                load = letter_load(self._table, self._pipeline)
+                DeltaTarget(self._connection).write(spark.createDataFrame(rows), load, spark)
             except ConnectionError:  # Py4J's, whose JVM ended
                 raise
             except OSError as error:  # a folder that cannot be made, a full disk, a bucket that does not answer
@@ -42,7 +43,7 @@ class DeltaLetters:
         schema, table = self._table
         try:
             with outcome.explained(f"read {self.name}"):
-                rows = source.read(self._spark(), self._connection, table, schema).toArrow()
+                rows = read(self._spark(), self._connection, table, schema).toArrow()
         except NotFoundError:
             return
         yield from rows.to_pylist()

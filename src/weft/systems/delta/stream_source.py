@@ -9,16 +9,16 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from weft.errors import DeclarationError, NotFoundError
+from weft.spark_support.folder import Location
 from weft.spark_support.lazy import F
-from weft.spark_support.location import Location
-from weft.systems.delta import source as delta
-from weft.systems.objects.listing import client, list_files, path_of
-from weft.systems.objects.paths import table_path
+from weft.systems.delta.table import DeltaTable, read
+from weft.systems.objects.paths import client, list_files, path_of, table_path
 from weft.systems.stream_source import EVENT_TIME, MAX_FILES, FrameRows, Rewind, SourceSettings, StreamSource
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+_FUTURE_VERSIONS = "spark.databricks.delta.changeDataFeed.timestampOutOfRange.enabled"
 _VERSION = re.compile(r"(\d{20})\.json")
 
 
@@ -32,7 +32,15 @@ class DeltaSource(StreamSource):
         self._folder = f"{path_of(table_path(connection.root, None, settings.name))}/_delta_log"
 
     def follow(self, spark: SparkSession, start: str) -> DataFrame:
-        rows = delta.follow(spark, self.connection, self.name, self.settings.max_files or MAX_FILES, start)
+        read(spark, self.connection, self.name)  # refuses one that is not there
+        table = DeltaTable(spark, self.connection, None, self.name)
+        reader = spark.readStream.format("delta").option("maxFilesPerTrigger", self.settings.max_files or MAX_FILES)
+        if start != "earliest":
+            reader = reader.option("startingVersion", start)
+        if start == str(table.version() + 1):
+            # Delta knows "latest", which is another version whenever it is asked, and else refuses one that is to come.
+            spark.conf.set(_FUTURE_VERSIONS, "true")
+        rows = reader.load(table.path)
         # Its rows do not say when they came. The moment of the batch is in Spark's log, the same in every try of it.
         return rows.select("*", F.current_timestamp().alias(EVENT_TIME))
 
@@ -100,12 +108,10 @@ class DeltaSource(StreamSource):
         return Rewind(moved, version, summary, note)
 
     def _versions(self) -> list[int]:
-        """Return the versions that the table's log has."""
         names = (each.rpartition("/")[2] for each in list_files(self.connection, self._folder))
         return sorted(int(match[1]) for name in names if (match := _VERSION.fullmatch(name)))
 
     def _committed_at(self, version: int) -> datetime:
-        """Return when a version was made."""
         store, path = client(self.connection), f"{self._folder}/{version:020}.json"
         try:
             with store.open_input_stream(path) as file:

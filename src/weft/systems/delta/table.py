@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from weft.errors import BusyError, LoadRefusedError
+from weft.errors import BusyError, LoadRefusedError, NotFoundError
 from weft.spark_support.folder import folder_for
 from weft.spark_support.lazy import T
 from weft.spark_support.sessions import active, java_class, quoted
@@ -45,11 +45,14 @@ class DeltaTable:
         frame: DataFrame = self.spark.read.format("delta").load(self.path)
         return frame
 
+    def log(self) -> Any:
+        """Return the log of the table, as Delta's own classes have it."""
+        log_class = java_class(self.spark, "org.apache.spark.sql.delta.DeltaLog")
+        return log_class.forTable(self.spark._jsparkSession, self.path)
+
     def _snapshot(self) -> Any:
         with active(self.spark):
-            log = java_class(self.spark, "org.apache.spark.sql.delta.DeltaLog").forTable(
-                self.spark._jsparkSession, self.path
-            )
+            log = self.log()
             # Spelled so because defaults of Scala's parameters do not reach Python.
             return log.update(*(getattr(log, f"update$default${number}")() for number in (1, 2, 3)))
 
@@ -121,6 +124,19 @@ class DeltaTable:
         return None
 
 
+def read(spark: SparkSession, connection: Connection, table: str, schema: str | None = None) -> DataFrame:
+    """Return the rows of a table as they are at its newest commit."""
+    connection.configure(spark)
+    delta_table = DeltaTable(spark, connection, schema, table)
+    if delta_table.version() < 0:
+        name = f"{schema}.{table}" if schema else table
+        raise NotFoundError(
+            f"There is no Delta table {name!r} in {connection.label} ({connection.target}).",
+            hint="A table is the folder of its name there, with a folder _delta_log in it.",
+        )
+    return delta_table.read()
+
+
 def properties(columns: StructType) -> dict[str, str]:
     """Return the properties that a new table needs for the names of its columns."""
     if not any(_MAPPED & set(name) for name in columns.names):
@@ -132,19 +148,6 @@ def writer(load: Load) -> str:
     """Return the application id of a load in a table's log, which keeps the last batch of each."""
     names = f"{len(load.pipeline)}:{load.pipeline}{load.checkpoint_id}"
     return f"weft:{hashlib.sha256(names.encode()).hexdigest()[:40]}"
-
-
-def settings(load: Load, label: str) -> dict[str, str]:
-    """Return the settings by which a commit of the session counts once for a load, and can be found by its label. They
-    apply to every commit of the session."""
-    start = "spark.databricks.delta."
-    return {
-        f"{start}write.txnAppId": writer(load),
-        f"{start}write.txnVersion": str(load.batch_id),
-        f"{start}commitInfo.userMetadata": label,
-        # The rows to merge are computed once, and counted when they are.
-        f"{start}merge.materializeSource": "all",
-    }
 
 
 def retried(action: Callable[[], Result], load: Load) -> Result:

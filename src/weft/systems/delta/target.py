@@ -1,18 +1,29 @@
-"""Delta tables as a target of loads."""
+"""Delta tables as a target of loads: each load is one commit of its table, and counts once also if retried."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
-from weft.errors import NotFoundError
+from weft.errors import LoadRefusedError, NotFoundError
+from weft.spark_support import sessions
+from weft.spark_support.folder import folder_for
 from weft.spark_support.lazy import F
-from weft.systems.delta import changes, copy, sink, source
-from weft.systems.delta.table import DeltaTable
+from weft.systems.base import Connection
+from weft.systems.delta import changes, copy
+from weft.systems.delta.table import DeltaTable, properties, read, retried, writer
+from weft.systems.lease import table_lock
 from weft.systems.load import IS_CURRENT, MODES, VALID_FROM, VALID_TO, Counts, Load
+from weft.systems.load_checks import cast_to_table, checked_keys, extended_schema, refuse_empty, without_void
 from weft.systems.target import ArrowRows, PutAside, SparkTarget
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+_VIEW = "_weft_changes"
 
 
 class DeltaTarget(SparkTarget):
@@ -22,7 +33,13 @@ class DeltaTarget(SparkTarget):
     keeps_columns = True
 
     def write(self, frame: DataFrame, load: Load, spark: SparkSession, put_aside: PutAside | None = None) -> Counts:
-        return sink.write(frame, self.connection, load, spark=spark, put_aside=put_aside)
+        load.check_source(frame.columns)
+        if load.on_bad_rows == "quarantine":
+            raise LoadRefusedError(
+                f"on_bad_rows='quarantine' is not supported for Delta tables ({load.name}).",
+                hint="Delta takes every row whose types fit; filter in the source.",
+            )
+        return _Write(frame, self.connection, load, spark, put_aside).run()
 
     def copy(self, rows: ArrowRows, load: Load, spark: SparkSession) -> Counts | None:
         return copy.copy(rows, self.connection, load, spark=spark)
@@ -34,12 +51,12 @@ class DeltaTarget(SparkTarget):
 
     def columns(self, load: Load, spark: SparkSession) -> list[str] | None:
         try:
-            return list(source.read(spark, self.connection, load.table, load.schema).columns)
+            return list(read(spark, self.connection, load.table, load.schema).columns)
         except NotFoundError:
             return None
 
     def read(self, path: str, spark: SparkSession) -> DataFrame:
-        return source.read(spark, self.connection, path)
+        return read(spark, self.connection, path)
 
     def stored(self, load: Load, spark: SparkSession) -> DataFrame | None:
         table = DeltaTable(spark, self.connection, load.schema, load.table)
@@ -57,3 +74,151 @@ class DeltaTarget(SparkTarget):
         (row,) = changes.changed_rows(frame, stored, load).agg(*changes.change_counts(load)).collect()
         inserted, versions, updated, deleted, old = row
         return Counts(inserted=inserted, updated=versions + updated, deleted=deleted + old)
+
+
+class _Write:
+    def __init__(
+        self,
+        frame: DataFrame,
+        connection: Connection,
+        load: Load,
+        spark: SparkSession,
+        put_aside: PutAside | None,
+    ) -> None:
+        connection.configure(spark)
+        self.load, self.put_aside = load, put_aside
+        self.label = f"weft {uuid4()}"
+        self.spark: Any = sessions.own_session(spark)
+        self.frame = without_void(sessions.moved_to(frame, self.spark))
+        self.table = DeltaTable(self.spark, connection, load.schema, load.table)
+
+    def run(self) -> Counts:
+        load = self.load
+        columns = self.table.schema()
+        if columns is not None:
+            self.table.check(load, columns)
+            self.frame = cast_to_table(self.frame, columns, load)
+            if self.table.has(load):
+                return Counts(replayed=True)
+            wanted = extended_schema(columns, self.frame)
+            if len(wanted) > len(columns):
+                with self._alone():
+                    self.table.add(wanted, load)
+                sessions.reached("altered")
+        sessions.reached("begun")
+        if load.mode == "append" and not load.keys:
+            return self._written(columns, self.frame, None)
+        # Looked at more than once, and it must be the same each time.
+        source = self.frame.persist()
+        try:
+            return self._checked(source, columns)
+        finally:
+            source.unpersist()
+
+    def _mark(self) -> None:
+        """Let the next commits of the session count once for the load, and be found by its label."""
+        for name, value in {
+            "write.txnAppId": writer(self.load),
+            "write.txnVersion": str(self.load.batch_id),
+            "commitInfo.userMetadata": self.label,
+            # The rows to merge are computed once, and counted when they are.
+            "merge.materializeSource": "all",
+        }.items():
+            self.spark.conf.set(f"spark.databricks.delta.{name}", value)
+
+    def _checked(self, source: DataFrame, columns: StructType | None) -> Counts:
+        load, put_aside, aside = self.load, self.put_aside, 0
+
+        def put(rows: DataFrame) -> None:  # before the commit, and so again where the load is tried again
+            nonlocal aside
+            assert put_aside is not None
+            table = rows.toArrow()
+            put_aside(table)
+            aside = len(table)
+
+        if load.keys:
+            source, total, kept = checked_keys(source, load, put if put_aside is not None else None)
+        else:
+            total = kept = source.count()
+        refuse_empty(load, total)
+        sessions.reached("checked")
+        if not load.tracks_rows:
+            return self._written(columns, source, total)
+        with self._alone():
+            if columns is None:
+                self.table.create(source.schema, load)
+            sessions.reached("created")
+            counts = self._merged(source, total, kept)
+        return counts if counts.replayed else replace(counts, quarantined=aside)
+
+    def _alone(self) -> AbstractContextManager[None]:
+        return table_lock(folder_for(self.spark, self.table.path), self.table.path, self.load.name)
+
+    # ------------------------------------------------------------------------------------------------- append, truncate
+
+    def _written(self, columns: StructType | None, source: DataFrame, total: int | None) -> Counts:
+        load, table = self.load, self.table
+        deleted = 0
+        mode = "append" if load.mode == "append" else "overwrite"
+        table_properties = properties(source.schema) if columns is None else {}
+
+        def commit() -> None:
+            source.write.format("delta").mode(mode).options(**table_properties).save(table.path)
+
+        with self._alone():
+            if load.mode == "truncate" and columns is not None:
+                deleted = table.read().count()
+            self._mark()
+            retried(commit, load)
+        sessions.reached("committed")
+        counted = table.metrics(self.label)
+        if counted is None:
+            return Counts(replayed=True)
+        rows = counted.get("numOutputRows", 0)
+        return Counts(
+            rows_read=rows if total is None else total,
+            inserted=rows,
+            deleted=deleted,
+            # An empty file is written for no rows.
+            bytes=counted.get("numOutputBytes", 0) if rows else 0,
+        )
+
+    # ------------------------------------------------------------------------------------------------------ merge, scd2
+
+    def _merged(self, source: DataFrame, total: int, kept: int) -> Counts:
+        from pyspark.sql import Observation
+
+        load, table, names = self.load, self.table, source.columns
+        statement = changes.scd2_statement if load.mode == "scd2" else changes.merge_statement
+
+        def commit() -> tuple[list[Any], Observation]:
+            observed = Observation()
+            changed = changes.changed_rows(source, table.read(), load)
+            changed.observe(observed, *changes.change_counts(load)).createOrReplaceTempView(_VIEW)
+            return self.spark.sql(statement(table.name, _VIEW, names, load)).collect(), observed
+
+        self._mark()
+        try:
+            done, observed = retried(commit, load)
+        except Exception as error:
+            if "MULTIPLE_SOURCE_ROW_MATCHING" in str(error):
+                raise LoadRefusedError(
+                    f"The table {load.name} has more than one row with a key ({', '.join(load.keys)}) of the source.",
+                    hint="Something else than a merge wrote them: remove all but one.",
+                ) from None
+            raise
+        sessions.reached("committed")
+        if not done:
+            # Another attempt of the same load was faster.
+            return Counts(replayed=True)
+        counted_rows = observed.get
+        inserted, updated = counted_rows[changes.INSERT], counted_rows[changes.VERSION] + counted_rows[changes.UPDATE]
+        counted = table.metrics(self.label) or {}
+        return Counts(
+            rows_read=total,
+            inserted=inserted,
+            updated=updated,
+            unchanged=kept - inserted - updated,
+            deleted=counted_rows[changes.DELETE] + counted_rows[changes.EXPIRED],
+            bytes=counted.get("numTargetBytesAdded", 0),
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 SECONDS = 10.0
 """How long brokers may take to answer."""
 _STEP = 0.5
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MESSAGES, _MESSAGES_STEP = 1000, 0.1
 _Found = TypeVar("_Found")
 
@@ -62,8 +64,24 @@ class Admin:
             )
         return sorted(topics[topic].partitions)
 
-    def offsets(self, topic: str, which: Any) -> dict[int, int]:
-        """Return an offset of each partition: the latest, or the first at a time."""
+    def latest(self, topic: str) -> dict[int, int]:
+        """Return the offset that each partition's next message will have."""
+        return self._offsets(topic, self.admin.OffsetSpec.latest())
+
+    def earliest(self, topic: str) -> dict[int, int]:
+        """Return the offset of the first message that each partition still has."""
+        return self._offsets(topic, self.admin.OffsetSpec.earliest())
+
+    def first_since(self, topic: str, moment: datetime) -> dict[int, int]:
+        """Return the offset of each partition's first message at or after a moment; its end if there is none."""
+        since = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH
+        # The next whole one: a message of the same millisecond may be older.
+        milliseconds = -(-since // timedelta(milliseconds=1))
+        offsets = self._offsets(topic, self.admin.OffsetSpec.for_timestamp(milliseconds))
+        ends = self.latest(topic) if -1 in offsets.values() else {}
+        return {number: offset if offset >= 0 else ends[number] for number, offset in offsets.items()}
+
+    def _offsets(self, topic: str, which: Any) -> dict[int, int]:
         of = self.library.TopicPartition
         asked = {of(topic, number): which for number in self.partitions(topic)}
         futures = self.client.list_offsets(asked, request_timeout=SECONDS)
@@ -103,11 +121,6 @@ def _admin(connection: KafkaConnection) -> Admin:
 def admin(connection: KafkaConnection) -> Admin:
     """Return the process's client of a connection, as its variables are now."""
     return _admin(connection.resolved())
-
-
-def metadata(connection: KafkaConnection) -> Any:
-    """Return the brokers and topics, by a new client: it connects again."""
-    return Admin(connection.resolved()).metadata()
 
 
 def send(connection: KafkaConnection, topic: str, records: Iterable[tuple[bytes | None, bytes | None]]) -> int:

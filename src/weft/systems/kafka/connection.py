@@ -120,7 +120,6 @@ class KafkaConnection(Connection):
 
     @property
     def mechanism(self) -> str:
-        """The SASL mechanism."""
         return self.sasl_mechanism or "PLAIN"
 
     @property
@@ -137,7 +136,7 @@ class KafkaConnection(Connection):
 
         report: dict[str, Any] = {}
         with measured(report):
-            metadata = client.metadata(self)
+            metadata = client.Admin(self.resolved()).metadata()  # a new client: it connects again
         brokers = len(metadata.brokers)
         return {
             "server": f"Kafka, {brokers} broker{'s' if brokers != 1 else ''}",

@@ -1,8 +1,4 @@
-"""Topics as DataFrames of Spark, and their offsets.
-
-    frame = source.stream(spark, connection, "events")         # messages, as Spark's connector gives them
-    with source.rows(batch, connection, known) as (good, bad):  # of one micro-batch
-        …
+"""Topics as DataFrames of Spark.
 
 The messages of a batch are read and parsed once, also if the frames are used several times. A task parses a few
 thousand at a time into Arrow and keeps each chunk as one value of bytes. The columns are known when all messages are
@@ -12,20 +8,16 @@ parsed; then the chunks become columns of Spark.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from weft.columns import UTC_TIME
-from weft.errors import WeftError
 from weft.spark_support.lazy import F
-from weft.systems.base import require
 from weft.systems.codec import Codec, codec_of
 from weft.systems.codecs.columns import converted, unified_schema
 from weft.systems.kafka import options
@@ -36,11 +28,8 @@ from weft.systems.stream_source import EVENT_TIME
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # Java's own choice, a megabyte and 500 messages at a time, takes a quarter more CPU, half of it the broker's.
 _FETCH = {"kafka.max.partition.fetch.bytes": str(8 << 20), "kafka.max.poll.records": "10000"}
-_log = logging.getLogger("weft.kafka")
 _COUNTS = ("good_rows", "bad_rows", "tombstones")
 _CHUNK = pa.schema(
     [*((name, pa.binary()) for name in ("good", "columns", "bad")), *((name, pa.int64()) for name in _COUNTS)]
@@ -88,10 +77,8 @@ def stream(
 
 @dataclass
 class ParsedMessages:
-    """The rows of one micro-batch and the messages that are none. Unpacks as `good, bad`.
-
-    Parsed messages are kept until `release()`, or the end of a `with`: both frames can be used as often as one likes.
-    """
+    """The rows of one micro-batch and the messages that are none. Both frames can be used as often as one likes: parsed
+    messages are kept until `close`."""
 
     good: DataFrame
     bad: DataFrame
@@ -111,20 +98,11 @@ class ParsedMessages:
         """The good ones as bytes, of which `unpack` makes rows; `None` for raw bytes."""
         return None if self.kept is None else self.kept.select("good")
 
-    def __iter__(self) -> Iterator[DataFrame]:
-        return iter((self.good, self.bad))
-
-    def release(self) -> None:
+    def close(self) -> None:
         """Let go of what was kept."""
         if self.kept is not None:
             self.kept.unpersist()
             self.kept = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
 
 
 def rows(
@@ -233,38 +211,3 @@ def _packed(batch: pa.RecordBatch) -> bytes:
         writer.write_batch(batch)
     data: bytes = sink.getvalue().to_pybytes()
     return data
-
-
-def commit_offsets(connection: KafkaConnection, topic: str, ends: Mapping[int, int]) -> None:
-    """Commit the next offset of each partition to the consumer group, for tools that show its lag.
-
-    Nothing depends on it: if the brokers refuse it, that is logged."""
-    if not ends:
-        return
-    try:
-        admin(connection).commit(connection.resolved().group, topic, ends)
-    except WeftError as error:
-        _log.warning("The offsets of %s were not committed: %s", topic, error.what)
-
-
-def latest(connection: KafkaConnection, topic: str) -> dict[int, int]:
-    """Return the offset that each partition's next message will have."""
-    library = require("confluent_kafka.admin", connection.kind)
-    return admin(connection).offsets(topic, library.OffsetSpec.latest())
-
-
-def earliest(connection: KafkaConnection, topic: str) -> dict[int, int]:
-    """Return the offset of the first message that each partition still has."""
-    library = require("confluent_kafka.admin", connection.kind)
-    return admin(connection).offsets(topic, library.OffsetSpec.earliest())
-
-
-def offsets_at(connection: KafkaConnection, topic: str, moment: datetime) -> dict[int, int]:
-    """Return the offset of each partition's first message at or after a moment; its end if there is none."""
-    library = require("confluent_kafka.admin", connection.kind)
-    since = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH
-    # The next whole one: a message of the same millisecond may be older.
-    milliseconds = -(-since // timedelta(milliseconds=1))
-    offsets = admin(connection).offsets(topic, library.OffsetSpec.for_timestamp(milliseconds))
-    ends = latest(connection, topic) if -1 in offsets.values() else {}
-    return {number: offset if offset >= 0 else ends[number] for number, offset in offsets.items()}

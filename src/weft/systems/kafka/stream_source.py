@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -9,16 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from weft.errors import DeclarationError, NotFoundError, StorageError, WeftError
 from weft.spark_support import outcome
-from weft.spark_support.location import Location
+from weft.spark_support.folder import Location
 from weft.systems.dead_letter_store import DeadLetter
 from weft.systems.kafka import source as kafka
-from weft.systems.kafka.client import admin
+from weft.systems.kafka.client import Admin, admin
 from weft.systems.kafka.options import partition_offsets
 from weft.systems.stream_source import MAX_ROWS, OFFSET, FrameRows, Packed, Rewind, StreamSource
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+_log = logging.getLogger("weft.kafka")
 # What Spark's connector reports of messages that the brokers removed.
 _LOST = "not available in Kafka any more"
 
@@ -36,7 +38,7 @@ class MessageRows(FrameRows):
         return kafka.with_offsets(self.messages, self.parsed, OFFSET)
 
     def close(self) -> None:
-        self.parsed.release()
+        self.parsed.close()
 
 
 class KafkaSource(StreamSource):
@@ -45,13 +47,15 @@ class KafkaSource(StreamSource):
     unit = "messages"
     wants_commits = True
 
+    @property
+    def _admin(self) -> Admin:
+        return admin(self.connection)
+
     def follow(self, spark: SparkSession, start: str) -> DataFrame:
-        """Return the messages as Spark's own connector reads them."""
         most = self.settings.max_rows or MAX_ROWS
         return kafka.stream(spark, self.connection, self.name, start=start, max_rows=most)
 
     def take(self, frame: DataFrame) -> MessageRows:
-        """Return the messages as rows, and those that cannot be parsed as dead letters."""
         with outcome.explained(f"read the topic {self.name}"):
             parsed = kafka.rows(frame, self.connection)
             bad = tuple(
@@ -70,14 +74,18 @@ class KafkaSource(StreamSource):
         return MessageRows(self.name, parsed.good, parsed.good_rows, bad, packed, frame, parsed)
 
     def committed(self, position: Mapping[str, Mapping[str, int]]) -> None:
-        """Commit the offsets to the consumer group, for those who watch its lag."""
-        ends = {int(partition): offset for partition, offset in position[self.name].items()}
-        kafka.commit_offsets(self.connection, self.name, ends)
+        """Commit the offsets to the consumer group, for tools that show its lag. Nothing depends on it."""
+        ends = self._offsets(position)
+        try:
+            if ends:
+                self._admin.commit(self.connection.resolved().group, self.name, ends)
+        except WeftError as error:
+            _log.warning("The offsets of %s were not committed: %s", self.name, error.what)
 
     def check(self, pipeline: str, message: str) -> None:
         """Raise if the topic or messages of it are gone. Brokers that do not answer prove nothing."""
         try:
-            admin(self.connection).partitions(self.name)
+            self._admin.partitions(self.name)
         except NotFoundError:
             raise NotFoundError(
                 f"The topic {self.name!r} of {self.connection.label} is gone, and {pipeline} reads it.",
@@ -100,7 +108,6 @@ class KafkaSource(StreamSource):
 
     @classmethod
     def show(cls, position: Any, source_log: Location | None) -> str | None:
-        """Return the next offset of each partition."""
         if isinstance(position, Mapping) and len(position) == 1:
             offsets = next(iter(position.values()))
             if isinstance(offsets, Mapping) and all(str(number).isdecimal() for number in offsets):
@@ -111,20 +118,20 @@ class KafkaSource(StreamSource):
         """Return the offsets between a position and the end; transactions and compaction leave some of them empty."""
         if position is None and self.settings.start == "latest":
             return None
-        ends = kafka.latest(self.connection, self.name)
+        ends = self._admin.latest(self.name)
         offsets = self._offsets(position) if position is not None else self._first()
         return sum(max(end - offsets.get(number, 0), 0) for number, end in ends.items())
 
     def _first(self) -> dict[int, int]:
         """Return where a new checkpoint begins."""
-        start, floors = self.settings.start, kafka.earliest(self.connection, self.name)
+        start, floors = self.settings.start, self._admin.earliest(self.name)
         return floors if start == "earliest" else {**floors, **partition_offsets(self.name, start, floors)}
 
     def check_start(self) -> None:
         start = self.settings.start
         if start in ("earliest", "latest"):
             return
-        ends = kafka.latest(self.connection, self.name)
+        ends = self._admin.latest(self.name)
         for number, offset in partition_offsets(self.name, start, ends).items():
             if offset > ends[number]:
                 raise DeclarationError(
@@ -134,7 +141,7 @@ class KafkaSource(StreamSource):
                 )
 
     def end(self) -> str:
-        return ",".join(f"{number}:{end}" for number, end in kafka.latest(self.connection, self.name).items())
+        return ",".join(f"{number}:{end}" for number, end in self._admin.latest(self.name).items())
 
     def stay(self, position: Any | None, source_log: Location) -> Rewind:
         return Rewind(position, None if position is None else position[self.name])
@@ -150,7 +157,7 @@ class KafkaSource(StreamSource):
 
     def rewind_to_time(self, position: Any | None, moment: datetime, source_log: Location) -> Rewind:
         offsets = self._offsets(position)
-        since = kafka.offsets_at(self.connection, self.name, moment)
+        since = self._admin.first_since(self.name, moment)
         wanted = {number: offset for number, offset in since.items() if offset < offsets.get(number, 0)}
         if not wanted:
             raise DeclarationError(
@@ -159,7 +166,7 @@ class KafkaSource(StreamSource):
         return self._from(offsets, wanted)
 
     def _from(self, offsets: dict[int, int], wanted: dict[int, int]) -> Rewind:
-        floors = kafka.earliest(self.connection, self.name)
+        floors = self._admin.earliest(self.name)
         gone = {number: floors[number] for number, first in wanted.items() if first < floors.get(number, 0)}
         note = f"the brokers removed the messages of {self.name} before {_show(gone)}." if gone else None
         moved = {**offsets, **wanted, **{number: min(floor, offsets[number]) for number, floor in gone.items()}}

@@ -14,7 +14,6 @@ from weft.spark_support.lazy import F
 from weft.spark_support.sessions import quoted
 from weft.systems.codecs.json import JsonCodec
 from weft.systems.kafka import client, options
-from weft.systems.kafka.connection import KafkaConnection
 from weft.systems.kafka.stream_source import show_partitions
 from weft.systems.load import Counts, Load
 from weft.systems.target import PutAside, SparkTarget
@@ -35,40 +34,33 @@ class TopicTarget(SparkTarget):
         return show_partitions(self.connection, name)
 
     def write(self, frame: DataFrame, load: Load, spark: SparkSession, put_aside: PutAside | None = None) -> Counts:
-        """Send the rows, with the key of the load in a header."""
-        key = f"{load.checkpoint_id} {load.batch_id}"
-        sent = write(frame, self.connection, load.table, keys=load.keys, batch_id=key)
-        return Counts(rows_read=sent, inserted=sent)
+        """Send each row as a JSON object, with the key of the load in a header.
 
-
-def write(frame: DataFrame, connection: KafkaConnection, topic: str, *, keys: Sequence[str] = (), batch_id: str) -> int:
-    """Send each row as a JSON object; return how many there were.
-
-    The key of a message is the text of its key column, or a JSON object of several: rows of one key stay in order, in
-    one partition.
-    """
-    for name in keys:
-        if name not in frame.columns:
-            raise DeclarationError(
-                f"The key {name!r} of messages for {topic!r} is not a column of the rows.",
-                hint=did_you_mean(name, frame.columns, f"They have {', '.join(frame.columns)}."),
-            )
-    client.admin(connection).partitions(topic)  # raises for a topic that does not exist
-    header = F.struct(F.lit(BATCH_HEADER).alias("key"), F.lit(batch_id).cast("binary").alias("value"))
-    messages = frame.select(
-        _key(keys).alias("key"),
-        _JSON.encoded(frame.columns).alias("value"),
-        F.array(header).alias("headers"),
-    )
-    # Kept to be counted: what Spark observes of rows on their way is never reported by its writer for Kafka.
-    messages = messages.persist()
-    try:
-        count = messages.count()
-        writer = messages.write.format("kafka").options(**options.for_spark(connection))
-        writer.options(**{"topic": topic, "includeHeaders": "true", "kafka.acks": "all"}).save()
-        return count
-    finally:
-        messages.unpersist()
+        The key of a message is the text of its key column, or a JSON object of several: rows of one key stay in order,
+        in one partition.
+        """
+        topic, keys = load.table, load.keys
+        for name in keys:
+            if name not in frame.columns:
+                raise DeclarationError(
+                    f"The key {name!r} of messages for {topic!r} is not a column of the rows.",
+                    hint=did_you_mean(name, frame.columns, f"They have {', '.join(frame.columns)}."),
+                )
+        client.admin(self.connection).partitions(topic)  # raises for a topic that does not exist
+        batch = F.lit(f"{load.checkpoint_id} {load.batch_id}").cast("binary").alias("value")
+        # Kept to be counted: what Spark observes of rows on their way is never reported by its writer for Kafka.
+        messages = frame.select(
+            _key(keys).alias("key"),
+            _JSON.encoded(frame.columns).alias("value"),
+            F.array(F.struct(F.lit(BATCH_HEADER).alias("key"), batch)).alias("headers"),
+        ).persist()
+        try:
+            count = messages.count()
+            writer = messages.write.format("kafka").options(**options.for_spark(self.connection))
+            writer.options(**{"topic": topic, "includeHeaders": "true", "kafka.acks": "all"}).save()
+            return Counts(rows_read=count, inserted=count)
+        finally:
+            messages.unpersist()
 
 
 def _key(keys: Sequence[str]) -> Column:

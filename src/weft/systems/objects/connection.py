@@ -8,27 +8,18 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 from weft.errors import DeclarationError
+from weft.options import errors_at
 from weft.systems.base import Connection, Settings
 from weft.systems.endpoint import Endpoint
 from weft.systems.objects.formats import format_from_path
 from weft.systems.objects.local import FolderConnection
-from weft.systems.objects.options import FileOptions, format_of_option
+from weft.systems.objects.options import FileOptions, FormatFields, format_of_option
 from weft.systems.objects.s3 import S3Connection
 
 
 @dataclass(frozen=True, kw_only=True)
-class FileFields(Connection):
+class FileFields(FormatFields, Connection):
     """The format of the files of a connection, and the options of that format."""
-
-    format: str | None = None
-    parquet_compression: str | None = None
-    csv_delimiter: str | int | None = None
-    csv_header: bool | None = None
-    csv_quote: str | int | None = None
-    csv_escape: str | int | None = None
-    csv_null_value: str | None = None
-    csv_read_options: dict[str, Any] | None = None
-    json_read_options: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         for name in ("csv_read_options", "json_read_options"):
@@ -39,12 +30,9 @@ class FileFields(Connection):
         super().__post_init__()
 
     def validate(self) -> None:
-        """Only options of the format, with values that it can have."""
         super().validate()
-        try:
+        with errors_at(type(self).__name__):
             _ = self.options
-        except DeclarationError as error:
-            raise DeclarationError(f"{type(self).__name__}: {error.what}", hint=error.hint) from None
 
     @property
     def options(self) -> FileOptions:

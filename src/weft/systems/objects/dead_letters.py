@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from weft.systems.dead_letter_files import LetterFiles
+from weft.systems.objects.paths import list_files
 
 
 class FolderLetters(LetterFiles):
@@ -30,10 +31,8 @@ class BucketLetters(LetterFiles):
         return self._holder.filesystem()
 
     def _names(self) -> list[str]:
-        from pyarrow.fs import FileSelector
-
-        files = self._client.get_file_info(FileSelector(self._folder, allow_not_found=True))
-        return sorted(each.base_name for each in files if each.is_file and each.base_name.endswith(".json"))
+        names = (path.rpartition("/")[2] for path in list_files(self._holder, self._folder))
+        return sorted(name for name in names if name.endswith(".json"))
 
     def _read(self, name: str) -> bytes | None:
         try:

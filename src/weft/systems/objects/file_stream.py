@@ -1,27 +1,25 @@
-"""Files that come to a folder or bucket, each read once: which there are, and what is in those of one batch."""
+"""The rows of the files of one micro-batch, each with the columns and types that it has by then."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import logging
-import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from weft.errors import NotFoundError
 from weft.spark_support import sessions
-from weft.spark_support.folder import COMPRESSED, GLOB, place_of
+from weft.spark_support.folder import COMPRESSED, place_of
 from weft.spark_support.lazy import F
 from weft.spark_support.sessions import FILE_METADATA
 from weft.systems.objects.formats import is_tab_separated
 from weft.systems.objects.options import FileOptions
 from weft.systems.objects.reading import Partitions, read_format
 from weft.systems.objects.sampling import Head
+from weft.systems.stream_source import EVENT_TIME, OFFSET
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -42,47 +40,6 @@ Dated = Callable[[bool], "DataFrame"]
 """Makes the DataFrame of files: with the time at which each was changed, or with nulls in its place."""
 
 
-def follow(spark: SparkSession, connection: FilesConnection, prefix: str, max_files: int) -> DataFrame:
-    """Return a streaming DataFrame of the files under a prefix, each once: path and time of change.
-
-    Their contents are read later, by `read_files`, with the schema that they have then."""
-    connection.configure(spark)
-    reader = (
-        spark.readStream.format("binaryFile")
-        .schema("path STRING, modificationTime TIMESTAMP, length BIGINT, content BINARY")
-        .option("recursiveFileLookup", True)
-        .option("maxFilesPerTrigger", max_files)
-        # Else files that are a week older than the newest would be passed over without a word.
-        .option("maxFileAge", "36500d")
-        # A file that was renamed by now would stop the pipeline indefinitely.
-        .option("ignoreMissingFiles", True)
-    )
-    try:
-        return reader.load(_root(connection, prefix)).select("path", "modificationTime")
-    except Exception as error:
-        if "PATH_NOT_FOUND" in str(error)[:200]:
-            raise _missing(connection, prefix) from None
-        raise
-
-
-def check_folder(connection: FilesConnection, prefix: str) -> None:
-    """Refuse a folder that is not there; one that a glob names may come later."""
-    root = _root(connection, prefix)
-    if not GLOB.search(root) and not os.path.exists(root):
-        raise _missing(connection, prefix)
-
-
-def _missing(connection: FilesConnection, prefix: str) -> NotFoundError:
-    return NotFoundError(
-        f"There is nothing at {_root(connection, prefix)}.",
-        hint="Make the folder or put the first file there, or correct the source's query.",
-    )
-
-
-def _root(connection: FilesConnection, prefix: str) -> str:
-    return f"{connection.root}/{prefix.strip('/')}"
-
-
 @dataclass(frozen=True)
 class _Kind:
     """What files must have in common to be read as one."""
@@ -97,30 +54,30 @@ def read_files(
     spark: SparkSession,
     connection: FilesConnection,
     prefix: str,
-    changed: Mapping[str, datetime],
-    time_column: str,
+    paths: Collection[str],
     known: Mapping[str, DataType],
-    place_column: str | None = None,
+    *,
+    with_offsets: bool = False,
     bad_column: str | None = None,
 ) -> Dated | None:
     """Return the rows of these files; `None` where they have no columns.
 
-    `known` are the types that columns had in files before. The `time_column` has of each row when its file was last
-    changed, a `place_column` the file itself, a `bad_column` of a row that cannot be read its text and why; without it
-    such a row is an error.
+    `known` are the types that columns had in files before. `EVENT_TIME` is when the file of a row was last changed,
+    `OFFSET` the file itself. A `bad_column` has of a row that cannot be read its text and why; without it such a row is
+    an error.
     """
     connection.configure(spark)
-    own: Any = sessions.own_session(spark, {})
+    own: Any = sessions.own_session(spark)
     parts = []
-    for kind, heads in _group_files(own, connection, _root(connection, prefix), changed).items():
+    for kind, heads in _group_files(own, connection, f"{connection.root}/{prefix.strip('/')}", paths).items():
         options, paths = connection.options.with_format(kind.format), list(heads)
         for rows in _read(own, paths, options, kind, known, list(heads.values()), bad_column):
             if not rows.columns:
                 continue
             added = {}
-            if place_column is not None:
+            if with_offsets:
                 place = rows.metadataColumn(FILE_METADATA)["file_path"]
-                added[place_column] = F.regexp_replace(place, rf"^.*\Q{connection.root}\E/", "")
+                added[OFFSET] = F.regexp_replace(place, rf"^.*\Q{connection.root}\E/", "")
             if bad_column is not None:
                 fields = rows.drop(bad_column).schema
                 read = ", ".join(f"{each.name} {each.dataType.simpleString()}" for each in fields)
@@ -141,7 +98,7 @@ def read_files(
             at = F.lit(None).cast("timestamp")
             if is_dated:
                 at = rows.metadataColumn(FILE_METADATA)["file_modification_time"]
-            frames.append(rows.withColumns({time_column: at, **added}))
+            frames.append(rows.withColumns({EVENT_TIME: at, **added}))
         return functools.reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames)
 
     return dated
@@ -167,7 +124,7 @@ def _read(
 
 
 def _group_files(
-    spark: Any, connection: FilesConnection, root: str, paths: Mapping[str, datetime]
+    spark: Any, connection: FilesConnection, root: str, paths: Collection[str]
 ) -> dict[_Kind, dict[str, Head | None]]:
     """Return the files that can be read as one, and what those of CSV begin with."""
     options, by_kind = connection.options, dict[_Kind, list[str]]()

@@ -20,7 +20,6 @@ class FolderConnection(Connection):
     path: str
 
     def validate(self) -> None:
-        """A path, and no URL."""
         super().validate()
         if not self.path or "://" in self.path:
             raise DeclarationError(
@@ -43,7 +42,6 @@ class FolderConnection(Connection):
 
     @property
     def root(self) -> str:
-        """The folder's absolute path."""
         return self.resolved().path
 
     def check(self) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
+import msgspec
+
 from weft.errors import BusyError
 from weft.spark_support.folder import Folder, LocalFolder
 from weft.spark_support.sessions import reached
@@ -97,7 +99,8 @@ class Manifest:
             return None
         state = TableState()
         for entry in reversed(entries):
-            state = _from_json(entry) if "state" in entry else _after(state, entry)
+            whole = entry.get("state")
+            state = _after(state, entry) if whole is None else msgspec.convert({**entry, **whole}, TableState)
         return state
 
     def _entry(self, number: int) -> dict[str, Any]:
@@ -246,7 +249,7 @@ def _after(state: TableState, entry: dict[str, Any]) -> TableState:
         narrow = (*narrow, (len(state.files), len(json.loads(state.schema or "{}")["fields"])))
     return replace(
         state,
-        **_own_fields(entry),
+        **{name: entry[name] for name in ("version", "format", "dialect", "schema")},
         files=(*(() if replaces else state.files), *entry["files"].values()),
         narrow=narrow,
         rows=entry["rows"] + (0 if replaces else state.rows),
@@ -255,21 +258,6 @@ def _after(state: TableState, entry: dict[str, Any]) -> TableState:
             for writer, value in ledger.items()
             if '"once:' not in writer or at - datetime.fromisoformat(value[1]) < _RETRIES_END
         },
-    )
-
-
-def _own_fields(entry: dict[str, Any]) -> dict[str, Any]:
-    return {name: entry[name] for name in ("version", "format", "dialect", "schema")}
-
-
-def _from_json(entry: dict[str, Any]) -> TableState:
-    whole = entry["state"]
-    return TableState(
-        **_own_fields(entry),
-        files=tuple(whole["files"]),
-        narrow=tuple((files, columns) for files, columns in whole.get("narrow", ())),
-        rows=whole["rows"],
-        ledger=whole["ledger"],
     )
 
 

@@ -16,18 +16,25 @@ COMPRESSIONS = ("snappy", "gzip", "zstd", "uncompressed")
 
 
 @dataclass(frozen=True, kw_only=True)
-class FileOptions:
+class FormatFields:
+    """The format of files and the options of that format, as users write them."""
+
+    format: str | None = None
+    parquet_compression: str | None = None
+    csv_delimiter: str | int | None = None
+    csv_header: bool | None = None
+    csv_quote: str | int | None = None
+    csv_escape: str | int | None = None
+    csv_null_value: str | None = None
+    csv_read_options: dict[str, Any] | None = None
+    json_read_options: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileOptions(FormatFields):
     """How a file is written and read. A read option that is left out has the value of the write option of its name."""
 
     format: str = "parquet"
-    parquet_compression: str | None = None
-    csv_delimiter: str | None = None
-    csv_header: bool | None = None
-    csv_quote: str | None = None
-    csv_escape: str | None = None
-    csv_null_value: str | None = None
-    csv_read_options: Mapping[str, Any] | None = None
-    json_read_options: Mapping[str, Any] | None = None
 
     @classmethod
     def declare(cls, format: str | None = None, **options: Any) -> Self:

@@ -1,7 +1,5 @@
 """Parquet files written from Arrow batches, without Spark's rows between: what is in them is what Spark would write.
 
-    written = parquet.write_all(rows, parquet.target(rows, connection, spark, folder, columns, "snappy"))
-
 The work is done wherever the batches are, mostly in Spark's tasks. A file counts only where its name comes back: what
 an attempt wrote that died, or that was slower than another, has a name that nobody knows.
 """

@@ -1,8 +1,11 @@
-"""Where a table of a folder or bucket is."""
+"""Where a table of a folder or bucket is, and its files as Arrow's own client lists them: nobody should wait for Spark
+to count files."""
 
 from __future__ import annotations
 
 import re
+from typing import Any
+from urllib.parse import unquote
 
 from weft.errors import DeclarationError
 
@@ -28,3 +31,27 @@ def _safe(part: str) -> str:
     if encoded[-1] in " .":
         encoded = f"{encoded[:-1]}%{ord(encoded[-1]):02X}"
     return encoded
+
+
+def client(connection: Any) -> Any:
+    """Return Arrow's client of a folder or bucket."""
+    from pyarrow import fs
+
+    return connection.filesystem() if hasattr(connection, "filesystem") else fs.LocalFileSystem()
+
+
+def list_files(connection: Any, folder: str, *, recursive: bool = False) -> list[str]:
+    """Return the paths of the files in a folder; none where it is not there."""
+    from pyarrow import fs
+
+    selector = fs.FileSelector(folder.rstrip("/") or "/", recursive=recursive, allow_not_found=True)
+    try:
+        return [each.path for each in client(connection).get_file_info(selector) if each.is_file]
+    except OSError as error:
+        raise connection.failed(error) from None
+
+
+def path_of(url: str) -> str:
+    """Return a path as Arrow has it, of the URL or path that Spark has."""
+    scheme, separator, rest = url.partition("://")
+    return unquote(rest) if separator else scheme

@@ -30,7 +30,6 @@ class S3Connection(Connection):
     session_token: str | None = field(default=None, kw_only=True, metadata={"secret": True})
 
     def validate(self) -> None:
-        """A bucket's name, an endpoint that is a URL, and both halves of a key or none."""
         super().validate()
         if "${" not in self.bucket and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{2,254}", self.bucket):
             raise DeclarationError(
@@ -112,7 +111,6 @@ class S3Connection(Connection):
         return {f"fs.s3a.bucket.{resolved.bucket}.{name}": value or None for name, value in settings.items()}
 
     def configure(self, spark: Any) -> None:
-        """Set the bucket's endpoint, region and keys in the session's Hadoop configuration."""
         wanted = self.hadoop()
         configuration = spark.sparkContext._jsc.hadoopConfiguration()
         with _lock:

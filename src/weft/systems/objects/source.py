@@ -30,7 +30,7 @@ def read(spark: SparkSession, connection: FilesConnection, path: str) -> DataFra
     A table that loads made is read as its log says: whole loads, with the types that they had.
     """
     connection.configure(spark)
-    own: Any = sessions.own_session(spark, {})
+    own: Any = sessions.own_session(spark)
     options = connection.options
     rows = read_table(own, table_path(connection.root, None, path))
     if rows is not None:

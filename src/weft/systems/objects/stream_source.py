@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from weft.errors import DeclarationError, StorageError
+from weft.errors import DeclarationError, NotFoundError, StorageError
 from weft.spark_support import outcome
-from weft.spark_support.folder import GLOB
-from weft.spark_support.location import Location
+from weft.spark_support.folder import GLOB, Location
 from weft.systems.dead_letter_store import DeadLetter
 from weft.systems.objects import file_stream
-from weft.systems.objects.listing import client, list_files, path_of
+from weft.systems.objects.paths import client, list_files, path_of
 from weft.systems.objects.reading import BAD
 from weft.systems.stream_source import (
-    EVENT_TIME,
     MAX_FILES,
     OFFSET,
     FrameRows,
@@ -40,22 +39,22 @@ _SCHEME = re.compile(r"^\w+:/+")
 class FileRows(UntypedRows):
     """The files of a micro-batch."""
 
-    def __init__(self, source: FileSource, changed: Mapping[str, datetime], spark: SparkSession) -> None:
-        super().__init__(source.name, tuple(changed))
-        self._connection, self._changed, self._spark = source.connection, changed, spark
+    def __init__(self, source: FileSource, files: Collection[str], spark: SparkSession) -> None:
+        super().__init__(source.name, files)
+        self._connection, self._spark = source.connection, spark
 
     def read(self, known: Mapping[str, DataType]) -> TypedFileRows | None:
-        dated = self._read(known) if self._changed else None
+        dated = self._read(known) if self.files else None
         return None if dated is None else TypedFileRows(self.source, dated, files=self, known=known)
 
     def with_offsets(self, known: Mapping[str, DataType]) -> DataFrame:
         """Return the rows with the file of each."""
-        dated = self._read(known, OFFSET)
+        dated = self._read(known, with_offsets=True)
         assert dated is not None
         return dated(True)
 
     def split(self, known: Mapping[str, DataType]) -> SplitFileRows | None:
-        dated = self._read(known, OFFSET, BAD) if self._changed else None
+        dated = self._read(known, with_offsets=True, bad_column=BAD) if self.files else None
         if dated is None:
             return None
         # Whether a row can be read depends on the columns that are asked for. Here it is all of them, once.
@@ -73,13 +72,9 @@ class FileRows(UntypedRows):
         )
         return SplitFileRows(self.source, rows.where(f"{BAD} IS NULL").drop(BAD), bad=bad, held=rows)
 
-    def _read(
-        self, known: Mapping[str, DataType], offset: str | None = None, bad: str | None = None
-    ) -> file_stream.Dated | None:
+    def _read(self, known: Mapping[str, DataType], **columns: Any) -> file_stream.Dated | None:
         with outcome.explained(f"read the files of {self.source}"):
-            return file_stream.read_files(
-                self._spark, self._connection, self.source, self._changed, EVENT_TIME, known, offset, bad
-            )
+            return file_stream.read_files(self._spark, self._connection, self.source, self.files, known, **columns)
 
 
 @dataclass(frozen=True)
@@ -124,16 +119,43 @@ class FileSource(StreamSource):
         self._upto = -1
 
     def follow(self, spark: SparkSession, start: str) -> DataFrame:
-        """Return the files that are there, each once."""
-        return file_stream.follow(spark, self.connection, self.name, self.settings.max_files or MAX_FILES)
+        self.connection.configure(spark)
+        # Their contents are read by the batch, with the schema that they have then.
+        reader = (
+            spark.readStream.format("binaryFile")
+            .schema("path STRING, modificationTime TIMESTAMP, length BIGINT, content BINARY")
+            .option("recursiveFileLookup", True)
+            .option("maxFilesPerTrigger", self.settings.max_files or MAX_FILES)
+            # Else files that are a week older than the newest would be passed over without a word.
+            .option("maxFileAge", "36500d")
+            # A file that was renamed by now would stop the pipeline indefinitely.
+            .option("ignoreMissingFiles", True)
+        )
+        try:
+            return reader.load(self._root).select("path", "modificationTime")
+        except Exception as error:
+            if "PATH_NOT_FOUND" in str(error)[:200]:
+                raise self._missing() from None
+            raise
 
     def take(self, frame: DataFrame) -> FileRows:
-        return FileRows(self, dict(map(tuple, frame.collect())), frame.sparkSession)
+        return FileRows(self, tuple(dict.fromkeys(path for path, _ in frame.collect())), frame.sparkSession)
 
     def validate(self) -> str:
-        if self.connection.one_host:
-            file_stream.check_folder(self.connection, self.name)
+        # One that a glob names may come later.
+        if self.connection.one_host and not GLOB.search(self._root) and not os.path.exists(self._root):
+            raise self._missing()
         return ""
+
+    @property
+    def _root(self) -> str:
+        return f"{self.connection.root}/{self.name.strip('/')}"
+
+    def _missing(self) -> NotFoundError:
+        return NotFoundError(
+            f"There is nothing at {self._root}.",
+            hint="Make the folder or put the first file there, or correct the source's query.",
+        )
 
     def why_not_replayed(self, offset: str | None) -> str | None:
         """Return the reason for lines below a header: it names their columns, and it is in the file."""
@@ -158,7 +180,6 @@ class FileSource(StreamSource):
 
     @classmethod
     def show(cls, position: Any, source_log: Location | None) -> str | None:
-        """Return how many files were read."""
         if not isinstance(position, Mapping) or set(position) != {"logOffset"}:
             return None
         if source_log is None:
